@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two commands do everything on a fresh Debian or Ubuntu machine with root: `make demo` and `make test`.
+# Each target installs what it needs; nothing but .build/ and native/build/ is written in the tree.
+
+PYTHON  ?= /usr/bin/python3
+BUILD   := $(CURDIR)/.build
+VENV    := $(BUILD)/venv
+BIN     := $(VENV)/bin
+# ansible looks for collections by path; the checkout becomes one through a link.
+COLLECTION := $(BUILD)/collections/ansible_collections/vgpu/fleet
+export PATH := $(BIN):$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+
+APT_BASE  := python3 python3-venv gcc libc6-dev make
+APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
+APT_TEST  := shellcheck clang git rsync
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-down test test-fast lint sanity unit native-test molecule native venv collection lock clean apt-base apt-hosts apt-test
+
+help:
+	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
+	@echo "make demo-down  remove everything that the demo made"
+	@echo "make test       every gate: lint, sanity, unit, native, molecule (CONTRIBUTING.md names each)"
+	@echo "make native     build the C parts into native/build"
+	@echo "make lock       resolve requirements/*.in again"
+
+apt-base:
+	@tools/apt.sh $(APT_BASE)
+
+apt-hosts: apt-base
+	@tools/apt.sh $(APT_HOSTS)
+
+apt-test: apt-hosts
+	@tools/apt.sh $(APT_TEST)
+
+venv: apt-base
+	@tools/venv.sh $(VENV) requirements/test.txt $(PYTHON)
+
+collection:
+	@mkdir -p $(dir $(COLLECTION))
+	@ln -sfn $(CURDIR) $(COLLECTION)
+
+native: apt-base
+	@$(MAKE) --no-print-directory -C native/gpusim
+	@$(MAKE) --no-print-directory -C native/vcuda
+
+demo: apt-hosts collection
+	@tools/demo.sh
+
+demo-down:
+	@tools/demo.sh down
+
+test: apt-test venv collection
+	@$(BIN)/python tools/gates.py
+
+# What a person runs while working: everything but the simulated hosts.
+test-fast: apt-test venv collection
+	@$(BIN)/python tools/gates.py lint sanity unit native
+
+lint sanity unit molecule: apt-test venv collection
+	@$(BIN)/python tools/gates.py $@
+
+native-test: apt-test venv
+	@$(BIN)/python tools/gates.py native
+
+lock: apt-base
+	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }
+	@for name in controller plugin test; do \
+	    $(BUILD)/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	        requirements/$$name.in -o requirements/$$name.txt; \
+	done
+
+clean:
+	rm -rf $(BUILD) native/build

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the project's gates and end with one line: ``N passed, N failed``.
+
+A gate is a name, the commands it runs and how its results are counted: a pytest gate counts its tests, any other
+counts as one for each command. Every gate runs even when an earlier one failed, so that one run shows all faults.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / ".build"
+LOGS = BUILD / "logs"
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+COLLECTION = BUILD / "collections" / "ansible_collections" / "vgpu" / "fleet"
+
+
+@dataclass
+class Gate:
+    """One gate. ``commands`` are run in turn; ``tests`` are folders given to pytest after them."""
+
+    name: str
+    commands: dict[str, list[str]] = field(default_factory=dict)
+    tests: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+GATES = [
+    Gate(
+        "lint",
+        {
+            "ruff check": ["ruff", "check", "."],
+            "ruff format": ["ruff", "format", "--check", "."],
+            "mypy": ["mypy"],
+            "yamllint": ["yamllint", "--strict", "."],
+            "shellcheck": ["sh", "-c", "git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck"],
+            "ansible-lint": ["ansible-lint", "--offline", "-q"],
+            "changelog": ["antsibull-changelog", "lint"],
+        },
+    ),
+    Gate(
+        "sanity",
+        {
+            "ansible-test sanity": ["tools/sanity.sh"],
+            "galaxy-importer": ["tools/importer.sh"],
+        },
+    ),
+    Gate("unit", {}, ["tests/unit"]),
+    Gate("native", {"build": ["make", "--no-print-directory", "native"]}, ["tests/native", "tests/integration"]),
+    Gate("molecule", {"molecule default": ["tools/molecule.sh"]}),
+]
+
+
+def run(title: str, command: list[str], environment: dict[str, str]) -> bool:
+    """Run one command with its output in a log file; show the log's end when it fails."""
+    log = LOGS / (title.replace(" ", "-") + ".log")
+    started = time.monotonic()
+    with log.open("wb") as output:
+        code = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    print(f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)", flush=True)
+    if code != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        print("\n".join("       " + line for line in lines[-60:]))
+        print(f"       whole log: {log.relative_to(ROOT)}", flush=True)
+    return code == 0
+
+
+def count(report: Path) -> tuple[int, int, list[str]]:
+    """Return passed, failed and the reasons of skipped tests from a JUnit report."""
+    passed = failed = 0
+    skipped = []
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif (skip := case.find("skipped")) is not None:
+            skipped.append(f"{case.get('classname')}.{case.get('name')}: {skip.get('message')}")
+        else:
+            passed += 1
+    return passed, failed, skipped
+
+
+def run_tests(gate: Gate) -> tuple[int, int]:
+    """Run a gate's pytest folders and count their tests; a run that collected none has failed."""
+    report = LOGS / f"{gate.name}.xml"
+    report.unlink(missing_ok=True)
+    folders = [folder for folder in gate.tests if (ROOT / folder).is_dir()]
+    fine = run(f"{gate.name} tests", [*PYTEST, f"--junitxml={report}", *folders], gate.environment)
+    if not report.exists():
+        return 0, 1
+    passed, failed, skipped = count(report)
+    for reason in skipped:
+        print(f"       left out: {reason}")
+    if passed + failed == 0 or (not fine and failed == 0):
+        failed += 1
+    return passed, failed
+
+
+def main(names: list[str]) -> int:
+    """Run the gates named, or all; the exit status is 1 when anything failed."""
+    known = {gate.name for gate in GATES}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        print(f"gates: no gate is named {', '.join(unknown)}; there are {', '.join(sorted(known))}", file=sys.stderr)
+        return 2
+    LOGS.mkdir(parents=True, exist_ok=True)
+    passed = failed = 0
+    for gate in GATES:
+        if names and gate.name not in names:
+            continue
+        print(f"{gate.name}", flush=True)
+        for title, command in gate.commands.items():
+            if run(title, command, gate.environment):
+                passed += 1
+            else:
+                failed += 1
+        if gate.tests:
+            more_passed, more_failed = run_tests(gate)
+            passed += more_passed
+            failed += more_failed
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

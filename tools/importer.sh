@@ -1,0 +1,17 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds the collection from a clean export of the working tree and asks galaxy-importer whether Galaxy would take it.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$root/.build/importer
+rm -rf "$work"
+mkdir -p "$work/tree"
+cd "$root"
+git ls-files -z --cached --others --exclude-standard --deduplicate | rsync -a --from0 --ignore-missing-args --files-from=- ./ "$work/tree/"
+cd "$work/tree"
+"$root/.build/venv/bin/ansible-galaxy" collection build --force --output-path "$work" . >/dev/null
+cd "$work"
+# The importer starts ansible-lint, ansible-doc and flake8 by name.
+PATH=$root/.build/venv/bin:$PATH GALAXY_IMPORTER_CHECK_CHANGELOG=false \
+    "$root/.build/venv/bin/python" -m galaxy_importer.main "$work"/vgpu-fleet-*.tar.gz

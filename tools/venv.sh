@@ -1,0 +1,15 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Makes the virtual environment DIR with exactly the packages of LOCK (versions and hashes), unless it holds them already.
+set -eu
+
+dir=$1 lock=$2 python=$3
+stamp=$dir/.lock
+want=$("$python" -c 'import sys; print(sys.version)' | cat - "$lock" | sha256sum)
+[ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ] && exit 0
+
+echo "venv: installing $(grep -c '==' "$lock") pinned packages into $dir"
+rm -rf "$dir"
+"$python" -m venv "$dir"
+"$dir/bin/pip" install -q --disable-pip-version-check --require-hashes -r "$lock"
+printf '%s\n' "$want" >"$stamp"
