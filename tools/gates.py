@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 

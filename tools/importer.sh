@@ -6,9 +6,7 @@ set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/.build/importer
 rm -rf "$work"
-mkdir -p "$work/tree"
-cd "$root"
-git ls-files -z --cached --others --exclude-standard --deduplicate | rsync -a --from0 --ignore-missing-args --files-from=- ./ "$work/tree/"
+"$root/tools/export.sh" "$work/tree"
 cd "$work/tree"
 "$root/.build/venv/bin/ansible-galaxy" collection build --force --output-path "$work" . >/dev/null
 cd "$work"

@@ -1,29 +1,21 @@
-#!/bin/bash
+#!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Runs ansible-test sanity on a copy of the working tree: it wants a real path that ends in ansible_collections/vgpu/fleet,
 # and a git repository to list files from. The requirements of its tests come from PyPI into environments of its own.
-set -euo pipefail
+set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 copy=$root/.build/sanity/ansible_collections/vgpu/fleet
 python=$("$root/.build/venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
-cd "$root"
-mkdir -p "$copy"
-# Only what git knows or would add; build products are no part of the collection.
-git ls-files -z --cached --others --exclude-standard --deduplicate |
-    while IFS= read -r -d '' file; do if [ -e "$file" ]; then printf '%s\0' "$file"; fi; done >"$root/.build/sanity/files"
-rsync -a --delete --exclude=/.git --exclude=/tests/output --from0 --files-from="$root/.build/sanity/files" "$root/" "$copy/"
-# --files-from does not delete: what left the tree leaves the copy too.
-(cd "$copy" && find . -path ./.git -prune -o -path ./tests/output -prune -o -type f -print0) |
-    while IFS= read -r -d '' file; do if [ ! -e "$root/$file" ]; then rm -f "$copy/$file"; fi; done
-git -C "$copy" init -q 2>/dev/null
+"$root/tools/export.sh" "$copy"
+git -C "$copy" init -q -b main
 git -C "$copy" add -A
 
 # Without containers ansible-test starts its environments with a pip bootstrap from a server of Ansible's own, which an
 # air-gapped or filtered machine cannot reach; pip itself comes from PyPI just as well. The name is the one it looks for.
-export HOME=$root/.build/sanity/home
-cache=$HOME/.ansible/test/cache
+export HOME="$root/.build/sanity/home"
+cache="$HOME/.ansible/test/cache"
 mkdir -p "$cache"
 for pip in $("$root/.build/venv/bin/python" - <<'EOF'
 import pathlib, re, ansible_test
