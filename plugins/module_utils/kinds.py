@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kinds of values that group variables and node.yaml hold, and how each is read strictly.
+
+A kind reads a raw value (from YAML, from JSON, or from ``-e name=value``, where everything is a string) into
+its clean form. Faults are collected as findings and never raised one by one, so that a user sees all of them at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any, NamedTuple, Sequence
+
+DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?$")
+
+
+class Finding(NamedTuple):
+    """One thing to say about an input: ``level`` is error or warning, ``path`` names the variable or key."""
+
+    level: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+def error(path: str, message: str) -> Finding:
+    return Finding("error", path, message)
+
+
+def warning(path: str, message: str) -> Finding:
+    return Finding("warning", path, message)
+
+
+def errors(findings: Sequence[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.level == "error"]
+
+
+def nearest(name: str, valid: Sequence[str]) -> str | None:
+    """The valid name that a mistyped one most likely meant."""
+    close = difflib.get_close_matches(str(name), [str(one) for one in valid], n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def unknown(what: str, name: str, path: str, valid: Sequence[str]) -> Finding:
+    """The error for a name that no table knows, with the way out."""
+    meant = nearest(name, valid)
+    hint = f'did you mean "{meant}"?' if meant else "valid: {}".format(", ".join(sorted(valid)))
+    return error(path, f'unknown {what} "{name}"; {hint}')
+
+
+def show(value: Any) -> str:
+    """A value as a message shows it: strings quoted, nothing endless."""
+    text = f'"{value}"' if isinstance(value, str) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def decimal_text(value: Any) -> str | None:
+    """The decimal as its author wrote it, or None where the value is not one.
+
+    YAML hands over a binary float; its shortest repr is the text that was read, while arithmetic on the float
+    itself gives 28 for 100 * 0.29.
+    """
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        text = str(int(value))
+    elif isinstance(value, float):
+        try:
+            text = format(Decimal(repr(float(value))), "f")
+        except InvalidOperation:
+            return None
+    elif isinstance(value, str):
+        text = str(value).strip()
+    else:
+        return None
+    return text if DECIMAL_TEXT.match(text) else None
+
+
+class Kind:
+    """Reads one value; ``expected`` ends the sentence "expected ..."."""
+
+    expected = "a value"
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        raise NotImplementedError
+
+    def wrong(self, value: Any, path: str, findings: list[Finding]) -> None:
+        findings.append(error(path, f"expected {self.expected}, found {show(value)}"))
+
+
+class Int(Kind):
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+        self.expected = f"a whole number from {low} to {high}"
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        number = value
+        if isinstance(value, str) and re.match(r"^-?[0-9]{1,9}$", value.strip()):
+            number = int(value)
+        if isinstance(number, bool) or not isinstance(number, int) or not self.low <= number <= self.high:
+            return self.wrong(value, path, findings)
+        return int(number)
+
+
+class Scaling(Kind):
+    """A decimal above 0, kept as text because its exact digits count."""
+
+    expected = 'a decimal above 0, such as 1.5 or "0.29"'
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        text = decimal_text(value)
+        if text is None or Decimal(text) <= 0:
+            return self.wrong(value, path, findings)
+        return text
+
+
+class Bool(Kind):
+    expected = "true or false"
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if isinstance(value, bool):
+            return bool(value)
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        return self.wrong(value, path, findings)
+
+
+class Choice(Kind):
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.expected = "one of {}".format(", ".join(words))
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if isinstance(value, str) and value in self.words:
+            return str(value)
+        meant = nearest(value, self.words) if isinstance(value, str) else None
+        hint = f'; did you mean "{meant}"?' if meant else ""
+        findings.append(error(path, f"expected {self.expected}, found {show(value)}{hint}"))
+        return None
+
+
+class Text(Kind):
+    def __init__(self, expected: str = "a text", pattern: str = "") -> None:
+        self.expected = expected
+        self.pattern = re.compile(pattern) if pattern else None
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if not isinstance(value, str) or (self.pattern and not self.pattern.match(value)):
+            return self.wrong(value, path, findings)
+        return str(value)
+
+
+class Either(Kind):
+    """The first kind that reads the value without a fault."""
+
+    def __init__(self, *kinds: Kind) -> None:
+        self.kinds = kinds
+        self.expected = " or ".join(kind.expected for kind in kinds)
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        for kind in self.kinds:
+            trial: list[Finding] = []
+            clean = kind.read(value, path, trial)
+            if not trial:
+                return clean
+        return self.wrong(value, path, findings)
+
+
+class ListOf(Kind):
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.expected = "a list"
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return self.wrong(value, path, findings)
+        return [self.kind.read(item, f"{path}[{n}]", findings) for n, item in enumerate(value)]
+
+
+class Record(Kind):
+    """A mapping with a fixed set of keys; any other key is an error that names the nearest valid one."""
+
+    expected = "a mapping"
+
+    def __init__(self, fields: dict[str, Kind], required: tuple[str, ...] = (), at_least_one: bool = False) -> None:
+        self.fields, self.required, self.at_least_one = fields, required, at_least_one
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if not isinstance(value, dict):
+            return self.wrong(value, path, findings)
+        clean = {}
+        for key, item in value.items():
+            where = f"{path}.{key}" if path else str(key)
+            kind = self.fields.get(key) if isinstance(key, str) else None
+            if kind is None:
+                findings.append(unknown("key", key, where, list(self.fields)))
+            else:
+                clean[str(key)] = kind.read(item, where, findings)
+        for key in self.required:
+            if key not in value:
+                findings.append(error(path, f'the key "{key}" is missing'))
+        if self.at_least_one and not value:
+            findings.append(error(path, "needs at least one of {}".format(", ".join(self.fields))))
+        return clean
+
+
+class Mapping(Kind):
+    """A mapping whose keys the user chooses."""
+
+    expected = "a mapping"
+
+    def __init__(self, key: Kind, item: Kind) -> None:
+        self.key, self.item = key, item
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        if not isinstance(value, dict):
+            return self.wrong(value, path, findings)
+        clean = {}
+        for key, item in value.items():
+            where = f"{path}.{key}"
+            clean[self.key.read(key, where, findings)] = self.item.read(item, where, findings)
+        return clean

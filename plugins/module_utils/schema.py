@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of every ``vgpu_*`` variable: type, default, range, and the key of node.yaml that it becomes.
+
+The table is the one definition. The inventory check, node.yaml, the defaults of the roles and the documentation are
+read from it. Any other variable that starts with ``vgpu_`` is an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .kinds import (
+    Bool,
+    Choice,
+    Finding,
+    Int,
+    Kind,
+    ListOf,
+    Mapping,
+    Record,
+    Scaling,
+    Text,
+    error,
+    nearest,
+    unknown,
+    warning,
+)
+
+PREFIX = "vgpu_"
+MAX_SPLIT = 1024  # slots of a ledger
+
+RESOURCE = Text(
+    "a resource name such as nvidia.com/gpu",
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+)
+UUID = Text("a GPU UUID such as GPU-5d1b…", r"^GPU-[0-9A-Za-z-]+$")
+MODEL = Text('a model such as T4 or "A100-80GB"', r"[A-Za-z0-9]")
+MATCH = Record({"index": Int(0, 255), "uuid": UUID, "model": MODEL}, at_least_one=True)
+
+# What an exception in vgpu_devices may set: the per-GPU variables without prefix.
+PER_GPU: dict[str, Kind] = {
+    "split_count": Int(1, MAX_SPLIT),
+    "memory_scaling": Scaling(),
+    "cores_scaling": Scaling(),
+}
+EXCEPTION = Record(dict(PER_GPU, match=MATCH), required=("match",))
+
+RESOURCE_NAMES = Record(
+    {"count": RESOURCE, "memory": RESOURCE, "memory_percentage": RESOURCE, "cores": RESOURCE, "priority": RESOURCE}
+)
+MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb(\+[a-z.]+)?$")
+CONFIG_NAME = Text("a name of small letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+
+
+class Variable(NamedTuple):
+    """``node`` is the path in node.yaml, empty where the variable does not go there; default None: may stay unset."""
+
+    kind: Kind
+    default: Any
+    node: tuple[str, ...]
+    about: str
+
+
+VCUDA = ("sharing", "vcuda")
+
+VARIABLES: dict[str, Variable] = {
+    "vgpu_sharing": Variable(
+        Choice("vcuda", "time-slicing", "mps", "mig", "none"), "vcuda", (), "how the GPUs of a host are shared"
+    ),
+    "vgpu_split_count": Variable(
+        PER_GPU["split_count"], 2, (*VCUDA, "splitCount"), "K: slices (or replicas) of each GPU"
+    ),
+    "vgpu_memory_scaling": Variable(
+        PER_GPU["memory_scaling"], "1.0", (*VCUDA, "memoryScaling"), "S: above 1 sells more memory than the card has"
+    ),
+    "vgpu_cores_scaling": Variable(
+        PER_GPU["cores_scaling"],
+        None,
+        (*VCUDA, "coresScaling"),
+        "C: each slice may use 100*C/K % of the SMs; unset: K of that GPU, which is no limit",
+    ),
+    "vgpu_slice_sizing": Variable(
+        Choice("equal", "requested"), "equal", (*VCUDA, "sliceSizing"), "equal slices, or as pods ask (scheduler)"
+    ),
+    "vgpu_devices": Variable(
+        ListOf(EXCEPTION), [], (*VCUDA, "devices"), "exceptions by index, uuid or model; the first match wins"
+    ),
+    "vgpu_multi_slice": Variable(
+        Choice("distinct", "merge"), "distinct", (*VCUDA, "multiSlice"), "a container's slices: distinct GPUs or merged"
+    ),
+    "vgpu_count_context": Variable(Bool(), True, (*VCUDA, "countContext"), "the limit covers contexts and modules too"),
+    "vgpu_core_policy": Variable(
+        Choice("default", "force", "disable"), "default", (*VCUDA, "corePolicy"), "when the SM limit binds"
+    ),
+    "vgpu_disable_core_limit": Variable(
+        Bool(), False, (*VCUDA, "disableCoreLimit"), "switches the SM limit off for the host"
+    ),
+    "vgpu_oom_killer": Variable(Bool(), False, (*VCUDA, "oomKiller"), "ends a process that is found over its limit"),
+    "vgpu_log_level": Variable(Int(0, 5), 1, (*VCUDA, "logLevel"), "0 error to 5 trace, of the library in containers"),
+    "vgpu_handover": Variable(
+        Choice("auto", "cdi-cri", "volume-mounts", "envvar"),
+        "auto",
+        ("flags", "plugin", "deviceListStrategy"),
+        "how a container is told its GPU; auto: cdi-cri where supported, else volume-mounts",
+    ),
+    "vgpu_resource_names": Variable(RESOURCE_NAMES, {}, (), "names of the resources; count defaults to nvidia.com/gpu"),
+    "vgpu_fail_on_init_error": Variable(
+        Bool(), True, ("flags", "failOnInitError"), "the plugin ends, instead of idling, where NVML fails"
+    ),
+    "vgpu_legacy_preferred": Variable(
+        Bool(), False, (*VCUDA, "legacyPreferred"), "preferred allocation for kubelets that cannot ask for it"
+    ),
+    "vgpu_rename_by_default": Variable(
+        Bool(), False, ("sharing", "timeSlicing", "renameByDefault"), "time-slicing and mps: resource <name>.shared"
+    ),
+    "vgpu_fail_requests_greater_than_one": Variable(
+        Bool(),
+        False,
+        ("sharing", "timeSlicing", "failRequestsGreaterThanOne"),
+        "time-slicing and mps: refuse a container that asks for two replicas",
+    ),
+    "vgpu_time_slice": Variable(
+        Choice("default", "short", "medium", "long"), "default", (), "time-slicing: the driver's time slice"
+    ),
+    "vgpu_mig_strategy": Variable(
+        Choice("none", "single", "mixed"), "none", ("flags", "migStrategy"), "how MIG devices are named as resources"
+    ),
+    "vgpu_mig_geometry": Variable(Mapping(MIG_PROFILE, Int(1, 7)), {}, (), "mig: {profile: count} of each GPU"),
+    "vgpu_configs": Variable(
+        Mapping(CONFIG_NAME, Mapping(Text(), Text())), {}, (), "more named configurations, chosen by a node label"
+    ),
+    "vgpu_verify": Variable(
+        Choice("changed", "always", "never"), "changed", (), "when isolation is checked at the end of a run"
+    ),
+}
+
+
+class _NamedConfig(Kind):
+    """One entry of vgpu_configs: the variables of this table without their prefix."""
+
+    expected = "a mapping of variables without the prefix vgpu_"
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        fields = {
+            name[len(PREFIX) :]: variable.kind
+            for name, variable in VARIABLES.items()
+            if name not in ("vgpu_configs", "vgpu_verify")
+        }
+        return Record(fields).read(value, path, findings)
+
+
+VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, _NamedConfig()))
+
+# Values that the schema knows and this version does not carry out. They are refused, never ignored.
+UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
+    ("vgpu_sharing", ("time-slicing", "mps", "mig", "none"), "use vcuda"),
+    ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
+    ("vgpu_mig_strategy", ("single", "mixed"), "use none"),
+    ("vgpu_legacy_preferred", (True,), "use false"),
+)
+UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs", "vgpu_mig_geometry")
+# Set with vgpu_sharing: vcuda, these change nothing.
+OTHER_MODES = {
+    "vgpu_rename_by_default": "time-slicing and mps",
+    "vgpu_fail_requests_greater_than_one": "time-slicing and mps",
+    "vgpu_time_slice": "time-slicing",
+}
+
+
+def defaults() -> dict[str, Any]:
+    return {name: variable.default for name, variable in VARIABLES.items()}
+
+
+def read(values: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+    """The clean value of every variable: what ``values`` sets, else the default. Faults go to ``findings``.
+
+    Names in ``values`` that do not start with ``vgpu_`` are none of our business and are left out.
+    """
+    clean = defaults()
+    for name, value in values.items():
+        if not str(name).startswith(PREFIX):
+            continue
+        variable = VARIABLES.get(name)
+        if variable is None:
+            findings.append(unknown_variable(name))
+        elif not (value is None and variable.default is None):
+            clean[name] = variable.kind.read(value, name, findings)
+    return clean
+
+
+def unknown_variable(name: str) -> Finding:
+    meant = nearest(name, list(VARIABLES))
+    if meant:
+        return error(name, f'unknown variable "{name}"; did you mean "{meant}"?')
+    return unknown("variable", name, name, list(VARIABLES))
+
+
+def unavailable(clean: dict[str, Any]) -> list[Finding]:
+    """What a valid set of variables asks for that this version does not do, and what would have no effect."""
+    findings = []
+    for name, values, way_out in UNAVAILABLE:
+        if clean[name] in values:
+            shown = str(clean[name]).lower() if isinstance(clean[name], bool) else clean[name]
+            findings.append(error(name, f"{shown} is not available in this version; {way_out}"))
+    for name in UNAVAILABLE_UNLESS_EMPTY:
+        if clean[name]:
+            findings.append(error(name, "is not available in this version; leave it empty"))
+    for key in sorted(clean["vgpu_resource_names"] or {}):
+        if key != "count":
+            where = f"vgpu_resource_names.{key}"
+            findings.append(error(where, "is not available in this version; it needs the scheduler"))
+    if clean["vgpu_sharing"] == "vcuda":
+        for name, modes in OTHER_MODES.items():
+            if clean[name] != VARIABLES[name].default:
+                findings.append(warning(name, f"has no effect with vgpu_sharing: vcuda; it belongs to {modes}"))
+    return findings
+
+
+def variable_of(node_path: str) -> str | None:
+    """The variable, with the place inside it, that a path of node.yaml came from.
+
+    ``sharing.vcuda.devices[0].splitCount`` came from ``vgpu_devices[0].split_count``.
+    """
+    for name, variable in VARIABLES.items():
+        path = ".".join(variable.node)
+        rest = node_path[len(path) :]
+        if path and node_path.startswith(path) and (not rest or rest[0] in ".["):
+            for per_gpu in PER_GPU:
+                rest = rest.replace(camel(per_gpu), per_gpu)
+            return name + rest
+    return None
+
+
+def camel(name: str) -> str:
+    """split_count as node.yaml spells it: splitCount."""
+    head, *tail = name.split("_")
+    return head + "".join(word.capitalize() for word in tail)

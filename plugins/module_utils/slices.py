@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slice arithmetic: which slices the GPUs of a host give under a node configuration.
+
+N GPUs of M MiB give N*K slices of floor(M*S/K) MiB and min(100, floor(100*C/K)) % of the SMs each. Numbers are exact:
+scalings are read from their decimal text and computed as fractions. A result of 0 is an error, because 0 means
+"no limit" further down the line.
+
+A GPU is a mapping ``{index, uuid, model, memory_mib}``; the configuration is node.yaml as ``node_config`` reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any, NamedTuple, Sequence
+
+from .kinds import Finding, decimal_text, error, warning
+
+MIB = 1 << 20
+
+# K above which the field's documents advise against splitting a card further.
+ADVISED_SPLIT = (("GTX 1080 Ti", 5), ("RTX 2080 Ti", 5), ("T4", 7), ("A100", 15))
+
+# Words that make another model of the one before them: a GTX 1080 Ti is no GTX 1080.
+MODEL_SUFFIXES = ("ti", "super")
+
+
+class SliceError(ValueError):
+    """A configuration that cannot be carried out on a GPU."""
+
+
+class Slice(NamedTuple):
+    id: str
+    uuid: str
+    memory_mib: int
+    sm_percent: int
+
+
+class Share(NamedTuple):
+    """What one GPU is split by, after its exceptions; ``exception`` is the index of the one that matched."""
+
+    split_count: int
+    memory_scaling: str
+    cores_scaling: str
+    exception: int | None
+
+
+def mib(total_bytes: int) -> int:
+    """The M of the arithmetic: whole MiB of what NVML calls total."""
+    return int(total_bytes) // MIB
+
+
+def model_matches(pattern: str, model: str) -> bool:
+    """Whether a model named by a person ("T4", "V100-16GB") is the model that NVML names ("Tesla V100-SXM2-16GB").
+
+    The words of the pattern must occur in this order in the name; words are whole, so that T4 is not T400.
+    """
+    wanted = re.findall(r"[a-z0-9]+", pattern.lower())
+    words = re.findall(r"[a-z0-9]+", model.lower())
+    position = 0
+    for word in wanted:
+        if word not in words[position:]:
+            return False
+        position = words.index(word, position) + 1
+    return bool(wanted) and not (position < len(words) and words[position] in MODEL_SUFFIXES)
+
+
+def matches(match: dict[str, Any], gpu: dict[str, Any]) -> bool:
+    """Whether a GPU meets every condition of an exception."""
+    if "index" in match and int(match["index"]) != int(gpu["index"]):
+        return False
+    if "uuid" in match and str(match["uuid"]).lower() != str(gpu["uuid"]).lower():
+        return False
+    return "model" not in match or model_matches(str(match["model"]), str(gpu.get("model") or ""))
+
+
+def vcuda_of(config: dict[str, Any]) -> dict[str, Any] | None:
+    """The section ``sharing.vcuda`` of a node configuration, None where the node does not share this way."""
+    return (config.get("sharing") or {}).get("vcuda")
+
+
+def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
+    """How a GPU is split; the first exception that matches wins, key by key over the node's values.
+
+    None where the node shares nothing. Cores scaling defaults to the K of that very GPU: no limit.
+    """
+    vcuda = vcuda_of(config)
+    if vcuda is None:
+        return None
+    chosen: dict[str, Any] = {}
+    position = None
+    for n, exception in enumerate(vcuda.get("devices") or []):
+        if matches(exception.get("match") or {}, gpu):
+            chosen, position = exception, n
+            break
+    split = int(chosen.get("splitCount", vcuda.get("splitCount", 2)))
+    memory = chosen.get("memoryScaling", vcuda.get("memoryScaling", "1.0"))
+    cores = chosen.get("coresScaling", vcuda.get("coresScaling"))
+    return Share(split, _scaling(memory), str(split) if cores is None else _scaling(cores), position)
+
+
+def slices_of(gpu: dict[str, Any], config: dict[str, Any]) -> list[Slice]:
+    """The slices of one GPU; a GPU that is not shared is one slice, named by its UUID alone."""
+    share = share_of(gpu, config)
+    uuid, total = str(gpu["uuid"]), int(gpu["memory_mib"])
+    if share is None:
+        return [Slice(uuid, uuid, total, 100)]
+    split = share.split_count
+    if split < 1:
+        raise SliceError(f"{_name(gpu)}: cannot be split into {split}; the split count is at least 1")
+    memory = int(total * Fraction(share.memory_scaling) / split)
+    sm_percent = min(100, int(100 * Fraction(share.cores_scaling) / split))
+    if memory < 1:
+        raise SliceError(
+            f"{_name(gpu)}: {total} MiB * {share.memory_scaling} / {split} gives less than 1 MiB a slice, "
+            "and 0 would mean no limit; lower the split count or raise the memory scaling"
+        )
+    if sm_percent < 1:
+        raise SliceError(
+            f"{_name(gpu)}: 100 * {share.cores_scaling} / {split} gives less than 1 % of the SMs a slice, "
+            "and 0 would mean no limit; lower the split count or raise the cores scaling to at least "
+            f"{_least_cores(split)}"
+        )
+    return [Slice(f"{uuid}::{n}", uuid, memory, sm_percent) for n in range(split)]
+
+
+def slices_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Slice]:
+    """All slices of a host, in the order of the GPUs. Raises SliceError where one cannot be made."""
+    return [piece for gpu in gpus for piece in slices_of(gpu, config)]
+
+
+def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Finding]:
+    """What a host's GPUs say about a configuration that is valid in itself.
+
+    Errors: a slice of 0, an exception that matches no GPU. Warnings: more slices than advised, an exception that
+    never takes effect because an earlier one wins.
+    """
+    findings: list[Finding] = []
+    vcuda = vcuda_of(config)
+    if vcuda is None:
+        return findings
+    winners = set()
+    for gpu in gpus:
+        share = share_of(gpu, config)
+        assert share is not None
+        where = "sharing.vcuda"
+        if share.exception is not None:
+            winners.add(share.exception)
+            where = f"sharing.vcuda.devices[{share.exception}]"
+        try:
+            slices_of(gpu, config)
+        except SliceError as fault:
+            findings.append(error(where + ".splitCount", str(fault)))
+        advised = advised_split(str(gpu.get("model") or ""))
+        if advised is not None and share.split_count > advised[1]:
+            message = "{0}: {1} slices, advised for {2} are at most {3}"
+            findings.append(
+                warning(where + ".splitCount", message.format(_name(gpu), share.split_count, advised[0], advised[1]))
+            )
+    for n, exception in enumerate(vcuda.get("devices") or []):
+        if n in winners:
+            continue
+        where = f"sharing.vcuda.devices[{n}].match"
+        match = exception.get("match") or {}
+        if any(matches(match, gpu) for gpu in gpus):
+            findings.append(warning(where, "has no effect: an earlier exception matches the same GPUs and wins"))
+        else:
+            wanted = ", ".join(f"{key} {match[key]}" for key in sorted(match))
+            present = "; ".join(_name(gpu) for gpu in gpus) or "none"
+            findings.append(error(where, f"no GPU with {wanted}; GPUs of the host: {present}"))
+    return findings
+
+
+def advised_split(model: str) -> tuple[str, int] | None:
+    """The advised greatest K of a model, with the model's name, None where there is no advice."""
+    for name, split in ADVISED_SPLIT:
+        if model_matches(name, model):
+            return name, split
+    return None
+
+
+def _scaling(value: Any) -> str:
+    text = decimal_text(value)
+    if text is None or Fraction(text) <= 0:
+        raise SliceError(f'a scaling is a decimal above 0, found "{value}"')
+    return text
+
+
+def _least_cores(split: int) -> str:
+    """The smallest cores scaling, to two digits, that gives each of K slices a whole percent."""
+    return f"{split // 100}.{split % 100:02d}"
+
+
+def _name(gpu: dict[str, Any]) -> str:
+    return "GPU {} ({}, {})".format(gpu["index"], gpu.get("model") or "model unknown", gpu["uuid"])
