@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* GPU-instance profiles of the models that have MIG; models.c puts them into its rows with SIM_MIG(). */
+#ifndef GPUSIM_MODELS_MIG_H
+#define GPUSIM_MODELS_MIG_H
+
+#include "sim.h"
+
+#define SIM_MIG_PROFILES 7
+#define SIM_MIG(table) .mig = (table), .mig_count = SIM_MIG_PROFILES
+
+extern const struct sim_mig_profile sim_mig_a100_40[SIM_MIG_PROFILES];
+extern const struct sim_mig_profile sim_mig_a100_80[SIM_MIG_PROFILES];
+extern const struct sim_mig_profile sim_mig_h100_80[SIM_MIG_PROFILES];
+extern const struct sim_mig_profile sim_mig_h200[SIM_MIG_PROFILES];
+
+#endif
