@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The two files that a container receives: limits (read-only) and ledger (read-write).
+ *
+ * This header is the one C definition; plugins/module_utils/layouts.py is its Python twin, and
+ * tests/native/vcuda/test_layouts.py compiles a program against this file and holds the two equal.
+ * All numbers are little endian. Both files begin with an 8-byte magic, a version and the oldest
+ * version of a reader that still understands them.
+ *
+ * How version N meets N+1: a reader accepts a file whose min_reader is not above its own version, and
+ * reads a field that lies past the end of the header or of an entry (the writer says how long those
+ * are) as 0. So a writer may append fields, never move them, and gives 0 the meaning "as before".
+ */
+#ifndef VGPU_ABI_H
+#define VGPU_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define VGPU_MAX_DEVICES 16
+#define VGPU_UUID_SIZE 48
+#define VGPU_ALLOCATION_SIZE 64
+
+/* Where they lie in a container. */
+#define VGPU_PATH_LIBRARY "/usr/local/lib/vgpu/libvgpu.so"
+#define VGPU_PATH_PRELOAD "/etc/ld.so.preload"
+#define VGPU_PATH_LIMITS "/etc/vgpu/limits"
+#define VGPU_PATH_LEDGER "/run/vgpu/ledger"
+
+/* --- limits ------------------------------------------------------------------------------------- */
+
+#define VGPU_LIMITS_MAGIC "VGPULIM1"
+#define VGPU_LIMITS_VERSION 1u
+#define VGPU_LIMITS_MIN_READER 1u
+#define VGPU_LIMITS_FILE_SIZE 4096u
+
+enum vgpu_limits_flag {
+    VGPU_LIMITS_COUNT_CONTEXT = 1u << 0,         /* contexts (later: modules) count against the limit */
+    VGPU_LIMITS_DENY = 1u << 1,                  /* no context may be created: the allocation is not ready */
+    VGPU_LIMITS_OOM_KILLER = 1u << 2,            /* end a process that is found over its limit */
+    VGPU_LIMITS_ALLOW_DISABLE_CONTROL = 1u << 3, /* CUDA_DISABLE_CONTROL=true is honoured */
+    VGPU_LIMITS_OVERSUBSCRIBE = 1u << 4,         /* memory over the card's size goes to host memory */
+};
+
+enum vgpu_core_policy {
+    VGPU_CORE_DEFAULT = 0,
+    VGPU_CORE_FORCE = 1,
+    VGPU_CORE_DISABLE = 2,
+};
+
+enum vgpu_device_flag {
+    /* memory_bytes == 0 means "no limit" only with this flag; without it the device may not be used. */
+    VGPU_DEVICE_UNLIMITED_MEMORY = 1u << 0,
+};
+
+/* memory_bytes and sm_percent of a device; sm_percent 0 or 100: no limit. The order of the devices is
+ * NVML's order in the container and stays the same for the life of an allocation. */
+struct vgpu_limits_device {
+    char uuid[VGPU_UUID_SIZE]; /* as NVML spells it, "GPU-..." or "MIG-...", NUL padded */
+    uint64_t memory_bytes;
+    uint32_t sm_percent;
+    uint32_t flags;
+    uint64_t reserved;
+};
+
+/*
+ * A live change is made in place (a rename is invisible through a bind mount): the writer stores an odd
+ * sequence, then everything else with the new crc32, then the next even sequence. A reader copies the
+ * file between two loads of the same even sequence and checks the crc32 of the copy. An odd sequence
+ * that stays is a torn file: its writer died.
+ */
+struct vgpu_limits {
+    char magic[8];
+    uint32_t version;
+    uint32_t min_reader;
+    uint32_t size;     /* bytes that crc32 covers; the file is at least as long and never shrinks */
+    uint32_t sequence; /* even: at rest */
+    uint32_t crc32;    /* zlib's crc32 of `size` bytes with sequence and crc32 taken as 0 */
+    uint32_t flags;    /* enum vgpu_limits_flag */
+    uint32_t core_policy;
+    uint32_t priority;  /* 0 high, 1 low */
+    uint32_t log_level; /* 0 error ... 5 trace */
+    uint32_t device_count;
+    uint32_t device_offset; /* of the first device, from the start of the file */
+    uint32_t device_size;   /* from one device to the next */
+    uint32_t reserved[2];
+    char allocation[VGPU_ALLOCATION_SIZE];
+    struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
+};
+
+/* --- ledger ------------------------------------------------------------------------------------- */
+
+#define VGPU_LEDGER_MAGIC "VGPULED1"
+#define VGPU_LEDGER_VERSION 1u
+#define VGPU_LEDGER_MIN_READER 1u
+#define VGPU_LEDGER_SLOTS 1024u
+
+/*
+ * A process owns one slot. It is alive as long as an open-file-description lock (F_OFD_SETLK, write) is
+ * held on the byte VGPU_LEDGER_ALIVE_BASE + slot of the ledger file, far past its end. The kernel drops
+ * that lock when the process is gone, however it went; pid is advice for people only. A slot whose byte
+ * is not locked is dead: its figures count for nothing and the next writer clears them.
+ *
+ * `used` and `context` of the live slots are the only truth. `total` in the header is derived: it is
+ * changed under the lock word, and whoever takes that lock from a dead holder recounts it first.
+ */
+#define VGPU_LEDGER_ALIVE_BASE 0x40000000u
+#define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* locked while an empty file is being laid out */
+#define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured */
+
+struct vgpu_ledger_slot {
+    uint64_t used[VGPU_MAX_DEVICES];    /* bytes of allocations */
+    uint64_t context[VGPU_MAX_DEVICES]; /* bytes of contexts */
+    uint32_t generation;                /* grows with each claim of the slot */
+    uint32_t pid;                       /* in the owner's pid namespace */
+    uint64_t reserved[7];
+};
+
+/* Index of a device in every array here: the position of its UUID in devices[]. */
+struct vgpu_ledger {
+    char magic[8];
+    uint32_t version;
+    uint32_t min_reader;
+    uint32_t size; /* of the whole file */
+    uint32_t slot_count;
+    uint32_t slot_offset;
+    uint32_t slot_size;
+    uint32_t device_count;
+    uint32_t reserved0;
+    uint64_t lock; /* 0: free; else (generation << 32) | (slot + 1) of the holder */
+    uint64_t reserved1[2];
+    char allocation[VGPU_ALLOCATION_SIZE];
+    uint64_t total[VGPU_MAX_DEVICES];         /* derived: sum of used + context over the slots */
+    uint64_t context_bytes[VGPU_MAX_DEVICES]; /* what one context costs, once measured; 0: not yet */
+    char devices[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+};
+
+#define VGPU_LEDGER_SLOT_OFFSET 4096u
+#define VGPU_LEDGER_FILE_SIZE \
+    (VGPU_LEDGER_SLOT_OFFSET + VGPU_LEDGER_SLOTS * (uint32_t)sizeof(struct vgpu_ledger_slot))
+
+_Static_assert(sizeof(struct vgpu_limits_device) == 72, "limits device");
+_Static_assert(offsetof(struct vgpu_limits, devices) == 128, "limits header");
+_Static_assert(sizeof(struct vgpu_limits) <= VGPU_LIMITS_FILE_SIZE, "limits fit in a page");
+_Static_assert(sizeof(struct vgpu_ledger_slot) == 320, "ledger slot: five cache lines");
+_Static_assert(sizeof(struct vgpu_ledger) <= VGPU_LEDGER_SLOT_OFFSET, "ledger header");
+
+#endif

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the limits file and the ledger that a container receives.
+
+The twin of native/vcuda/include/vgpu_abi.h, where the meaning of every field is told; a test compiles that header and
+holds the two equal. Pure but for the three functions at the end, which read or change files in place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import zlib
+
+MAX_DEVICES = 16
+UUID_SIZE = 48
+ALLOCATION_SIZE = 64
+
+LIMITS_MAGIC = b"VGPULIM1"
+LIMITS_VERSION = 1
+LIMITS_MIN_READER = 1
+LIMITS_FILE_SIZE = 4096
+
+LEDGER_MAGIC = b"VGPULED1"
+LEDGER_VERSION = 1
+LEDGER_MIN_READER = 1
+LEDGER_SLOTS = 1024
+LEDGER_SLOT_OFFSET = 4096
+LEDGER_ALIVE_BASE = 0x40000000
+
+# Field → (offset, struct format). Offsets are spelled out so that the test can compare them with offsetof().
+LIMITS_FIELDS = {
+    "magic": (0, "8s"),
+    "version": (8, "I"),
+    "min_reader": (12, "I"),
+    "size": (16, "I"),
+    "sequence": (20, "I"),
+    "crc32": (24, "I"),
+    "flags": (28, "I"),
+    "core_policy": (32, "I"),
+    "priority": (36, "I"),
+    "log_level": (40, "I"),
+    "device_count": (44, "I"),
+    "device_offset": (48, "I"),
+    "device_size": (52, "I"),
+    "reserved": (56, "2I"),
+    "allocation": (64, "64s"),
+    "devices": (128, "1152s"),
+}
+LIMITS_DEVICE_FIELDS = {
+    "uuid": (0, "48s"),
+    "memory_bytes": (48, "Q"),
+    "sm_percent": (56, "I"),
+    "flags": (60, "I"),
+    "reserved": (64, "Q"),
+}
+LIMITS_DEVICE_SIZE = 72
+LEDGER_FIELDS = {
+    "magic": (0, "8s"),
+    "version": (8, "I"),
+    "min_reader": (12, "I"),
+    "size": (16, "I"),
+    "slot_count": (20, "I"),
+    "slot_offset": (24, "I"),
+    "slot_size": (28, "I"),
+    "device_count": (32, "I"),
+    "reserved0": (36, "I"),
+    "lock": (40, "Q"),
+    "reserved1": (48, "2Q"),
+    "allocation": (64, "64s"),
+    "total": (128, "16Q"),
+    "context_bytes": (256, "16Q"),
+    "devices": (384, "768s"),
+}
+LEDGER_SLOT_FIELDS = {
+    "used": (0, "16Q"),
+    "context": (128, "16Q"),
+    "generation": (256, "I"),
+    "pid": (260, "I"),
+    "reserved": (264, "7Q"),
+}
+LEDGER_SLOT_SIZE = 320
+LEDGER_FILE_SIZE = LEDGER_SLOT_OFFSET + LEDGER_SLOTS * LEDGER_SLOT_SIZE
+
+LIMITS_FLAGS = {
+    "count_context": 1 << 0,
+    "deny": 1 << 1,
+    "oom_killer": 1 << 2,
+    "allow_disable_control": 1 << 3,
+    "oversubscribe": 1 << 4,
+}
+CORE_POLICIES = {"default": 0, "force": 1, "disable": 2}
+DEVICE_UNLIMITED_MEMORY = 1 << 0
+
+# Values of <fcntl.h>; the fcntl module has no names for them before Python 3.9.
+F_OFD_GETLK = 36
+
+
+class LayoutError(ValueError):
+    """Bytes or values that cannot be a limits file or a ledger; the text is a sentence for the operator."""
+
+
+def _put(buffer, base, fields, name, *values):
+    offset, fmt = fields[name]
+    struct.pack_into("<" + fmt, buffer, base + offset, *values)
+
+
+def _get(data, base, limit, fields, name):
+    """The field's value, or 0 where the writer's header or entry ends before it."""
+    offset, fmt = fields[name]
+    if offset + struct.calcsize("<" + fmt) > limit:
+        return b"" if fmt.endswith("s") else 0
+    values = struct.unpack_from("<" + fmt, data, base + offset)
+    return values[0] if len(values) == 1 else list(values)
+
+
+def _text(raw, what):
+    try:
+        return raw.split(b"\0", 1)[0].decode("ascii")
+    except UnicodeDecodeError:
+        raise LayoutError(f"{what} is not ASCII text") from None
+
+
+def _encode(value, size, what):
+    raw = str(value).encode("ascii", "strict") if str(value).isascii() else None
+    if raw is None or b"\0" in raw or len(raw) >= size:
+        raise LayoutError(f"{what} {value!r} must be ASCII text shorter than {size} bytes")
+    return raw
+
+
+def _number(value, top, what):
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= top:
+        raise LayoutError(f"{what} must be a whole number from 0 to {top}, found {value!r}")
+    return value
+
+
+def limits_crc(data):
+    """The crc32 field that belongs to these bytes of a limits file."""
+    clean = bytearray(data)
+    for name in ("sequence", "crc32"):
+        _put(clean, 0, LIMITS_FIELDS, name, 0)
+    return zlib.crc32(bytes(clean)) & 0xFFFFFFFF
+
+
+def pack_limits(limits):
+    """The limits file of an allocation.
+
+    Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``), and, each
+    with a default: ``count_context`` (True), ``deny``, ``oom_killer``, ``allow_disable_control``, ``oversubscribe``
+    (False), ``core_policy`` ("default"), ``priority`` (1), ``log_level`` (1), ``sequence`` (0).
+    """
+    known = {"allocation", "devices", "core_policy", "priority", "log_level", "sequence", "version", "min_reader"}
+    for key in limits:
+        if key not in known and key not in LIMITS_FLAGS:
+            raise LayoutError(f"limits have no key {key!r}")
+    devices = limits.get("devices", [])
+    if len(devices) > MAX_DEVICES:
+        raise LayoutError(f"limits name {len(devices)} devices, at most {MAX_DEVICES} are possible")
+    policy = limits.get("core_policy", "default")
+    if policy not in CORE_POLICIES:
+        raise LayoutError("core_policy {!r} is none of {}".format(policy, ", ".join(sorted(CORE_POLICIES))))
+    flags = 0
+    for name, bit in LIMITS_FLAGS.items():
+        if limits.get(name, name == "count_context"):
+            flags |= bit
+
+    out = bytearray(LIMITS_FILE_SIZE)
+    header = {
+        "magic": LIMITS_MAGIC,
+        "version": LIMITS_VERSION,
+        "min_reader": LIMITS_MIN_READER,
+        "size": LIMITS_FILE_SIZE,
+        "sequence": _number(limits.get("sequence", 0), 0xFFFFFFFF, "sequence"),
+        "flags": flags,
+        "core_policy": CORE_POLICIES[policy],
+        "priority": _number(limits.get("priority", 1), 1, "priority"),
+        "log_level": _number(limits.get("log_level", 1), 5, "log_level"),
+        "device_count": len(devices),
+        "device_offset": LIMITS_FIELDS["devices"][0],
+        "device_size": LIMITS_DEVICE_SIZE,
+        "allocation": _encode(limits.get("allocation", ""), ALLOCATION_SIZE, "allocation"),
+    }
+    for name, value in header.items():
+        _put(out, 0, LIMITS_FIELDS, name, value)
+    seen = set()
+    for i, device in enumerate(devices):
+        base = LIMITS_FIELDS["devices"][0] + i * LIMITS_DEVICE_SIZE
+        what = f"devices[{i}]"
+        uuid = device.get("uuid", "")
+        if not uuid or uuid in seen:
+            raise LayoutError(f"{what}.uuid {uuid!r} is empty or given twice")
+        seen.add(uuid)
+        memory = _number(device.get("memory_bytes", 0), 2**64 - 1, what + ".memory_bytes")
+        unlimited = bool(device.get("unlimited", False))
+        if unlimited == bool(memory):
+            raise LayoutError(
+                f"{what} ({uuid}): memory_bytes is {memory} and unlimited is {unlimited}; "
+                "give a size, or 0 together with unlimited"
+            )
+        _put(out, base, LIMITS_DEVICE_FIELDS, "uuid", _encode(uuid, UUID_SIZE, what + ".uuid"))
+        _put(out, base, LIMITS_DEVICE_FIELDS, "memory_bytes", memory)
+        _put(
+            out,
+            base,
+            LIMITS_DEVICE_FIELDS,
+            "sm_percent",
+            _number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
+        )
+        _put(out, base, LIMITS_DEVICE_FIELDS, "flags", DEVICE_UNLIMITED_MEMORY if unlimited else 0)
+    _put(out, 0, LIMITS_FIELDS, "crc32", limits_crc(out))
+    return bytes(out)
+
+
+def parse_limits(data):
+    """What a limits file says, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
+    if len(data) < LIMITS_FIELDS["devices"][0]:
+        raise LayoutError("limits hold {} bytes, a header is {}".format(len(data), LIMITS_FIELDS["devices"][0]))
+
+    def get(name):
+        return _get(data, 0, len(data), LIMITS_FIELDS, name)
+
+    if get("magic") != LIMITS_MAGIC:
+        raise LayoutError("limits begin with {!r}, expected {!r}".format(get("magic"), LIMITS_MAGIC))
+    if get("min_reader") > LIMITS_VERSION or get("version") == 0:
+        raise LayoutError(
+            "limits of version {} need a reader of version {}, this one is {}".format(
+                get("version"), get("min_reader"), LIMITS_VERSION
+            )
+        )
+    size = get("size")
+    if size > len(data) or size < LIMITS_FIELDS["devices"][0]:
+        raise LayoutError(f"limits say they are {size} bytes long, {len(data)} were read")
+    if get("sequence") % 2:
+        raise LayoutError("limits are being written or were torn: sequence {} is odd".format(get("sequence")))
+    if get("crc32") != limits_crc(data[:size]):
+        raise LayoutError(f"limits are torn: crc32 is {get('crc32'):#x}, expected {limits_crc(data[:size]):#x}")
+    count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
+    if count > MAX_DEVICES or (count and (stride < 56 or offset + count * stride > size)):
+        raise LayoutError(f"limits name {count} devices of {stride} bytes at {offset}, more than fit")
+
+    policies = {number: name for name, number in CORE_POLICIES.items()}
+    if get("core_policy") not in policies:
+        raise LayoutError("limits have the unknown core policy {}".format(get("core_policy")))
+    out = {
+        "version": get("version"),
+        "min_reader": get("min_reader"),
+        "sequence": get("sequence"),
+        "allocation": _text(get("allocation"), "allocation"),
+        "core_policy": policies[get("core_policy")],
+        "priority": get("priority"),
+        "log_level": get("log_level"),
+        "devices": [],
+    }
+    for name, bit in LIMITS_FLAGS.items():
+        out[name] = bool(get("flags") & bit)
+    for i in range(count):
+        base = offset + i * stride
+        flags = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
+        out["devices"].append(
+            {
+                "uuid": _text(_get(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid"), f"uuid of device {i}"),
+                "memory_bytes": _get(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
+                "sm_percent": _get(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent"),
+                "unlimited": bool(flags & DEVICE_UNLIMITED_MEMORY),
+            }
+        )
+    return out
+
+
+def pack_ledger(uuids, allocation=""):
+    """An empty ledger for these devices, in the order of the limits file."""
+    if len(uuids) > MAX_DEVICES:
+        raise LayoutError(f"a ledger of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
+    out = bytearray(LEDGER_FILE_SIZE)
+    header = {
+        "magic": LEDGER_MAGIC,
+        "version": LEDGER_VERSION,
+        "min_reader": LEDGER_MIN_READER,
+        "size": LEDGER_FILE_SIZE,
+        "slot_count": LEDGER_SLOTS,
+        "slot_offset": LEDGER_SLOT_OFFSET,
+        "slot_size": LEDGER_SLOT_SIZE,
+        "device_count": len(uuids),
+        "allocation": _encode(allocation, ALLOCATION_SIZE, "allocation"),
+    }
+    for name, value in header.items():
+        _put(out, 0, LEDGER_FIELDS, name, value)
+    for i, uuid in enumerate(uuids):
+        raw = _encode(uuid, UUID_SIZE, f"uuid of device {i}")
+        start = LEDGER_FIELDS["devices"][0] + i * UUID_SIZE
+        out[start : start + len(raw)] = raw
+    return bytes(out)
+
+
+def parse_ledger(data):
+    """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
+
+    Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "used": [..], "context": [..]}], "totals":
+    [{"uuid", "used", "context"}]}`` with bytes in the order of the devices. The tenant can write this file: every
+    figure is what it says about itself.
+    """
+    if len(data) < LEDGER_SLOT_OFFSET:
+        raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
+
+    def get(name):
+        return _get(data, 0, len(data), LEDGER_FIELDS, name)
+
+    if get("magic") != LEDGER_MAGIC:
+        raise LayoutError("the ledger begins with {!r}, expected {!r}".format(get("magic"), LEDGER_MAGIC))
+    if get("min_reader") > LEDGER_VERSION or get("version") == 0:
+        raise LayoutError(
+            "the ledger of version {} needs a reader of version {}, this one is {}".format(
+                get("version"), get("min_reader"), LEDGER_VERSION
+            )
+        )
+    count, slots, offset, stride = get("device_count"), get("slot_count"), get("slot_offset"), get("slot_size")
+    if count > MAX_DEVICES or slots > LEDGER_SLOTS or stride < 264 or offset + slots * stride > len(data):
+        raise LayoutError(
+            f"the ledger names {count} devices and {slots} slots of {stride} bytes at {offset}, "
+            f"more than its {len(data)} bytes hold"
+        )
+    names = get("devices")
+    devices = [_text(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}") for i in range(count)]
+    found = []
+    for slot in range(slots):
+        base = offset + slot * stride
+        used = _get(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
+        context = _get(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
+        pid = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
+        if pid or any(used) or any(context):
+            found.append({"slot": slot, "pid": pid, "used": used, "context": context})
+    return {
+        "devices": devices,
+        "allocation": _text(get("allocation"), "allocation"),
+        "slots": found,
+        "totals": _totals(devices, found),
+    }
+
+
+def _totals(devices, slots):
+    return [
+        {"uuid": uuid, "used": sum(s["used"][i] for s in slots), "context": sum(s["context"][i] for s in slots)}
+        for i, uuid in enumerate(devices)
+    ]
+
+
+def slot_is_alive(fd, slot):
+    """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
+    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LEDGER_ALIVE_BASE + slot, 1, 0)
+    # A write lock is probed with a descriptor that may be read-only: GETLK only asks.
+    answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+def read_ledger(path):
+    """parse_ledger of a file, with the slots of dead processes left out."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # A tenant can grow its file: no more is read than a ledger can hold.
+        with os.fdopen(os.dup(fd), "rb") as stream:
+            ledger = parse_ledger(stream.read(1 << 20))
+        ledger["slots"] = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
+    finally:
+        os.close(fd)
+    ledger["totals"] = _totals(ledger["devices"], ledger["slots"])
+    return ledger
+
+
+def rewrite_limits(path, limits):
+    """Change a limits file in place while containers have it mapped; a first one is written to a new file instead.
+
+    The order of the three writes is the contract with the readers: odd sequence, body, even sequence.
+    """
+    offset, fmt = LIMITS_FIELDS["sequence"]
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(fd).st_size < LIMITS_FILE_SIZE:
+            raise LayoutError(f"{path} is shorter than a limits file; write it anew before the start")
+        found = struct.unpack("<" + fmt, os.pread(fd, 4, offset))[0]
+        busy = (found | 1) & 0xFFFFFFFF
+        rest = (busy + 1) & 0xFFFFFFFF
+        data = pack_limits(dict(limits, sequence=busy))
+        os.pwrite(fd, struct.pack("<" + fmt, busy), offset)
+        os.pwrite(fd, data, 0)
+        os.pwrite(fd, struct.pack("<" + fmt, rest), offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpu_abi.h and layouts.py describe the same bytes, and layouts.py refuses what is none of them."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
+
+import layouts  # noqa: E402
+
+TABLES = {
+    "vgpu_limits": (layouts.LIMITS_FIELDS, None),
+    "vgpu_limits_device": (layouts.LIMITS_DEVICE_FIELDS, layouts.LIMITS_DEVICE_SIZE),
+    "vgpu_ledger": (layouts.LEDGER_FIELDS, None),
+    "vgpu_ledger_slot": (layouts.LEDGER_SLOT_FIELDS, layouts.LEDGER_SLOT_SIZE),
+}
+CONSTANTS = {
+    "VGPU_MAX_DEVICES": layouts.MAX_DEVICES,
+    "VGPU_UUID_SIZE": layouts.UUID_SIZE,
+    "VGPU_ALLOCATION_SIZE": layouts.ALLOCATION_SIZE,
+    "VGPU_LIMITS_VERSION": layouts.LIMITS_VERSION,
+    "VGPU_LIMITS_MIN_READER": layouts.LIMITS_MIN_READER,
+    "VGPU_LIMITS_FILE_SIZE": layouts.LIMITS_FILE_SIZE,
+    "VGPU_LEDGER_VERSION": layouts.LEDGER_VERSION,
+    "VGPU_LEDGER_MIN_READER": layouts.LEDGER_MIN_READER,
+    "VGPU_LEDGER_SLOTS": layouts.LEDGER_SLOTS,
+    "VGPU_LEDGER_SLOT_OFFSET": layouts.LEDGER_SLOT_OFFSET,
+    "VGPU_LEDGER_FILE_SIZE": layouts.LEDGER_FILE_SIZE,
+    "VGPU_LEDGER_ALIVE_BASE": layouts.LEDGER_ALIVE_BASE,
+    "VGPU_LIMITS_COUNT_CONTEXT": layouts.LIMITS_FLAGS["count_context"],
+    "VGPU_LIMITS_DENY": layouts.LIMITS_FLAGS["deny"],
+    "VGPU_LIMITS_OOM_KILLER": layouts.LIMITS_FLAGS["oom_killer"],
+    "VGPU_LIMITS_ALLOW_DISABLE_CONTROL": layouts.LIMITS_FLAGS["allow_disable_control"],
+    "VGPU_LIMITS_OVERSUBSCRIBE": layouts.LIMITS_FLAGS["oversubscribe"],
+    "VGPU_CORE_DEFAULT": layouts.CORE_POLICIES["default"],
+    "VGPU_CORE_FORCE": layouts.CORE_POLICIES["force"],
+    "VGPU_CORE_DISABLE": layouts.CORE_POLICIES["disable"],
+    "VGPU_DEVICE_UNLIMITED_MEMORY": layouts.DEVICE_UNLIMITED_MEMORY,
+}
+
+
+@pytest.fixture(scope="module")
+def c_layout(tmp_path_factory):
+    """name → number, as the C compiler sees the header."""
+    lines = []
+    for struct_name, (fields, _size) in TABLES.items():
+        lines.append(f'printf("sizeof {struct_name} %zu\\n", sizeof(struct {struct_name}));')
+        for field in fields:
+            where, what = f"offsetof(struct {struct_name}, {field})", f"sizeof(((struct {struct_name} *)0)->{field})"
+            lines.append(f'printf("{struct_name}.{field} %zu\\n{struct_name}.{field}# %zu\\n", {where}, {what});')
+    lines += [f'printf("{name} %llu\\n", (unsigned long long){name});' for name in CONSTANTS]
+    folder = tmp_path_factory.mktemp("abi")
+    source = folder / "abi.c"
+    source.write_text("#include <stdio.h>\n#include <vgpu_abi.h>\nint main(void){\n" + "\n".join(lines) + "\n}\n")
+    include = ROOT / "native" / "vcuda" / "include"
+    command = [os.environ.get("CC", "cc"), "-std=c11", "-Wall", "-Werror", "-I", include, source, "-o", folder / "abi"]
+    subprocess.run(command, check=True)
+    text = subprocess.run([folder / "abi"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {line.rsplit(" ", 1)[0]: int(line.rsplit(" ", 1)[1]) for line in text.splitlines()}
+
+
+@pytest.mark.parametrize("struct_name", TABLES)
+def test_fields_lie_where_the_header_says(c_layout, struct_name):
+    fields, size = TABLES[struct_name]
+    python = {}
+    for name, (offset, fmt) in fields.items():
+        python[f"{struct_name}.{name}"] = offset
+        python[f"{struct_name}.{name}#"] = struct.calcsize("<" + fmt)
+    assert {key: c_layout[key] for key in python} == python
+    # Nothing of the C structure is missing in Python: the fields fill it without a gap.
+    assert sum(struct.calcsize("<" + fmt) for _, fmt in fields.values()) == c_layout[f"sizeof {struct_name}"]
+    if size is not None:
+        assert c_layout[f"sizeof {struct_name}"] == size
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_are_equal(c_layout, name):
+    assert c_layout[name] == CONSTANTS[name]
+
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+LIMITS = {
+    "allocation": "a1b2",
+    "count_context": True,
+    "deny": False,
+    "oom_killer": True,
+    "allow_disable_control": False,
+    "oversubscribe": True,
+    "core_policy": "force",
+    "priority": 0,
+    "log_level": 3,
+    "sequence": 8,
+    "devices": [
+        {"uuid": UUID, "memory_bytes": 5386 << 20, "sm_percent": 33, "unlimited": False},
+        {"uuid": "MIG-5", "memory_bytes": 0, "sm_percent": 0, "unlimited": True},
+    ],
+}
+
+
+def test_limits_round_trip():
+    data = layouts.pack_limits(LIMITS)
+    assert len(data) == 4096
+    assert layouts.parse_limits(data) == dict(LIMITS, version=1, min_reader=1)
+
+
+def with_field(name, value, crc=True):
+    data = bytearray(layouts.pack_limits(LIMITS))
+    offset, fmt = layouts.LIMITS_FIELDS[name]
+    struct.pack_into("<" + fmt, data, offset, value)
+    if crc and name != "crc32":
+        struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "0 bytes"),
+        (layouts.pack_limits(LIMITS)[:100], "100 bytes"),
+        (layouts.pack_limits(LIMITS)[:1000], "4096 bytes long, 1000"),
+        (b"X" * 4096, "begin with"),
+        (with_field("min_reader", 2), "reader of version 2"),
+        (with_field("version", 0), "version 0"),
+        (with_field("sequence", 9), "odd"),
+        (with_field("crc32", 1), "crc32"),
+        (with_field("priority", 1, crc=False), "crc32"),
+        (with_field("device_count", 17), "17 devices"),
+        (with_field("device_size", 40), "40 bytes"),
+        (with_field("core_policy", 9), "core policy 9"),
+    ],
+)
+def test_bad_limits_are_refused_with_a_sentence(data, sentence):
+    with pytest.raises(layouts.LayoutError, match=sentence):
+        layouts.parse_limits(data)
+
+
+def test_limits_of_the_next_version_are_read():
+    """A longer device entry and a later version, still fit for readers of version 1."""
+    data = bytearray(layouts.pack_limits(dict(LIMITS, devices=[])))
+    for name, value in {"version": 2, "device_count": 2, "device_offset": 256, "device_size": 96}.items():
+        struct.pack_into("<I", data, layouts.LIMITS_FIELDS[name][0], value)
+    for i, memory in enumerate((1 << 30, 2 << 30)):
+        struct.pack_into("<48sQI", data, 256 + i * 96, f"GPU-{i}".encode(), memory, 50)
+    struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
+    found = layouts.parse_limits(bytes(data))
+    assert [(d["uuid"], d["memory_bytes"]) for d in found["devices"]] == [("GPU-0", 1 << 30), ("GPU-1", 2 << 30)]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"memory": 1}, "no key 'memory'"),
+        ({"core_policy": "hard"}, "core_policy 'hard'"),
+        ({"priority": 2}, "priority"),
+        ({"log_level": 6}, "log_level"),
+        ({"allocation": "x" * 64}, "allocation"),
+        ({"devices": [{"uuid": UUID, "memory_bytes": 0}]}, "memory_bytes is 0"),
+        ({"devices": [{"uuid": UUID, "memory_bytes": 5, "unlimited": True}]}, "unlimited is True"),
+        ({"devices": [{"uuid": UUID, "memory_bytes": 5}] * 2}, "given twice"),
+        ({"devices": [{"uuid": UUID, "memory_bytes": 5, "sm_percent": 101}]}, "sm_percent"),
+        ({"devices": [{"uuid": f"GPU-{i}", "memory_bytes": 5} for i in range(17)]}, "17 devices"),
+    ],
+)
+def test_values_that_have_no_place_are_refused(change, sentence):
+    with pytest.raises(layouts.LayoutError, match=sentence):
+        layouts.pack_limits(dict(LIMITS, **change))
+
+
+def test_rewrite_keeps_the_inode_and_ends_even(tmp_path):
+    path = tmp_path / "limits"
+    path.write_bytes(layouts.pack_limits(LIMITS))
+    inode = path.stat().st_ino
+    layouts.rewrite_limits(str(path), dict(LIMITS, deny=True))
+    found = layouts.parse_limits(path.read_bytes())
+    assert (found["deny"], found["sequence"], path.stat().st_ino) == (True, 10, inode)
+
+
+def test_a_rewrite_heals_a_torn_file(tmp_path):
+    path = tmp_path / "limits"
+    path.write_bytes(with_field("sequence", 9))
+    layouts.rewrite_limits(str(path), LIMITS)
+    assert layouts.parse_limits(path.read_bytes())["sequence"] == 10
+
+
+def test_an_empty_ledger_round_trips():
+    found = layouts.parse_ledger(layouts.pack_ledger([UUID, "MIG-5"], "a1b2"))
+    totals = [{"uuid": u, "used": 0, "context": 0} for u in (UUID, "MIG-5")]
+    assert found == {"devices": [UUID, "MIG-5"], "allocation": "a1b2", "slots": [], "totals": totals}
+
+
+def test_slots_of_a_ledger_are_summed():
+    data = bytearray(layouts.pack_ledger([UUID, "MIG-5"]))
+    for slot, (used, context, pid) in {0: (7, 1, 11), 1023: (5, 2, 12)}.items():
+        base = layouts.LEDGER_SLOT_OFFSET + slot * layouts.LEDGER_SLOT_SIZE
+        struct.pack_into("<Q", data, base + 8, used)
+        struct.pack_into("<Q", data, base + 128, context)
+        struct.pack_into("<I", data, base + 260, pid)
+    found = layouts.parse_ledger(bytes(data))
+    assert [(s["slot"], s["pid"], s["used"], s["context"]) for s in found["slots"]] == [
+        (0, 11, [0, 7], [1, 0]),
+        (1023, 12, [0, 5], [2, 0]),
+    ]
+    assert [(t["used"], t["context"]) for t in found["totals"]] == [(0, 3), (12, 0)]
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * 4096, layouts.pack_ledger([UUID])[:8192], b"\0" * 400000])
+def test_bad_ledgers_are_refused(data):
+    with pytest.raises(layouts.LayoutError):
+        layouts.parse_ledger(data)
