@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What dockerd does not tell before it fails: our own checks of a daemon.json, before it is written.
+
+``dockerd --validate`` does not exist in 20.10, and the later ones pass a default runtime that nobody defined, a
+missing runtime program, the reserved name runc, and both path and runtimeType. Pure, given how to find a program.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Dict, List, Sequence
+
+from .daemon_json import flag_values, show
+
+SIZE = re.compile(r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtTpP]?[iI]?[bB]?)$")
+TYPES: Dict[str, Any] = {
+    "default-runtime": (str, "a string"),
+    "runtimes": (dict, "an object"),
+    "features": (dict, "an object of true and false"),
+    "exec-opts": (list, "a list of strings"),
+    "live-restore": (bool, "true or false"),
+    "hosts": (list, "a list of strings"),
+    "data-root": (str, "a string"),
+    "log-driver": (str, "a string"),
+    "log-opts": (dict, "an object of strings"),
+    "storage-driver": (str, "a string"),
+    "cdi-spec-dirs": (list, "a list of strings"),
+}
+
+
+def problems(
+    document: Dict[str, Any], argv: Sequence[str] = (), is_program: Callable[[str], bool] = lambda path: True
+) -> List[str]:
+    """Every reason why dockerd would fail with this document or run something else than it says."""
+    found = [
+        '"{0}" must be {1}, found {2}'.format(key, expected, show(document[key]))
+        for key, (kind, expected) in TYPES.items()
+        if key in document and not isinstance(document[key], kind)
+    ]
+    if found:
+        return found
+    return [
+        *runtime_problems(document, is_program),
+        *value_problems(document),
+        *conflicts(document, argv),
+    ]
+
+
+def runtime_problems(document: Dict[str, Any], is_program: Callable[[str], bool]) -> List[str]:
+    found = []
+    runtimes = document.get("runtimes", {})
+    for name, runtime in runtimes.items():
+        where = '"runtimes.{0}"'.format(name)
+        if not isinstance(runtime, dict):
+            found.append("{0} must be an object, found {1}".format(where, show(runtime)))
+            continue
+        path, kind = runtime.get("path"), runtime.get("runtimeType")
+        if name == "runc":
+            found.append('{0}: the name "runc" is reserved by dockerd; choose another'.format(where))
+        if (path is None) == (kind is None):
+            found.append('{0} needs exactly one of "path" and "runtimeType"'.format(where))
+        if runtime.get("runtimeArgs") and path is None:
+            found.append('{0}: "runtimeArgs" need a "path"'.format(where))
+        if runtime.get("args"):
+            found.append('{0}: dockerd does not know "args"; the key is "runtimeArgs"'.format(where))
+        if path is not None and (not isinstance(path, str) or not is_program(path)):
+            found.append("{0}: no program {1} on this host; install it first".format(where, show(path)))
+    default = document.get("default-runtime")
+    if (
+        default is not None
+        and default not in runtimes
+        and default != "runc"
+        and not default.startswith("io.containerd.")
+    ):
+        known = ", ".join([*runtimes, "runc"])
+        found.append(
+            '"default-runtime" is "{0}", which "runtimes" does not define; defined: {1}'.format(default, known)
+        )
+    return found
+
+
+def value_problems(document: Dict[str, Any]) -> List[str]:
+    found = []
+    size = document.get("default-shm-size")
+    if size is not None and not is_size(size):
+        found.append('"default-shm-size" must be a size such as "2G" or a whole number of bytes, found ' + show(size))
+    for name, flag in document.get("features", {}).items():
+        if not isinstance(flag, bool):
+            found.append('"features.{0}" must be true or false, found {1}'.format(name, show(flag)))
+    for option in document.get("exec-opts", []):
+        key, _equals, value = str(option).partition("=")
+        if key == "native.cgroupdriver" and value not in ("systemd", "cgroupfs"):
+            found.append('"exec-opts": native.cgroupdriver must be systemd or cgroupfs, found "{0}"'.format(value))
+    return found
+
+
+def is_size(value: Any) -> bool:
+    if isinstance(value, str):
+        return SIZE.match(value) is not None
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def conflicts(document: Dict[str, Any], argv: Sequence[str]) -> List[str]:
+    """Options given both as a flag and in the file: dockerd does not start, even where the values are equal."""
+    # Flags and file are merged for runtimes alone.
+    both = [key for key in flag_values(argv) if key in document and key != "runtimes"]
+    return [
+        '"{0}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '
+        "take it out of the file, or out of the service unit or its environment file".format(key)
+        for key in both
+    ]

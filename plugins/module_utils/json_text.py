@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON as text: read with positions, changed in place.
+
+A configuration file that people edit by hand is changed member by member, so that all bytes that nobody asked to
+change stay: order, indentation, number literals, escapes. Re-serialising would turn 1e400 into Infinity and show an
+operator a diff of the whole file. Knows nothing about any daemon; daemon_json.py does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from json.decoder import scanstring
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+WHITESPACE = re.compile(r"[ \t\r\n]*")
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+LITERALS = {"true": True, "false": False, "null": None}
+# Far below Python's recursion limit, far above any configuration file.
+MAX_DEPTH = 100
+DEFAULT_INDENT = "    "
+
+Path = Tuple[str, ...]
+
+
+class JsonTextError(ValueError):
+    """The text is not the JSON that was expected; ``line`` and ``column`` count from 1."""
+
+    def __init__(self, reason: str, text: str, position: int) -> None:
+        before = text[:position]
+        self.reason = reason
+        self.line = before.count("\n") + 1
+        self.column = position - (before.rfind("\n") + 1) + 1
+        lines = text.split("\n")
+        self.source = lines[self.line - 1].rstrip("\r") if self.line <= len(lines) else ""
+        super().__init__("line {0}, column {1}: {2}".format(self.line, self.column, reason))
+
+    def pointer(self) -> str:
+        """The faulty line with a mark under the column, tabs kept so that the mark stays in place."""
+        lead = "".join("\t" if char == "\t" else " " for char in self.source[: self.column - 1])
+        return "{0}\n{1}^".format(self.source, lead)
+
+
+class Member(NamedTuple):
+    key: str
+    start: int  # of the key's opening quote
+    node: Node
+
+
+class Node:
+    """A value with its place in the text. ``members`` is None unless it is an object."""
+
+    def __init__(self, start: int, end: int, value: Any, members: Optional[List[Member]] = None) -> None:
+        self.start, self.end, self.value, self.members = start, end, value, members
+
+    def find(self, key: str) -> Optional[Node]:
+        for member in self.members or ():
+            if member.key == key:
+                return member.node
+        return None
+
+
+class Reader:
+    """Recursive descent over the text; json.loads knows neither where a value lies nor that a key came twice."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def skip(self, position: int) -> int:
+        match = WHITESPACE.match(self.text, position)
+        assert match is not None
+        return match.end()
+
+    def fail(self, reason: str, position: int) -> JsonTextError:
+        rest = self.text[position : position + 2]
+        if rest in ("//", "/*") or rest.startswith("#"):
+            reason = "JSON has no comments; " + reason
+        elif not rest:
+            reason = "the text ends here; " + reason
+        return JsonTextError(reason, self.text, position)
+
+    def document(self) -> Node:
+        node = self.value(self.skip(0), 0, "the document")
+        end = self.skip(node.end)
+        if end != len(self.text):
+            raise self.fail("expected the end of the text after the closing bracket", end)
+        return node
+
+    def value(self, start: int, depth: int, where: str) -> Node:
+        if depth > MAX_DEPTH:
+            raise self.fail("nested deeper than {0} levels".format(MAX_DEPTH), start)
+        char = self.text[start : start + 1]
+        if char == "{":
+            return self.object(start, depth)
+        if char == "[":
+            return self.array(start, depth)
+        if char == '"':
+            value, end = self.string(start)
+            return Node(start, end, value)
+        for word, literal in LITERALS.items():
+            if self.text.startswith(word, start):
+                return Node(start, start + len(word), literal)
+        number = NUMBER.match(self.text, start)
+        if number:
+            digits = number.group()
+            whole = number.group(2) is None and number.group(3) is None
+            return Node(start, number.end(), whole_number(digits) if whole else float(digits))
+        raise self.fail("expected a value for {0}".format(where), start)
+
+    def string(self, start: int) -> Tuple[str, int]:
+        try:
+            return scanstring(self.text, start + 1, True)
+        except ValueError as fault:
+            position = getattr(fault, "pos", start)
+            reason = getattr(fault, "msg", str(fault)).rstrip(" at").lower()
+            raise JsonTextError("in a string: " + reason, self.text, position) from None
+
+    def object(self, start: int, depth: int) -> Node:
+        members: List[Member] = []
+        seen: Dict[str, int] = {}
+        position = self.skip(start + 1)
+        if self.text.startswith("}", position):
+            return Node(start, position + 1, {}, members)
+        while True:
+            if not self.text.startswith('"', position):
+                found = " (a comma stands before the closing bracket)" if self.text.startswith("}", position) else ""
+                raise self.fail("expected a key in double quotes" + found, position)
+            key, end = self.string(position)
+            if key in seen:
+                first = JsonTextError("", self.text, seen[key]).line
+                raise JsonTextError(
+                    'the key "{0}" is there already, in line {1}'.format(key, first), self.text, position
+                )
+            seen[key] = position
+            colon = self.skip(end)
+            if not self.text.startswith(":", colon):
+                raise self.fail('expected ":" after the key "{0}"'.format(key), colon)
+            node = self.value(self.skip(colon + 1), depth + 1, 'the key "{0}"'.format(key))
+            members.append(Member(key, position, node))
+            position = self.skip(node.end)
+            if self.text.startswith("}", position):
+                return Node(start, position + 1, {one.key: one.node.value for one in members}, members)
+            if not self.text.startswith(",", position):
+                raise self.fail('expected "," or "}}" after the value of "{0}"'.format(key), position)
+            position = self.skip(position + 1)
+
+    def array(self, start: int, depth: int) -> Node:
+        items: List[Any] = []
+        position = self.skip(start + 1)
+        if self.text.startswith("]", position):
+            return Node(start, position + 1, items)
+        while True:
+            node = self.value(position, depth + 1, "item {0} of a list".format(len(items) + 1))
+            items.append(node.value)
+            position = self.skip(node.end)
+            if self.text.startswith("]", position):
+                return Node(start, position + 1, items)
+            if not self.text.startswith(",", position):
+                raise self.fail('expected "," or "]" after item {0} of a list'.format(len(items)), position)
+            position = self.skip(position + 1)
+
+
+def whole_number(digits: str) -> Any:
+    """An int; a literal too long for Python's conversion limit stays its own text, which equals nothing."""
+    try:
+        return int(digits)
+    except ValueError:
+        return digits
+
+
+def read(text: str) -> Node:
+    """The document's root node; JsonTextError where the text is not strict JSON or names a key twice."""
+    return Reader(text).document()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality as JSON sees it: true is not 1, and 1 is not 1.0. The order of keys does not count."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other))
+    return kind_of(one) is kind_of(other) and bool(one == other)
+
+
+def kind_of(value: Any) -> Any:
+    # Values from Ansible are subclasses of str, int and dict.
+    for kind in (bool, int, float, str, dict):
+        if isinstance(value, kind):
+            return kind
+    return list if isinstance(value, (list, tuple)) else type(value)
+
+
+class Style:
+    """How the text is laid out, so that what is added looks like what is there."""
+
+    def __init__(self, text: str, root: Node) -> None:
+        self.newline = "\r\n" if "\r\n" in text else "\n"
+        first = re.search(r"\{[ \t]*\r?\n([ \t]+)", text)
+        self.indent = first.group(1) if first else DEFAULT_INDENT
+        self.one_line = bool(root.members) and "\n" not in text[root.start : root.end]
+
+    def dump(self, value: Any, base: str, one_line: bool) -> str:
+        try:
+            text = json.dumps(value, indent=None if one_line else self.indent, ensure_ascii=False)
+            text.encode("utf-8")
+        except UnicodeEncodeError:  # a lone surrogate can only be written as an escape
+            text = json.dumps(value, indent=None if one_line else self.indent)
+        return text.replace("\n", self.newline + base)
+
+
+def line_indent(text: str, position: int) -> str:
+    """The white space that begins the line of this position."""
+    start = text.rfind("\n", 0, position) + 1
+    match = re.compile(r"[ \t]*").match(text, start, position)
+    assert match is not None
+    return match.group()
+
+
+def assign(text: str, path: Sequence[str], value: Any) -> str:
+    """The text with the value at this path; objects on the way are made where they are missing."""
+    root = read(text)
+    style = Style(text, root)
+    node = root
+    for depth, key in enumerate(path):
+        if node.members is None:
+            # Something else than an object stands where one is needed: it is replaced whole.
+            return replace(text, node, nested(path[depth:], value), style)
+        child = node.find(key)
+        if child is None:
+            return insert(text, node, key, nested(path[depth + 1 :], value), style)
+        node = child
+    return text if same(node.value, value) else replace(text, node, value, style)
+
+
+def nested(path: Sequence[str], value: Any) -> Any:
+    for key in reversed(path):
+        value = {key: value}
+    return value
+
+
+def replace(text: str, node: Node, value: Any, style: Style) -> str:
+    return text[: node.start] + style.dump(value, line_indent(text, node.start), style.one_line) + text[node.end :]
+
+
+def insert(text: str, node: Node, key: str, value: Any, style: Style) -> str:
+    assert node.members is not None
+    name = json.dumps(key, ensure_ascii=False) + ": "
+    if not node.members:
+        outer = line_indent(text, node.start)
+        if style.one_line:
+            body = "{" + name + style.dump(value, "", True) + "}"
+        else:
+            inner = outer + style.indent
+            body = "{" + style.newline + inner + name + style.dump(value, inner, False) + style.newline + outer + "}"
+        return text[: node.start] + body + text[node.end :]
+    last = node.members[-1]
+    lead = re.compile(r"[ \t\r\n]*$").search(text[: last.start])
+    gap = lead.group() if lead else ""
+    one_line = "\n" not in gap
+    base = "" if one_line else line_indent(text, last.start)
+    addition = "," + (" " if one_line else style.newline + base) + name + style.dump(value, base, one_line)
+    return text[: last.node.end] + addition + text[last.node.end :]
+
+
+def delete(text: str, path: Sequence[str]) -> str:
+    """The text without the member at this path; unchanged where there is none."""
+    node = read(text)
+    for key in path[:-1]:
+        child = node.find(key)
+        if child is None:
+            return text
+        node = child
+    members = node.members or []
+    for place, member in enumerate(members):
+        if member.key != path[-1]:
+            continue
+        if len(members) == 1:
+            return text[: node.start] + "{}" + text[node.end :]
+        if place == 0:
+            return text[: member.start] + text[members[1].start :]
+        return text[: members[place - 1].node.end] + text[member.node.end :]
+    return text
