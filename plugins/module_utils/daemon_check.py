@@ -8,12 +8,12 @@ missing runtime program, the reserved name runc, and both path and runtimeType. 
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Sequence
 
 from .daemon_json import flag_values, show
 
 SIZE = re.compile(r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtTpP]?[iI]?[bB]?)$")
-TYPES: Dict[str, Any] = {
+TYPES: dict[str, Any] = {
     "default-runtime": (str, "a string"),
     "runtimes": (dict, "an object"),
     "features": (dict, "an object of true and false"),
@@ -29,11 +29,11 @@ TYPES: Dict[str, Any] = {
 
 
 def problems(
-    document: Dict[str, Any], argv: Sequence[str] = (), is_program: Callable[[str], bool] = lambda path: True
-) -> List[str]:
+    document: dict[str, Any], argv: Sequence[str] = (), is_program: Callable[[str], bool] = lambda path: True
+) -> list[str]:
     """Every reason why dockerd would fail with this document or run something else than it says."""
     found = [
-        '"{0}" must be {1}, found {2}'.format(key, expected, show(document[key]))
+        f'"{key}" must be {expected}, found {show(document[key])}'
         for key, (kind, expected) in TYPES.items()
         if key in document and not isinstance(document[key], kind)
     ]
@@ -46,25 +46,25 @@ def problems(
     ]
 
 
-def runtime_problems(document: Dict[str, Any], is_program: Callable[[str], bool]) -> List[str]:
+def runtime_problems(document: dict[str, Any], is_program: Callable[[str], bool]) -> list[str]:
     found = []
     runtimes = document.get("runtimes", {})
     for name, runtime in runtimes.items():
-        where = '"runtimes.{0}"'.format(name)
+        where = f'"runtimes.{name}"'
         if not isinstance(runtime, dict):
-            found.append("{0} must be an object, found {1}".format(where, show(runtime)))
+            found.append(f"{where} must be an object, found {show(runtime)}")
             continue
         path, kind = runtime.get("path"), runtime.get("runtimeType")
         if name == "runc":
-            found.append('{0}: the name "runc" is reserved by dockerd; choose another'.format(where))
+            found.append(f'{where}: the name "runc" is reserved by dockerd; choose another')
         if (path is None) == (kind is None):
-            found.append('{0} needs exactly one of "path" and "runtimeType"'.format(where))
+            found.append(f'{where} needs exactly one of "path" and "runtimeType"')
         if runtime.get("runtimeArgs") and path is None:
-            found.append('{0}: "runtimeArgs" need a "path"'.format(where))
+            found.append(f'{where}: "runtimeArgs" need a "path"')
         if runtime.get("args"):
-            found.append('{0}: dockerd does not know "args"; the key is "runtimeArgs"'.format(where))
+            found.append(f'{where}: dockerd does not know "args"; the key is "runtimeArgs"')
         if path is not None and (not isinstance(path, str) or not is_program(path)):
-            found.append("{0}: no program {1} on this host; install it first".format(where, show(path)))
+            found.append(f"{where}: no program {show(path)} on this host; install it first")
     default = document.get("default-runtime")
     if (
         default is not None
@@ -73,24 +73,22 @@ def runtime_problems(document: Dict[str, Any], is_program: Callable[[str], bool]
         and not default.startswith("io.containerd.")
     ):
         known = ", ".join([*runtimes, "runc"])
-        found.append(
-            '"default-runtime" is "{0}", which "runtimes" does not define; defined: {1}'.format(default, known)
-        )
+        found.append(f'"default-runtime" is "{default}", which "runtimes" does not define; defined: {known}')
     return found
 
 
-def value_problems(document: Dict[str, Any]) -> List[str]:
+def value_problems(document: dict[str, Any]) -> list[str]:
     found = []
     size = document.get("default-shm-size")
     if size is not None and not is_size(size):
         found.append('"default-shm-size" must be a size such as "2G" or a whole number of bytes, found ' + show(size))
     for name, flag in document.get("features", {}).items():
         if not isinstance(flag, bool):
-            found.append('"features.{0}" must be true or false, found {1}'.format(name, show(flag)))
+            found.append(f'"features.{name}" must be true or false, found {show(flag)}')
     for option in document.get("exec-opts", []):
         key, _equals, value = str(option).partition("=")
         if key == "native.cgroupdriver" and value not in ("systemd", "cgroupfs"):
-            found.append('"exec-opts": native.cgroupdriver must be systemd or cgroupfs, found "{0}"'.format(value))
+            found.append(f'"exec-opts": native.cgroupdriver must be systemd or cgroupfs, found "{value}"')
     return found
 
 
@@ -100,12 +98,12 @@ def is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def conflicts(document: Dict[str, Any], argv: Sequence[str]) -> List[str]:
+def conflicts(document: dict[str, Any], argv: Sequence[str]) -> list[str]:
     """Options given both as a flag and in the file: dockerd does not start, even where the values are equal."""
     # Flags and file are merged for runtimes alone.
     both = [key for key in flag_values(argv) if key in document and key != "runtimes"]
     return [
-        '"{0}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '
-        "take it out of the file, or out of the service unit or its environment file".format(key)
+        f'"{key}" is in the file and on dockerd\'s command line too; dockerd refuses that even with equal values: '
+        "take it out of the file, or out of the service unit or its environment file"
         for key in both
     ]

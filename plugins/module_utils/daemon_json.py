@@ -7,7 +7,7 @@ Writing daemon.json as text goes through json_text, so foreign keys keep their b
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from . import json_text
 from .json_text import JsonTextError, Path, same
@@ -50,7 +50,7 @@ _MISSING = object()
 class DaemonJsonError(ValueError):
     """daemon.json cannot be used. ``line`` and ``column`` are None where the fault has no place in the text."""
 
-    def __init__(self, message: str, line: Optional[int] = None, column: Optional[int] = None) -> None:
+    def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
         super().__init__(message)
         self.line, self.column = line, column
 
@@ -67,10 +67,10 @@ class Change(NamedTuple):
     def __str__(self) -> str:
         name = ".".join(self.path)
         if self.action == "add":
-            return "set {0} to {1}".format(name, show(self.after))
+            return f"set {name} to {show(self.after)}"
         if self.action == "remove":
-            return "remove {0} (was {1})".format(name, show(self.before))
-        return "change {0} from {1} to {2}".format(name, show(self.before), show(self.after))
+            return f"remove {name} (was {show(self.before)})"
+        return f"change {name} from {show(self.before)} to {show(self.after)}"
 
 
 class Lack(NamedTuple):
@@ -82,17 +82,15 @@ class Lack(NamedTuple):
     apply: str
 
     def __str__(self) -> str:
-        return "the running daemon has {0} {1}, the file says {2}".format(
-            self.key, show(self.found), show(self.expected)
-        )
+        return f"the running daemon has {self.key} {show(self.found)}, the file says {show(self.expected)}"
 
 
 def show(value: Any) -> str:
-    text = '"{0}"'.format(value) if isinstance(value, str) else json_text.json.dumps(value, default=str)
+    text = f'"{value}"' if isinstance(value, str) else json_text.json.dumps(value, default=str)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def decode(raw: Optional[bytes]) -> Optional[str]:
+def decode(raw: bytes | None) -> str | None:
     """The text of the file's bytes; None where there is no file."""
     if raw is None:
         return None
@@ -101,17 +99,17 @@ def decode(raw: Optional[bytes]) -> Optional[str]:
     except UnicodeDecodeError as fault:
         line = raw.count(b"\n", 0, fault.start) + 1
         raise DaemonJsonError(
-            "line {0}: byte 0x{1:02x} is not UTF-8; save the file as UTF-8".format(line, raw[fault.start]), line
+            f"line {line}: byte 0x{raw[fault.start]:02x} is not UTF-8; save the file as UTF-8", line
         ) from None
 
 
-def split(text: Optional[str]) -> Tuple[str, str]:
+def split(text: str | None) -> tuple[str, str]:
     """The byte order mark (or nothing) and the rest. dockerd accepts both a mark and an empty file."""
     text = text or ""
     return (BOM, text[1:]) if text.startswith(BOM) else ("", text)
 
 
-def parse(text: Optional[str]) -> Dict[str, Any]:
+def parse(text: str | None) -> dict[str, Any]:
     """The document. None (no file), an empty file and a byte order mark are accepted, as dockerd does."""
     body = split(text)[1]
     if not body.strip():
@@ -119,17 +117,15 @@ def parse(text: Optional[str]) -> Dict[str, Any]:
     try:
         root = json_text.read(body)
     except JsonTextError as fault:
-        raise DaemonJsonError(
-            "not valid JSON: {0}\n{1}".format(fault, fault.pointer()), fault.line, fault.column
-        ) from None
+        raise DaemonJsonError(f"not valid JSON: {fault}\n{fault.pointer()}", fault.line, fault.column) from None
     if root.members is None:
-        raise DaemonJsonError("expected an object in braces at the top, found {0}".format(show(root.value)), 1, 1)
+        raise DaemonJsonError(f"expected an object in braces at the top, found {show(root.value)}", 1, 1)
     return dict(root.value)
 
 
 def merge(
-    text: Optional[str], settings: Dict[str, Any], remove: Iterable[Sequence[str]] = ()
-) -> Tuple[Optional[str], List[Change]]:
+    text: str | None, settings: dict[str, Any], remove: Iterable[Sequence[str]] = ()
+) -> tuple[str | None, list[Change]]:
     """The text with ``settings`` merged in and ``remove`` taken out, and the changes that makes.
 
     Objects are merged key by key, anything else is replaced. Without a change the very same text comes back.
@@ -150,20 +146,20 @@ def merge(
     return (mark + changed, changes) if changes else (text, [])
 
 
-def check_settings(settings: Dict[str, Any], path: Path = ()) -> None:
+def check_settings(settings: dict[str, Any], path: Path = ()) -> None:
     if not isinstance(settings, dict):
-        raise DaemonJsonError("the settings must be a mapping, found {0}".format(show(settings)))
+        raise DaemonJsonError(f"the settings must be a mapping, found {show(settings)}")
     for key, value in settings.items():
         name = ".".join((*path, str(key)))
         if not isinstance(key, str) or not key:
-            raise DaemonJsonError("the settings hold the key {0}; keys are non-empty strings".format(show(key)))
+            raise DaemonJsonError(f"the settings hold the key {show(key)}; keys are non-empty strings")
         if value is None:
-            raise DaemonJsonError('the setting "{0}" has no value; to take a key out, name it in remove'.format(name))
+            raise DaemonJsonError(f'the setting "{name}" has no value; to take a key out, name it in remove')
         if isinstance(value, dict):
             check_settings(value, (*path, key))
 
 
-def assign_all(text: str, path: Path, settings: Dict[str, Any]) -> str:
+def assign_all(text: str, path: Path, settings: dict[str, Any]) -> str:
     for key, value in settings.items():
         here = (*path, str(key))
         held = lookup(json_text.read(text).value, here)
@@ -182,9 +178,9 @@ def lookup(document: Any, path: Sequence[str], default: Any = None) -> Any:
     return document
 
 
-def compare(before: Dict[str, Any], after: Dict[str, Any], path: Path = ()) -> List[Change]:
+def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> list[Change]:
     """The changes from one document to the other, each as deep as it goes."""
-    changes: List[Change] = []
+    changes: list[Change] = []
     for key in [*before, *(key for key in after if key not in before)]:
         here = (*path, key)
         old, new = before.get(key, _MISSING), after.get(key, _MISSING)
@@ -208,19 +204,19 @@ def how_to_apply(path: Sequence[str], value: Any = None) -> str:
     return "reload" if path[0] in RELOADABLE else "restart"
 
 
-def needs_restart(changes: Iterable[Any]) -> List[str]:
+def needs_restart(changes: Iterable[Any]) -> list[str]:
     """The keys, of changes or lacks, that only a restart applies; empty where a reload (SIGHUP) is enough."""
     names = [".".join(one.path) if isinstance(one, Change) else one.key for one in changes if one.apply == "restart"]
     return list(dict.fromkeys(names))
 
 
-def lacks(info: Dict[str, Any], document: Dict[str, Any], argv: Sequence[str] = ()) -> List[Lack]:
+def lacks(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Lack]:
     """What the running daemon (the JSON of ``docker info``) does not show of the file's document.
 
     Only what docker info tells can be seen: default-shm-size, for one, is in no answer of the daemon.
     A play that was killed between the write and the reload is found by this.
     """
-    found: List[Lack] = []
+    found: list[Lack] = []
     running = dict(info.get("Runtimes") or {})
     for name, wanted in dict(document.get("runtimes") or {}).items():
         held = running.get(name)
@@ -273,9 +269,9 @@ FLAG_KEYS = {
 }
 
 
-def flag_values(argv: Sequence[str]) -> Dict[str, List[str]]:
+def flag_values(argv: Sequence[str]) -> dict[str, list[str]]:
     """The keys that dockerd's command line sets, with their values as text."""
-    flags: Dict[str, List[str]] = {}
+    flags: dict[str, list[str]] = {}
     words = list(argv)[1:]
     for place, word in enumerate(words):
         if not word.startswith("-") or word in ("-", "--"):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from json.decoder import scanstring
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Sequence, Tuple
 
 WHITESPACE = re.compile(r"[ \t\r\n]*")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+DECODER = json.JSONDecoder()
 LITERALS = {"true": True, "false": False, "null": None}
 # Far below Python's recursion limit, far above any configuration file.
 MAX_DEPTH = 100
@@ -33,12 +33,12 @@ class JsonTextError(ValueError):
         self.column = position - (before.rfind("\n") + 1) + 1
         lines = text.split("\n")
         self.source = lines[self.line - 1].rstrip("\r") if self.line <= len(lines) else ""
-        super().__init__("line {0}, column {1}: {2}".format(self.line, self.column, reason))
+        super().__init__(f"line {self.line}, column {self.column}: {reason}")
 
     def pointer(self) -> str:
         """The faulty line with a mark under the column, tabs kept so that the mark stays in place."""
         lead = "".join("\t" if char == "\t" else " " for char in self.source[: self.column - 1])
-        return "{0}\n{1}^".format(self.source, lead)
+        return f"{self.source}\n{lead}^"
 
 
 class Member(NamedTuple):
@@ -50,10 +50,10 @@ class Member(NamedTuple):
 class Node:
     """A value with its place in the text. ``members`` is None unless it is an object."""
 
-    def __init__(self, start: int, end: int, value: Any, members: Optional[List[Member]] = None) -> None:
+    def __init__(self, start: int, end: int, value: Any, members: list[Member] | None = None) -> None:
         self.start, self.end, self.value, self.members = start, end, value, members
 
-    def find(self, key: str) -> Optional[Node]:
+    def find(self, key: str) -> Node | None:
         for member in self.members or ():
             if member.key == key:
                 return member.node
@@ -88,7 +88,7 @@ class Reader:
 
     def value(self, start: int, depth: int, where: str) -> Node:
         if depth > MAX_DEPTH:
-            raise self.fail("nested deeper than {0} levels".format(MAX_DEPTH), start)
+            raise self.fail(f"nested deeper than {MAX_DEPTH} levels", start)
         char = self.text[start : start + 1]
         if char == "{":
             return self.object(start, depth)
@@ -105,19 +105,17 @@ class Reader:
             digits = number.group()
             whole = number.group(2) is None and number.group(3) is None
             return Node(start, number.end(), whole_number(digits) if whole else float(digits))
-        raise self.fail("expected a value for {0}".format(where), start)
+        raise self.fail(f"expected a value for {where}", start)
 
-    def string(self, start: int) -> Tuple[str, int]:
+    def string(self, start: int) -> tuple[str, int]:
         try:
-            return scanstring(self.text, start + 1, True)
-        except ValueError as fault:
-            position = getattr(fault, "pos", start)
-            reason = getattr(fault, "msg", str(fault)).rstrip(" at").lower()
-            raise JsonTextError("in a string: " + reason, self.text, position) from None
+            return DECODER.raw_decode(self.text, start)
+        except json.JSONDecodeError as fault:
+            raise JsonTextError(f"in a string: {fault.msg.lower()}", self.text, fault.pos) from None
 
     def object(self, start: int, depth: int) -> Node:
-        members: List[Member] = []
-        seen: Dict[str, int] = {}
+        members: list[Member] = []
+        seen: dict[str, int] = {}
         position = self.skip(start + 1)
         if self.text.startswith("}", position):
             return Node(start, position + 1, {}, members)
@@ -128,35 +126,33 @@ class Reader:
             key, end = self.string(position)
             if key in seen:
                 first = JsonTextError("", self.text, seen[key]).line
-                raise JsonTextError(
-                    'the key "{0}" is there already, in line {1}'.format(key, first), self.text, position
-                )
+                raise JsonTextError(f'the key "{key}" is there already, in line {first}', self.text, position)
             seen[key] = position
             colon = self.skip(end)
             if not self.text.startswith(":", colon):
-                raise self.fail('expected ":" after the key "{0}"'.format(key), colon)
-            node = self.value(self.skip(colon + 1), depth + 1, 'the key "{0}"'.format(key))
+                raise self.fail(f'expected ":" after the key "{key}"', colon)
+            node = self.value(self.skip(colon + 1), depth + 1, f'the key "{key}"')
             members.append(Member(key, position, node))
             position = self.skip(node.end)
             if self.text.startswith("}", position):
                 return Node(start, position + 1, {one.key: one.node.value for one in members}, members)
             if not self.text.startswith(",", position):
-                raise self.fail('expected "," or "}}" after the value of "{0}"'.format(key), position)
+                raise self.fail(f'expected "," or "}}" after the value of "{key}"', position)
             position = self.skip(position + 1)
 
     def array(self, start: int, depth: int) -> Node:
-        items: List[Any] = []
+        items: list[Any] = []
         position = self.skip(start + 1)
         if self.text.startswith("]", position):
             return Node(start, position + 1, items)
         while True:
-            node = self.value(position, depth + 1, "item {0} of a list".format(len(items) + 1))
+            node = self.value(position, depth + 1, f"item {len(items) + 1} of a list")
             items.append(node.value)
             position = self.skip(node.end)
             if self.text.startswith("]", position):
                 return Node(start, position + 1, items)
             if not self.text.startswith(",", position):
-                raise self.fail('expected "," or "]" after item {0} of a list'.format(len(items)), position)
+                raise self.fail(f'expected "," or "]" after item {len(items)} of a list', position)
             position = self.skip(position + 1)
 
 
