@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+# Four training cards. hostctl puts the driver version of the host's nvidia-smi here.
+driver_version = 535
+cuda_version = 12.2
+device_nodes = require
+
+[gpu]
+model = A100-80GB
+count = 4

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `hostctl`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from . import hardware, image, podman, sources
+from .image import say
+
+ERRORS = (podman.PodmanError, image.ImageError, hardware.HardwareError, sources.SourcesError)
+
+
+def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
+    """Start a host with its hardware; return what was done. A running host with the same hardware is left alone."""
+    wanted = hardware.payload(profile.read_text(), built.driver_version)
+    found = {row["container"]: row for row in podman.hosts(host.project)}.get(host.container)
+    if found and not found["image"].endswith(built.tag.removeprefix("localhost/")):
+        podman.remove(host.project, host.name)
+        found = None
+    if found:
+        path = f"/{hardware.DIGEST_FILE}"
+        have = podman.podman("exec", host.container, "cat", path, check=False).strip()
+        if found["state"] == "running" and have == wanted.digest:
+            return "was running"
+        # New hardware comes as it does to a real host: with the power off.
+        podman.podman("stop", "--time", "20", host.container, check=False)
+    else:
+        podman.create(host, built.tag)
+    podman.podman("cp", "-", f"{host.container}:/", stdin=wanted.archive())
+    seconds = podman.boot(host)
+    podman.podman("exec", host.container, "ldconfig")
+    return f"booted in {seconds:.1f} s"
+
+
+def up(project: str, names: list[str], profiles: list[Path]) -> None:
+    """Bring up several hosts at once."""
+    built = image.ensure()
+    chosen = [podman.Host(project, name) for name in names]
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        jobs = [pool.submit(bring_up, host, profile, built) for host, profile in zip(chosen, profiles)]
+        for host, job in zip(chosen, jobs):
+            say(f"{host.container}: {job.result()}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="hostctl", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    sub = commands.add_parser("image", help="build the host image unless it is there; print its tag")
+    sub.add_argument("--force", action="store_true", help="build it again")
+    sub = commands.add_parser("up", help="start hosts; the n-th --host gets the n-th --profile")
+    sub.add_argument("--project", required=True)
+    sub.add_argument("--host", action="append", required=True, dest="hosts")
+    sub.add_argument("--profile", action="append", required=True, dest="profiles", type=Path)
+    sub = commands.add_parser("down", help="remove hosts with their volumes")
+    sub.add_argument("--project", required=True)
+    sub.add_argument("--host", help="only this one")
+    sub.add_argument("--image", action="store_true", help="take the image out of podman too, if no host uses it")
+    sub = commands.add_parser("list", help="print the hosts as JSON")
+    sub.add_argument("--project")
+    commands.add_parser("env", help="print the shell line that makes podman see the hosts as we do")
+    options = parser.parse_args(arguments)
+    if options.command == "up" and len(options.hosts) != len(options.profiles):
+        parser.error(f"{len(options.hosts)} times --host but {len(options.profiles)} times --profile; one for each")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; errors are one paragraph and status 1."""
+    options = parse(arguments)
+    try:
+        if options.command == "image":
+            print(image.ensure(options.force).tag)
+        elif options.command == "up":
+            up(options.project, options.hosts, options.profiles)
+        elif options.command == "down":
+            gone = podman.remove(options.project, options.host)
+            say(f"removed {', '.join(gone) if gone else 'nothing: no host of project ' + options.project}")
+            if options.image:
+                image.remove()
+        elif options.command == "list":
+            print(json.dumps(podman.hosts(options.project), indent=2))
+        else:
+            print(f"export CONTAINERS_CONF={podman.containers_conf()}")
+    except (*ERRORS, OSError) as error:
+        print(f"hostctl {options.command}: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a simulated host has before any role touches it: the simulated driver, its GPUs' device nodes, a kubelet double.
+
+The files are laid out as one archive that podman unpacks into the container before its first boot, so that the host
+finds its hardware as a real one does. Only the driver's place in front of NVIDIA's libraries needs a command
+(`ldconfig`, after boot).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .podman import ROOT
+
+GPUSIM = ROOT / "native" / "build" / "gpusim"
+LIBRARIES = "usr/local/lib/gpusim"
+DIGEST_FILE = "etc/gpusim/bring-up.sha256"
+
+# A host that someone has already used docker on: keys that are none of ours and must survive. They also keep the
+# daemon away from netfilter modules that a container cannot load; the host has no network beside lo anyway.
+DAEMON_JSON = {"bridge": "none", "iptables": False, "log-opts": {"max-size": "10m"}}
+
+KUBELET_UNIT = """\
+# SPDX-License-Identifier: Apache-2.0
+[Unit]
+Description=Kubelet double (device plugin side of a kubelet, without a cluster)
+
+[Service]
+Environment=PYTHONPATH=/opt/kubelet-double/src PYTHONDONTWRITEBYTECODE=1
+ExecStart=/opt/kubelet-double/bin/python -m vgpu_kubelet_double serve
+Restart=always
+RestartSec=1
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+KUBELET_COMMAND = """\
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+PYTHONPATH=/opt/kubelet-double/src exec /opt/kubelet-double/bin/python -m vgpu_kubelet_double "$@"
+"""
+
+
+class HardwareError(Exception):
+    """A host cannot get its hardware; the text names the file and what makes it."""
+
+
+@dataclass
+class Payload:
+    """Files for a host, by their path there without the leading slash."""
+
+    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+
+    def add(self, path: str, content: bytes | str, mode: int = 0o644) -> None:
+        """Add a file with its content."""
+        self.files[path] = (content.encode() if isinstance(content, str) else content, mode)
+
+    def add_file(self, path: str, source: Path, made_by: str, mode: int = 0o644) -> None:
+        """Add a file of this machine; one that is missing is an error that says what makes it."""
+        if not source.is_file():
+            raise HardwareError(f"{source.relative_to(ROOT)}: not there; run `{made_by}` first")
+        self.add(path, source.read_bytes(), mode)
+
+    def add_tree(self, path: str, source: Path, made_by: str) -> None:
+        """Add all files under a folder of this machine."""
+        if not source.is_dir():
+            raise HardwareError(f"{source.relative_to(ROOT)}: no such folder; run `{made_by}` first")
+        for file in sorted(source.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                self.add(f"{path}/{file.relative_to(source)}", file.read_bytes(), file.stat().st_mode & 0o777)
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of everything in the payload."""
+        digest = hashlib.sha256()
+        for path in sorted(self.files):
+            content, mode = self.files[path]
+            digest.update(f"{path}\0{mode:o}\0{len(content)}\0".encode() + content)
+        digest.update(repr(sorted(self.links.items())).encode())
+        return digest.hexdigest()
+
+    def archive(self) -> bytes:
+        """Return the payload as a tar archive, with its digest as one more file."""
+        everything = {**self.files, DIGEST_FILE: ((self.digest + "\n").encode(), 0o644)}
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            folders = {str(parent) for path in [*everything, *self.links] for parent in Path(path).parents}
+            for folder in sorted(folders - {"."}):
+                entry = tarfile.TarInfo(folder)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(entry)
+            for path, (content, mode) in sorted(everything.items()):
+                entry = tarfile.TarInfo(path)
+                entry.size, entry.mode = len(content), mode
+                archive.addfile(entry, io.BytesIO(content))
+            for path, target in sorted(self.links.items()):
+                entry = tarfile.TarInfo(path)
+                entry.type, entry.linkname = tarfile.SYMTYPE, target
+                archive.addfile(entry)
+        return buffer.getvalue()
+
+
+def minors(profile: str) -> list[int]:
+    """Return the device minor numbers of a profile's GPUs, as the simulated driver counts them."""
+    found: list[int] = []
+    for section in re.split(r"^\s*\[gpu\]\s*$", re.sub(r"#.*", "", profile), flags=re.MULTILINE)[1:]:
+        keys = dict(re.findall(r"^\s*(\w+)\s*=\s*(.*?)\s*$", section, re.MULTILINE))
+        count = int(keys.get("count", "1"))
+        found += [int(keys["minor"])] if "minor" in keys else range(len(found), len(found) + count)
+    if not found:
+        raise HardwareError("profile: expected at least one [gpu] section, found none")
+    return found
+
+
+def with_driver(profile: str, version: str) -> str:
+    """Return the profile with the driver version of the nvidia-smi that the host's repository has."""
+    line = f"driver_version = {version}"
+    changed, count = re.subn(r"^\s*driver_version\s*=.*$", line, profile, flags=re.MULTILINE)
+    return changed if count else f"{line}\n{profile}"
+
+
+def device_nodes(gpus: list[int]) -> str:
+    """Return the tmpfiles.d lines of NVIDIA's device nodes; c+ replaces a real card's node that came in from outside.
+
+    Their numbers are those of /dev/null (1:3): the real majors belong to the kernel module, and the simulated driver
+    only asks whether a process has the node.
+    """
+    names = [f"nvidia{minor}" for minor in gpus] + ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"]
+    return "".join(f"c+ /dev/{name} 0666 root root - 1:3\n" for name in names)
+
+
+def payload(profile: str, driver_version: str) -> Payload:
+    """Collect everything that a host of this profile has before the roles come."""
+    files = Payload()
+    for library in ("libcuda.so.1", "libnvidia-ml.so.1"):
+        files.add_file(f"{LIBRARIES}/{library}", GPUSIM / library, "make native", 0o755)
+    files.add_file("usr/local/sbin/gpusimctl", GPUSIM / "gpusimctl", "make native", 0o755)
+    # The name sorts first, so that the loader prefers it to the libraries that nvidia_driver installs.
+    files.add("etc/ld.so.conf.d/000-gpusim.conf", f"/{LIBRARIES}\n")
+    files.add("etc/gpusim/host.profile", with_driver(profile, driver_version))
+    files.add("etc/tmpfiles.d/gpusim.conf", device_nodes(minors(profile)))
+    files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
+    return files

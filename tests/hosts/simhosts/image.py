@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The systemd image of the simulated hosts: built by mmdebstrap, kept under .build/hosts, named by its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .podman import ROOT, WORK, podman
+from .sources import Distribution, Source, read_machine
+
+HERE = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
+REPOSITORY_NAME = "localhost/vgpu-host"
+# The package whose version the simulated driver must carry, or nvidia-smi reports a mismatch.
+DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-535"}
+DPKG_OPTIONS = (
+    "force-unsafe-io",
+    "path-exclude=/usr/share/man/*",
+    "path-exclude=/usr/share/doc/*",
+    "path-exclude=/usr/share/locale/*",
+)
+
+
+class ImageError(Exception):
+    """The image cannot be built; the text names the step and the log."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image that podman has, and the driver version of the nvidia-smi in its repository."""
+
+    tag: str
+    driver_version: str
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that decides what is in the image; its digest is the image's tag."""
+
+    machine: Distribution
+    sources: list[Source]
+    options: list[str]
+    base: Path
+    packages: Path
+
+    @classmethod
+    def read(cls) -> Inputs:
+        """Collect the inputs of this machine."""
+        machine, sources, options = read_machine()
+        return cls(machine, sources, options, HERE / "image/base.packages", HERE / f"image/{machine.id}.packages")
+
+    @property
+    def source_lines(self) -> list[str]:
+        """Return the lines of the sources.list that mmdebstrap works with."""
+        return [source.line(self.machine.components) for source in self.sources]
+
+    @property
+    def digest(self) -> str:
+        """Return twelve hexadecimal digits of all inputs, the python that the wheels are for included."""
+        files = [self.base, self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
+        text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, sys.version])
+        digest = hashlib.sha256(text.encode())
+        for file in files:
+            digest.update(file.read_bytes())
+        return digest.hexdigest()[:12]
+
+
+def ensure(force: bool = False) -> Image:
+    """Return the image, built and known to podman; does nothing when it is."""
+    inputs = Inputs.read()
+    tag = f"{REPOSITORY_NAME}:{inputs.digest}"
+    archive = WORK / f"image-{inputs.digest}.tar"
+    facts = archive.with_suffix(".json")
+    with _lock():
+        if force or not (archive.exists() and facts.exists()):
+            say(f"building {archive.name} from {inputs.machine.id} {inputs.machine.version} (about a minute)")
+            _build(inputs, archive, facts)
+        if force or not _known(tag):
+            say(f"giving {archive.name} to podman as {tag}")
+            podman("import", "--quiet", "--change", 'CMD ["/sbin/init"]', str(archive), tag)
+    return Image(tag, json.loads(facts.read_text())["driver_version"])
+
+
+def remove() -> None:
+    """Take our images out of podman, except those that a host still uses; the archives stay in .build."""
+    for tag in podman(
+        "images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={REPOSITORY_NAME}"
+    ).split():
+        podman("rmi", tag, check=False)
+
+
+def say(text: str) -> None:
+    """Report progress on standard error; standard output is for results."""
+    print(f"hosts: {text}", file=sys.stderr, flush=True)
+
+
+def driver_version(packages_index: str, package: str) -> str:
+    """Return the upstream version of a package from a Packages file: the version less epoch and revision."""
+    for stanza in packages_index.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version): (.*)$", stanza, re.MULTILINE))
+        if fields.get("Package") == package:
+            return fields["Version"].split(":")[-1].split("-")[0]
+    raise ImageError(f"the image's repository: no package {package} in it; see the packages file of the distribution")
+
+
+def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
+    for program in ("mmdebstrap", "dpkg-scanpackages"):
+        if not shutil.which(program):
+            raise ImageError(
+                f"{program} is not installed; `make demo` installs it, or: apt-get install mmdebstrap dpkg-dev"
+            )
+    started = time.monotonic()
+    work = WORK / "image"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    log = WORK / "image.log"
+    wheels = _wheels(inputs, log)
+    (work / "sources.list").write_text("\n".join(inputs.source_lines) + "\n")
+    (work / "apt.conf").write_text("\n".join(inputs.options) + "\n")
+    index = work / "Packages"
+    base = [line for line in inputs.base.read_text().split("\n") if line and not line.startswith("#")]
+    command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(base)}", "--skip=cleanup/apt/lists"]
+    command += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
+    if inputs.options:
+        command.append(f"--aptopt={work / 'apt.conf'}")
+    for login in (Path("/etc/apt/auth.conf"), Path("/etc/apt/auth.conf.d")):
+        if login.is_file() or (login.is_dir() and any(login.iterdir())):
+            command.append(f'--setup-hook=cp -r {login} "$1"/etc/apt/')
+    command.append(f'--customize-hook={HERE}/image/customize.sh "$1" {inputs.packages} {wheels} {REQUIREMENTS}')
+    command.append(f'--customize-hook=cp "$1"/opt/vgpu-hosts/apt/Packages {index}')
+    partial = archive.with_suffix(".partial")
+    command += [inputs.machine.codename, "-", str(work / "sources.list")]
+    with partial.open("wb") as output, log.open("ab") as errors:
+        code = subprocess.run(command, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, check=False).returncode
+    if code != 0:
+        partial.unlink()
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+        raise ImageError(f"mmdebstrap: exit status {code}; whole log: {log}\n{tail}")
+    version = driver_version(index.read_text(), DRIVER_PACKAGE[inputs.machine.id])
+    for old in [*WORK.glob("image-*.tar"), *WORK.glob("image-*.json")]:
+        old.unlink()
+    partial.rename(archive)
+    facts.write_text(json.dumps({"driver_version": version, "distribution": inputs.machine.id}) + "\n")
+    say(f"built {archive.name} in {time.monotonic() - started:.0f} s (driver {version})")
+
+
+def _wheels(inputs: Inputs, log: Path) -> Path:
+    """Download the pinned wheels for the distribution's own Python, which is the hosts' Python too."""
+    python = Path("/usr/bin/python3")
+    environment, folder = WORK / "pip", WORK / "wheels"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with log.open("wb") as output:
+        steps = [[str(environment / "bin/pip"), "download", "-q", "--disable-pip-version-check", "--only-binary=:all:"]]
+        steps[0] += ["--require-hashes", "-r", str(REQUIREMENTS), "-d", str(folder)]
+        if not (environment / "bin/pip").exists():
+            steps.insert(0, [str(python), "-m", "venv", str(environment)])
+        for step in steps:
+            if subprocess.run(step, stdout=output, stderr=subprocess.STDOUT, check=False).returncode != 0:
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-10:])
+                raise ImageError(f"wheels of {REQUIREMENTS.name}: {step[0]} {step[1]} failed; whole log: {log}\n{tail}")
+    return folder
+
+
+def _known(tag: str) -> bool:
+    return bool(podman("images", "--quiet", "--filter", f"reference={tag}").strip())
+
+
+@contextlib.contextmanager
+def _lock() -> Iterator[None]:
+    """Let one process at a time build; a second one waits and then finds the image."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    handle = os.open(WORK / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

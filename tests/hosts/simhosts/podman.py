@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""podman, as small machines need it, and the names of what we make with it.
+
+Everything of ours carries a label with its project; removal goes by that label and never by a name's beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+WORK = ROOT / ".build" / "hosts"
+LABEL = "vgpu.fleet.project"
+HOST_LABEL = "vgpu.fleet.host"
+BOOT_TIMEOUT = 90.0
+
+
+class PodmanError(Exception):
+    """podman refused; the text holds its own words."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One simulated host."""
+
+    project: str
+    name: str
+
+    @property
+    def container(self) -> str:
+        """Return the container's name, which is also the host's address in the inventory."""
+        return f"vgpu-{self.project}-{self.name}"
+
+    @property
+    def volume(self) -> str:
+        """Return the volume of /var/lib/docker: overlay on the container's own overlay does not work."""
+        return f"{self.container}-docker"
+
+
+def containers_conf() -> Path:
+    """Write the private file that podman and the connection plugin read through CONTAINERS_CONF."""
+    # runc: crun cannot start a container without the right to raise limits. The limits themselves are set because
+    # podman else asks for the kernel's maximum, which a machine without that right refuses.
+    hard = [resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
+    files, processes = (
+        want if have == resource.RLIM_INFINITY else min(want, have)
+        for want, have in zip((20000, 10000), hard, strict=True)
+    )
+    text = (
+        f'[engine]\n{runtime_line()}[containers]\nlog_driver = "k8s-file"\n'
+        f'default_ulimits = ["nofile={files}:{files}", "nproc={processes}:{processes}"]\n'
+    )
+    path = WORK / "containers.conf"
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def runtime_line() -> str:
+    """Choose runc where it is installed, else leave podman's own choice."""
+    return 'runtime = "runc"\n' if shutil.which("runc") else ""
+
+
+def podman(*arguments: str, check: bool = True, stdin: bytes | None = None) -> str:
+    """Run podman and return what it printed."""
+    environment = {**os.environ, "CONTAINERS_CONF": str(containers_conf())}
+    try:
+        result = subprocess.run(["podman", *arguments], env=environment, input=stdin, capture_output=True, check=False)
+    except FileNotFoundError:
+        raise PodmanError("podman is not installed; `make demo` installs it, or: apt-get install podman runc") from None
+    if check and result.returncode != 0:
+        message = result.stderr.decode(errors="replace").strip() or result.stdout.decode(errors="replace").strip()
+        raise PodmanError(f"podman {' '.join(arguments[:6])}: exit status {result.returncode}: {message[-1500:]}")
+    return result.stdout.decode(errors="replace")
+
+
+def hosts(project: str | None = None) -> list[dict[str, str]]:
+    """List the simulated hosts: project, host, container, state and image."""
+    chosen = f"label={LABEL}={project}" if project else f"label={LABEL}"
+    listing = json.loads(podman("ps", "--all", "--filter", chosen, "--format", "json") or "[]")
+    rows = [
+        {
+            "project": item["Labels"][LABEL],
+            "host": item["Labels"].get(HOST_LABEL, ""),
+            "container": item["Names"][0],
+            "state": item["State"],
+            "image": item["Image"],
+        }
+        for item in listing or []
+    ]
+    return sorted(rows, key=lambda row: row["container"])
+
+
+def create(host: Host, image: str) -> None:
+    """Make the container of a host, not yet started."""
+    podman("volume", "create", "--label", f"{LABEL}={host.project}", host.volume)
+    podman(
+        "create",
+        *("--name", host.container, "--hostname", host.name),
+        *("--label", f"{LABEL}={host.project}", "--label", f"{HOST_LABEL}={host.name}"),
+        # A docker daemon runs inside; it needs mounts, cgroups and devices.
+        *("--privileged", "--systemd=always", "--cgroupns=private"),
+        # No way out and no way in: three docker daemons with one docker0 and one set of netfilter rules would collide,
+        # and packages come from the image's own repository.
+        *("--network", "none"),
+        # The simulated driver keeps its state there; the default of 64 MB holds little more than that.
+        "--shm-size=256m",
+        *("--volume", f"{host.volume}:/var/lib/docker"),
+        image,
+        "/sbin/init",
+    )
+
+
+def boot(host: Host) -> float:
+    """Start the host and wait until systemd is up; return the seconds that it took."""
+    started = time.monotonic()
+    podman("start", host.container)
+    state = ""
+    while time.monotonic() - started < BOOT_TIMEOUT:
+        state = podman("exec", host.container, "systemctl", "is-system-running", check=False).strip()
+        if state == "running":
+            return time.monotonic() - started
+        if state == "degraded":
+            failed = podman("exec", host.container, "systemctl", "--failed", "--no-legend", "--plain", check=False)
+            raise PodmanError(f"{host.container}: systemd is up, but units failed:\n{failed}")
+        time.sleep(0.2)
+    tail = podman("logs", "--tail", "20", host.container, check=False)
+    raise PodmanError(
+        f"{host.container}: systemd is {state or 'silent'!r} after {BOOT_TIMEOUT:.0f} s, expected running. "
+        f"Look with: podman exec {host.container} systemctl list-jobs\n{tail}"
+    )
+
+
+def remove(project: str, name: str | None = None) -> list[str]:
+    """Remove the project's hosts (or one of them) with their volumes; return the containers removed."""
+    gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
+    # runc kills all processes of the container's pid namespace at once; a simulated host has nothing to save.
+    if gone:
+        podman("rm", "--force", "--time", "0", "--volumes", *gone)
+    volumes = podman("volume", "ls", "--quiet", "--filter", f"label={LABEL}={project}").split()
+    keep = {Host(project, row["host"]).volume for row in hosts(project)}
+    for volume in volumes:
+        if volume not in keep:
+            podman("volume", "rm", "--force", volume)
+    return gone
