@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* libnvidia-container.so.1 of the simulated hosts: tells its version, as programs ask it first. */
+
+struct nvc_version {
+    unsigned int major;
+    unsigned int minor;
+    unsigned int patch;
+    const char *string;
+};
+
+const struct nvc_version *nvc_version(void);
+
+const struct nvc_version *nvc_version(void)
+{
+    static const struct nvc_version version = {NVC_MAJOR, NVC_MINOR, NVC_PATCH, NVC_STRING};
+
+    return &version;
+}

@@ -1,0 +1,208 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""nvidia-container-runtime of the simulated hosts: an OCI runtime that injects GPUs by CDI and becomes runc.
+
+Does what NVIDIA's program does in its CDI mode: reads NVIDIA_VISIBLE_DEVICES of the container, resolves each device in
+the CDI specifications of the host, edits the bundle's config.json and executes the real runtime with the same words.
+A comparison with NVIDIA's own program on the same bundle is in tests/integration/test_container_runtime_twin.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
+SPEC_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+KIND = "nvidia.com/gpu"
+# runc's global options that take a value as the next word.
+VALUED = {"--root", "--log", "--log-format", "--criu", "--rootless"}
+
+
+class RuntimeFault(Exception):
+    """The container cannot be given what it asked for."""
+
+
+def setting(name: str, default: str) -> str:
+    """One key of config.toml as text. Its sections are not told apart: no two share a key that is read here."""
+    with contextlib.suppress(OSError):
+        found = re.search(rf"^\s*{re.escape(name)}\s*=\s*(.+?)\s*$", CONFIG.read_text(), re.MULTILINE)
+        if found:
+            return found.group(1)
+    return default
+
+
+def command_of(words: list[str]) -> tuple[str, str, str | None]:
+    """The command, the bundle's folder and runc's log file, from runc's command line."""
+    command, log = "", None
+    place = 0
+    while place < len(words):
+        word = words[place]
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            command = word
+            break
+        if name in VALUED and not equals:
+            place += 1
+            value = words[place] if place < len(words) else ""
+        if name == "--log":
+            log = value
+        place += 1
+    bundle = os.getcwd()
+    rest = words[place + 1 :]
+    for index, word in enumerate(rest):
+        name, equals, value = word.partition("=")
+        if name in ("--bundle", "-b"):
+            bundle = value if equals else (rest[index + 1] if index + 1 < len(rest) else bundle)
+    return command, bundle, log
+
+
+def requested(config: dict[str, Any]) -> list[str]:
+    """The device names that the container asks for: none when the variable is unset, empty, ``void`` or ``none``."""
+    value = ""
+    for variable in config.get("process", {}).get("env", []):
+        name, _equals, text = variable.partition("=")
+        if name == "NVIDIA_VISIBLE_DEVICES":
+            value = text
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    if not names or names[0] in ("void", "none"):
+        return []
+    if setting("accept-nvidia-visible-devices-envvar-when-unprivileged", "true") == "false" and not privileged(config):
+        return []
+    prefix = KIND + "="
+    return [name[len(prefix) :] if name.startswith(prefix) else name for name in names]
+
+
+def privileged(config: dict[str, Any]) -> bool:
+    return "CAP_SYS_ADMIN" in config.get("process", {}).get("capabilities", {}).get("bounding", [])
+
+
+def specifications() -> list[dict[str, Any]]:
+    """The CDI specifications of our kind. Only JSON text is read (which is YAML too): nodes have no YAML parser."""
+    found = []
+    for folder in SPEC_DIRS:
+        for path in sorted(folder.glob("*")):
+            if path.suffix not in (".json", ".yaml"):
+                continue
+            try:
+                spec = json.loads(path.read_text())
+            except (OSError, ValueError) as fault:
+                print(f"nvidia-container-runtime: {path} left out: {fault}", file=sys.stderr)
+                continue
+            if isinstance(spec, dict) and spec.get("kind") == KIND:
+                found.append(spec)
+    return found
+
+
+def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The container edits of the devices, each device's before its specification's, as CDI orders them."""
+    edits, specs_used = [], []
+    for name in dict.fromkeys(names):
+        for spec in specs:
+            device = next((one for one in spec.get("devices", []) if one["name"] == name), None)
+            if device is not None:
+                edits.append(device.get("containerEdits", {}))
+                if spec not in specs_used:
+                    specs_used.append(spec)
+                break
+        else:
+            known = ", ".join(one["name"] for spec in specs for one in spec.get("devices", [])) or "none"
+            raise RuntimeFault(
+                f"unresolvable CDI device {KIND}={name}: the specifications in {SPEC_DIRS[0]} and {SPEC_DIRS[1]} "
+                f"know {known}; make them anew with: systemctl restart nvidia-cdi-refresh"
+            )
+    return edits + [spec.get("containerEdits", {}) for spec in specs_used]
+
+
+def apply(config: dict[str, Any], edit: dict[str, Any]) -> None:
+    """One set of CDI container edits, applied to an OCI configuration."""
+    process = config.setdefault("process", {})
+    for variable in edit.get("env", []):
+        name = variable.partition("=")[0] + "="
+        process["env"] = [one for one in process.get("env", []) if not one.startswith(name)] + [variable]
+    for node in edit.get("deviceNodes", []):
+        add_device(config, node)
+    for mount in edit.get("mounts", []):
+        mounts = [one for one in config.get("mounts", []) if one["destination"] != mount["containerPath"]]
+        mounts.append(
+            {
+                "destination": mount["containerPath"],
+                "source": mount["hostPath"],
+                "type": mount.get("type", "bind"),
+                "options": mount.get("options", []),
+            }
+        )
+        config["mounts"] = mounts
+    for hook in edit.get("hooks", []):
+        hooks = config.setdefault("hooks", {}).setdefault(hook["hookName"], [])
+        hooks.append({key: hook[key] for key in ("path", "args", "env", "timeout") if key in hook})
+
+
+def add_device(config: dict[str, Any], node: dict[str, Any]) -> None:
+    path = node["path"]
+    host = node.get("hostPath", path)
+    try:
+        status = os.stat(host)
+    except OSError as fault:
+        raise RuntimeFault(f"device node {host}: {fault.strerror}; is the driver loaded?") from None
+    kind = "b" if stat.S_ISBLK(status.st_mode) else "c"
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    linux = config.setdefault("linux", {})
+    device = {"path": path, "type": kind, "major": major, "minor": minor}
+    device["fileMode"] = node.get("fileMode", stat.S_IMODE(status.st_mode))
+    linux["devices"] = [one for one in linux.get("devices", []) if one["path"] != path] + [device]
+    rule = {"allow": True, "type": kind, "major": major, "minor": minor, "access": node.get("permissions", "rwm")}
+    linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
+
+
+def inject(bundle: str) -> None:
+    """Edit the bundle's config.json; untouched where the container asks for no GPU."""
+    path = Path(bundle) / "config.json"
+    config = json.loads(path.read_text())
+    names = requested(config)
+    if not names:
+        return
+    for edit in edits_for(names, specifications()):
+        apply(config, edit)
+    fresh = path.with_name("config.json.nvidia")
+    fresh.write_text(json.dumps(config))
+    shutil.copymode(path, fresh)
+    fresh.replace(path)
+
+
+def low_level_runtime() -> str:
+    names = re.findall(r'"([^"]+)"', setting("runtimes", '["runc", "crun"]'))
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise RuntimeFault(f"none of the runtimes {', '.join(names)} is in PATH; install runc")
+
+
+def main(words: list[str]) -> int:
+    command, bundle, log = command_of(words)
+    try:
+        if command in ("create", "run"):
+            inject(bundle)
+        runtime = low_level_runtime()
+    except (RuntimeFault, OSError, ValueError, KeyError) as fault:
+        message = f"nvidia-container-runtime: {fault}"
+        print(message, file=sys.stderr)
+        if log:  # containerd's shim shows the last line of this file to the user, not our stderr
+            record = {"level": "error", "msg": message, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as stream:
+                stream.write(json.dumps(record) + "\n")
+        return 1
+    os.execv(runtime, [runtime, *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
