@@ -169,6 +169,7 @@ struct sim_channel {
     uint64_t serial; /* of the process */
     uint64_t head, tail;
     uint64_t busy_ns;
+    uint32_t nonblocking, pad; /* some item was of a non-blocking stream */
     struct sim_work ring[SIM_QUEUE];
 };
 

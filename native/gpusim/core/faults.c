@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Events that a driver raises by itself: Xid messages and ECC errors. */
+#include "internal.h"
+
+#include <stdatomic.h>
+
+void sim_event_add(int gpu, enum sim_event_kind kind, uint64_t data)
+{
+    struct sim_state *state = sim_self.state;
+    struct sim_event *event = &state->events[state->event_count % SIM_EVENTS];
+    *event = (struct sim_event){.number = state->event_count + 1, .time = sim_now(), .gpu = (uint32_t)gpu,
+                                .kind = kind, .data = data};
+    state->event_count++;
+    atomic_fetch_add(&state->event_seq, 1);
+    sim_futex_wake(&state->event_seq, INT32_MAX);
+}
+
+void sim_event_wait(uint32_t seen, unsigned timeout_ms)
+{
+    /* Real time on purpose: a monitor that waits for a fault is no part of the simulated machine's time. */
+    if (atomic_load(&sim_self.state->event_seq) == seen)
+        sim_futex_wait(&sim_self.state->event_seq, seen, (uint64_t)timeout_ms * 1000000u);
+}

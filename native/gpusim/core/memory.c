@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Physical memory. A process's own three counters are the truth; sim_gpu.used is their sum, kept so that a charge need
+ * not add up a thousand slots, and made anew where a process died between the two stores.
+ */
+#include "internal.h"
+
+#include <inttypes.h>
+
+uint64_t sim_usage_bytes(const struct sim_usage *use)
+{
+    return use->memory + use->context + use->module;
+}
+
+void sim_repair(void)
+{
+    struct sim_state *state = sim_self.state;
+    state->repairs++;
+    sim_reap();
+    for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++) {
+        uint64_t sum = 0;
+        for (uint32_t slot = 0; slot < state->proc_high; slot++)
+            if (state->procs[slot].role != SIM_ROLE_NONE)
+                sum += sim_usage_bytes(&state->procs[slot].use[gpu]);
+        state->gpus[gpu].used = sum;
+    }
+}
+
+static uint64_t *counter(struct sim_usage *use, enum sim_kind kind)
+{
+    return kind == SIM_MEMORY ? &use->memory : kind == SIM_CONTEXT ? &use->context : &use->module;
+}
+
+static uint64_t charged(const struct sim_state *state, uint64_t bytes)
+{
+    uint64_t unit = state->granularity;
+    if (unit <= 1)
+        return bytes;
+    return bytes > UINT64_MAX - unit ? UINT64_MAX : (bytes + unit - 1) / unit * unit;
+}
+
+static bool fits(const struct sim_gpu *gpu, uint64_t bytes)
+{
+    uint64_t limit = gpu->total - gpu->reserved_bytes;
+    return gpu->used <= limit && bytes <= limit - gpu->used;
+}
+
+enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
+{
+    struct sim_state *state = sim_self.state;
+    struct sim_gpu *gpu = &state->gpus[index];
+    enum sim_status status = SIM_OK;
+    bytes = charged(state, bytes);
+    sim_lock();
+    if (gpu->lost) {
+        status = SIM_ERR_LOST;
+    } else if (!fits(gpu, bytes)) {
+        sim_reap(); /* what a killed process held is free, but nobody has looked yet */
+        if (!fits(gpu, bytes))
+            status = SIM_ERR_MEMORY;
+    }
+    if (status == SIM_OK) {
+        struct sim_usage *use = &state->procs[sim_self.slot].use[index];
+        *counter(use, kind) += bytes;
+        gpu->used += bytes;
+        uint64_t now = sim_usage_bytes(use);
+        if (now > use->peak)
+            use->peak = now;
+    }
+    sim_unlock();
+    return status;
+}
+
+void sim_uncharge(int index, enum sim_kind kind, uint64_t bytes)
+{
+    struct sim_state *state = sim_self.state;
+    struct sim_gpu *gpu = &state->gpus[index];
+    bytes = charged(state, bytes);
+    sim_lock();
+    uint64_t *held = counter(&state->procs[sim_self.slot].use[index], kind);
+    if (bytes > *held)
+        bytes = *held; /* never wrap: a counter below zero would make the GPU look full for ever */
+    *held -= bytes;
+    gpu->used -= bytes;
+    sim_unlock();
+}
+
+void sim_memory_info(int index, uint64_t *free_bytes, uint64_t *total_bytes)
+{
+    struct sim_gpu *gpu = &sim_self.state->gpus[index];
+    sim_lock();
+    sim_reap();
+    uint64_t limit = gpu->total - gpu->reserved_bytes;
+    *total_bytes = limit;
+    *free_bytes = gpu->used < limit ? limit - gpu->used : 0;
+    sim_unlock();
+}

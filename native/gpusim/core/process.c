@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who is there. A process holds a slot as long as the kernel holds its OFD lock on one byte of the state file: the lock
+ * goes with the process, however it ends, so nothing that a process wrote decides whether it lives.
+ *
+ * A second, classic POSIX lock on another byte is there for its pid only: F_GETLK tells the holder's pid in the
+ * namespace of whoever asks (an OFD lock has no pid), which is how host and container each see their own numbers. It
+ * would not do for liveness: closing any descriptor of the file drops it.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define LIVE_BYTES ((off_t)0x4000000000)
+#define PID_BYTES ((off_t)0x5000000000)
+
+static struct flock byte_lock(short type, off_t base, int slot)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = base + slot, .l_len = 1};
+}
+
+bool sim_slot_alive(int slot)
+{
+    if (slot == sim_slot())
+        return true;
+    struct flock probe = byte_lock(F_WRLCK, LIVE_BYTES, slot);
+    if (fcntl(sim_self.fd, F_OFD_GETLK, &probe) < 0)
+        return true; /* not known: never free what may be in use */
+    return probe.l_type != F_UNLCK;
+}
+
+pid_t sim_proc_pid(int slot)
+{
+    const struct sim_proc *proc = &sim_self.state->procs[slot];
+    if (slot == sim_slot())
+        return getpid();
+    struct flock probe = byte_lock(F_WRLCK, PID_BYTES, slot);
+    if (fcntl(sim_self.fd, F_GETLK, &probe) < 0)
+        return proc->pid;
+    if (probe.l_type == F_UNLCK) /* the other library of our own process, whose lock does not conflict with ours */
+        return proc->pid == getpid() ? proc->pid : 0;
+    return probe.l_pid > 0 ? probe.l_pid : 0;
+}
+
+static void remember(struct sim_state *state, const struct sim_proc *proc, int gpu)
+{
+    const struct sim_usage *use = &proc->use[gpu];
+    if (!use->peak && !use->busy_ns && !use->kernels)
+        return;
+    struct sim_past *past = &state->past[state->past_count++ % SIM_PAST];
+    *past = (struct sim_past){.serial = proc->serial, .pid = proc->pid, .gpu = gpu, .use = *use, .end = sim_now()};
+    past->use.memory = past->use.context = past->use.module = 0;
+}
+
+void sim_proc_free(int slot)
+{
+    struct sim_state *state = sim_self.state;
+    struct sim_proc *proc = &state->procs[slot];
+    for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++) {
+        struct sim_gpu *g = &state->gpus[gpu];
+        for (uint32_t channel = 0; channel < g->channel_count; channel++)
+            if (g->channels[channel].used && g->channels[channel].slot == slot)
+                sim_channel_free((int)gpu, (int)channel);
+        uint64_t bytes = sim_usage_bytes(&proc->use[gpu]);
+        remember(state, proc, (int)gpu);
+        g->used -= bytes < g->used ? bytes : g->used;
+        memset(&proc->use[gpu], 0, sizeof proc->use[gpu]);
+    }
+    proc->wait_target = UINT64_MAX;
+    proc->role = SIM_ROLE_NONE;
+}
+
+void sim_reap(void)
+{
+    struct sim_state *state = sim_self.state;
+    for (uint32_t slot = 0; slot < state->proc_high; slot++)
+        if (state->procs[slot].role != SIM_ROLE_NONE && !sim_slot_alive((int)slot))
+            sim_proc_free((int)slot);
+    state->last_reap = sim_now();
+}
+
+static bool take_slot(int slot, enum sim_role role)
+{
+    struct sim_state *state = sim_self.state;
+    struct sim_proc *proc = &state->procs[slot];
+    struct flock live = byte_lock(F_WRLCK, LIVE_BYTES, slot), pid = byte_lock(F_WRLCK, PID_BYTES, slot);
+    if (fcntl(sim_self.fd, F_OFD_SETLK, &live) < 0)
+        return false;
+    fcntl(sim_self.fd, F_SETLK, &pid);
+    /* From here the slot is ours. The generation goes up first: where the last user died inside the lock, waiters now
+     * see that its owner word is out of date, and so do we. */
+    proc->generation++;
+    sim_self.role = role;
+    sim_self.word = sim_lock_word(slot, proc->generation);
+    sim_lock();
+    if (proc->role != SIM_ROLE_NONE)
+        sim_proc_free(slot);
+    memset(proc->use, 0, sizeof proc->use);
+    proc->serial = state->next_serial++;
+    proc->start_wall_us = sim_wall_us(sim_now());
+    proc->pid = getpid();
+    proc->wait_target = UINT64_MAX;
+    memset(proc->comm, 0, sizeof proc->comm);
+    prctl(PR_GET_NAME, proc->comm);
+    if ((uint32_t)slot >= state->proc_high)
+        state->proc_high = (uint32_t)slot + 1;
+    proc->role = role;
+    sim_unlock();
+    /* Last: other threads of this process take a slot number as the sign that all is set up. */
+    atomic_store_explicit(&sim_self.slot, slot, memory_order_release);
+    return true;
+}
+
+enum sim_status sim_register(enum sim_role role)
+{
+    struct sim_state *state = sim_self.state;
+    for (int pass = 0; pass < 2; pass++)
+        for (int slot = 0; slot < SIM_MAX_PROCS; slot++)
+            if ((state->procs[slot].role == SIM_ROLE_NONE || pass == 1) && take_slot(slot, role))
+                return SIM_OK;
+    sim_fail("%s: all %d slots of the simulated host are held by live processes", sim_state_path(), SIM_MAX_PROCS);
+    return SIM_ERR_FULL;
+}
+
+void sim_detach(void)
+{
+    int slot = sim_slot();
+    if (slot < 0)
+        return;
+    sim_lock();
+    sim_proc_free(slot);
+    sim_unlock();
+    atomic_store(&sim_self.slot, -1);
+    struct flock live = byte_lock(F_UNLCK, LIVE_BYTES, slot), pid = byte_lock(F_UNLCK, PID_BYTES, slot);
+    fcntl(sim_self.fd, F_SETLK, &pid);
+    fcntl(sim_self.fd, F_OFD_SETLK, &live);
+    /* The descriptor stays: closing it would drop the other library's POSIX lock on the same file. */
+}
