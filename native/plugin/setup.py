@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adds to the wheel what the source tree keeps once: generated gRPC code, the shared core, and the version."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+CORE = HERE.parents[1] / "plugins" / "module_utils"
+# What vgpu_plugin imports of the core; what these import comes along.
+SHARED = ("layouts", "node_config", "slices")
+
+# The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
+VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
+
+
+def closure(names: tuple[str, ...]) -> list[str]:
+    """The modules and all that they import of the core, by their relative imports."""
+    found: list[str] = []
+    open_names = list(names)
+    while open_names:
+        name = open_names.pop()
+        if name in found:
+            continue
+        found.append(name)
+        for node in ast.walk(ast.parse((CORE / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                candidates = [node.module] if node.module else [alias.name for alias in node.names]
+                open_names += [one.partition(".")[0] for one in candidates]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ansible"):
+                raise SystemExit(f"{CORE}/{name}.py imports {node.module}; the shared core may only import relatively")
+    return sorted(found)
+
+
+class BuildPy(build_py):
+    def run(self) -> None:
+        super().run()
+        package = Path(self.build_lib) / "vgpu_plugin"
+        sys.path.insert(0, str(HERE / "tools"))
+        import generate_proto
+
+        generate_proto.generate(Path(self.build_lib))
+        for name in closure(SHARED):
+            shutil.copyfile(CORE / f"{name}.py", package / "_shared" / f"{name}.py")
+        (package / "VERSION").write_text(VERSION + "\n")
+
+
+setup(version=VERSION.replace("-", "+", 1), cmdclass={"build_py": BuildPy})

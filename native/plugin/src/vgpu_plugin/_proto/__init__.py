@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generated gRPC code of the .proto files beside this file.
+
+A wheel carries the generated modules. A source tree keeps them in native/build/plugin: ``make -C native/plugin``.
+"""
+
+from pathlib import Path
+
+_here = Path(__file__).resolve().parent
+if not (_here / "deviceplugin_pb2.py").exists():
+    _generated = _here.parents[3] / "build" / "plugin" / "vgpu_plugin" / "_proto"
+    if not (_generated / "deviceplugin_pb2.py").exists():
+        raise ImportError(f"{_generated} holds no generated gRPC code; run: make -C native/plugin proto")
+    __path__.append(str(_generated))

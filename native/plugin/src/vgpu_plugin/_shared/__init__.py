@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared core: the files of plugins/module_utils, which Ansible's modules and the node programs have in common.
+
+A wheel carries copies (setup.py makes them); a source tree reads the originals. They import each other relatively,
+so that they work under both names.
+"""
+
+from pathlib import Path
+
+_here = Path(__file__).resolve().parent
+if not (_here / "slices.py").exists():
+    __path__.append(str(_here.parents[4] / "plugins" / "module_utils"))

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service vgpu.v1.Admin for root on this host; vgpuctl and the isolation check are its clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import grpc
+
+from . import version
+from ._proto import admin_pb2 as api
+from ._proto import admin_pb2_grpc as rpc
+from .allocator import Allocator
+from .errors import PluginError
+from .leases import Leases
+from .pool import Pool
+from .records import LEASE
+from .service import answered, to_message
+from .settings import Settings
+
+
+class Admin(rpc.AdminServicer):
+    def __init__(
+        self,
+        settings: Settings,
+        pool: Pool,
+        allocator: Allocator,
+        leases: Leases,
+        registration: Callable[[], tuple[bool, str]],
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._allocator = allocator
+        self._leases = leases
+        self._registration = registration
+
+    @answered
+    def Status(self, request: api.StatusRequest, context: grpc.ServicerContext) -> api.StatusResponse:
+        registered, fault = self._registration()
+        used = self._leases.in_use()
+        return api.StatusResponse(
+            version=version(),
+            pid=os.getpid(),
+            resource=self._settings.resource,
+            config_path=str(self._settings.path),
+            config_sha256=self._settings.sha256,
+            library=self._library(),
+            registered=registered,
+            kubelet_error=fault,
+            gpus=[
+                api.Gpu(
+                    index=gpu.index,
+                    uuid=gpu.uuid,
+                    model=gpu.model,
+                    memory_mib=gpu.memory_mib,
+                    minor=gpu.minor,
+                    pci=gpu.pci,
+                    numa_node=gpu.numa_node,
+                    healthy=not self._pool.sickness(gpu.uuid),
+                    reason=self._pool.sickness(gpu.uuid),
+                )
+                for gpu in self._pool.gpus
+            ],
+            slices=[
+                api.Slice(
+                    id=offer.slice.id,
+                    uuid=offer.slice.uuid,
+                    memory_mib=offer.slice.memory_mib,
+                    sm_percent=offer.slice.sm_percent,
+                    health="Healthy" if offer.healthy else "Unhealthy",
+                    in_use=offer.slice.id in used,
+                )
+                for offer in self._pool.offers()[1]
+            ],
+            allocations=[
+                api.Allocation(
+                    id=record.id,
+                    kind=record.kind,
+                    slice_ids=record.slice_ids,
+                    library=os.path.basename(record.library),
+                    expires_in_s=self._leases.seconds_left(record) if record.kind == LEASE else 0,
+                )
+                for record in self._allocator.records.all()
+            ],
+            warnings=self._allocator.records.warnings,
+        )
+
+    def _library(self) -> str:
+        try:
+            return self._allocator.library().name
+        except PluginError:
+            return ""
+
+    @answered
+    def Lease(self, request: api.LeaseRequest, context: grpc.ServicerContext) -> api.LeaseResponse:
+        answer = self._leases.lease(request.uuid, request.ttl_s)
+        return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
+
+    @answered
+    def Release(self, request: api.ReleaseRequest, context: grpc.ServicerContext) -> api.ReleaseResponse:
+        self._leases.release(request.allocation)
+        return api.ReleaseResponse()

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of an allocation: /run/vgpu/allocations/<id>/{limits, ld.so.preload, rw/ledger}.
+
+``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from ._shared import layouts
+from .mounts import Mounter
+from .paths import CONTAINER_LEDGER, CONTAINER_LIBRARY, CONTAINER_LIMITS, CONTAINER_PRELOAD
+from .records import Record
+
+RW_SIZE = 1 << 20
+LIBRARY_FILE = "libvgpu.so"
+
+
+class AllocationFiles:
+    def __init__(self, root: Path, mounter: Mounter) -> None:
+        self._root = root
+        self._mounter = mounter
+
+    def folder(self, allocation: str) -> Path:
+        return self._root / allocation
+
+    def make(self, record: Record) -> None:
+        """Makes every file anew; safe to repeat. Only while no container of it runs. Raises OSError."""
+        folder = self.folder(record.id)
+        rw = folder / "rw"
+        self._root.mkdir(parents=True, exist_ok=True)
+        # Nobody but root reaches the files by this path; containers get bind mounts. So the ledger can be writable
+        # for every user that a container may run as.
+        os.chmod(self._root, 0o700)
+        rw.mkdir(parents=True, exist_ok=True)
+        if not self._mounter.is_mount(rw):
+            self._mounter.mount_tmpfs(rw, RW_SIZE)
+        uuids = [device["uuid"] for device in record.limits["devices"]]
+        _replace(folder / "limits", layouts.pack_limits(record.limits), 0o444)
+        _replace(folder / "ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444)
+        _replace(rw / "ledger", layouts.pack_ledger(uuids, record.id), 0o666)
+
+    def mounts(self, record: Record) -> list[tuple[str, str, bool]]:
+        """(container path, host path, read-only) of what the container gets; contract 1 of the design."""
+        folder = self.folder(record.id)
+        # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
+        return [
+            (CONTAINER_LIBRARY, str(Path(record.library) / LIBRARY_FILE), True),
+            (CONTAINER_PRELOAD, str(folder / "ld.so.preload"), True),
+            (CONTAINER_LIMITS, str(folder / "limits"), True),
+            (CONTAINER_LEDGER, str(folder / "rw" / "ledger"), False),
+        ]
+
+    def remove(self, allocation: str) -> None:
+        """Ends the tmpfs and removes the folder; nothing there is no fault."""
+        folder = self.folder(allocation)
+        if folder.is_dir():
+            self._mounter.unmount(folder / "rw")
+            shutil.rmtree(folder)
+
+    def present(self) -> list[str]:
+        """The allocations that have a folder."""
+        return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """A new file under the name: a container that still has the old one mapped keeps its own."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+    os.replace(fresh, path)

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocate and PreStartContainer: from slice ids to the files, mounts and environment of a container."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import checkpoint
+from . import settings as node_settings
+from ._shared.slices import MIB, Slice
+from .allocation_files import LIBRARY_FILE, AllocationFiles
+from .errors import NotNow, Refused
+from .paths import Paths
+from .pool import Pool
+from .records import KUBELET, LEASE, Record, RecordStore
+
+VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a container gets. ``devices`` are (container path, host path, permissions)."""
+
+    allocation: str
+    slice_ids: tuple[str, ...]
+    envs: dict[str, str]
+    mounts: list[tuple[str, str, bool]]
+    devices: list[tuple[str, str, str]] = field(default_factory=list)
+    cdi_devices: list[str] = field(default_factory=list)
+
+
+class Allocator:
+    """Thread-safe: one lock over records and files, so that a slice is never given out and collected at once."""
+
+    def __init__(
+        self, paths: Paths, settings: node_settings.Settings, pool: Pool, records: RecordStore, files: AllocationFiles
+    ) -> None:
+        self._paths = paths
+        self._settings = settings
+        self._pool = pool
+        self._files = files
+        self.records = records
+        self.lock = threading.RLock()
+
+    def allocate(self, requests: Iterable[Iterable[str]]) -> list[Answer]:
+        """One answer for each container; where one cannot be made, none is kept."""
+        made: list[Answer] = []
+        with self.lock:
+            try:
+                for ids in requests:
+                    made.append(self.grant(list(ids), KUBELET))
+            except Exception:
+                for answer in made:
+                    self.forget(answer.allocation)
+                raise
+        return made
+
+    def grant(self, ids: list[str], kind: str, **lease: Any) -> Answer:
+        """Makes one allocation with its files."""
+        with self.lock:
+            pieces = self._pool.resolve(ids)
+            if kind == KUBELET:
+                self._refuse_leased(pieces)
+            devices = self._devices(pieces)
+            record = Record(id=secrets.token_hex(8), kind=kind, slice_ids=tuple(ids), **lease)
+            if self._settings.shared:
+                gpus = [self._pool.gpu(device["uuid"]) for device in devices]
+                limits = {"allocation": record.id, "devices": devices, **self._settings.limit_flags(gpus)}
+                record = Record(**{**vars(record), "limits": limits, "library": str(self.library())})
+                self._make_files(record)
+            self.records.put(record)
+            log.info("allocation %s (%s): %s", record.id, kind, ", ".join(ids))
+            return self._answer(record, [device["uuid"] for device in devices])
+
+    def _refuse_leased(self, pieces: list[Slice]) -> None:
+        leased = {one: record.id for record in self.records.all() if record.kind == LEASE for one in record.slice_ids}
+        for piece in pieces:
+            if piece.id in leased:
+                raise NotNow(
+                    f"slice {piece.id} is leased to a check on this host (allocation {leased[piece.id]}); "
+                    "start the pod again"
+                )
+
+    def _devices(self, pieces: list[Slice]) -> list[dict[str, Any]]:
+        """One device for each GPU. Two slices of one GPU are summed or refused, never silently one share."""
+        devices: dict[str, dict[str, Any]] = {}
+        for piece in pieces:
+            device = devices.get(piece.uuid)
+            if device is None:
+                device = {"uuid": piece.uuid, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
+                devices[piece.uuid] = device
+            elif self._settings.merge:
+                device["memory_bytes"] += piece.memory_mib * MIB
+                device["sm_percent"] = min(100, device["sm_percent"] + piece.sm_percent)
+            else:
+                both = [one.id for one in pieces if one.uuid == piece.uuid]
+                raise Refused(
+                    f"{len(both)} slices of one GPU for one container ({', '.join(both)}), and this node's policy is "
+                    f"distinct GPUs: the container asks for {len(pieces)} slices, the node has {len(self._pool.gpus)} "
+                    "GPUs; ask for at most one slice for each GPU that has one free, or set vgpu_multi_slice: merge"
+                )
+        return list(devices.values())
+
+    def library(self) -> Path:
+        """The version folder that ``current`` names now. Raises Refused where there is no library."""
+        current = self._settings.library_root / "current"
+        folder = current.resolve()
+        if not (folder / LIBRARY_FILE).is_file():
+            raise Refused(f"{current}/{LIBRARY_FILE} does not exist on this node; the role vcuda installs it")
+        return folder
+
+    def _make_files(self, record: Record) -> None:
+        try:
+            self._files.make(record)
+        except OSError as fault:
+            self._remove_files(record.id)
+            raise NotNow(f"allocation {record.id}: its files cannot be made: {fault}") from fault
+
+    def _answer(self, record: Record, uuids: list[str]) -> Answer:
+        # Video memory is charged to nobody, so the capability that uses it is withheld.
+        envs = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+        mounts = self._files.mounts(record) if record.limits else []
+        if self._settings.handover == node_settings.VOLUME_MOUNTS:
+            envs["NVIDIA_VISIBLE_DEVICES"] = VISIBLE_AS_MOUNTS
+            mounts += [(f"{VISIBLE_AS_MOUNTS}/{uuid}", "/dev/null", False) for uuid in uuids]
+        else:
+            envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
+        return Answer(record.id, record.slice_ids, envs, mounts)
+
+    def prestart(self, ids: list[str]) -> None:
+        """Makes the files anew before a start: /run is empty after a reboot, and a restarted container starts at zero.
+
+        Several records may hold the same slices (an init container and a container of one pod); which of them starts is
+        not told, and only one of them runs at a time.
+        """
+        with self.lock:
+            if not self._settings.shared:
+                return
+            self._pool.resolve(ids)
+            records = self.records.with_ids(ids) or self._rebuild(ids)
+            if not records:
+                raise Refused(
+                    f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint knows an "
+                    "allocation of them; delete the pod so that it is admitted anew"
+                )
+            for record in records:
+                if not (Path(record.library) / LIBRARY_FILE).is_file():
+                    raise Refused(
+                        f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and the container mounts "
+                        "that version; delete the pod so that it is admitted anew"
+                    )
+                self._make_files(record)
+
+    def _rebuild(self, ids: list[str]) -> list[Record]:
+        """Records that were lost, from the answers of Allocate that the kubelet keeps."""
+        found = checkpoint.read(self._paths.checkpoint, self._settings.resource)
+        rebuilt = []
+        for entry in found.entries if found else ():
+            if entry.allocation and entry.slice_ids == frozenset(ids):
+                devices = self._devices(self._pool.resolve(ids))
+                gpus = [self._pool.gpu(device["uuid"]) for device in devices]
+                limits = {"allocation": entry.allocation, "devices": devices, **self._settings.limit_flags(gpus)}
+                record = Record(entry.allocation, KUBELET, tuple(ids), limits, entry.library or str(self.library()))
+                self.records.put(record)
+                rebuilt.append(record)
+        return rebuilt
+
+    def forget(self, allocation: str) -> None:
+        """Ends an allocation: its files and its record."""
+        with self.lock:
+            self._remove_files(allocation)
+            self.records.drop(allocation)
+
+    def _remove_files(self, allocation: str) -> None:
+        try:
+            self._files.remove(allocation)
+        except OSError as fault:
+            log.warning("allocation %s: its files remain: %s", allocation, fault)

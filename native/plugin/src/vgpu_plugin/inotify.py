@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for changes in one folder (inotify through libc). Used to notice a kubelet that starts anew."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+from pathlib import Path
+
+IN_CLOEXEC, IN_NONBLOCK = os.O_CLOEXEC, os.O_NONBLOCK
+IN_CREATE, IN_DELETE, IN_MOVED_TO, IN_MOVED_FROM = 0x100, 0x200, 0x80, 0x40
+IN_DELETE_SELF, IN_MOVE_SELF, IN_ONLYDIR = 0x400, 0x800, 0x01000000
+MASK = IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE_SELF | IN_MOVE_SELF | IN_ONLYDIR
+
+
+class FolderWatch:
+    """What happened is not told, only that something did: the caller looks at the folder itself.
+
+    That makes lost and merged events harmless. A folder that does not exist yet is looked for once a second.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._inotify = -1
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Returns after a change, after ``wake``, or when the time is over."""
+        watching = self._watch()
+        if not watching:
+            timeout_s = 1.0 if timeout_s is None else min(timeout_s, 1.0)
+        poll = select.poll()
+        poll.register(self._wake_r, select.POLLIN)
+        if watching:
+            poll.register(self._inotify, select.POLLIN)
+        for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
+            data = os.read(descriptor, 65536)
+            if descriptor == self._inotify and self._gone(data):
+                self._close_inotify()
+
+    def _watch(self) -> bool:
+        if self._inotify >= 0:
+            return True
+        descriptor = self._libc.inotify_init1(IN_CLOEXEC | IN_NONBLOCK)
+        if descriptor < 0:
+            return False
+        if self._libc.inotify_add_watch(descriptor, os.fsencode(self._folder), MASK) < 0:
+            os.close(descriptor)
+            return False
+        self._inotify = descriptor
+        return True
+
+    @staticmethod
+    def _gone(data: bytes) -> bool:
+        """Whether the folder itself went away: its watch is dead and a new folder of that name needs a new one."""
+        at = 0
+        while at + 16 <= len(data):
+            mask = int.from_bytes(data[at + 4 : at + 8], "little")
+            if mask & (IN_DELETE_SELF | IN_MOVE_SELF | 0x8000):  # 0x8000: IN_IGNORED
+                return True
+            at += 16 + int.from_bytes(data[at + 12 : at + 16], "little")
+        return False
+
+    def wake(self) -> None:
+        # A full pipe wakes as well as one byte.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"x")
+
+    def _close_inotify(self) -> None:
+        if self._inotify >= 0:
+            os.close(self._inotify)
+            self._inotify = -1
+
+    def close(self) -> None:
+        self._close_inotify()
+        os.close(self._wake_r)
+        os.close(self._wake_w)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line of vgpu-device-plugin."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import version
+from .errors import Fatal
+from .paths import Paths
+
+
+def parser() -> argparse.ArgumentParser:
+    defaults = Paths()
+    out = argparse.ArgumentParser(
+        prog="vgpu-device-plugin", description="Offers slices of this host's GPUs to the kubelet, as node.yaml says."
+    )
+    out.add_argument("--config", type=Path, default=defaults.config, help="node configuration (default: %(default)s)")
+    out.add_argument(
+        "--kubelet-dir", type=Path, default=defaults.kubelet_dir, help="folder of kubelet.sock (default: %(default)s)"
+    )
+    out.add_argument(
+        "--run-dir", type=Path, default=defaults.run_dir, help="sockets, allocations (default: %(default)s)"
+    )
+    out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
+    out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
+    out.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    out.add_argument("--version", action="version", version=version())
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
+    # Sockets are root's alone from the moment they exist.
+    os.umask(0o077)
+    from .daemon import Daemon
+    from .gpus import Nvml
+
+    paths = Paths(given.config, given.kubelet_dir, given.run_dir, given.state_dir, given.sys_root)
+    daemon = Daemon(paths, lambda: Nvml(paths.sys_root))
+    daemon.stop_on_signals()
+    try:
+        daemon.run()
+    except Fatal as fault:
+        print(f"vgpu-device-plugin: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

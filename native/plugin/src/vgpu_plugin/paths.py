@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where everything lies on a node. Every path is a parameter, so that tests lay out a node in a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+# What a container sees (contract 1 of the design); never configurable, because libvgpu.so has them built in.
+CONTAINER_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
+CONTAINER_PRELOAD = "/etc/ld.so.preload"
+CONTAINER_LIMITS = "/etc/vgpu/limits"
+CONTAINER_LEDGER = "/run/vgpu/ledger"
+
+
+@dataclass(frozen=True)
+class Paths:
+    config: Path = Path("/etc/vgpu/node.yaml")
+    kubelet_dir: Path = Path("/var/lib/kubelet/device-plugins")
+    run_dir: Path = Path("/run/vgpu")
+    state_dir: Path = Path("/var/lib/vgpu")
+    sys_root: Path = Path("/sys")
+
+    @property
+    def admin_socket(self) -> Path:
+        return self.run_dir / "plugin.sock"
+
+    @property
+    def allocations(self) -> Path:
+        return self.run_dir / "allocations"
+
+    @property
+    def records(self) -> Path:
+        return self.state_dir / "allocations.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.state_dir / "plugin.lock"
+
+    @property
+    def kubelet_socket(self) -> Path:
+        return self.kubelet_dir / "kubelet.sock"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.kubelet_dir / "kubelet_internal_checkpoint"
+
+    def endpoint(self, resource: str) -> Path:
+        """Our socket in the kubelet's folder, one for each resource."""
+        return self.kubelet_dir / f"vgpu-{resource.replace('/', '_')}.sock"

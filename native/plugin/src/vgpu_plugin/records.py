@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocation records: what was given out, kept in /var/lib/vgpu/allocations.json over restarts and reboots."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+KUBELET, LEASE = "kubelet", "lease"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One container's allocation. ``limits`` is what layouts.pack_limits takes, so that files can be made anew."""
+
+    id: str
+    kind: str
+    slice_ids: tuple[str, ...]
+    limits: dict[str, Any] = field(default_factory=dict)
+    # Folder of the library version that the container mounts; empty for a GPU that is not shared.
+    library: str = ""
+    # Of a lease: when it ends, in seconds of the boot that boot_id names.
+    expires: float = 0.0
+    boot_id: str = ""
+
+
+class RecordStore:
+    """All records, in memory and in one file. The caller holds the allocator's lock.
+
+    The file is replaced by a rename but not synced: a lost last entry is rebuilt from the kubelet's checkpoint, and a
+    sync would cost every Allocate ten milliseconds.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._records: dict[str, Record] = {}
+        self.warnings: list[str] = []
+
+    def load(self) -> None:
+        """Reads the file. One that cannot be read is put aside, and the kubelet's checkpoint rebuilds what matters."""
+        try:
+            data = json.loads(self._path.read_text())
+            if data.get("version") != FORMAT:
+                raise ValueError(f"version is {data.get('version')!r}, expected {FORMAT}")
+            self._records = {
+                one["id"]: Record(**dict(one, slice_ids=tuple(one["slice_ids"]))) for one in data["allocations"]
+            }
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+            aside = self._path.with_suffix(".broken")
+            os.replace(self._path, aside)
+            self.warnings.append(f"{self._path} could not be read ({fault}); it was put aside as {aside}")
+            log.warning("%s", self.warnings[-1])
+
+    def _save(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".new")
+        text = json.dumps({"version": FORMAT, "allocations": [asdict(one) for one in self._records.values()]}, indent=1)
+        fresh.write_text(text + "\n")
+        os.replace(fresh, self._path)
+
+    def all(self) -> list[Record]:
+        return list(self._records.values())
+
+    def get(self, allocation: str) -> Record | None:
+        return self._records.get(allocation)
+
+    def with_ids(self, ids: Iterable[str]) -> list[Record]:
+        """Records that hold exactly these slices. Several: an init container and a container of one pod share them."""
+        wanted = frozenset(ids)
+        return [one for one in self._records.values() if frozenset(one.slice_ids) == wanted]
+
+    def put(self, record: Record) -> None:
+        self._records[record.id] = record
+        self._save()
+
+    def drop(self, allocation: str) -> None:
+        if self._records.pop(allocation, None) is not None:
+            self._save()
