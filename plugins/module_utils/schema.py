@@ -153,7 +153,8 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 
 # Values that the schema knows and this version does not carry out. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
-    ("vgpu_sharing", ("time-slicing", "mps", "mig", "none"), "use vcuda"),
+    ("vgpu_sharing", ("time-slicing", "mps", "mig"), "use vcuda or none"),
+    ("vgpu_handover", ("cdi-cri",), "use auto, volume-mounts or envvar"),
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
     ("vgpu_mig_strategy", ("single", "mixed"), "use none"),
     ("vgpu_legacy_preferred", (True,), "use false"),
@@ -209,10 +210,9 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if key != "count":
             where = f"vgpu_resource_names.{key}"
             findings.append(error(where, "is not available in this version; it needs the scheduler"))
-    if clean["vgpu_sharing"] == "vcuda":
-        for name, modes in OTHER_MODES.items():
-            if clean[name] != VARIABLES[name].default:
-                findings.append(warning(name, f"has no effect with vgpu_sharing: vcuda; it belongs to {modes}"))
+    for name, modes in OTHER_MODES.items():
+        if clean["vgpu_sharing"] in ("vcuda", "none") and clean[name] != VARIABLES[name].default:
+            findings.append(warning(name, f"has no effect with vgpu_sharing: vcuda; it belongs to {modes}"))
     return findings
 
 

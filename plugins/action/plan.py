@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Controller side of vgpu.fleet.plan: compares the state of one host with its wish. No remote call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible_collections.vgpu.fleet.plugins.action.wish import heading, tell
+from ansible_collections.vgpu.fleet.plugins.module_utils import plan, schema
+from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import Finding, errors
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _VALID_ARGS = frozenset(("wish", "state"))
+
+    def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        wish, state = self._task.args.get("wish"), self._task.args.get("state")
+        if not isinstance(wish, dict) or not isinstance(state, dict):
+            msg = "wish and state must be mappings: what vgpu.fleet.wish and vgpu.fleet.host_state returned"
+            return {"failed": True, "changed": False, "msg": msg}
+        host = task_vars.get("inventory_hostname", "")
+        inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
+        sources = Sources(inventory, self._loader, host)
+        findings = [by_variable(finding) for finding in plan.check_gpus(wish, state)]
+        told = [tell(finding, sources, task_vars, host) for finding in findings]
+        if errors(findings):
+            faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
+            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults)), *faults])}
+        made = plan.make_plan(wish, state)
+        lines = plan.describe(made, state)
+        return {"changed": False, **made, "text": lines, "warnings": [*told, *made["warnings"]]}
+
+
+def by_variable(finding: Finding) -> Finding:
+    """A finding about a key of node.yaml, said of the variable that set it."""
+    return finding._replace(path=schema.variable_of(finding.path) or finding.path)

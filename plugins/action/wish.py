@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Controller side of vgpu.fleet.wish: reads and checks the variables of one host. No remote call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+from ansible_collections.vgpu.fleet.plugins.module_utils import schema, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import Finding, error, errors
+from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
+
+
+class ActionModule(ActionBase):
+    TRANSFERS_FILES = False
+    _requires_connection = False
+    _VALID_ARGS = frozenset()
+
+    def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
+        super().run(tmp, task_vars)
+        task_vars = task_vars or {}
+        findings: list[Finding] = []
+        variables = self._template(task_vars, findings)
+        clean = schema.read(variables, findings)
+        if not errors(findings):
+            findings += schema.unavailable(clean)
+        host = task_vars.get("inventory_hostname", "")
+        inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
+        sources = Sources(inventory, self._loader, host)
+        told = [tell(finding, sources, task_vars, host) for finding in findings]
+        if errors(findings):
+            faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
+            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults)), *faults])}
+        wanted = wish.collect(variables)
+        return {"changed": False, "wish": wanted, "reads": wish.reads(wanted), "warnings": told}
+
+    def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+        """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""
+        names = [name for name in task_vars if str(name).startswith(schema.PREFIX)]
+        for role, inputs in wish.INPUTS.items():
+            if role + "_state" in task_vars:
+                names += [f"{role}_{name}" for name in ("state", *inputs) if f"{role}_{name}" in task_vars]
+        values = {}
+        for name in names:
+            try:
+                values[name] = self._templar.template(task_vars[name])
+            except AnsibleError as fault:
+                findings.append(error(name, f"its template cannot be evaluated: {fault}"))
+        return values
+
+
+def heading(number: int) -> str:
+    what = "mistake" if number == 1 else "mistakes"
+    return f"The variables of this host hold {number} {what}. No host was changed."
+
+
+def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any], host: str) -> str:
+    """A finding as a line that names host, group, file and variable."""
+    name = finding.path.split(".")[0].split("[")[0]
+    if name not in task_vars:
+        return f"host {host}: {finding}"
+    return f"host {host}, {sources.of(name, task_vars[name])}: {finding}"

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host is made of and what stands on it, read from files below one root folder.
+
+Every look at /proc, /sys, /etc and /var goes through ``Host``. Tests lay a host out in a folder and pass it as root;
+programs are started through ``run``, which a test replaces by a table of answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from typing import Any, Callable, NamedTuple, Sequence
+
+NVIDIA_VENDOR = "0x10de"
+# PCI classes of things that compute or draw: VGA controller, 3D controller, display controller.
+DISPLAY_CLASSES = ("0x0300", "0x0302", "0x0380")
+
+
+class Answer(NamedTuple):
+    rc: int
+    out: str
+    err: str
+
+
+UNIT_ABSENT = {
+    "present": False,
+    "enabled": False,
+    "active": False,
+    "failed": False,
+    "stale": False,
+    "started": None,
+    "argv": [],
+}
+
+Runner = Callable[[Sequence[str]], Answer]
+
+
+def run_program(argv: Sequence[str]) -> Answer:
+    """Runs a program with a plain environment; one that is absent answers 127, one that hangs 124."""
+    environment = dict(os.environ, LC_ALL="C", LANG="C")
+    try:
+        done = subprocess.run(
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=60, check=False
+        )
+    except OSError as fault:
+        return Answer(127, "", str(fault))
+    except subprocess.TimeoutExpired:
+        return Answer(124, "", f"{argv[0]} gave no answer within 60 s")
+    return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
+
+
+class Host:
+    """A host below ``root``."""
+
+    def __init__(self, root: str = "/", run: Runner = run_program) -> None:
+        self.root = root
+        self.run = run
+
+    def path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def text(self, path: str) -> str | None:
+        """The text of a file, None where there is none."""
+        try:
+            with open(self.path(path), encoding="utf-8", errors="replace") as stream:
+                return stream.read()
+        except OSError:
+            return None
+
+    def names(self, path: str) -> list[str]:
+        """What a folder holds, sorted; a folder that is absent holds nothing."""
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except OSError:
+            return []
+
+    def link(self, path: str) -> str | None:
+        """Where a symbolic link points, None where there is none."""
+        try:
+            return os.readlink(self.path(path))
+        except OSError:
+            return None
+
+    def file(self, path: str) -> dict[str, Any] | None:
+        """Digest, mode and time of change of a file, None where there is none."""
+        try:
+            with open(self.path(path), "rb") as stream:
+                content = stream.read()
+                status = os.fstat(stream.fileno())
+        except OSError:
+            return None
+        return {
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "mode": f"{status.st_mode & 0o7777:04o}",
+            "mtime": status.st_mtime,
+        }
+
+    def os_release(self) -> dict[str, str]:
+        """The fields of os-release that the plan looks at, and machine, kernel and Python."""
+        text = self.text("/etc/os-release") or self.text("/usr/lib/os-release") or ""
+        fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', text, re.MULTILINE))
+        return {
+            "id": fields.get("ID", ""),
+            "id_like": fields.get("ID_LIKE", ""),
+            "version_id": fields.get("VERSION_ID", ""),
+            "codename": fields.get("VERSION_CODENAME", ""),
+            "name": fields.get("PRETTY_NAME", ""),
+            "arch": platform.machine(),
+            "kernel": platform.release(),
+            "python": ".".join(str(part) for part in sys.version_info[:3]),
+        }
+
+    def pci_gpus(self) -> list[dict[str, str]]:
+        """NVIDIA's GPUs on the PCI bus, in bus order: known before any driver is there."""
+        found = []
+        for address in self.names("/sys/bus/pci/devices"):
+            folder = f"/sys/bus/pci/devices/{address}"
+            vendor = (self.text(f"{folder}/vendor") or "").strip()
+            kind = (self.text(f"{folder}/class") or "").strip()
+            if vendor == NVIDIA_VENDOR and kind[:6] in DISPLAY_CLASSES:
+                found.append({"address": address, "device": (self.text(f"{folder}/device") or "").strip()})
+        return found
+
+    def driver(self) -> dict[str, Any]:
+        """The kernel side of the driver: the version of the loaded module, and whether nouveau sits in its place."""
+        version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([0-9.]+)", self.text("/proc/driver/nvidia/version") or "")
+        modules = re.findall(r"^(\S+) ", self.text("/proc/modules") or "", re.MULTILINE)
+        return {"loaded_version": version.group(1) if version else None, "nouveau": "nouveau" in modules}
+
+    def packages(self, names: Sequence[str]) -> dict[str, str | None]:
+        """The installed version of each package, None where it is not fully installed."""
+        if not names:
+            return {}
+        status = self.text("/var/lib/dpkg/status")
+        if status is not None:
+            return dpkg_versions(status, names)
+        return self._rpm_versions(names)
+
+    def _rpm_versions(self, names: Sequence[str]) -> dict[str, str | None]:
+        answer = self.run(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", *names])
+        versions: dict[str, str | None] = dict.fromkeys(names)
+        for line in answer.out.splitlines():
+            name, _, version = line.partition(" ")
+            if name in versions and version and " " not in version:
+                versions[name] = version
+        return versions
+
+    def argv(self, pid: int) -> list[str]:
+        """The command line of a running process, empty where there is none."""
+        return [word for word in (self.text(f"/proc/{pid}/cmdline") or "").split("\0") if word] if pid else []
+
+    def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """State of systemd units, in one call. Without systemd every unit is absent."""
+        found: dict[str, dict[str, Any]] = {name: dict(UNIT_ABSENT) for name in names}
+        if not names:
+            return found
+        properties = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,MainPID,ExecMainStartTimestampMonotonic"
+        answer = self.run(["systemctl", "show", "--no-pager", "-p", properties, *names])
+        # Blocks come in the order asked for; Id is no key, because an alias answers with its real name.
+        for name, block in zip(names, answer.out.strip().split("\n\n")):
+            fields = dict(line.partition("=")[::2] for line in block.splitlines())
+            if fields.get("LoadState") in (None, "not-found"):
+                continue
+            started = int(fields.get("ExecMainStartTimestampMonotonic") or 0)
+            found[name] = {
+                "present": True,
+                "enabled": fields.get("UnitFileState") in ("enabled", "static", "alias", "indirect", "generated"),
+                "active": fields.get("ActiveState") in ("active", "reloading"),
+                "failed": fields.get("ActiveState") == "failed",
+                "stale": fields.get("NeedDaemonReload") == "yes",
+                # Wall-clock time of the start, to be compared with the times of files that the unit read.
+                "started": time.time() - (time.monotonic() - started / 1e6) if started else None,
+                "argv": self.argv(int(fields.get("MainPID") or 0)),
+            }
+        return found
+
+
+def dpkg_versions(status: str, names: Sequence[str]) -> dict[str, str | None]:
+    """Versions from the text of dpkg's status file; only "install ok installed" counts as installed.
+
+    A package that dpkg left half configured must be installed again, so it is reported as absent.
+    """
+    versions: dict[str, str | None] = dict.fromkeys(names)
+    wanted = set(names)
+    for block in status.split("\n\n"):
+        head = re.match(r"(?:\A|\n*)Package: (\S+)", block)
+        if head is None or head.group(1) not in wanted:
+            continue
+        state = re.search(r"^Status: \S+ \S+ (\S+)$", block, re.MULTILINE)
+        version = re.search(r"^Version: (\S+)$", block, re.MULTILINE)
+        if state and version and state.group(1) == "installed":
+            versions[head.group(1)] = version.group(1)
+    return versions

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All that matters of a host, read at once: the structure that the plan compares with what the group wants."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, Sequence
+
+from . import docker_api, nvml
+from .hardware import Host
+
+MANIFEST = "manifest.json"
+VGPUCTL = "/usr/local/bin/vgpuctl"
+
+
+def read(
+    host: Host,
+    packages: Sequence[str] = (),
+    files: Sequence[str] = (),
+    units: Sequence[str] = (),
+    docker_config: str = "/etc/docker/daemon.json",
+    node_config: str = "/etc/vgpu/node.yaml",
+    library_root: str = "/usr/local/lib/vgpu",
+    plugin_root: str = "/opt/vgpu/plugin",
+) -> dict[str, Any]:
+    """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
+    found = nvml.read()
+    return {
+        "os": host.os_release(),
+        "gpus": found.pop("gpus"),
+        "nvml": found,
+        "pci_gpus": host.pci_gpus(),
+        "driver": host.driver(),
+        "packages": host.packages(packages),
+        "files": {path: host.file(path) for path in files},
+        "units": host.units(units),
+        "docker": {
+            "config_text": host.text(docker_config),
+            "info": docker_api.info(host.path(docker_api.SOCKET)),
+        },
+        "vcuda": library(host, library_root),
+        "plugin": {
+            "current": version_of(host.link(os.path.join(plugin_root, "current"))),
+            "versions": folders(host, plugin_root),
+            "status": plugin_status(host),
+        },
+        "node_config": {"text": host.text(node_config)},
+    }
+
+
+def library(host: Host, root: str) -> dict[str, Any]:
+    """The versions of libvgpu on the host, which of them are whole, and which one ``current`` names."""
+    versions = folders(host, root)
+    return {
+        "current": version_of(host.link(os.path.join(root, "current"))),
+        "versions": versions,
+        "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
+    }
+
+
+def is_whole(host: Host, folder: str) -> bool:
+    """Whether every file that a version's manifest lists is there with its digest."""
+    try:
+        listed = json.loads(host.text(os.path.join(folder, MANIFEST)) or "")["files"]
+        wanted = {str(name): str(digest) for name, digest in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    for name, digest in wanted.items():
+        found = host.file(os.path.join(folder, name))
+        if found is None or found["sha256"] != digest:
+            return False
+    return bool(wanted)
+
+
+def folders(host: Host, root: str) -> list[str]:
+    """The version folders below a root; names that begin with a dot are unfinished work of a run that was cut off."""
+    return [
+        name
+        for name in host.names(root)
+        if not name.startswith(".") and name != "current" and os.path.isdir(host.path(os.path.join(root, name)))
+    ]
+
+
+def version_of(link: str | None) -> str | None:
+    return os.path.basename(link.rstrip("/")) if link else None
+
+
+def plugin_status(host: Host) -> dict[str, Any] | None:
+    """What the running device plugin says of itself, None where none answers."""
+    if host.file(VGPUCTL) is None:
+        return None
+    answer = host.run([host.path(VGPUCTL), "status", "--json"])
+    if answer.rc != 0:
+        return None
+    try:
+        status = json.loads(answer.out)
+    except ValueError:
+        return None
+    return status if isinstance(status, dict) else None
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: the ordered steps from a host's state to what its group wants, each with its reason. Pure.
+
+A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state
+from which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a
+daemon that did not take its file over, is a step too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from . import daemon_check, daemon_json, node_config, slices
+from .kinds import Finding, error, warning
+from .node_state import sha256
+from .wish import DOCKER_UNIT, ROLES, name_of, version_of
+
+PRESENT = "present"
+
+
+class Part(NamedTuple):
+    """What one role has to do on a host; no changes: nothing. ``errors`` stop this host alone."""
+
+    reason: str
+    changes: list[str]
+    disturbs: bool = False
+    warnings: Sequence[str] = ()
+    errors: Sequence[str] = ()
+
+
+NOTHING = Part("", [])
+
+
+def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """``{steps, roles, warnings, errors, disturbs}``; roles are the names of the steps."""
+    steps, warnings, errors = [], [], []
+    for role in ROLES:
+        wanted = wish["roles"].get(role)
+        if wanted is None:
+            continue
+        part = PARTS[role](wanted, state, wish)
+        warnings += [f"{role}: {text}" for text in part.warnings]
+        errors += [f"{role}: {text}" for text in part.errors]
+        if part.changes:
+            steps.append(
+                {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
+            )
+    if wish["verify"] == "always" or (steps and wish["verify"] == "changed"):
+        reason = "the plan changes the host" if steps else "vgpu_verify is always"
+        steps.append({"role": "verify", "reason": reason, "changes": [], "disturbs": False})
+    return {
+        "steps": steps,
+        "roles": [step["role"] for step in steps],
+        "warnings": warnings,
+        "errors": errors,
+        "disturbs": any(step["disturbs"] for step in steps),
+    }
+
+
+def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    """What the host's GPUs say about the wish. Before a driver is there, only their number on the bus is known."""
+    config, gpus = wish["node_config"], state["gpus"]
+    if state["nvml"]["ok"]:
+        if not gpus:
+            return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
+        return slices.findings_for(gpus, config)
+    findings = []
+    on_bus = len(state["pci_gpus"])
+    for n, exception in enumerate((slices.vcuda_of(config) or {}).get("devices") or []):
+        index = exception["match"].get("index")
+        if index is not None and on_bus and index >= on_bus:
+            where = f"sharing.vcuda.devices[{n}].match"
+            findings.append(error(where, f"no GPU with index {index}; the host has {on_bus} on its PCI bus"))
+    return findings
+
+
+def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list[str]:
+    """The changes that bring every package to its version; without a pin any installed version will do."""
+    changes = []
+    for package in wanted:
+        name, pin = name_of(package), version_of(package, version)
+        found = state["packages"].get(name)
+        if found is None:
+            changes.append("install {}{}".format(name, f" {pin}" if pin else ""))
+        elif pin and found != pin and not _matches_pattern(found, pin):
+            changes.append(f"change {name} from {found} to {pin}")
+    return changes
+
+
+def _matches_pattern(found: str, pin: str) -> bool:
+    """apt takes a pin that ends in * as a prefix."""
+    return pin.endswith("*") and found.startswith(pin[:-1])
+
+
+def removals(unwanted: Sequence[str], state: dict[str, Any]) -> list[str]:
+    return [f"remove {name_of(name)}" for name in unwanted if state["packages"].get(name_of(name)) is not None]
+
+
+def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    if wanted["state"] != PRESENT:
+        changes = removals(wanted["packages"], state)
+        return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
+    changes = packages(wanted["packages"], wanted["version"], state)
+    notes = []
+    if changes:
+        reason = "driver packages are missing or of another version"
+    if wanted["kernel_module"] != "none":
+        loaded = state["driver"]["loaded_version"]
+        if state["driver"]["nouveau"]:
+            changes.append("unload and block nouveau")
+            reason = "nouveau holds the GPUs"
+        elif loaded is None and state["pci_gpus"]:
+            changes.append("load the kernel module")
+            reason = "the kernel module is not loaded"
+    elif not changes and not state["nvml"]["ok"]:
+        notes.append("NVML does not answer: " + state["nvml"]["error"])
+    if not changes:
+        return NOTHING._replace(warnings=notes)
+    # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
+    disturbs = state["nvml"]["ok"] and any(text.startswith("change ") for text in changes)
+    return Part(reason, changes, disturbs, notes)
+
+
+def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    if wanted["state"] != PRESENT:
+        return Part("the NVIDIA runtime is to be absent", removals(wanted["packages"], state))
+    return Part("packages are missing or of another version", packages(wanted["packages"], wanted["version"], state))
+
+
+def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
+    if wanted["state"] != PRESENT:
+        return NOTHING
+    changes = packages(wanted["packages"], "", state)
+    reason = "packages are missing or of another version"
+    path = wanted["docker_config"]
+    try:
+        text, merged = daemon_json.merge(docker["config_text"], wanted["docker_settings"])
+        document = daemon_json.parse(text)
+    except daemon_json.DaemonJsonError as fault:
+        return NOTHING._replace(errors=[f"{path}: {fault}"])
+    argv = unit.get("argv") or []
+    faults = daemon_check.problems(document, argv)
+    if faults:
+        return NOTHING._replace(errors=[f"{path}: {fault}" for fault in faults])
+    todo: list[Any] = list(merged)
+    if merged:
+        changes += [f"{path}: {change}" for change in merged]
+        reason = f"{path} differs"
+    elif docker["info"] is not None:
+        todo = daemon_json.lacks(docker["info"], document, argv)
+        if todo:
+            changes += [str(lack) for lack in todo]
+            reason = f"the running daemon has not taken {path} over"
+    if unit.get("present") and not unit.get("active"):
+        changes.append(f"start {DOCKER_UNIT}")
+        reason = f"{DOCKER_UNIT} is not running" if len(changes) == 1 else reason
+    if unit.get("present") and not unit.get("enabled"):
+        changes.append(f"enable {DOCKER_UNIT}")
+        reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
+    info = docker["info"] or {}
+    restart = daemon_json.needs_restart(todo)
+    running = int(info.get("ContainersRunning") or 0)
+    disturbs = bool(restart) and running > 0 and not info.get("LiveRestoreEnabled")
+    notes = []
+    if disturbs:
+        notes.append(f"a restart of docker for {', '.join(restart)} stops {running} running containers")
+    return Part(reason, changes, disturbs, notes)
+
+
+def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    found, version, root = state["vcuda"], wanted["version"], wanted["root"]
+    if wanted["state"] != PRESENT:
+        changes = [f"remove {root}/{one}" for one in found["versions"]]
+        return Part("the library is to be absent", changes)
+    changes = []
+    reason = "the library is not current"
+    if version not in found["versions"]:
+        changes.append(f"deploy {root}/{version}")
+    elif version not in found["whole"]:
+        changes.append(f"deploy {root}/{version} anew, its files differ from its manifest")
+        reason = "the library is damaged"
+    if found["current"] != version:
+        changes.append("switch current from {} to {}".format(found["current"] or "nothing", version))
+    return Part(reason, changes)
+
+
+def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
+    version, root, unit_name = wanted["version"], wanted["root"], wanted["unit"]
+    if wanted["state"] != PRESENT:
+        changes = [f"remove {root}/{one}" for one in found["versions"]]
+        if unit.get("present"):
+            changes.append(f"remove {unit_name}")
+        return Part("the device plugin is to be absent", changes)
+    changes = []
+    if found["current"] != version or version not in found["versions"]:
+        changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
+    changes += node_yaml_changes(wanted["config_path"], wish["node_config"], state["node_config"]["text"])
+    on_disk = state["files"].get(wanted["unit_path"])
+    if on_disk is None:
+        changes.append(f"write {wanted['unit_path']}")
+    elif wanted["unit_text"] and on_disk["sha256"] != sha256(wanted["unit_text"]):
+        changes.append(f"change {wanted['unit_path']}")
+    if changes:
+        return Part("the device plugin or its configuration differs", changes)
+    return _plugin_running(wanted, unit, found["status"], on_disk, state["node_config"]["text"])
+
+
+def _plugin_running(
+    wanted: dict[str, Any], unit: dict[str, Any], status: dict[str, Any] | None, on_disk: Any, config_text: str
+) -> Part:
+    """All files are as wanted: does the program that runs use them?"""
+    name = wanted["unit"]
+    if unit.get("stale"):
+        return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
+    if not unit.get("enabled"):
+        return Part(f"{name} is not enabled", [f"enable {name}"])
+    if not unit.get("active"):
+        return Part(f"{name} is not running", [f"start {name}"])
+    if unit.get("started") and on_disk and on_disk["mtime"] > unit["started"]:
+        return Part("the unit file is newer than the running program", [f"restart {name}"])
+    if status is None:
+        return Part("the device plugin does not answer vgpuctl", [f"restart {name}"])
+    if status.get("version") not in (None, wanted["version"]):
+        return Part(f"the running program is version {status['version']}", [f"restart {name}"])
+    if status.get("config_sha256") not in (None, sha256(config_text)):
+        return Part("the running program has an older configuration", [f"restart {name}"])
+    return NOTHING
+
+
+def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
+    """Key by key, what node.yaml will have differently. A file that cannot be read is written anew, for it is ours."""
+    if text == node_config.dump(wanted):
+        return []
+    if text is None:
+        return [f"write {path}"]
+    try:
+        found = node_config.load(text, path)
+    except node_config.ConfigError as fault:
+        return [f"write {path} anew ({fault})"]
+    before, after = _flat(found), _flat(wanted)
+    changes = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old != new:
+            changes.append(f"{path}: {key} from {_shown(old)} to {_shown(new)}")
+    return changes or [f"write {path} in its normal form"]
+
+
+def _flat(document: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(document, dict):
+        return {path: document}
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        flat.update(_flat(value, f"{path}.{key}" if path else key))
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The plan as lines that a person reads before it is carried out."""
+    lines = ["{} GPUs: {}".format(len(state["gpus"]), _models(state["gpus"]))]
+    if not plan["steps"]:
+        lines.append("nothing to do")
+    for number, step in enumerate(plan["steps"], 1):
+        mark = "  [disturbs running work]" if step["disturbs"] else ""
+        lines.append(f"{number}. {step['role']}: {step['reason']}{mark}")
+        lines += [f"     - {change}" for change in step["changes"]]
+    lines += [f"warning: {text}" for text in plan["warnings"]]
+    lines += [f"error: {text}" for text in plan["errors"]]
+    return lines
+
+
+def _models(gpus: Sequence[dict[str, Any]]) -> str:
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        name = "{} {} MiB".format(gpu["model"], gpu["memory_mib"])
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{number} x {name}" for name, number in counts.items()) or "none that NVML lists"
+
+
+PARTS = {
+    "nvidia_driver": nvidia_driver,
+    "nvidia_docker": nvidia_docker,
+    "container_runtime": container_runtime,
+    "vcuda": vcuda,
+    "device_plugin": device_plugin,
+}

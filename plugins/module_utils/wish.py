@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host's group wants, collected from the variables of the roles in the play and from the ``vgpu_*`` variables.
+
+A role whose ``<role>_state`` is not defined is not in the play, and nothing is wished of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import node_config, schema
+
+# The order in which roles run; each builds on those before it.
+ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "device_plugin")
+
+# The variables of each role that the plan looks at, without the role's prefix, with the value of one that is unset.
+INPUTS: dict[str, dict[str, Any]] = {
+    "nvidia_driver": {"packages": [], "version": "", "kernel_module": "none"},
+    "nvidia_docker": {"packages": [], "version": ""},
+    "container_runtime": {"packages": [], "docker_config": "/etc/docker/daemon.json", "docker_settings": {}},
+    "vcuda": {"version": "", "root": node_config.LIBRARY_ROOT},
+    "device_plugin": {
+        "version": "",
+        "root": "/opt/vgpu/plugin",
+        "unit": "vgpu-device-plugin.service",
+        "unit_path": "/etc/systemd/system/vgpu-device-plugin.service",
+        "unit_text": "",
+        "config_path": node_config.PATH,
+    },
+}
+
+DOCKER_UNIT = "docker.service"
+
+
+def collect(variables: dict[str, Any]) -> dict[str, Any]:
+    """The wish of a host. ``variables`` holds valid values of ``vgpu_*`` and of the roles.
+
+    Raises node_config.ConfigError where the ``vgpu_*`` variables are not valid.
+    """
+    settings = schema.read(variables, [])
+    roles = {}
+    for role in ROLES:
+        if variables.get(role + "_state") is None:
+            continue
+        part = {name: variables.get(f"{role}_{name}", default) for name, default in INPUTS[role].items()}
+        part["state"] = variables[role + "_state"]
+        if role == "vcuda" and settings["vgpu_sharing"] != "vcuda":
+            part["state"] = "absent"
+        roles[role] = part
+    root = roles["vcuda"]["root"] if "vcuda" in roles else node_config.LIBRARY_ROOT
+    return {
+        "roles": roles,
+        "sharing": settings["vgpu_sharing"],
+        "verify": settings["vgpu_verify"],
+        "node_config": node_config.from_vars(variables, root),
+    }
+
+
+def reads(wish: dict[str, Any]) -> dict[str, Any]:
+    """The options of host_state: what of the host must be read to compare it with this wish."""
+    roles = wish["roles"]
+    packages = [name_of(package) for part in roles.values() for package in part.get("packages") or []]
+    options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": []}
+    if "container_runtime" in roles:
+        options["units"].append(DOCKER_UNIT)
+        options["docker_config"] = roles["container_runtime"]["docker_config"]
+    if "vcuda" in roles:
+        options["library_root"] = roles["vcuda"]["root"]
+    if "device_plugin" in roles:
+        part = roles["device_plugin"]
+        options["units"].append(part["unit"])
+        options["files"].append(part["unit_path"])
+        options["plugin_root"] = part["root"]
+        options["node_config"] = part["config_path"]
+    return options
+
+
+def name_of(package: str) -> str:
+    """The name in ``name`` or ``name=version``."""
+    return str(package).partition("=")[0]
+
+
+def version_of(package: str, default: str = "") -> str:
+    """The version that is pinned, empty where any will do."""
+    return str(package).partition("=")[2] or default

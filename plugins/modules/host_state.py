@@ -1,0 +1,167 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_state
+short_description: Read all that matters of a GPU host in one call
+version_added: 0.1.0
+description:
+  - Reads GPUs, packages, files, systemd units, Docker, the vGPU library and the device plugin of a host, in
+    one remote call.
+  - M(vgpu.fleet.plan) compares the result with what the host's group wants.
+  - What is absent is reported as V(null) or as empty; the module fails on nothing that a host can be.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The module changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  packages:
+    description: Packages whose installed version is read, from the status file of dpkg or from rpm.
+    type: list
+    elements: str
+    default: []
+  files:
+    description: Files whose digest, mode and time of change are read.
+    type: list
+    elements: path
+    default: []
+  units:
+    description: Systemd units whose state is read.
+    type: list
+    elements: str
+    default: []
+  docker_config:
+    description: Configuration file of the Docker daemon.
+    type: path
+    default: /etc/docker/daemon.json
+  node_config:
+    description: Configuration file of the node.
+    type: path
+    default: /etc/vgpu/node.yaml
+  library_root:
+    description: Folder of the versions of the vGPU library.
+    type: path
+    default: /usr/local/lib/vgpu
+  plugin_root:
+    description: Folder of the versions of the device plugin.
+    type: path
+    default: /opt/vgpu/plugin
+  root:
+    description: Root folder below which files are read. GPUs are those of the running host whatever the root is.
+    type: path
+    default: /
+seealso:
+  - module: vgpu.fleet.plan
+  - module: vgpu.fleet.gpu_info
+"""
+
+EXAMPLES = r"""
+- name: Read the host
+  vgpu.fleet.host_state:
+    packages: [docker.io, nvidia-smi]
+    units: [docker.service, vgpu-device-plugin.service]
+  register: host_state
+"""
+
+RETURN = r"""
+state:
+  description: The state of the host.
+  returned: always
+  type: dict
+  contains:
+    os:
+      description: Distribution, architecture, kernel and Python.
+      type: dict
+      returned: always
+    gpus:
+      description: GPUs in NVML's order, as M(vgpu.fleet.gpu_info) returns them.
+      type: list
+      elements: dict
+      returned: always
+    nvml:
+      description:
+        - Whether NVML answers (C(ok)), why not (C(error)), the version of the driver, and the GPUs that it
+          lost.
+      type: dict
+      returned: always
+    pci_gpus:
+      description: NVIDIA's GPUs on the PCI bus, known before a driver is installed.
+      type: list
+      elements: dict
+      returned: always
+    driver:
+      description: Version of the loaded kernel module, and whether nouveau is loaded.
+      type: dict
+      returned: always
+    packages:
+      description: Version of each package asked for, V(null) where it is not installed.
+      type: dict
+      returned: always
+    files:
+      description: Digest, mode and time of change of each file asked for, V(null) where it is absent.
+      type: dict
+      returned: always
+    units:
+      description:
+        - Of each unit asked for, whether it is C(present), C(enabled), C(active), C(failed), whether its file
+          is newer than what
+          systemd read (C(stale)), and when it was C(started).
+      type: dict
+      returned: always
+    docker:
+      description:
+        - Text of the configuration file (C(config_text)) and what the running daemon says of itself
+          (C(info)).
+      type: dict
+      returned: always
+    vcuda:
+      description: Versions of the vGPU library, those whose files are whole, and the current one.
+      type: dict
+      returned: always
+    plugin:
+      description: Versions of the device plugin, the current one, and the status of the running one.
+      type: dict
+      returned: always
+    node_config:
+      description: Text of the configuration file of the node.
+      type: dict
+      returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import node_state
+from ..module_utils.hardware import Host
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "packages": {"type": "list", "elements": "str", "default": []},
+            "files": {"type": "list", "elements": "path", "default": []},
+            "units": {"type": "list", "elements": "str", "default": []},
+            "docker_config": {"type": "path", "default": "/etc/docker/daemon.json"},
+            "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
+            "library_root": {"type": "path", "default": "/usr/local/lib/vgpu"},
+            "plugin_root": {"type": "path", "default": "/opt/vgpu/plugin"},
+            "root": {"type": "path", "default": "/"},
+        },
+        supports_check_mode=True,
+    )
+    options = dict(module.params)
+    host = Host(options.pop("root"))
+    module.exit_json(changed=False, state=node_state.read(host, **options))
+
+
+if __name__ == "__main__":
+    main()

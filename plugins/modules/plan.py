@@ -1,0 +1,104 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Documentation of an action that runs on the controller; the code is in plugins/action."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan
+short_description: Compare the state of a host with what its group wants
+version_added: 0.1.0
+description:
+  - Runs on the controller alone and makes no remote call.
+  - Returns ordered steps, each with its role, its reason, its changes, and whether it disturbs running work.
+  - A wish that the GPUs of the host cannot carry out, such as an exception that matches none of them, is a failure.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The action changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  wish:
+    description: What M(vgpu.fleet.wish) returned as RV(vgpu.fleet.wish#module:wish).
+    type: dict
+    required: true
+  state:
+    description: What M(vgpu.fleet.host_state) returned as RV(vgpu.fleet.host_state#module:state).
+    type: dict
+    required: true
+seealso:
+  - module: vgpu.fleet.wish
+  - module: vgpu.fleet.host_state
+"""
+
+EXAMPLES = r"""
+- name: Plan
+  vgpu.fleet.plan:
+    wish: "{{ host_wish.wish }}"
+    state: "{{ host_state.state }}"
+  register: host_plan
+
+- name: Show the plan
+  ansible.builtin.debug:
+    msg: "{{ host_plan.text }}"
+"""
+
+RETURN = r"""
+steps:
+  description: The steps in their order.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    role:
+      description: Role that carries the step out.
+      type: str
+      returned: always
+    reason:
+      description: Why the step is needed.
+      type: str
+      returned: always
+    changes:
+      description: What the step changes, in sentences.
+      type: list
+      elements: str
+      returned: always
+    disturbs:
+      description: Whether the step disturbs running work.
+      type: bool
+      returned: always
+  sample:
+    - role: vcuda
+      reason: the library is not current
+      changes:
+        - deploy /usr/local/lib/vgpu/0.1.0-0123456789ab
+        - switch current from nothing to 0.1.0-0123456789ab
+      disturbs: false
+roles:
+  description: Names of the roles of the steps.
+  returned: success
+  type: list
+  elements: str
+errors:
+  description: Why this host alone cannot be changed, empty where it can.
+  returned: success
+  type: list
+  elements: str
+disturbs:
+  description: Whether any step disturbs running work.
+  returned: success
+  type: bool
+text:
+  description: The plan as lines to show.
+  returned: success
+  type: list
+  elements: str
+"""

@@ -1,0 +1,52 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Documentation of an action that runs on the controller; the code is in plugins/action."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: wish
+short_description: Check the variables of a host and collect what its group wants
+version_added: 0.1.0
+description:
+  - Runs on the controller alone and makes no remote call.
+  - Reads every variable whose name starts with C(vgpu_), and the variables of the roles of this collection
+    that are in the play.
+  - A variable that is unknown, of the wrong type or out of range is a failure that names the variable, the
+    host group that set it,
+    the host, and the nearest valid name.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The action changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+seealso:
+  - module: vgpu.fleet.host_state
+  - module: vgpu.fleet.plan
+"""
+
+EXAMPLES = r"""
+- name: Check the variables of every host before any is changed
+  vgpu.fleet.wish:
+  register: host_wish
+  any_errors_fatal: true
+"""
+
+RETURN = r"""
+wish:
+  description: What the host's group wants, the input of M(vgpu.fleet.plan).
+  returned: success
+  type: dict
+reads:
+  description: The options with which M(vgpu.fleet.host_state) reads what the plan compares.
+  returned: success
+  type: dict
+"""
