@@ -13,10 +13,10 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 APT_BASE  := python3 python3-venv gcc libc6-dev make
 APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
-APT_TEST  := shellcheck clang git rsync
+APT_TEST  := shellcheck clang git
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-fast lint sanity unit native-test molecule native venv collection lock clean apt-base apt-hosts apt-test
+.PHONY: help demo demo-down test test-fast lint sanity unit native-test molecule native venv collection docs lock clean apt-base apt-hosts apt-test
 
 help:
 	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
@@ -63,6 +63,9 @@ lint sanity unit molecule: apt-test venv collection
 
 native-test: apt-test venv
 	@$(BIN)/python tools/gates.py native
+
+docs:
+	@$(PYTHON) tools/docs.py
 
 lock: apt-base
 	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }

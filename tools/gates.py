@@ -11,9 +11,9 @@ import os
 import subprocess
 import sys
 import time
-from xml.etree import ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".build"
