@@ -19,6 +19,8 @@ from pathlib import Path
 from .podman import ROOT
 
 GPUSIM = ROOT / "native" / "build" / "gpusim"
+DEMO_APT = ROOT / ".build" / "demo-apt"
+DEMO_IMAGE = ROOT / ".build" / "demo-image.tar"
 LIBRARIES = "usr/local/lib/gpusim"
 DIGEST_FILE = "etc/gpusim/bring-up.sha256"
 
@@ -147,5 +149,7 @@ def payload(profile: str, driver_version: str) -> Payload:
     files.add("etc/ld.so.conf.d/000-gpusim.conf", f"/{LIBRARIES}\n")
     files.add("etc/gpusim/host.profile", with_driver(profile, driver_version))
     files.add("etc/tmpfiles.d/gpusim.conf", device_nodes(minors(profile)))
+    files.add_tree("opt/vgpu-demo/apt", DEMO_APT, "tests/hosts/payload.sh")
+    files.add_file("opt/vgpu-demo/image.tar", DEMO_IMAGE, "tests/hosts/payload.sh")
     files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
     return files

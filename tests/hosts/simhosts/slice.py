@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container in one slice of a simulated host, started by hand with exactly what the device plugin answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from .podman import Host, PodmanError, podman
+
+IMAGE = "vgpu-demo/base:latest"
+IMAGE_ARCHIVE = "/opt/vgpu-demo/image.tar"
+
+
+class SliceError(Exception):
+    """No container could be started in a slice; the text says why."""
+
+
+@contextlib.contextmanager
+def leased(host: Host) -> Iterator[dict[str, Any]]:
+    """Lease a free slice from the device plugin and give it back afterwards."""
+    try:
+        lease = json.loads(podman("exec", host.container, "vgpuctl", "lease", "--json"))
+    except PodmanError as error:
+        raise SliceError(f"{host.name}: vgpuctl lease: {error}; see vgpuctl status there") from error
+    try:
+        yield lease
+    finally:
+        podman("exec", host.container, "vgpuctl", "release", lease["allocation"])
+
+
+def docker_command(lease: dict[str, Any], command: list[str], *options: str) -> list[str]:
+    """Return the docker command that does with an Allocate answer what a kubelet's runtime does."""
+    words = ["docker", "run", "--rm", *options]
+    for name, value in sorted(lease.get("envs", {}).items()):
+        words += ["--env", f"{name}={value}"]
+    for mount in lease.get("mounts", []):
+        mode = "ro" if mount["read_only"] else "rw"
+        words += ["--volume", f"{mount['host_path']}:{mount['container_path']}:{mode}"]
+    for device in lease.get("devices", []):
+        words += ["--device", f"{device['host_path']}:{device['container_path']}:{device.get('permissions', 'rw')}"]
+    for device in lease.get("cdi_devices", []):
+        words += ["--device", device if isinstance(device, str) else device["name"]]
+    return [*words, IMAGE, *command]
+
+
+def run(host: Host, lease: dict[str, Any], command: list[str], *options: str) -> str:
+    """Run a command in a container of the leased slice and return its output."""
+    ensure_image(host)
+    return podman("exec", host.container, *docker_command(lease, command, *options))
+
+
+def ensure_image(host: Host) -> None:
+    """Give the host's docker the image of slices, from the archive that came with its hardware."""
+    if not podman("exec", host.container, "docker", "images", "--quiet", IMAGE).strip():
+        podman("exec", host.container, "docker", "import", IMAGE_ARCHIVE, IMAGE)

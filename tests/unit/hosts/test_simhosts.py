@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pure parts of the simulated hosts: which mirrors feed the image, and what a profile means for a host."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "hosts"))
+
+from simhosts import hardware, image, sources
+from simhosts.slice import docker_command
+
+BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
+
+
+@pytest.mark.parametrize(
+    ("os_release", "components"),
+    [
+        (BOOKWORM, ["main", "contrib", "non-free", "non-free-firmware"]),
+        ('ID=debian\nVERSION_ID="11"\nVERSION_CODENAME=bullseye\n', ["main", "contrib", "non-free"]),
+        ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', ["main", "restricted", "universe", "multiverse"]),
+    ],
+)
+def test_components_by_distribution(os_release: str, components: list[str]) -> None:
+    assert sources.distribution(os_release).components == components
+
+
+@pytest.mark.parametrize("os_release", ['ID="fedora"\nVERSION_ID=41\n', "ID=debian\nVERSION_ID=sid\n", ""])
+def test_other_distributions_are_refused(os_release: str) -> None:
+    with pytest.raises(sources.SourcesError, match="debian or ubuntu"):
+        sources.distribution(os_release)
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("Debian|bookworm|http://mirror.example/debian/|/a.sources:1", True),
+        ("Debian|bookworm|file:/srv/mirror/|/a.list:3", True),
+        # Third parties name their suites after the distribution; only the Origin of their Release file tells.
+        ("HashiCorp|bookworm|https://vendor.example/|/b.list:1", False),
+        # A CD in the drive is no mirror.
+        ("Debian|bookworm|cdrom:[Debian]/|/c.list:1", False),
+        ("", False),
+    ],
+)
+def test_only_the_distributions_own_sources(line: str, taken: bool) -> None:
+    assert bool(sources.parse_targets(line, "debian")) is taken
+
+
+def test_sources_are_listed_once_and_in_order() -> None:
+    listing = "Debian|b|http://x/|/a:1\nDebian|b-updates|http://x/|/a:1\nDebian|b|http://x/|/a:1\n"
+    assert [target[0] for target in sources.parse_targets(listing, "debian")] == ["b", "b-updates"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "entry", "key"),
+    [
+        ("a.sources", "Types: deb\nSigned-By: /k/one.gpg\n\nTypes: deb\nSigned-By: /k/two.gpg\n", 2, "/k/two.gpg"),
+        ("a.sources", "# words\n\nTypes: deb\nSuites: x\n", 1, None),
+        ("a.list", "# words\ndeb [arch=amd64 signed-by=/k/three.gpg] http://x y z\n", 2, "/k/three.gpg"),
+        ("a.list", "deb http://x y z\n", 1, None),
+        ("a.list", "deb http://x y z\n", 9, None),
+    ],
+)
+def test_keyring_of_a_source(tmp_path: Path, name: str, text: str, entry: int, key: str | None) -> None:
+    (tmp_path / name).write_text(text)
+    assert sources.signed_by(f"{tmp_path / name}:{entry}") == key
+
+
+def test_apt_options_that_fetching_depends_on() -> None:
+    dump = """Acquire "";
+Acquire::http "";
+Acquire::http::Proxy "http://proxy.example:3142";
+Acquire::Check-Valid-Until "false";
+Acquire::Languages "en";
+APT::Install-Recommends "1";
+Dir::Cache "var/cache/apt";"""
+    assert sources.apt_options(dump) == [
+        'Acquire::http::Proxy "http://proxy.example:3142";',
+        'Acquire::Check-Valid-Until "false";',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "minors"),
+    [
+        ("[gpu]\nmodel = T4\n", [0]),
+        ("[gpu]\nmodel = T4\ncount = 2 # two\n[gpu]\nmodel = H200\n", [0, 1, 2]),
+        ("# [gpu]\n[gpu]\nminor = 5\n[gpu]\nminor = 7\n", [5, 7]),
+    ],
+)
+def test_minor_numbers(profile: str, minors: list[int]) -> None:
+    assert hardware.minors(profile) == minors
+
+
+def test_a_profile_without_gpus_is_refused() -> None:
+    with pytest.raises(hardware.HardwareError, match=r"\[gpu\]"):
+        hardware.minors("driver_version = 1\n")
+
+
+@pytest.mark.parametrize("profile", ["driver_version = 1\n[gpu]\n", "[gpu]\n"])
+def test_the_driver_is_that_of_the_repository(profile: str) -> None:
+    changed = hardware.with_driver(profile, "535.309.01")
+    assert changed.splitlines()[0] == "driver_version = 535.309.01"
+    assert changed.count("driver_version") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "driver"),
+    [("535.309.01-0+deb12u1", "535.309.01"), ("2:550.163.01-2", "550.163.01"), ("535.1", "535.1")],
+)
+def test_driver_version_of_a_packages_index(version: str, driver: str) -> None:
+    index = f"Package: other\nVersion: 1\n\nPackage: nvidia-smi\nArchitecture: amd64\nVersion: {version}\n"
+    assert image.driver_version(index, "nvidia-smi") == driver
+
+
+def test_a_missing_driver_package_is_named() -> None:
+    with pytest.raises(image.ImageError, match="nvidia-smi"):
+        image.driver_version("Package: other\nVersion: 1\n", "nvidia-smi")
+
+
+def test_archive_has_folders_modes_links_and_its_digest() -> None:
+    payload = hardware.Payload()
+    payload.add("usr/local/sbin/tool", "x", 0o755)
+    payload.links["etc/link"] = "/target"
+    with tarfile.open(fileobj=io.BytesIO(payload.archive())) as archive:
+        found = {entry.name: entry for entry in archive}
+    assert found["usr/local"].isdir() and found["usr/local"].mode == 0o755
+    assert found["usr/local/sbin/tool"].mode == 0o755
+    assert found["etc/link"].linkname == "/target"
+    assert hardware.DIGEST_FILE in found
+    other = hardware.Payload(dict(payload.files), {"etc/link": "/elsewhere"})
+    assert other.digest != payload.digest
+
+
+def test_docker_does_what_allocate_answered() -> None:
+    lease = {
+        "envs": {"B": "2", "A": "1"},
+        "mounts": [
+            {"container_path": "/etc/x", "host_path": "/run/x", "read_only": True},
+            {"container_path": "/run/y", "host_path": "/run/vgpu/y", "read_only": False},
+        ],
+        "devices": [{"container_path": "/dev/a", "host_path": "/dev/b", "permissions": "rw"}],
+        "cdi_devices": ["nvidia.com/gpu=GPU-1"],
+    }
+    words = docker_command(lease, ["nvidia-smi", "-L"], "--network", "none")
+    options, image_and_command = (
+        words[: words.index("vgpu-demo/base:latest")],
+        words[words.index("vgpu-demo/base:latest") :],
+    )
+    assert options == [
+        *("docker", "run", "--rm", "--network", "none", "--env", "A=1", "--env", "B=2"),
+        *("--volume", "/run/x:/etc/x:ro", "--volume", "/run/vgpu/y:/run/y:rw"),
+        *("--device", "/dev/b:/dev/a:rw", "--device", "nvidia.com/gpu=GPU-1"),
+    ]
+    assert image_and_command[1:] == ["nvidia-smi", "-L"]

@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Three simulated GPU hosts, from bare to verified, with the collection's own site.yml; and their removal.
+
+Every phase prints when it starts and how long it took; its output is in .build/demo/<phase>.log. The driver may be
+killed and started again at any point: each phase finds what is done already.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / ".build"
+LOGS = BUILD / "demo"
+BIN = BUILD / "venv" / "bin"
+HOSTS = ROOT / "tests" / "hosts"
+PROJECT = "demo"
+NAMES = ("gpu-t4-1", "gpu-a100-1", "gpu-v100-1")
+# A line at least this often while phases run out of sight.
+HEARTBEAT = 15.0
+
+sys.path.insert(0, str(HOSTS))
+
+from simhosts import podman as simpodman  # noqa: E402
+from simhosts import slice as simslice  # noqa: E402
+
+
+class PhaseFailed(Exception):
+    """A phase ended badly; the text names it, its log and the log's end."""
+
+
+@dataclass
+class Phase:
+    """One command with a name, a log and the seconds it ran."""
+
+    name: str
+    command: list[str]
+    what: str
+    started: float = 0.0
+    process: subprocess.Popen[bytes] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        return LOGS / f"{self.name}.log"
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def start(self) -> None:
+        """Start the command with its output in the log."""
+        self.started = time.monotonic()
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                self.command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def failure(self, code: int) -> PhaseFailed:
+        """Say what failed, where its log is and how it ends."""
+        lines = self.log.read_text(errors="replace").splitlines()[-25:]
+        return PhaseFailed(
+            f"phase {self.name} failed after {self.seconds:.0f} s: `{' '.join(self.command)}` ended with status {code}.\n"
+            f"  log: {self.log.relative_to(ROOT)}, which ends:\n" + "\n".join(f"    {line}" for line in lines)
+        )
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of all phases: our programs first, our podman settings, no flags of an outer make."""
+    inherited = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    return {
+        **inherited,
+        "PATH": f"{BIN}:{os.environ.get('PATH', '/usr/sbin:/usr/bin:/sbin:/bin')}",
+        "CONTAINERS_CONF": str(simpodman.containers_conf()),
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Demo:
+    """The run as a whole; it owns the clock that every line shows."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print one line with the seconds since the beginning."""
+        print(f"[{time.monotonic() - self.started:4.0f} s] {text}", flush=True)
+
+    def together(self, phases: list[Phase]) -> None:
+        """Run phases beside each other; the first that fails ends the others."""
+        for phase in phases:
+            self.say(f"{phase.name}: {phase.what}")
+            phase.start()
+        open_phases, spoken = list(phases), time.monotonic()
+        try:
+            while open_phases:
+                for phase in list(open_phases):
+                    assert phase.process is not None
+                    code = phase.process.poll()
+                    if code is None:
+                        continue
+                    open_phases.remove(phase)
+                    if code != 0:
+                        raise phase.failure(code)
+                    self.say(f"{phase.name}: done in {phase.seconds:.0f} s")
+                    spoken = time.monotonic()
+                if open_phases and time.monotonic() - spoken > HEARTBEAT:
+                    self.say("still at work: " + ", ".join(f"{p.name} ({p.seconds:.0f} s)" for p in open_phases))
+                    spoken = time.monotonic()
+                time.sleep(0.1)
+        finally:
+            for phase in open_phases:
+                if phase.process is not None and phase.process.poll() is None:
+                    phase.process.terminate()
+                    phase.process.wait()
+
+    def shown(self, phase: Phase) -> str:
+        """Run a phase with its output on the screen as it comes, and in its log; return the output."""
+        self.say(f"{phase.name}: {phase.what}")
+        phase.started = time.monotonic()
+        environ = environment()
+        if sys.stdout.isatty():
+            environ["ANSIBLE_FORCE_COLOR"] = "1"
+        process = subprocess.Popen(
+            phase.command,
+            cwd=ROOT,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert process.stdout is not None
+        output = []
+        with phase.log.open("w") as log:
+            for raw in process.stdout:
+                line = raw.decode(errors="replace")
+                output.append(line)
+                log.write(line)
+                sys.stdout.write("         " + line if line.strip() else line)
+                sys.stdout.flush()
+        code = process.wait()
+        if code != 0:
+            raise phase.failure(code)
+        self.say(f"{phase.name}: done in {phase.seconds:.0f} s")
+        return "".join(output)
+
+    def up(self) -> None:
+        """Bring the three hosts up and take them to verified nodes."""
+        LOGS.mkdir(parents=True, exist_ok=True)
+        hostctl = str(HOSTS / "hostctl")
+        # The environment is mostly network, the image mostly unpacking, the C code mostly one core: side by side they
+        # take little longer than the longest.
+        self.together(
+            [
+                Phase("venv", ["make", "--no-print-directory", "venv"], "pinned Python packages into .build/venv"),
+                Phase("native", ["make", "--no-print-directory", "native"], "vCUDA library and simulated driver, in C"),
+                Phase("image", [hostctl, "image"], "systemd image of this machine's distribution"),
+                Phase("packages", [str(HOSTS / "payload.sh")], "apt repository and container image for the hosts"),
+            ]
+        )
+        pairs = [word for name in NAMES for word in ("--host", name, "--profile", f"{HOSTS}/profiles/{name}.profile")]
+        self.together(
+            [Phase("hosts", [hostctl, "up", "--project", PROJECT, *pairs], f"three hosts: {', '.join(NAMES)}")]
+        )
+        playbook = str(BIN / "ansible-playbook")
+        inventory = ["-i", "inventories/demo"]
+        self.shown(Phase("site", [playbook, "playbooks/site.yml", *inventory], "ansible-playbook playbooks/site.yml"))
+        self.shown(Phase("report", [playbook, "playbooks/report.yml", *inventory], "what the hosts now offer"))
+        self.smi()
+        self.ending()
+
+    def smi(self) -> None:
+        """Show NVIDIA's own nvidia-smi on a host and inside one of its slices."""
+        host = simpodman.Host(PROJECT, NAMES[0])
+        self.say(f"nvidia-smi: on {host.name}, and in a container of one slice there")
+        (LOGS / "nvidia-smi.log").touch()
+        try:
+            outside = simpodman.podman("exec", host.container, "nvidia-smi")
+            with simslice.leased(host) as lease:
+                inside = simslice.run(host, lease, ["nvidia-smi"])
+        except (simpodman.PodmanError, simslice.SliceError) as error:
+            raise PhaseFailed(f"phase nvidia-smi failed: {error}") from error
+        text = beside(f"on the host {host.name}", outside, "in a slice", inside)
+        (LOGS / "nvidia-smi.log").write_text(text)
+        print(text, flush=True)
+
+    def ending(self) -> None:
+        """Say what there is now and what to type next."""
+        seconds = time.monotonic() - self.started
+        host = simpodman.Host(PROJECT, NAMES[0]).container
+        print(
+            f"""Three hosts went from bare to verified in {seconds:.0f} s. What to type next:
+
+  export PATH={BIN}:$PATH
+  ansible-playbook playbooks/site.yml -i inventories/demo                 # again: changed=0, two remote calls a host
+  ansible-playbook playbooks/site.yml -i inventories/demo --check --diff  # nothing to do, nothing to show
+  podman exec -it {host} vgpuctl status
+  podman exec -it {host} nvidia-smi
+  $EDITOR inventories/demo/group_vars/t4.yml                              # another split_count, then site.yml again
+  make demo-down                                                          # removes all of it
+""",
+            flush=True,
+        )
+
+
+def beside(left_title: str, left: str, right_title: str, right: str) -> str:
+    """Put two texts side by side; one above the other where the terminal is too narrow for that."""
+    lines, others = [left_title, *left.rstrip().splitlines()], [right_title, *right.rstrip().splitlines()]
+    width, other = max(map(len, lines)), max(map(len, others))
+    if sys.stdout.isatty() and shutil.get_terminal_size().columns < width + other + 3:
+        return "\n".join(["", *lines, "", *others, ""])
+    length = max(len(lines), len(others))
+    pairs = zip(lines + [""] * (length - len(lines)), others + [""] * (length - len(others)))
+    return "\n".join(["", *(f"{a:<{width}}   {b}".rstrip() for a, b in pairs), ""])
+
+
+def down() -> None:
+    """Remove hosts, volumes, the image in podman and the logs; what make keeps in .build goes with `make clean`."""
+    code = subprocess.run([str(HOSTS / "hostctl"), "down", "--project", PROJECT, "--image"], check=False).returncode
+    if code != 0:
+        raise PhaseFailed(f"phase down failed: hostctl ended with status {code}; its words are above")
+    shutil.rmtree(LOGS, ignore_errors=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Run `up` or `down`."""
+    if arguments not in (["up"], ["down"]):
+        print("usage: tools/demo.sh [up|down]", file=sys.stderr)
+        return 2
+    if os.geteuid() != 0:
+        print("demo: needs root: the hosts are systemd machines with docker inside. Run it with sudo.", file=sys.stderr)
+        return 1
+    try:
+        if arguments == ["down"]:
+            down()
+        else:
+            Demo().up()
+    except PhaseFailed as error:
+        print(
+            f"\ndemo: {error}\n  When the cause is gone, run `make demo` again: it goes on from here.", file=sys.stderr
+        )
+        return 1
+    except KeyboardInterrupt:
+        print("\ndemo: stopped. `make demo` goes on from here, `make demo-down` removes everything.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
