@@ -1,0 +1,247 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: docker_daemon
+short_description: Own single keys of Docker's daemon.json, and make the running daemon take them over
+version_added: 0.1.0
+description:
+  - Merges keys into C(daemon.json). All other keys keep their text, order and indentation; owner, mode and a symbolic
+    link stay.
+  - A file that is not valid JSON is never touched; the error names line and column.
+  - What is written is checked first, by checks of its own and by C(dockerd --validate) where the daemon has it.
+  - The running daemon is sent SIGHUP where that is enough, else restarted, and must then show the new values. If it
+    does not, the former file is put back, the daemon runs with it again, and the module fails.
+  - A run that was interrupted between the write and the reload is healed by the next run, also when the file is
+    already as wanted.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Tells what would change without changing it.
+    support: full
+  diff_mode:
+    description: Shows the text of the file before and after.
+    support: full
+options:
+  path:
+    description: The file.
+    type: path
+    default: /etc/docker/daemon.json
+  settings:
+    description:
+      - The keys to set. Objects are merged key by key, every other value is replaced.
+      - With O(state=absent), the keys to take out where they still hold this value.
+    type: dict
+    default: {}
+  remove:
+    description:
+      - Keys to take out whatever they hold. A string is a key at the top, a list of strings the path to a key further
+        down.
+    type: list
+    elements: raw
+    default: []
+  state:
+    description:
+      - V(absent) takes back what V(present) did. With a O(record) the file is byte for byte as it was before, if nobody
+        else changed it meanwhile, or does not exist if it did not; keys that others changed stay as they are.
+    type: str
+    choices: [present, absent]
+    default: present
+  record:
+    description: Where to keep what is needed for the way back. Without it, former values are not restored.
+    type: path
+  validate:
+    description: Whether to ask C(dockerd --validate) too, where this daemon has it.
+    type: bool
+    default: true
+  backup:
+    description: Whether to keep a dated copy of the file beside it before it is changed.
+    type: bool
+    default: false
+  apply:
+    description:
+      - V(auto) makes the running daemon take the file over, and starts one that is installed but does not run.
+      - V(none) only writes the file.
+    type: str
+    choices: [auto, none]
+    default: auto
+  restart:
+    description:
+      - What to do where a reload is not enough.
+      - V(if_idle) restarts when no container runs or C(live-restore) keeps them alive, and otherwise fails before
+        anything is written; V(always) restarts; V(never) fails before anything is written.
+    type: str
+    choices: [if_idle, always, never]
+    default: if_idle
+  service:
+    description: The daemon's systemd service.
+    type: str
+    default: docker
+  timeout:
+    description: Seconds to wait until the daemon shows the new values.
+    type: int
+    default: 60
+"""
+
+EXAMPLES = r"""
+- name: NVIDIA's runtime is Docker's default
+  vgpu.fleet.docker_daemon:
+    settings:
+      default-runtime: nvidia
+      default-shm-size: 2G
+      runtimes:
+        nvidia:
+          path: /usr/bin/nvidia-container-runtime
+    record: /var/lib/vgpu/baseline/daemon.json
+
+- name: Docker is as it was before
+  vgpu.fleet.docker_daemon:
+    state: absent
+    record: /var/lib/vgpu/baseline/daemon.json
+"""
+
+RETURN = r"""
+plan:
+  description: What was changed, or would be, in sentences.
+  type: list
+  elements: str
+  returned: always
+changes:
+  description: Every key that changes.
+  type: list
+  elements: dict
+  returned: always
+  contains:
+    path:
+      description: The keys down to it.
+      type: list
+      elements: str
+    action:
+      description: One of V(add), V(change), V(remove).
+      type: str
+    before:
+      description: The value before.
+      type: raw
+    after:
+      description: The value after.
+      type: raw
+    apply:
+      description: What makes a running daemon take it over, V(reload) or V(restart).
+      type: str
+applied:
+  description: What was done to the daemon, or would be; V(none), V(reload), V(restart) or V(start).
+  type: str
+  returned: always
+restart_keys:
+  description: The keys because of which a restart was needed.
+  type: list
+  elements: str
+  returned: always
+running_containers:
+  description: The containers that ran when the daemon was about to be restarted.
+  type: list
+  elements: str
+  returned: always
+backup_file:
+  description: The dated copy.
+  type: str
+  returned: when O(backup=true) and the file was changed
+line:
+  description: The line of the fault in the file, counted from 1.
+  type: int
+  returned: when the file is not valid JSON
+column:
+  description: The column of the fault in the file, counted from 1.
+  type: int
+  returned: when the file is not valid JSON
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import daemon_json
+from ..module_utils.daemon_apply import Applier, ApplyError, Options
+from ..module_utils.docker_host import DockerHost
+
+
+def removals(module: AnsibleModule) -> list[tuple[str, ...]]:
+    """The paths named in O(remove)."""
+    paths = []
+    for item in module.params["remove"]:
+        path = (item,) if isinstance(item, str) else tuple(item) if isinstance(item, list) else ()
+        if not path or not all(isinstance(key, str) and key for key in path):
+            module.fail_json(msg=f"remove: expected a key or a list of keys, found {item!r}")
+        paths.append(path)
+    return paths
+
+
+def result_of(applier: Applier) -> dict[str, Any]:
+    return {
+        "changed": applier.before != applier.after or applier.applied != "none",
+        "plan": applier.plan(),
+        "changes": [{**change._asdict(), "path": list(change.path)} for change in applier.changes],
+        "applied": applier.applied,
+        "restart_keys": applier.restart_keys,
+        "running_containers": applier.containers,
+        "diff": {
+            "before_header": applier.options.path,
+            "after_header": applier.options.path,
+            "before": applier.before or "",
+            "after": applier.after or "",
+        },
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "default": "/etc/docker/daemon.json"},
+            "settings": {"type": "dict", "default": {}},
+            "remove": {"type": "list", "elements": "raw", "default": []},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "record": {"type": "path"},
+            "validate": {"type": "bool", "default": True},
+            "backup": {"type": "bool", "default": False},
+            "apply": {"type": "str", "choices": ["auto", "none"], "default": "auto"},
+            "restart": {"type": "str", "choices": ["if_idle", "always", "never"], "default": "if_idle"},
+            "service": {"type": "str", "default": "docker"},
+            "timeout": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    options = Options(
+        path=module.params["path"],
+        settings=module.params["settings"],
+        remove=removals(module),
+        absent=module.params["state"] == "absent",
+        record=module.params["record"],
+        validate=module.params["validate"],
+        touch_daemon=module.params["apply"] == "auto",
+        restart=module.params["restart"],
+        timeout=float(module.params["timeout"]),
+        check_mode=module.check_mode,
+    )
+    applier = Applier(options, DockerHost(module.params["service"]))
+    extra: dict[str, Any] = {}
+    try:
+        applier.prepare()
+        if not module.check_mode:
+            if module.params["backup"] and applier.changes and applier.before is not None:
+                extra["backup_file"] = module.backup_local(applier.target)
+            applier.carry_out()
+    except daemon_json.DaemonJsonError as fault:
+        module.fail_json(msg=f"{options.path}: {fault}", line=fault.line, column=fault.column)
+    except (ApplyError, OSError) as fault:
+        module.fail_json(msg=f"{options.path}: {fault}", restored=applier.restored, **extra)
+    for warning in applier.warnings:
+        module.warn(warning)
+    module.exit_json(**result_of(applier), **extra)
+
+
+if __name__ == "__main__":
+    main()
