@@ -51,7 +51,7 @@ class Settings:
 
     @property
     def handover(self) -> str:
-        """How a container is told its GPU. ``auto`` is envvar: every NVIDIA runtime reads it; CDI is not written yet."""
+        """How a container is told its GPU. ``auto`` is envvar: every NVIDIA runtime reads it; CDI comes later."""
         strategy = ((self.config.get("flags") or {}).get("plugin") or {}).get("deviceListStrategy", "auto")
         return ENVVAR if strategy == "auto" else str(strategy)
 

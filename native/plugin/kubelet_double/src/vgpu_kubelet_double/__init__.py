@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A double of the kubelet's device manager."""

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Command line of vgpu-kubelet-double."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import control, podresources
+from .manager import Manager
+
+# run-pod exits with this where the scheduler would leave the pod Pending.
+PENDING = 3
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="vgpu-kubelet-double", description="Stands in for the kubelet towards device plugins; not for real nodes."
+    )
+    out.add_argument("--control", type=Path, default=Path("/run/kubelet-double.sock"), help="default: %(default)s")
+    commands = out.add_subparsers(dest="op", required=True)
+    serve = commands.add_parser("serve", help="run")
+    serve.add_argument("--dir", type=Path, default=Path("/var/lib/kubelet/device-plugins"), help="default: %(default)s")
+    serve.add_argument(
+        "--pod-resources",
+        type=Path,
+        default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
+        help="default: %(default)s",
+    )
+    run = commands.add_parser("run-pod", help="admit and start a pod (exit 3: it stays Pending)")
+    run.add_argument("--count", type=int, default=1, help="devices of its container (default: 1)")
+    run.add_argument("--resource", default="nvidia.com/gpu", help="default: %(default)s")
+    run.add_argument("--ids", default="", help="exactly these device ids, separated by commas")
+    run.add_argument("--init-container", action="store_true", help="an init container shares the devices")
+    delete = commands.add_parser("delete-pod", help="delete a pod")
+    again = commands.add_parser("restart-container", help="start the container of a pod again")
+    for one in (run, delete, again):
+        one.add_argument("--name", required=True)
+        one.add_argument("--namespace", default="default")
+    state = commands.add_parser("state", help="resources and pods")
+    restart = commands.add_parser("restart", help="restart the kubelet: plugins are forgotten, the checkpoint stays")
+    for one in (run, delete, again, state, restart):
+        one.add_argument("--json", action="store_true", help="one line instead of indented output")
+    return out
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = vars(parser().parse_args(arguments))
+    path, as_line = given.pop("control"), given.pop("json", False)
+    if given["op"] == "serve":
+        return serve(given["dir"], given["pod_resources"], path)
+    if "ids" in given:
+        given["ids"] = [one for one in given["ids"].split(",") if one] or None
+    try:
+        answer = control.ask(path, given)
+    except OSError as fault:
+        print(f"vgpu-kubelet-double: {path}: {fault.strerror}; does `serve` run?", file=sys.stderr)
+        return 1
+    if "error" in answer:
+        print(f"vgpu-kubelet-double: {answer['reason']}: {answer['error']}", file=sys.stderr)
+        return PENDING if answer["reason"] == "Pending" else 1
+    print(json.dumps(answer["ok"], indent=None if as_line else 1))
+    return 0
+
+
+def serve(folder: Path, pod_resources: Path, path: Path) -> int:
+    os.umask(0o077)
+    manager = Manager(folder)
+    manager.start()
+    resources = podresources.serve(manager, pod_resources)
+    server = control.Server(path, manager)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"kubelet double: listening on {folder / 'kubelet.sock'}", flush=True)
+    ended.wait()
+    server.shutdown()
+    resources.stop(grace=0.2).wait()
+    manager.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

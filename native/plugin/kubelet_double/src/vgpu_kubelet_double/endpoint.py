@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One registered plugin: the connection back to it, its options, and the stream of its devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+from vgpu_plugin._proto import deviceplugin_pb2 as api
+from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
+
+# What the kubelet waits for the connection back inside Register.
+CONNECT_S = 10.0
+PRESTART_S = 30.0
+CALL_S = 60.0
+
+
+class Endpoint:
+    def __init__(self, resource: str, socket: Path, on_list: Callable[[Endpoint], None]) -> None:
+        self.resource = resource
+        self.socket = socket
+        self.devices: dict[str, api.Device] = {}
+        self.options = api.DevicePluginOptions()
+        self.stopped = False
+        self._on_list = on_list
+        self._channel: grpc.Channel | None = None
+        self._stream: grpc.Future | None = None
+
+    def connect(self) -> None:
+        """Connects and asks for the options. Raises ConnectionError where nobody serves on the plugin's socket."""
+        channel = grpc.insecure_channel(f"unix:{self.socket}")
+        try:
+            grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
+        except grpc.FutureTimeoutError:
+            channel.close()
+            raise ConnectionError(f"no connection to {self.socket} within {CONNECT_S:.0f} s") from None
+        self._channel = channel
+        self._stub = rpc.DevicePluginStub(channel)
+        self.options = self._stub.GetDevicePluginOptions(api.Empty(), timeout=CONNECT_S)
+
+    def watch(self) -> None:
+        """Follows the stream of devices in a thread of its own until it ends."""
+        self._stream = self._stub.ListAndWatch(api.Empty())
+        threading.Thread(target=self._follow, name=f"watch {self.resource}", daemon=True).start()
+
+    def _follow(self) -> None:
+        assert self._stream is not None
+        try:
+            for answer in self._stream:
+                self.devices = {device.ID: device for device in answer.devices}
+                self._on_list(self)
+        except grpc.RpcError:
+            pass  # the plugin ended or was replaced: from here on its devices are unhealthy
+        self.stopped = True
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self._stream is not None:
+            self._stream.cancel()
+        if self._channel is not None:
+            self._channel.close()
+
+    def healthy(self) -> set[str]:
+        """None of a plugin whose stream has ended."""
+        return set() if self.stopped else {one.ID for one in self.devices.values() if one.health == "Healthy"}
+
+    def preferred(self, available: list[str], size: int) -> list[str]:
+        request = api.ContainerPreferredAllocationRequest(available_deviceIDs=available, allocation_size=size)
+        answer = self._stub.GetPreferredAllocation(
+            api.PreferredAllocationRequest(container_requests=[request]), timeout=CALL_S
+        )
+        return list(answer.container_responses[0].deviceIDs) if answer.container_responses else []
+
+    def allocate(self, ids: list[str]) -> api.ContainerAllocateResponse:
+        request = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids)])
+        answer = self._stub.Allocate(request, timeout=CALL_S)
+        if not answer.container_responses:
+            raise ValueError("the plugin returned an empty list of container responses")
+        return answer.container_responses[0]
+
+    def prestart(self, ids: list[str]) -> None:
+        if self.options.pre_start_required:
+            self._stub.PreStartContainer(api.PreStartContainerRequest(devices_ids=ids), timeout=PRESTART_S)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device manager: registers plugins, keeps the account of devices, admits and starts pods."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.json_format import MessageToDict
+from vgpu_plugin._proto import deviceplugin_pb2 as api
+from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
+
+from . import checkpoint
+from .checkpoint import Held
+from .endpoint import Endpoint
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+VERSIONS = ("v1beta1",)
+RESOURCE = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
+
+
+class PodError(Exception):
+    """Why a pod does not run, in the kubelet's or the scheduler's words; ``reason`` is the pod's reason."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Manager(rpc.RegistrationServicer):
+    """``start`` and ``stop`` are the kubelet's; the checkpoint outlives both."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lock = threading.RLock()
+        self.endpoints: dict[str, Endpoint] = {}
+        self.held: list[Held] = []
+        self._server: grpc.Server | None = None
+
+    # ---- life cycle
+
+    def start(self) -> None:
+        """As the real one: empties the folder but for the checkpoint, then listens."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in self.folder.iterdir():
+            if entry.name not in (CHECKPOINT, "pods.json") and not entry.is_dir():
+                entry.unlink()
+        with self.lock:
+            self.endpoints = {}
+            self.held = checkpoint.read(self.folder / CHECKPOINT, self._names())
+        server = grpc.server(ThreadPoolExecutor(max_workers=8))
+        rpc.add_RegistrationServicer_to_server(self, server)
+        server.add_insecure_port(f"unix:{self.folder / 'kubelet.sock'}")
+        server.start()
+        self._server = server
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop(grace=0.2).wait()
+            self._server = None
+        with self.lock:
+            for endpoint in self.endpoints.values():
+                endpoint.stop()
+            self.endpoints = {}
+
+    # ---- service Registration
+
+    def Register(self, request: api.RegisterRequest, context: grpc.ServicerContext) -> api.Empty:
+        if request.version not in VERSIONS:
+            context.abort(
+                grpc.StatusCode.UNKNOWN,
+                f"requested API version {request.version!r} is not supported by kubelet; supported: {VERSIONS}",
+            )
+        if not RESOURCE.match(request.resource_name):
+            context.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName {request.resource_name!r} is invalid")
+        endpoint = Endpoint(request.resource_name, self.folder / request.endpoint, self._listed)
+        try:
+            endpoint.connect()
+        except (ConnectionError, grpc.RpcError) as fault:
+            context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {fault}")
+        with self.lock:
+            old = self.endpoints.get(request.resource_name)
+            self.endpoints[request.resource_name] = endpoint
+        if old is not None:
+            old.stop()
+        endpoint.watch()
+        return api.Empty()
+
+    def _listed(self, endpoint: Endpoint) -> None:
+        with self.lock:
+            if self.endpoints.get(endpoint.resource) is endpoint:
+                self._save()
+
+    # ---- pods
+
+    def run_pod(
+        self,
+        name: str,
+        namespace: str = "default",
+        resource: str = "nvidia.com/gpu",
+        count: int = 1,
+        ids: list[str] | None = None,
+        init_container: bool = False,
+    ) -> dict[str, Any]:
+        """Admits a pod of one container and starts it. ``ids`` overrides every preference, as the kubelet may.
+
+        With ``init_container`` an init container comes first and shares its devices with the container.
+        """
+        with self.lock:
+            if any(one.pod == name and one.namespace == namespace for one in self.held):
+                raise PodError("AlreadyExists", f"pod {namespace}/{name} exists already")
+            endpoint = self.endpoints.get(resource)
+            if endpoint is None or endpoint.stopped:
+                raise PodError(
+                    "Pending", f"0/1 nodes are available: 1 Insufficient {resource} (no plugin is registered)"
+                )
+            taken = {one for held in self.held if held.resource == resource for one in held.ids}
+            free = sorted(endpoint.healthy() - taken)
+            if ids is None and len(free) < count:
+                raise PodError("Pending", f"0/1 nodes are available: 1 Insufficient {resource} ({len(free)} free)")
+            chosen = ids if ids is not None else self._choose(endpoint, free, count)
+            uid = str(uuid.uuid4())
+            names = (["init"] if init_container else []) + ["main"]
+            admitted = [self._admit(endpoint, uid, name, namespace, container, chosen) for container in names]
+            self.held += admitted
+            self._save()
+        for held in admitted:
+            self._start(endpoint, held)
+        return self._shown(admitted[-1])
+
+    @staticmethod
+    def _choose(endpoint: Endpoint, free: list[str], count: int) -> list[str]:
+        """The plugin's preference where it is usable; it is advice."""
+        if endpoint.options.get_preferred_allocation_available and len(free) > count:
+            preferred = endpoint.preferred(free, count)
+            if len(set(preferred)) == count and set(preferred) <= set(free):
+                return preferred
+        return free[:count]
+
+    @staticmethod
+    def _admit(endpoint: Endpoint, uid: str, pod: str, namespace: str, container: str, ids: list[str]) -> Held:
+        try:
+            answer = endpoint.allocate(ids)
+        except (grpc.RpcError, ValueError) as fault:
+            text = fault.details() if isinstance(fault, grpc.RpcError) else str(fault)
+            raise PodError("UnexpectedAdmissionError", f"Allocate failed due to {text}, which is unexpected") from fault
+        by_numa: dict[int, list[str]] = {}
+        for one in ids:
+            device = endpoint.devices.get(one)
+            nodes = [node.ID for node in device.topology.nodes] if device is not None else []
+            by_numa.setdefault(nodes[0] if nodes else checkpoint.NO_NUMA, []).append(one)
+        return Held(uid, pod, namespace, container, endpoint.resource, by_numa, answer)
+
+    @staticmethod
+    def _start(endpoint: Endpoint, held: Held) -> None:
+        try:
+            endpoint.prestart(held.ids)
+        except grpc.RpcError as fault:
+            raise PodError("CreateContainerConfigError", f"PreStartContainer failed: {fault.details()}") from fault
+
+    def restart_container(self, name: str, namespace: str = "default") -> dict[str, Any]:
+        """A container that ended starts again: the same devices, PreStartContainer and no Allocate."""
+        held = self._find(name, namespace)[-1]
+        endpoint = self.endpoints.get(held.resource)
+        if endpoint is None or endpoint.stopped:
+            raise PodError("CreateContainerConfigError", f"no plugin is registered for {held.resource}")
+        self._start(endpoint, held)
+        return self._shown(held)
+
+    def delete_pod(self, name: str, namespace: str = "default") -> dict[str, Any]:
+        with self.lock:
+            gone = self._find(name, namespace)
+            self.held = [one for one in self.held if one not in gone]
+            self._save()
+        return {"deleted": f"{namespace}/{name}", "ids": sorted({one for held in gone for one in held.ids})}
+
+    def _find(self, name: str, namespace: str) -> list[Held]:
+        found = [one for one in self.held if one.pod == name and one.namespace == namespace]
+        if not found:
+            raise PodError("NotFound", f"pod {namespace}/{name} does not exist")
+        return found
+
+    # ---- what is known
+
+    def state(self) -> dict[str, Any]:
+        with self.lock:
+            resources = {
+                name: {
+                    "capacity": len(one.devices),
+                    "allocatable": len(one.healthy()),
+                    "in_use": sum(len(held.ids) for held in self.held if held.resource == name),
+                    "connected": not one.stopped,
+                }
+                for name, one in self.endpoints.items()
+            }
+            return {"resources": resources, "pods": [self._shown(one) for one in self.held]}
+
+    @staticmethod
+    def _shown(held: Held) -> dict[str, Any]:
+        return {
+            "pod": held.pod,
+            "namespace": held.namespace,
+            "uid": held.pod_uid,
+            "container": held.container,
+            "resource": held.resource,
+            "ids": held.ids,
+            "answer": MessageToDict(
+                held.answer, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+            ),
+        }
+
+    def _save(self) -> None:
+        registered = {name: sorted(one.healthy()) for name, one in self.endpoints.items()}
+        checkpoint.write(self.folder / CHECKPOINT, self.held, registered)
+        names = {one.pod_uid: [one.pod, one.namespace] for one in self.held}
+        (self.folder / "pods.json").write_text(json.dumps(names))
+
+    def _names(self) -> dict[str, tuple[str, str]]:
+        """Pod names over a restart; the real kubelet asks the API server."""
+        path = self.folder / "pods.json"
+        return (
+            {uid: (pod, space) for uid, (pod, space) in json.loads(path.read_text()).items()} if path.exists() else {}
+        )
+
+    def wipe(self) -> None:
+        """Forgets everything, as a node that was set up anew."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.start()

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node in a folder: GPUs, mounts and time are doubles; files, sockets and gRPC are real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PLUGIN = ROOT / "native" / "plugin"
+for folder in (PLUGIN / "src", PLUGIN / "kubelet_double" / "src"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
+
+from vgpu_plugin.allocation_files import AllocationFiles  # noqa: E402
+from vgpu_plugin.allocator import Allocator  # noqa: E402
+from vgpu_plugin.gpus import Gpu  # noqa: E402
+from vgpu_plugin.paths import Paths  # noqa: E402
+from vgpu_plugin.pool import Pool  # noqa: E402
+from vgpu_plugin.records import RecordStore  # noqa: E402
+from vgpu_plugin.settings import Settings, load, make_slices  # noqa: E402
+
+from . import samples  # noqa: E402
+
+
+class FakeMounter:
+    """Keeps account of mounts; a folder serves as the tmpfs."""
+
+    def __init__(self) -> None:
+        self.mounted: dict[Path, int] = {}
+        self.fail_with: OSError | None = None
+
+    def mount_tmpfs(self, target: Path, size: int) -> None:
+        if self.fail_with is not None:
+            raise self.fail_with
+        assert target.is_dir()
+        assert target not in self.mounted, f"{target} is mounted twice"
+        self.mounted[target] = size
+
+    def unmount(self, target: Path) -> None:
+        if self.mounted.pop(target, None) is not None:
+            for entry in target.iterdir():
+                entry.unlink()
+
+    def is_mount(self, target: Path) -> bool:
+        return target in self.mounted
+
+
+class FakeGpus:
+    """A driver whose Xid events the test puts in ``xids``."""
+
+    def __init__(self, gpus: list[Gpu]) -> None:
+        self._gpus = gpus
+        self.xids: Queue[tuple[str, int] | Exception] = Queue()
+        self.closed = False
+
+    def gpus(self) -> list[Gpu]:
+        return list(self._gpus)
+
+    def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
+        try:
+            event = self.xids.get(timeout=0.05)
+        except Empty:
+            return None
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakeClock:
+    seconds: float = 1000.0
+    boot: str = "boot-a"
+
+    def now(self) -> float:
+        return self.seconds
+
+    def boot_id(self) -> str:
+        return self.boot
+
+
+@dataclass
+class Node:
+    """A node with a configuration, a library and GPUs."""
+
+    paths: Paths
+    library_root: Path
+    gpus: list[Gpu]
+    mounter: FakeMounter = field(default_factory=FakeMounter)
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    def configure(self, **vcuda: Any) -> Settings:
+        self.paths.config.write_text(samples.node_yaml(self.library_root, **vcuda))
+        return load(self.paths.config)
+
+    def install_library(self, version: str) -> Path:
+        folder = self.library_root / version
+        folder.mkdir(parents=True)
+        (folder / "libvgpu.so").write_bytes(version.encode())
+        current = self.library_root / "current"
+        current.unlink(missing_ok=True)
+        current.symlink_to(version)
+        return folder
+
+    def parts(self, **vcuda: Any) -> tuple[Pool, Allocator, AllocationFiles]:
+        """The parts below gRPC, put together as the daemon does; again for what a restarted program would see."""
+        settings = self.configure(**vcuda)
+        pool = Pool(self.gpus, make_slices(self.gpus, settings))
+        records = RecordStore(self.paths.records)
+        records.load()
+        files = AllocationFiles(self.paths.allocations, self.mounter)
+        return pool, Allocator(self.paths, settings, pool, records, files), files
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    paths = Paths(
+        config=tmp_path / "node.yaml",
+        kubelet_dir=tmp_path / "kubelet",
+        run_dir=tmp_path / "run",
+        state_dir=tmp_path / "state",
+        sys_root=tmp_path / "sys",
+    )
+    for folder in (paths.kubelet_dir, paths.run_dir, paths.state_dir):
+        folder.mkdir()
+    out = Node(paths, tmp_path / "lib", samples.gpus("T4", "T4"))
+    out.install_library("0.1.0-aaaaaaaaaaaa")
+    return out
+
+
+@pytest.fixture
+def running() -> Iterator[Callable[[Any], threading.Thread]]:
+    """Runs objects with ``run`` and ``stop`` in threads and ends them after the test."""
+    started: list[tuple[Any, threading.Thread]] = []
+
+    def run(one: Any) -> threading.Thread:
+        thread = threading.Thread(target=one.run, daemon=True)
+        started.append((one, thread))
+        thread.start()
+        return thread
+
+    yield run
+    for one, thread in started:
+        one.stop()
+        thread.join(20)
+        assert not thread.is_alive(), f"{one} did not stop"
