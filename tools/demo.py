@@ -66,7 +66,7 @@ class Phase:
         """Say what failed, where its log is and how it ends."""
         lines = self.log.read_text(errors="replace").splitlines()[-25:]
         return PhaseFailed(
-            f"phase {self.name} failed after {self.seconds:.0f} s: `{' '.join(self.command)}` ended with status {code}.\n"
+            f"phase {self.name} failed after {self.seconds:.0f} s: `{' '.join(self.command)}`: status {code}.\n"
             f"  log: {self.log.relative_to(ROOT)}, which ends:\n" + "\n".join(f"    {line}" for line in lines)
         )
 

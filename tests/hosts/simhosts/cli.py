@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,8 +38,17 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
     return f"booted in {seconds:.1f} s"
 
 
+def generate_proto() -> None:
+    """Generate the gRPC code that the kubelet double runs on, unless it is there."""
+    command = ["make", "--no-print-directory", "-C", str(podman.ROOT / "native/plugin"), "proto"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if result.returncode != 0:
+        raise hardware.HardwareError(f"{' '.join(command)}: status {result.returncode}: {result.stdout[-1000:]}")
+
+
 def up(project: str, names: list[str], profiles: list[Path]) -> None:
     """Bring up several hosts at once."""
+    generate_proto()
     built = image.ensure()
     chosen = [podman.Host(project, name) for name in names]
     with ThreadPoolExecutor(max_workers=4) as pool:

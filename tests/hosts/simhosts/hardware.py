@@ -19,6 +19,9 @@ from pathlib import Path
 from .podman import ROOT
 
 GPUSIM = ROOT / "native" / "build" / "gpusim"
+KUBELET_DOUBLE = ROOT / "native" / "plugin" / "kubelet_double"
+PLUGIN_SOURCE = ROOT / "native" / "plugin" / "src" / "vgpu_plugin"
+PLUGIN_GENERATED = ROOT / "native" / "build" / "plugin" / "vgpu_plugin"
 DEMO_APT = ROOT / ".build" / "demo-apt"
 DEMO_IMAGE = ROOT / ".build" / "demo-image.tar"
 LIBRARIES = "usr/local/lib/gpusim"
@@ -28,25 +31,11 @@ DIGEST_FILE = "etc/gpusim/bring-up.sha256"
 # daemon away from netfilter modules that a container cannot load; the host has no network beside lo anyway.
 DAEMON_JSON = {"bridge": "none", "iptables": False, "log-opts": {"max-size": "10m"}}
 
-KUBELET_UNIT = """\
-# SPDX-License-Identifier: Apache-2.0
-[Unit]
-Description=Kubelet double (device plugin side of a kubelet, without a cluster)
-
-[Service]
-Environment=PYTHONPATH=/opt/kubelet-double/src PYTHONDONTWRITEBYTECODE=1
-ExecStart=/opt/kubelet-double/bin/python -m vgpu_kubelet_double serve
-Restart=always
-RestartSec=1
-
-[Install]
-WantedBy=multi-user.target
-"""
-
 KUBELET_COMMAND = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-PYTHONPATH=/opt/kubelet-double/src exec /opt/kubelet-double/bin/python -m vgpu_kubelet_double "$@"
+export PYTHONPATH=/opt/kubelet-double/src PYTHONDONTWRITEBYTECODE=1
+exec /opt/kubelet-double/bin/python -m vgpu_kubelet_double.cli "$@"
 """
 
 
@@ -152,4 +141,19 @@ def payload(profile: str, driver_version: str) -> Payload:
     files.add_tree("opt/vgpu-demo/apt", DEMO_APT, "tests/hosts/payload.sh")
     files.add_file("opt/vgpu-demo/image.tar", DEMO_IMAGE, "tests/hosts/payload.sh")
     files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
+    add_kubelet_double(files)
     return files
+
+
+def add_kubelet_double(files: Payload) -> None:
+    """Add the kubelet double as a service; its environment is in the image, its code comes with each bring-up."""
+    source = "opt/kubelet-double/src"
+    files.add_tree(f"{source}/vgpu_kubelet_double", KUBELET_DOUBLE / "src/vgpu_kubelet_double", "git checkout")
+    # Of the plugin's package only the gRPC code of the kubelet's interfaces.
+    files.add_file(f"{source}/vgpu_plugin/__init__.py", PLUGIN_SOURCE / "__init__.py", "git checkout")
+    files.add_file(f"{source}/vgpu_plugin/_proto/__init__.py", PLUGIN_SOURCE / "_proto/__init__.py", "git checkout")
+    files.add_tree(f"{source}/vgpu_plugin/_proto", PLUGIN_GENERATED / "_proto", "make -C native/plugin proto")
+    files.add("usr/local/bin/vgpu-kubelet-double", KUBELET_COMMAND, 0o755)
+    unit = "etc/systemd/system/kubelet-double.service"
+    files.add_file(unit, KUBELET_DOUBLE / "kubelet-double.service", "git checkout")
+    files.links["etc/systemd/system/multi-user.target.wants/kubelet-double.service"] = f"/{unit}"

@@ -113,6 +113,8 @@ def create(host: Host, image: str) -> None:
         *("--network", "none"),
         # The simulated driver keeps its state there; the default of 64 MB holds little more than that.
         "--shm-size=256m",
+        # As a machine has it; systemd divides this limit among its units.
+        "--pids-limit=-1",
         *("--volume", f"{host.volume}:/var/lib/docker"),
         image,
         "/sbin/init",
