@@ -64,7 +64,7 @@ LEDGER_FIELDS = {
     "slot_offset": (24, "I"),
     "slot_size": (28, "I"),
     "device_count": (32, "I"),
-    "reserved0": (36, "I"),
+    "slot_high": (36, "I"),
     "lock": (40, "Q"),
     "reserved1": (48, "2Q"),
     "allocation": (64, "64s"),

@@ -126,7 +126,7 @@ struct vgpu_ledger {
     uint32_t slot_offset;
     uint32_t slot_size;
     uint32_t device_count;
-    uint32_t reserved0;
+    uint32_t slot_high; /* slots from here on were never used */
     uint64_t lock; /* 0: free; else (generation << 32) | (slot + 1) of the holder */
     uint64_t reserved1[2];
     char allocation[VGPU_ALLOCATION_SIZE];

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The driver's own functions. They are looked up once, when the first hook runs, in the libraries that the program has
+ * loaded itself: a program without CUDA never gets CUDA from us.
+ */
+#include "vgpu.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+void *vgpu_real[FUNCTION_COUNT];
+
+const struct hook vgpu_hooks[HOOK_COUNT] = {
+#define HOOK(symbol, name, since, stream, result, parameters) {#symbol, name, since, stream, false, (void *)symbol},
+#define NVML(symbol, result, parameters) {#symbol, #symbol, 0, 0, true, (void *)symbol},
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+};
+
+static const struct {
+    const char *symbol;
+    bool nvml;
+} names[FUNCTION_COUNT] = {
+#define HOOK(symbol, name, since, stream, result, parameters) [F_##symbol] = {#symbol, false},
+#define NVML(symbol, result, parameters) [F_##symbol] = {#symbol, true},
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+#define CALL(symbol, result, parameters) [F_##symbol] = {#symbol, false},
+#define CALL_NVML(symbol, result, parameters) [F_##symbol] = {#symbol, true},
+#include "calls.def"
+#undef CALL
+#undef CALL_NVML
+};
+
+const struct hook *hook_find(const char *symbol)
+{
+    for (int i = 0; i < HOOK_COUNT; i++)
+        if (strcmp(vgpu_hooks[i].symbol, symbol) == 0)
+            return &vgpu_hooks[i];
+    return NULL;
+}
+
+static struct lock resolve_lock;
+static _Atomic bool driver_found, nvml_found;
+
+static bool resolve(const char *soname, bool nvml, _Atomic bool *found)
+{
+    if (atomic_load_explicit(found, memory_order_acquire))
+        return true;
+    struct object object;
+    if (!object_with_soname(soname, &object))
+        return false;
+    lock_take(&resolve_lock);
+    if (!atomic_load_explicit(found, memory_order_relaxed)) {
+        for (int i = 0; i < FUNCTION_COUNT; i++)
+            if (names[i].nvml == nvml)
+                vgpu_real[i] = object_symbol(&object, names[i].symbol);
+        /* The functions are kept for good, so the library must stay although its opener may close it. */
+        real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD);
+        atomic_store_explicit(found, true, memory_order_release);
+    }
+    lock_drop(&resolve_lock);
+    return true;
+}
+
+bool driver_ready(void)
+{
+    return resolve("libcuda.so.1", false, &driver_found);
+}
+
+bool nvml_ready(void)
+{
+    return resolve("libnvidia-ml.so.1", true, &nvml_found);
+}
+
+bool nvml_load(void)
+{
+    static struct lock lock;
+    static _Atomic int state; /* 0 not tried, 1 works, 2 there is none */
+    if (atomic_load_explicit(&state, memory_order_acquire))
+        return atomic_load_explicit(&state, memory_order_relaxed) == 1;
+    lock_take(&lock);
+    if (!atomic_load_explicit(&state, memory_order_relaxed)) {
+        bool works = (nvml_ready() || real_dlopen("libnvidia-ml.so.1", RTLD_LAZY)) && nvml_ready() &&
+                     REAL_HAS(nvmlInit_v2) && REAL(nvmlInit_v2)() == NVML_SUCCESS;
+        atomic_store_explicit(&state, works ? 1 : 2, memory_order_release);
+    }
+    lock_drop(&lock);
+    return atomic_load_explicit(&state, memory_order_relaxed) == 1;
+}

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The container's account of device memory. A process owns a slot for as long as it has the ledger mapped.
+ *
+ * Being alive is a lock on one byte of the file, held by the open file description that the mapping was made from. The
+ * descriptor itself is closed at once and the mapping is not passed on at fork. So the slot ends when this process's
+ * memory ends: a program that closes all its descriptors stays charged, a child does not keep its parent's slot, and a
+ * new image after exec starts without one.
+ */
+#include "ledger.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define REAP_EVERY_NS 100000000ull
+#define MEASURE_PATIENCE_MS 60000
+
+struct membership ledger_self;
+static struct lock join_lock;
+
+static bool claim(int descriptor, struct vgpu_ledger *map)
+{
+    for (uint32_t i = 0; i < VGPU_LEDGER_SLOTS; i++) {
+        if (!ledger_byte_take(descriptor, VGPU_LEDGER_ALIVE_BASE + i))
+            continue;
+        struct vgpu_ledger_slot *slot = ledger_slot(map, i);
+        uint32_t generation = slot->generation + 1;
+        /* From here on a lock word of the slot's last owner is known to be dead. */
+        __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
+        ledger_self.map = map;
+        ledger_self.mine = slot;
+        ledger_self.slot = i;
+        ledger_self.word = (uint64_t)generation << 32 | (i + 1);
+        if (!ledger_lock_take()) {
+            ledger_self.map = NULL;
+            return false;
+        }
+        for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+            slot->used[device] = slot->context[device] = 0;
+        slot->pid = (uint32_t)getpid();
+        if (map->slot_high <= i)
+            map->slot_high = i + 1;
+        ledger_recount();
+        ledger_lock_drop();
+        return true;
+    }
+    vgpu_log_line(LOG_ERROR, "ledger %s: all %u slots are taken by processes; no context is created", ledger_self.path,
+                  VGPU_LEDGER_SLOTS);
+    return false;
+}
+
+static bool join(void)
+{
+    const char *path = limits_ledger_path();
+    if (strlen(path) >= sizeof ledger_self.path) {
+        vgpu_log_line(LOG_ERROR, "ledger %.64s…: its path is longer than %zu bytes; no context is created", path,
+                      sizeof ledger_self.path - 1);
+        return false;
+    }
+    memset(&ledger_self, 0, sizeof ledger_self);
+    memcpy(ledger_self.path, path, strlen(path) + 1);
+    int descriptor = ledger_file_open(path, true);
+    if (descriptor < 0)
+        return false;
+    void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    bool joined = map != MAP_FAILED && madvise(map, VGPU_LEDGER_FILE_SIZE, MADV_DONTFORK) == 0 && claim(descriptor, map);
+    close(descriptor);
+    if (!joined && map != MAP_FAILED)
+        munmap(map, VGPU_LEDGER_FILE_SIZE);
+    return joined;
+}
+
+bool ledger_join(void)
+{
+    static _Atomic unsigned count;
+    if (__atomic_load_n(&ledger_self.map, __ATOMIC_ACQUIRE))
+        return true;
+    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+    lock_take(&join_lock);
+    bool joined = ledger_self.map || join();
+    lock_drop(&join_lock);
+    if (!joined) {
+        if (vgpu_log_again(&count))
+            vgpu_log_line(LOG_ERROR, "ledger %s cannot be used", limits_ledger_path());
+        return false;
+    }
+    int devices = limits_devices(uuids);
+    for (int i = 0; i < devices; i++)
+        ledger_device(uuids[i]);
+    return true;
+}
+
+static int device_index(const struct vgpu_ledger *ledger, const char *uuid)
+{
+    uint32_t count = __atomic_load_n(&ledger->device_count, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; i < count && i < VGPU_MAX_DEVICES; i++)
+        if (uuid_same(ledger->devices[i], uuid))
+            return (int)i;
+    return -1;
+}
+
+int ledger_device(const char *uuid)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    if (!ledger)
+        return -1;
+    int index = device_index(ledger, uuid);
+    if (index >= 0 || !ledger_lock_take())
+        return index;
+    index = device_index(ledger, uuid);
+    if (index < 0 && ledger->device_count < VGPU_MAX_DEVICES) {
+        index = (int)ledger->device_count;
+        memset(ledger->devices[index], 0, VGPU_UUID_SIZE);
+        memcpy(ledger->devices[index], uuid, strnlen(uuid, VGPU_UUID_SIZE - 1));
+        __atomic_store_n(&ledger->device_count, (uint32_t)index + 1, __ATOMIC_RELEASE);
+    }
+    ledger_lock_drop();
+    return index;
+}
+
+static uint64_t *column(struct vgpu_ledger_slot *slot, enum account account)
+{
+    return account == ACCOUNT_USED ? slot->used : slot->context;
+}
+
+/* Lock held. One 8-byte store changes the truth; the total follows and is recounted by an heir. */
+static void post(int device, enum account account, uint64_t own)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    uint64_t before = ledger_self.own[account][device], total = ledger->total[device];
+    ledger_self.own[account][device] = own;
+    __atomic_store_n(&column(ledger_self.mine, account)[device], own, __ATOMIC_RELAXED);
+    total = own >= before ? total + (own - before) : total - (total < before - own ? total : before - own);
+    __atomic_store_n(&ledger->total[device], total, __ATOMIC_RELAXED);
+}
+
+static void pay_owed(int device)
+{
+    for (int account = ACCOUNT_USED; account <= ACCOUNT_CONTEXT; account++) {
+        if (!atomic_load_explicit(&ledger_self.owed[account][device], memory_order_relaxed))
+            continue;
+        uint64_t owed = atomic_exchange_explicit(&ledger_self.owed[account][device], 0, memory_order_relaxed);
+        uint64_t own = ledger_self.own[account][device];
+        post(device, (enum account)account, own - (own < owed ? own : owed));
+    }
+}
+
+static bool fits(int device, uint64_t bytes, uint64_t limit)
+{
+    uint64_t total = ledger_self.map->total[device];
+    return total <= limit && bytes <= limit - total;
+}
+
+enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
+{
+    if (!ledger_self.map || device < 0)
+        return CHARGE_BROKEN;
+    if (!ledger_lock_take()) {
+        vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run", ledger_self.path);
+        return CHARGE_BROKEN;
+    }
+    pay_owed(device);
+    if (!fits(device, bytes, limit)) {
+        ledger_reap();
+        if (!fits(device, bytes, limit)) {
+            ledger_lock_drop();
+            return CHARGE_FULL;
+        }
+    }
+    post(device, account, ledger_self.own[account][device] + bytes);
+    ledger_lock_drop();
+    return CHARGE_OK;
+}
+
+void ledger_uncharge(int device, enum account account, uint64_t bytes)
+{
+    if (!ledger_self.map || device < 0 || bytes == 0)
+        return;
+    atomic_fetch_add_explicit(&ledger_self.owed[account][device], bytes, memory_order_relaxed);
+    if (!ledger_lock_take())
+        return; /* paid by the next charge */
+    pay_owed(device);
+    ledger_lock_drop();
+}
+
+uint64_t ledger_own(int device, enum account account)
+{
+    return device < 0 ? 0 : __atomic_load_n(&ledger_self.own[account][device], __ATOMIC_RELAXED);
+}
+
+/* Without a slot of one's own nothing may be repaired: sum what the living hold. */
+static bool total_from_outside(const char *uuid, uint64_t *bytes)
+{
+    *bytes = 0;
+    int descriptor = ledger_file_open(limits_ledger_path(), false);
+    if (descriptor < 0)
+        return false;
+    struct vgpu_ledger *ledger = MAP_FAILED;
+    if (lseek(descriptor, 0, SEEK_END) >= (off_t)VGPU_LEDGER_FILE_SIZE)
+        ledger = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ, MAP_SHARED, descriptor, 0);
+    bool known = ledger != MAP_FAILED && ledger_header_ok(ledger);
+    int device = known ? device_index(ledger, uuid) : -1;
+    uint32_t high = known ? ledger_high(ledger) : 0;
+    for (uint32_t i = 0; device >= 0 && i < high; i++) {
+        const struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
+        uint64_t held = slot->used[device] + slot->context[device];
+        if (held && ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
+            *bytes += held;
+    }
+    if (ledger != MAP_FAILED)
+        munmap(ledger, VGPU_LEDGER_FILE_SIZE);
+    close(descriptor);
+    return known;
+}
+
+bool ledger_total(const char *uuid, uint64_t *bytes)
+{
+    struct vgpu_ledger *ledger = __atomic_load_n(&ledger_self.map, __ATOMIC_ACQUIRE);
+    if (!ledger)
+        return total_from_outside(uuid, bytes);
+    int device = device_index(ledger, uuid);
+    *bytes = 0;
+    if (device < 0)
+        return true;
+    uint64_t own = ledger_own(device, ACCOUNT_USED) + ledger_own(device, ACCOUNT_CONTEXT);
+    *bytes = __atomic_load_n(&ledger->total[device], __ATOMIC_RELAXED);
+    /* Others hold something: look now and then whether they still live. */
+    if (*bytes != own && ledger_clock() - __atomic_load_n(&ledger_self.reaped_ns, __ATOMIC_RELAXED) > REAP_EVERY_NS &&
+        ledger_lock_take()) {
+        pay_owed(device);
+        ledger_reap();
+        *bytes = ledger->total[device];
+        ledger_lock_drop();
+    }
+    return true;
+}
+
+uint64_t ledger_context_bytes(int device)
+{
+    return ledger_self.map && device >= 0 ? __atomic_load_n(&ledger_self.map->context_bytes[device], __ATOMIC_RELAXED) : 0;
+}
+
+void ledger_learn_context(int device, uint64_t bytes)
+{
+    if (ledger_self.map && device >= 0)
+        __atomic_store_n(&ledger_self.map->context_bytes[device], bytes, __ATOMIC_RELAXED);
+}
+
+int ledger_measure_begin(int device)
+{
+    int descriptor = ledger_file_open(ledger_self.path, true);
+    if (descriptor < 0)
+        return -1;
+    for (int waited = 0; waited < MEASURE_PATIENCE_MS; waited += 2) {
+        if (ledger_byte_take(descriptor, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)device))
+            return descriptor;
+        nanosleep(&(struct timespec){0, 2000000}, NULL);
+    }
+    close(descriptor);
+    vgpu_log_line(LOG_ERROR, "ledger %s: another process has been creating a context for a minute", ledger_self.path);
+    return -1;
+}
+
+void ledger_measure_end(int handle)
+{
+    if (handle >= 0)
+        close(handle);
+}
+
+void ledger_reset(void)
+{
+    /* The mapping was not passed on to this child, nor was the parent's slot. */
+    memset(&ledger_self, 0, sizeof ledger_self);
+    atomic_store_explicit(&join_lock.word, 0, memory_order_relaxed);
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private to ledger.c, ledger_lock.c and ledger_file.c. */
+#ifndef VGPU_LEDGER_H
+#define VGPU_LEDGER_H
+
+#include "vgpu.h"
+
+/* This process's part in the ledger; all zero before it joins. */
+struct membership {
+    struct vgpu_ledger *map;
+    struct vgpu_ledger_slot *mine;
+    uint64_t word; /* what this process writes into the lock */
+    uint32_t slot;
+    char path[256];
+    /* The truth about this process that no other process can write; the slot is its copy. */
+    uint64_t own[2][VGPU_MAX_DEVICES];
+    _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* uncharges that found the lock held too long */
+    uint64_t reaped_ns;
+};
+extern struct membership ledger_self;
+
+static inline struct vgpu_ledger_slot *ledger_slot(struct vgpu_ledger *ledger, uint32_t slot)
+{
+    return (struct vgpu_ledger_slot *)((char *)ledger + VGPU_LEDGER_SLOT_OFFSET) + slot;
+}
+static inline uint32_t ledger_high(const struct vgpu_ledger *ledger)
+{
+    uint32_t high = __atomic_load_n(&ledger->slot_high, __ATOMIC_RELAXED);
+    return high < VGPU_LEDGER_SLOTS ? high : VGPU_LEDGER_SLOTS;
+}
+
+/* false: a live holder has kept it for seconds (stopped, or frozen). Nothing waits longer than that. */
+bool ledger_lock_take(void);
+void ledger_lock_drop(void);
+/* Lock held: total from the slots; slots of dead processes cleared first. */
+void ledger_recount(void);
+void ledger_reap(void);
+uint64_t ledger_clock(void);
+
+void ledger_byte_drop(int descriptor, uint64_t byte);
+
+#endif

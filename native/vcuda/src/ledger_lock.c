@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lock of the ledger: one word that names its holder by slot and generation.
+ *
+ * Taken and dropped with one atomic instruction each while nobody competes. A holder that was killed is found by the one
+ * who waits: the kernel has dropped the dead one's byte lock (or the slot has been claimed anew, which changes its
+ * generation). Its word is then replaced by compare-and-swap, so that only one of several waiters becomes the heir, and
+ * the heir recounts the totals, the only thing that the dead one may have left half done.
+ */
+#include "ledger.h"
+
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPINS 200
+#define PROBE_NS 500000ull
+#define GIVE_UP_NS 5000000000ull
+
+uint64_t ledger_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static bool holder_dead(uint64_t word)
+{
+    uint64_t slot = (word & 0xffffffffu) - 1;
+    if (slot >= VGPU_LEDGER_SLOTS)
+        return true; /* no process writes such a word */
+    if (__atomic_load_n(&ledger_slot(ledger_self.map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
+        return true;
+    int descriptor = ledger_file_open(ledger_self.path, false);
+    if (descriptor < 0)
+        return false;
+    int held = ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + slot);
+    close(descriptor);
+    return held == 0;
+}
+
+static bool swap(uint64_t from)
+{
+    return __atomic_compare_exchange_n(&ledger_self.map->lock, &from, ledger_self.word, false, __ATOMIC_ACQUIRE,
+                                       __ATOMIC_RELAXED);
+}
+
+static __attribute__((noinline)) bool take_contended(void)
+{
+    static const struct timespec nap = {0, 20000};
+    uint64_t began = 0, probed = 0;
+    for (unsigned spins = 0;; spins++) {
+        uint64_t word = __atomic_load_n(&ledger_self.map->lock, __ATOMIC_RELAXED);
+        if (word == 0) {
+            if (swap(0))
+                return true;
+            continue;
+        }
+        if (spins < SPINS)
+            continue;
+        if (spins < 2 * SPINS) {
+            sched_yield();
+            continue;
+        }
+        uint64_t now = ledger_clock();
+        if (!began)
+            began = probed = now;
+        /* The own word is another thread of this process: alive by definition. */
+        if (word != ledger_self.word && now - probed >= PROBE_NS) {
+            probed = now;
+            if (holder_dead(word) && swap(word)) {
+                ledger_recount();
+                return true;
+            }
+        }
+        if (now - began > GIVE_UP_NS)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+}
+
+bool ledger_lock_take(void)
+{
+    return swap(0) || take_contended();
+}
+
+void ledger_lock_drop(void)
+{
+    /* Not a plain store: if the tenant has overwritten the word, the next holder is not robbed. */
+    uint64_t word = ledger_self.word;
+    __atomic_compare_exchange_n(&ledger_self.map->lock, &word, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+}
+
+void ledger_recount(void)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    uint64_t sum[VGPU_MAX_DEVICES] = {0};
+    uint32_t high = ledger_high(ledger);
+    for (uint32_t i = 0; i < high; i++) {
+        const struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
+        for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+            sum[device] += slot->used[device] + slot->context[device];
+    }
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        __atomic_store_n(&ledger->total[device], sum[device], __ATOMIC_RELAXED);
+}
+
+static bool slot_empty(const struct vgpu_ledger_slot *slot)
+{
+    uint64_t any = slot->pid;
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        any |= slot->used[device] | slot->context[device];
+    return any == 0;
+}
+
+void ledger_reap(void)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    int descriptor = ledger_file_open(ledger_self.path, false);
+    if (descriptor < 0)
+        return; /* whoever cannot be asked about counts as alive */
+    uint32_t high = ledger_high(ledger);
+    bool found = false;
+    for (uint32_t i = 0; i < high; i++) {
+        struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
+        if (i == ledger_self.slot || slot_empty(slot) || ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
+            continue;
+        for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+            slot->used[device] = slot->context[device] = 0;
+        slot->pid = 0;
+        found = true;
+    }
+    close(descriptor);
+    if (found)
+        ledger_recount();
+    ledger_self.reaped_ns = ledger_clock();
+}

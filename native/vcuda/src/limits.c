@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What rules in this process: the limits file, tightened by the environment, or the environment alone.
+ *
+ * A snapshot is made whenever the file's sequence has changed. Snapshots are never freed: a thread may still read the
+ * old one, and a live change is rare and costs some 1.5 KiB.
+ */
+#include "limits.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+extern char *secure_getenv(const char *name);
+
+#define TORN_PATIENCE_MS 200u
+
+struct snapshot {
+    bool from_file, denied;
+    uint32_t sequence;
+    struct vgpu_limits limits;
+};
+
+static struct {
+    uint64_t all, each[VGPU_MAX_DEVICES]; /* 0: not set */
+    int log_level;                        /* -1: not set */
+    bool any, any_index, disable;
+    const char *ledger;
+} env;
+
+static struct lock lock;
+static _Atomic(struct snapshot *) current;
+static _Atomic int control = -1; /* not looked at yet */
+static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot holds */
+static struct limits_file file;
+static bool in_force;
+static char path[256] = VGPU_PATH_LIMITS, reason[200];
+
+static void read_env_bytes(const char *name, uint64_t *bytes)
+{
+    const char *text = getenv(name);
+    if (!text)
+        return;
+    if (env_bytes(text, bytes))
+        env.any = true;
+    else
+        vgpu_log_line(LOG_ERROR, "%s='%.64s' is ignored: expected a whole number above 0, with or without k, m or g", name, text);
+}
+
+static void read_environment(void)
+{
+    char name[48];
+    read_env_bytes("CUDA_DEVICE_MEMORY_LIMIT", &env.all);
+    for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
+        snprintf(name, sizeof name, "CUDA_DEVICE_MEMORY_LIMIT_%d", i);
+        read_env_bytes(name, &env.each[i]);
+        env.any_index = env.any_index || env.each[i];
+    }
+    env.log_level = -1;
+    const char *text = getenv("LIBCUDA_LOG_LEVEL");
+    if (text && !env_number(text, 0, 5, &env.log_level))
+        vgpu_log_line(LOG_ERROR, "LIBCUDA_LOG_LEVEL='%.64s' is ignored: expected a number from 0 to 5", text);
+    text = getenv("CUDA_DISABLE_CONTROL");
+    if (text && !env_flag(text, &env.disable))
+        vgpu_log_line(LOG_ERROR, "CUDA_DISABLE_CONTROL='%.64s' is ignored: expected true or false", text);
+    env.ledger = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+}
+
+/* Our own ld.so.preload rules where it names the library, whatever the environment of this process says. */
+static bool preload_in_force(void)
+{
+    char text[4096];
+    int descriptor = open(VGPU_PATH_PRELOAD, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0)
+        return false;
+    ssize_t length = read(descriptor, text, sizeof text - 1);
+    close(descriptor);
+    if (length <= 0)
+        return false;
+    text[length] = 0;
+    return strstr(text, "libvgpu.so") != NULL;
+}
+
+static void publish(struct snapshot *snapshot)
+{
+    int level = env.log_level >= 0 ? env.log_level : snapshot->from_file ? (int)snapshot->limits.log_level : LOG_WARN;
+    atomic_store_explicit(&vgpu_log_level, level, memory_order_relaxed);
+    atomic_store_explicit(&current, snapshot, memory_order_release);
+    bool may_disable = !snapshot->from_file || (snapshot->limits.flags & VGPU_LIMITS_ALLOW_DISABLE_CONTROL);
+    bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.any);
+    atomic_store_explicit(&control, off ? CONTROL_OFF : CONTROL_ON, memory_order_release);
+}
+
+static enum control broken(void)
+{
+    if (atomic_load_explicit(&current, memory_order_relaxed)) {
+        if (!atomic_exchange_explicit(&torn, true, memory_order_relaxed))
+            vgpu_log_line(LOG_ERROR, "%s: %s; the last limits hold, new contexts fail", path, reason);
+        return CONTROL_ON;
+    }
+    atomic_store_explicit(&control, CONTROL_BROKEN, memory_order_release);
+    return CONTROL_BROKEN;
+}
+
+static enum control load(void)
+{
+    static bool started;
+    bool required;
+    if (!started) {
+        read_environment();
+        in_force = preload_in_force();
+        const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
+        if (other)
+            snprintf(path, sizeof path, "%s", other);
+        started = true;
+    }
+    required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
+    if (!file.data && !limits_map(path, &file, reason, sizeof reason)) {
+        if (!file.missing || required)
+            return broken();
+        struct snapshot *snapshot = calloc(1, sizeof *snapshot);
+        if (!snapshot)
+            return broken();
+        snapshot->limits.flags = VGPU_LIMITS_COUNT_CONTEXT;
+        publish(snapshot);
+        return (enum control)atomic_load(&control);
+    }
+    struct snapshot *snapshot = calloc(1, sizeof *snapshot);
+    if (!snapshot)
+        return broken();
+    unsigned patience = atomic_load_explicit(&torn, memory_order_relaxed) ? 0 : TORN_PATIENCE_MS;
+    if (!limits_copy(&file, patience, &snapshot->limits, reason, sizeof reason)) {
+        free(snapshot);
+        if (!atomic_load_explicit(&current, memory_order_relaxed)) {
+            munmap((void *)file.data, file.length); /* a file of another length may take its place */
+            file.data = NULL;
+        }
+        return broken();
+    }
+    snapshot->from_file = true;
+    snapshot->sequence = snapshot->limits.sequence;
+    snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
+    atomic_store_explicit(&torn, false, memory_order_relaxed);
+    publish(snapshot);
+    return (enum control)atomic_load(&control);
+}
+
+enum control limits_control(void)
+{
+    int known = atomic_load_explicit(&control, memory_order_acquire);
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->sequence))
+        return (enum control)known;
+    lock_take(&lock);
+    snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    known = atomic_load_explicit(&control, memory_order_acquire);
+    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->sequence))
+        known = (int)load();
+    lock_drop(&lock);
+    return (enum control)known;
+}
+
+void limits_complain(void)
+{
+    vgpu_log_line(LOG_ERROR, "no context is created: %s: %s", path,
+                  limits_denied() && !atomic_load(&torn) && atomic_load(&current) ? "this allocation is not ready or was withdrawn"
+                                                                                 : reason);
+}
+
+bool limits_denied(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return !snapshot || snapshot->denied || atomic_load_explicit(&torn, memory_order_relaxed);
+}
+
+bool limits_count_context(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && (snapshot->limits.flags & VGPU_LIMITS_COUNT_CONTEXT);
+}
+
+bool limits_need_index(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && !snapshot->from_file && env.any_index;
+}
+
+/* CUDA and NVML name a MIG device differently only before the first dash. */
+bool uuid_same(const char *left, const char *right)
+{
+    const char *l = strchr(left, '-'), *r = strchr(right, '-');
+    return strcmp(l ? l : left, r ? r : right) == 0;
+}
+
+uint64_t limits_memory(const char *uuid, int nvml_index, bool *known)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    uint64_t bytes = UINT64_MAX;
+    int index = nvml_index;
+    *known = snapshot != NULL;
+    if (!snapshot)
+        return 0;
+    if (snapshot->from_file) {
+        index = -1;
+        for (uint32_t i = 0; i < snapshot->limits.device_count && index < 0; i++)
+            if (uuid_same(snapshot->limits.devices[i].uuid, uuid))
+                index = (int)i;
+        if (index < 0) {
+            *known = false;
+            return 0;
+        }
+        const struct vgpu_limits_device *device = &snapshot->limits.devices[index];
+        if (device->memory_bytes || !(device->flags & VGPU_DEVICE_UNLIMITED_MEMORY))
+            bytes = device->memory_bytes;
+    }
+    uint64_t wish = index >= 0 && index < VGPU_MAX_DEVICES && env.each[index] ? env.each[index] : env.all;
+    return wish && wish < bytes ? wish : bytes;
+}
+
+int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    if (!snapshot || !snapshot->from_file)
+        return 0;
+    for (uint32_t i = 0; i < snapshot->limits.device_count; i++)
+        memcpy(uuids[i], snapshot->limits.devices[i].uuid, VGPU_UUID_SIZE);
+    return (int)snapshot->limits.device_count;
+}
+
+const char *limits_ledger_path(void)
+{
+    static char fallback[64];
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    if (in_force)
+        return VGPU_PATH_LEDGER;
+    if (env.ledger && *env.ledger)
+        return env.ledger;
+    if (snapshot && snapshot->from_file)
+        return VGPU_PATH_LEDGER;
+    /* A library preloaded by hand: one account for all processes of this user. */
+    snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
+    return fallback;
+}
+
+bool limits_ledger_create(void)
+{
+    return !in_force;
+}
+
+void limits_reset(void)
+{
+    /* A forked child inherits map and snapshot; only a lock that another thread held must go. */
+    atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
+}

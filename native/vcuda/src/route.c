@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every way in which a program gets at a driver function, other than by linking against it.
+ *
+ * The driver is always asked first, and its answer is replaced only if it is its own function: a name that this driver
+ * does not have stays unknown, and another interposer's function stays that interposer's.
+ *
+ * dlsym and dlvsym themselves are in route_entry.S: what the library does not want must be a jump to the real one with
+ * the caller's return address in place, for RTLD_NEXT and RTLD_DEFAULT depend on who calls.
+ */
+#include "vgpu.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+/* What route_entry.S does: with `decided`, return the function; else jump to the real dlsym. */
+struct decision {
+    void *function;
+    uintptr_t decided;
+};
+struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller);
+
+typedef void *(*dlsym_type)(void *, const char *);
+typedef void *(*dlvsym_type)(void *, const char *, const char *);
+typedef void *(*dlopen_type)(const char *, int);
+__attribute__((visibility("hidden"))) dlsym_type vgpu_real_dlsym;
+__attribute__((visibility("hidden"))) dlvsym_type vgpu_real_dlvsym;
+static dlopen_type found_dlopen;
+
+void *vgpu_dlsym_entry(void *handle, const char *name);
+
+static void find_loader(void)
+{
+    /* Since glibc 2.34 libc has them, before that libdl; every thread that gets here stores the same values. */
+    static const char *const homes[] = {"libc.so.6", "libdl.so.2"};
+    for (int i = 0; i < 2 && !vgpu_real_dlsym; i++) {
+        struct object libc;
+        if (!object_with_soname(homes[i], &libc))
+            continue;
+        found_dlopen = (dlopen_type)object_symbol(&libc, "dlopen");
+        vgpu_real_dlvsym = (dlvsym_type)object_symbol(&libc, "dlvsym");
+        __atomic_store_n(&vgpu_real_dlsym, (dlsym_type)object_symbol(&libc, "dlsym"), __ATOMIC_RELEASE);
+    }
+}
+
+void *real_dlsym(void *handle, const char *name)
+{
+    if (!__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
+        find_loader();
+    return vgpu_real_dlsym ? vgpu_real_dlsym(handle, name) : NULL;
+}
+
+void *real_dlopen(const char *path, int flags)
+{
+    if (!__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
+        find_loader();
+    return found_dlopen ? found_dlopen(path, flags) : NULL;
+}
+
+bool is_driver(const struct object *object)
+{
+    return strcmp(object->soname, "libcuda.so.1") == 0 || strcmp(object->soname, "libnvidia-ml.so.1") == 0;
+}
+
+struct next {
+    const char *name;
+    uintptr_t after;
+    bool passed;
+    void *function;
+    bool driver;
+};
+
+static int look_after(const struct object *object, void *data)
+{
+    struct next *next = data;
+    if (!next->passed) {
+        next->passed = next->after >= object->low && next->after < object->high;
+        return 0;
+    }
+    next->function = object_symbol(object, next->name);
+    next->driver = is_driver(object);
+    return next->function != NULL;
+}
+
+/* Which of our functions stands for this one of the driver's, NULL if it is not the driver's. */
+static void *replacement(const struct hook *hook, void *function)
+{
+    struct object object;
+    if (!function || !object_at(function, &object))
+        return NULL;
+    return is_driver(&object) ? hook->ours : NULL;
+}
+
+struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
+{
+    struct decision forward = {NULL, 0};
+    if (!__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
+        find_loader();
+    if (!name)
+        return forward;
+    bool loader = name[0] == 'd' && (strcmp(name, "dlsym") == 0 || strcmp(name, "dlvsym") == 0);
+    if (!loader && !(name[0] == 'c' && name[1] == 'u') && strncmp(name, "nvml", 4) != 0)
+        return forward;
+    const struct hook *hook = loader ? NULL : hook_find(name);
+    if (!hook && !loader)
+        return forward;
+
+    if (loader) {
+        void *found = version && vgpu_real_dlvsym ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
+        struct object object;
+        /* Only libc's own: another tool's dlsym found by a handle is that tool's. */
+        if (!found || !object_at(found, &object) ||
+            (strcmp(object.soname, "libc.so.6") != 0 && strcmp(object.soname, "libdl.so.2") != 0))
+            return forward;
+        struct object self;
+        void *ours = object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;
+        return (struct decision){ours, ours != NULL};
+    }
+
+    if (handle == RTLD_NEXT) {
+        struct next next = {.name = name, .after = (uintptr_t)caller};
+        object_each(look_after, &next);
+        if (!next.function)
+            return forward; /* the real one finds nothing either and leaves its message for dlerror */
+        return (struct decision){next.driver ? hook->ours : next.function, 1};
+    }
+    if (handle == RTLD_DEFAULT) {
+        /* From the caller's scope this library is found first. Without it the answer would be what comes after. */
+        void *found = real_dlsym(RTLD_NEXT, name);
+        if (!found)
+            return (struct decision){NULL, 1};
+        void *ours = replacement(hook, found);
+        return (struct decision){ours ? ours : found, 1};
+    }
+    void *found = version && vgpu_real_dlvsym ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
+    if (!found)
+        return (struct decision){NULL, 1};
+    void *ours = replacement(hook, found);
+    if (!ours) {
+        /* A handle of the whole program (dlopen(NULL)) finds our own export: true only if a driver stands behind it. */
+        struct object object;
+        if (found == hook->ours && !object_with_soname(hook->nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", &object))
+            found = real_dlsym(RTLD_NEXT, name);
+        return (struct decision){found, 1};
+    }
+    return (struct decision){ours, 1};
+}
+
+/*
+ * cuGetProcAddress: the pointer that the driver returned says which variant it chose. Where the driver returns a pointer
+ * that is none of its exported symbols, the rule of cuda.h decides: the newest symbol that is not newer than the version
+ * asked for, in the stream variant asked for.
+ */
+static void *variant(const char *name, void *function, int version, cuuint64_t flags)
+{
+    for (int i = 0; i < HOOK_COUNT; i++)
+        if (vgpu_real[i] == function)
+            return vgpu_hooks[i].ours;
+    const struct hook *best = NULL;
+    bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, has_per_thread = false;
+    for (int i = 0; i < HOOK_COUNT; i++)
+        if (!vgpu_hooks[i].nvml && strcmp(vgpu_hooks[i].name, name) == 0 && vgpu_hooks[i].stream)
+            has_per_thread = true;
+    for (int i = 0; i < HOOK_COUNT; i++) {
+        const struct hook *hook = &vgpu_hooks[i];
+        if (hook->nvml || !vgpu_real[i])
+            continue;
+        if (strcmp(hook->symbol, name) == 0 && strcmp(hook->name, name) != 0)
+            return hook->ours; /* asked for by its full name, which some drivers answer */
+        if (strcmp(hook->name, name) != 0 || hook->since > version)
+            continue;
+        if (hook->stream != (per_thread && has_per_thread))
+            continue;
+        if (!best || hook->since > best->since)
+            best = hook;
+    }
+    return best ? best->ours : function;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)
+{
+    vgpu_enter();
+    if (!REAL_HAS(cuGetProcAddress))
+        return CUDA_ERROR_NO_DEVICE;
+    CUresult status = REAL(cuGetProcAddress)(symbol, function, version, flags);
+    if (status == CUDA_SUCCESS && symbol && function && *function)
+        *function = variant(symbol, *function, version, flags);
+    return status;
+}
+
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags, int *result)
+{
+    vgpu_enter();
+    if (!REAL_HAS(cuGetProcAddress_v2))
+        return CUDA_ERROR_NO_DEVICE;
+    CUresult status = REAL(cuGetProcAddress_v2)(symbol, function, version, flags, result);
+    if (status == CUDA_SUCCESS && symbol && function && *function)
+        *function = variant(symbol, *function, version, flags);
+    return status;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Internal interfaces of libvgpu.so, grouped by the file that implements them.
+ *
+ * Rules of the house: nothing runs before the first CUDA or NVML call of the process (no constructors); the host
+ * program's umask, signals, descriptors and exit are left alone; a failure of ours is an error code of the driver and
+ * one line on stderr, never an abort.
+ */
+#ifndef VGPU_H
+#define VGPU_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+#include "vgpu_abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define MIB (1024ull * 1024ull)
+
+/* --- log.c: lines on stderr, and the lock of threads ------------------------------------------------ */
+
+enum log_level { LOG_ERROR, LOG_WARN, LOG_INFO, LOG_CALLS, LOG_DEBUG, LOG_TRACE };
+extern _Atomic int vgpu_log_level;
+#define vgpu_log(level, ...) \
+    do { \
+        if ((int)(level) <= atomic_load_explicit(&vgpu_log_level, memory_order_relaxed)) \
+            vgpu_log_line(level, __VA_ARGS__); \
+    } while (0)
+void vgpu_log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* True once for each place (and once more each time `count` doubles): a loop must not flood stderr. */
+bool vgpu_log_again(_Atomic unsigned *count);
+
+/* A futex lock: no pthread symbols of a new glibc, and a forked child may simply zero it. */
+struct lock {
+    _Atomic uint32_t word;
+};
+void lock_take(struct lock *lock);
+void lock_drop(struct lock *lock);
+
+/* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
+
+struct object {
+    uintptr_t base, low, high;
+    const char *soname; /* or "" */
+    const char *path;
+    const void *symbols, *hash, *gnu_hash;
+    const char *strings;
+};
+/* Calls `visit` for every object in load order until it answers non-zero, and answers that. */
+int object_each(int (*visit)(const struct object *object, void *data), void *data);
+bool object_with_soname(const char *soname, struct object *found);
+bool object_at(const void *address, struct object *found);
+void *object_symbol(const struct object *object, const char *name);
+
+/* --- driver.c: the real functions ------------------------------------------------------------------- */
+
+enum function {
+#define HOOK(symbol, name, since, stream, result, parameters) F_##symbol,
+#define NVML(symbol, result, parameters) F_##symbol,
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+    HOOK_COUNT,
+    CALL_FIRST = HOOK_COUNT - 1,
+#define CALL(symbol, result, parameters) F_##symbol,
+#define CALL_NVML(symbol, result, parameters) F_##symbol,
+#include "calls.def"
+#undef CALL
+#undef CALL_NVML
+    FUNCTION_COUNT
+};
+#define HOOK(symbol, name, since, stream, result, parameters) EXPORT result symbol parameters;
+#define NVML(symbol, result, parameters) EXPORT result symbol parameters;
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+#define CALL(symbol, result, parameters) result symbol parameters;
+#define CALL_NVML(symbol, result, parameters) result symbol parameters;
+#include "calls.def"
+#undef CALL
+#undef CALL_NVML
+
+extern void *vgpu_real[FUNCTION_COUNT];
+/* The driver's own function; only after driver_ready() or nvml_ready(), and only where REAL_HAS. */
+#define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
+#define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
+
+struct hook {
+    const char *symbol, *name;
+    int since, stream;
+    bool nvml;
+    void *ours;
+};
+extern const struct hook vgpu_hooks[HOOK_COUNT];
+const struct hook *hook_find(const char *symbol);
+
+bool driver_ready(void); /* libcuda.so.1 is loaded; never loads it */
+bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; never loads it */
+bool nvml_load(void);    /* loads and initialises NVML for the library's own questions */
+
+/* --- route.c ---------------------------------------------------------------------------------------- */
+
+void *real_dlsym(void *handle, const char *name);
+void *real_dlopen(const char *path, int flags);
+bool is_driver(const struct object *object); /* libcuda.so.1 or libnvidia-ml.so.1, under any path */
+
+/* --- limits.c: limits file and environment ---------------------------------------------------------- */
+
+enum control {
+    CONTROL_OFF,   /* no limits file and no variable: the library is not there */
+    CONTROL_ON,    /* limits hold */
+    CONTROL_BROKEN /* limits should hold and cannot be read: no context */
+};
+/* The state now: looks at the file's sequence, reads it again when it changed. No system call while it did not. */
+enum control limits_control(void);
+/* Why contexts fail: one line naming the file. */
+void limits_complain(void);
+bool limits_denied(void);
+bool limits_count_context(void);
+/* Bytes that the container may use of this device; UINT64_MAX: no limit; *known false: not among its devices.
+ * nvml_index is asked only where the environment rules; -1: not known. */
+uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
+/* UUIDs of the limits file in its order; 0 where there is none. */
+int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
+bool limits_need_index(void);
+const char *limits_ledger_path(void);
+bool limits_ledger_create(void); /* may it be made? Where our preload is in force the node has made it */
+bool uuid_same(const char *left, const char *right);
+
+/* env.c */
+bool env_bytes(const char *text, uint64_t *bytes); /* whole number, suffix k, m, g of 1024 in either case */
+bool env_flag(const char *text, bool *value);
+bool env_number(const char *text, int low, int high, int *value);
+
+/* --- ledger.c: the container's account -------------------------------------------------------------- */
+
+enum charge { CHARGE_OK, CHARGE_FULL, CHARGE_BROKEN };
+enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
+
+/* Opens the ledger and takes a slot; false with a line on stderr when there is none to take. */
+bool ledger_join(void);
+/* Index of a device in the ledger, entered if new; -1: no room or no ledger. */
+int ledger_device(const char *uuid);
+/* Checks the total of the container against the limit and charges, in one step for all its processes. */
+enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit);
+void ledger_uncharge(int device, enum account account, uint64_t bytes);
+/* What this process has charged. */
+uint64_t ledger_own(int device, enum account account);
+/* Bytes of the container's live processes, contexts included. Joins nothing: nvidia-smi takes no slot. */
+bool ledger_total(const char *uuid, uint64_t *bytes);
+/* What one context costs on this device; 0: not measured yet. */
+uint64_t ledger_context_bytes(int device);
+void ledger_learn_context(int device, uint64_t bytes);
+/* Only one process of the container measures at a time; the kernel drops the lock with its holder. A handle, or -1. */
+int ledger_measure_begin(int device);
+void ledger_measure_end(int handle);
+
+/* --- ledger_file.c: the file itself ------------------------------------------------------------------ */
+
+/* Opens, lays out if empty, checks. A descriptor, or -1 after a line on stderr. */
+int ledger_file_open(const char *path, bool write);
+bool ledger_header_ok(const struct vgpu_ledger *ledger);
+/* 1 a process holds the byte, 0 nobody does, -1 cannot be known. */
+int ledger_byte_held(int descriptor, uint64_t byte);
+bool ledger_byte_take(int descriptor, uint64_t byte);
+
+/* --- blocks.c: what each pointer and handle was charged ---------------------------------------------- */
+
+struct block {
+    uint64_t key;
+    uint64_t bytes;
+    uint64_t owner; /* context, pool, or object that it belongs to */
+    int32_t device;
+    int32_t kind;
+};
+struct block_map;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings;
+/* false: no memory for the table. */
+bool block_put(struct block_map *map, const struct block *block);
+bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
+bool block_get(struct block_map *map, uint64_t key, struct block *block);
+/* Removes every block for which `match` answers true. */
+void block_sweep(struct block_map *map, bool (*match)(const struct block *block, void *data), void *data);
+void blocks_reset(void);
+
+/* --- device.c ----------------------------------------------------------------------------------------- */
+
+struct device {
+    char uuid[VGPU_UUID_SIZE];
+    int ledger;     /* index in the ledger */
+    int nvml_index; /* -1 where nobody needs it */
+};
+/* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
+const struct device *device_of(CUdevice device, CUresult *status);
+/* The device of the thread's current context; *context gets the context. */
+const struct device *device_current(CUcontext *context, CUresult *status);
+uint64_t device_limit(const struct device *device, bool *known);
+bool device_nvml_uuid(nvmlDevice_t handle, char uuid[VGPU_UUID_SIZE], int *nvml_index);
+void devices_reset(void);
+
+/* --- state.c: start of the library in a process, and its rebirth in a child ---------------------------- */
+
+/* First line of every hook. CONTROL_OFF: call the driver and nothing else. */
+enum control vgpu_enter(void);
+void context_reset(void);
+void pools_reset(void);
+void vmm_reset(void);
+void ledger_reset(void);
+void limits_reset(void);
+
+/* --- memory.c: charge around a call of the driver ------------------------------------------------------ */
+
+enum block_kind { BLOCK_PLAIN, BLOCK_POOL };
+/* Charges bytes to the device or answers the error that the caller gets. Tries what pools can give back first. */
+CUresult memory_charge(const struct device *device, uint64_t bytes);
+void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
+/* Uncharges all memory, arrays and modules of a context that is gone. */
+void memory_drop_context(CUcontext context);
+CUresult memory_broken(void);
+
+/* --- measure.c: what contexts and modules really cost --------------------------------------------------- */
+
+struct measure {
+    const struct device *device;
+    uint64_t before, charged_before, card_before;
+    bool own, card;
+};
+void measure_begin(struct measure *measure, const struct device *device);
+/* Bytes of this process that came since and were not charged as allocations; false: cannot be known. */
+bool measure_end(struct measure *measure, bool alone, uint64_t *bytes);
+
+/* --- pool.c ---------------------------------------------------------------------------------------------- */
+
+/* Charge of pools to what the driver says they hold now. True if any gave bytes back. */
+bool pools_settle(void);
+bool pools_trim(void);
+extern _Atomic uint32_t vgpu_pools_dirty;
+void pool_freed(uint64_t pool, uint64_t bytes);
+
+#endif
