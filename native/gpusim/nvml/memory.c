@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory of a GPU or of one GPU instance. */
+#include "nvml_internal.h"
+
+#include <string.h>
+
+/* Which process runs on which GPU instance is not modelled: an instance shows its size and nothing in use. */
+void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory)
+{
+    sim_lock();
+    sim_reap();
+    if (target->gi >= 0) {
+        const struct sim_mig_profile *profile = nvml_mig_profile(target, target->gpu->gi[target->gi].profile_id);
+        memory->total = profile ? (unsigned long long)profile->memory_mib << 20 : 0;
+        memory->reserved = memory->used = 0;
+    } else {
+        memory->total = target->gpu->total;
+        memory->reserved = target->gpu->reserved_bytes;
+        memory->used = target->gpu->used;
+    }
+    sim_unlock();
+    unsigned long long taken = memory->used + memory->reserved;
+    memory->free = taken < memory->total ? memory->total - taken : 0;
+}
+
+/* Version 1 has no word for what the driver itself holds and counts it as used. */
+NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    struct nvml_target target;
+    nvmlMemory_v2_t whole;
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
+    NVML_NEED(memory != NULL);
+    nvml_memory(&target, &whole);
+    *memory = (nvmlMemory_t){.total = whole.total, .free = whole.free, .used = whole.used + whole.reserved};
+    return NVML_SUCCESS;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
+    NVML_NEED(memory != NULL);
+    if (memory->version != NVML_STRUCT_VERSION(nvmlMemory_v2_t, 2))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    nvml_memory(&target, memory);
+    return NVML_SUCCESS;
+}
+
+/* The driver maps a few MiB for itself, one more for each process with a context. */
+NVML_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *bar1)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
+    NVML_NEED(bar1 != NULL);
+    unsigned processes = target.gi < 0 ? nvml_processes(&target, NULL, 0) : 0;
+    bar1->bar1Total = (unsigned long long)target.model->bar1_mib << 20;
+    bar1->bar1Used = (2ull + processes) << 20;
+    bar1->bar1Free = bar1->bar1Total - bar1->bar1Used;
+    return NVML_SUCCESS;
+}

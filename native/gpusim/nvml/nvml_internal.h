@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of this library share: handles, and the one way into every entry point.
+ *
+ * An entry point calls nvml_open() first. It checks that the library is initialised, that the handle is one of ours and
+ * that the GPU is still on the bus, and it gives a forked child a registration of its own. Entry points that change the
+ * host call nvml_root() too, as the driver refuses them to anyone but root.
+ */
+#ifndef GPUSIM_NVML_INTERNAL_H
+#define GPUSIM_NVML_INTERNAL_H
+
+#include "../core/sim.h"
+#include "nvml_types.h"
+
+/* Handles point into static storage, so that a client may keep or even peek at one for as long as it likes: nvidia-smi
+ * gets them as opaque pointers, and nothing says that a future build will not read behind them. */
+struct nvml_device {
+    unsigned char opaque[512];
+    int gpu;    /* number in sim_state.gpus */
+    int gi, ci; /* positions in the GPU's tables for a MIG device, -1 for a whole GPU */
+};
+
+struct nvml_gpu_instance {
+    unsigned char opaque[64];
+    int gpu, gi;
+};
+
+struct nvml_compute_instance {
+    unsigned char opaque[64];
+    int gpu, gi, ci;
+};
+
+enum nvml_accepts {
+    NVML_WHOLE_GPU,     /* a MIG device is refused with NOT_SUPPORTED */
+    NVML_ANY_DEVICE,
+    NVML_EVEN_LOST = 2, /* flag: what the driver remembers of a GPU that has fallen off the bus */
+};
+
+struct nvml_target {
+    struct sim_gpu *gpu;
+    const struct sim_model *model;
+    int number; /* of the GPU in sim_state.gpus */
+    int gi, ci;
+};
+
+/* system.c */
+nvmlReturn_t nvml_enter(void);
+nvmlReturn_t nvml_root(void);
+nvmlReturn_t nvml_status(enum sim_status status);
+nvmlReturn_t nvml_text(const char *text, char *buffer, unsigned length);
+void nvml_process_name(unsigned pid, char *buffer, unsigned length);
+void nvml_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* handles.c */
+void nvml_enumerate(void);
+int nvml_index_of(int gpu); /* NVML's index of a GPU, -1 if this process does not see it */
+nvmlReturn_t nvml_open(nvmlDevice_t handle, unsigned accepts, struct nvml_target *target);
+nvmlDevice_t nvml_gpu_handle(int gpu);
+nvmlDevice_t nvml_mig_handle(int gpu, int gi, int ci);
+
+/* mig_gi.c */
+const struct sim_mig_profile *nvml_mig_profile(const struct nvml_target *target, unsigned profile_id);
+nvmlReturn_t nvml_open_instance(nvmlGpuInstance_t instance, struct nvml_target *target);
+nvmlGpuInstance_t nvml_instance_handle(int gpu, int gi);
+
+/* memory.c */
+void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory);
+
+/* processes.c */
+struct nvml_process {
+    unsigned pid, gi, ci;
+    unsigned long long bytes;
+};
+/* Fills up to room entries, answers how many there are. Takes the lock. */
+unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *list, unsigned room);
+
+/* utilization.c: percent over the newest sample period; takes the lock */
+void nvml_utilization(const struct nvml_target *target, unsigned *gpu_percent, unsigned *memory_percent);
+
+/* sensors.c */
+unsigned nvml_power_mw(const struct nvml_target *target);
+unsigned nvml_celsius(const struct nvml_target *target);
+
+/* field_values.c */
+unsigned long long nvml_energy_mj(const struct nvml_target *target);
+
+#define NVML_MAX_GPUS SIM_MAX_GPUS
+#define NVML_TRY(call)                                                                                                 \
+    do {                                                                                                               \
+        nvmlReturn_t try_result = (call);                                                                              \
+        if (try_result != NVML_SUCCESS)                                                                                \
+            return try_result;                                                                                         \
+    } while (0)
+#define NVML_NEED(condition)                                                                                           \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
+    } while (0)
+
+#endif

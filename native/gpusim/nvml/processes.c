@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Processes that hold a context on a GPU. There is no graphics and no MPS in the simulation: those lists are empty. */
+#include "nvml_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A process of a PID namespace that is not visible from here is left out, as the driver leaves it out. */
+unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *list, unsigned room)
+{
+    unsigned count = 0;
+    sim_lock();
+    sim_reap();
+    const struct sim_state *state = sim_state();
+    for (unsigned slot = 0; slot < state->proc_high; slot++) {
+        const struct sim_proc *proc = &state->procs[slot];
+        const struct sim_usage *use = &proc->use[target->number];
+        if (proc->role == SIM_ROLE_NONE || (use->contexts == 0 && sim_usage_bytes(use) == 0))
+            continue;
+        pid_t pid = sim_proc_pid((int)slot);
+        if (pid <= 0)
+            continue;
+        if (count < room)
+            list[count] = (struct nvml_process){.pid = (unsigned)pid, .bytes = sim_usage_bytes(use),
+                                                .gi = NVML_INSTANCE_ID_NONE, .ci = NVML_INSTANCE_ID_NONE};
+        count++;
+    }
+    sim_unlock();
+    return count;
+}
+
+/* Opens the device and takes a snapshot of its processes into *list, to be freed by the caller. */
+static nvmlReturn_t snapshot(nvmlDevice_t device, struct nvml_process **list, unsigned *count)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
+    *list = calloc(SIM_MAX_PROCS, sizeof **list);
+    if (*list == NULL)
+        return NVML_ERROR_MEMORY;
+    *count = target.gi < 0 ? nvml_processes(&target, *list, SIM_MAX_PROCS) : 0;
+    return NVML_SUCCESS;
+}
+
+/* The protocol of all these lists: *count is room on the way in and number on the way out; where it does not fit,
+ * nothing is written but the number. An empty list fits without a buffer. */
+static nvmlReturn_t fits(unsigned *room, unsigned found, const void *buffer)
+{
+    unsigned had = *room;
+    *room = found;
+    if (found > had)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    return found == 0 || buffer != NULL ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count,
+                                                              nvmlProcessInfo_t *infos)
+{
+    struct nvml_process *list;
+    unsigned found;
+    NVML_NEED(count != NULL);
+    NVML_TRY(snapshot(device, &list, &found));
+    nvmlReturn_t result = fits(count, found, infos);
+    for (unsigned i = 0; result == NVML_SUCCESS && i < found; i++)
+        infos[i] = (nvmlProcessInfo_t){.pid = list[i].pid, .usedGpuMemory = list[i].bytes,
+                                       .gpuInstanceId = list[i].gi, .computeInstanceId = list[i].ci};
+    free(list);
+    return result;
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+                                                              nvmlProcessInfo_t *infos)
+{
+    return nvmlDeviceGetComputeRunningProcesses_v3(device, count, infos);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned *count,
+                                                           nvmlProcessInfo_v1_t *infos)
+{
+    struct nvml_process *list;
+    unsigned found;
+    NVML_NEED(count != NULL);
+    NVML_TRY(snapshot(device, &list, &found));
+    nvmlReturn_t result = fits(count, found, infos);
+    for (unsigned i = 0; result == NVML_SUCCESS && i < found; i++)
+        infos[i] = (nvmlProcessInfo_v1_t){.pid = list[i].pid, .usedGpuMemory = list[i].bytes};
+    free(list);
+    return result;
+}
+
+static nvmlReturn_t none(nvmlDevice_t device, unsigned *count)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
+    NVML_NEED(count != NULL);
+    *count = 0;
+    return NVML_SUCCESS;
+}
+
+#define EMPTY_LIST(name)                                                                                               \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned *count, void *infos)                                      \
+    {                                                                                                                  \
+        (void)infos;                                                                                                   \
+        return none(device, count);                                                                                    \
+    }
+
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
+EMPTY_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+EMPTY_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+/* mode: 0 compute, 1 graphics, 2 MPS, 3 all */
+NVML_API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvmlProcessDetailList_t *details)
+{
+    struct nvml_process *list;
+    unsigned found;
+    NVML_NEED(details != NULL);
+    if (details->version != NVML_STRUCT_VERSION(nvmlProcessDetailList_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    NVML_NEED(details->mode <= 3);
+    NVML_TRY(snapshot(device, &list, &found));
+    if (details->mode == 1 || details->mode == 2)
+        found = 0;
+    nvmlReturn_t result = fits(&details->numProcArrayEntries, found, details->procArray);
+    for (unsigned i = 0; result == NVML_SUCCESS && i < found; i++)
+        details->procArray[i] = (nvmlProcessDetail_t){.pid = list[i].pid, .usedGpuMemory = list[i].bytes,
+                                                      .gpuInstanceId = list[i].gi, .computeInstanceId = list[i].ci};
+    free(list);
+    return result;
+}
