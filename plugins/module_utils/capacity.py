@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capacity: the slices that a host should have against those that the device plugin made and the kubelet was told.
+
+Expected is computed from node.yaml and the GPUs that NVML lists. Advertised is what the kubelet's own checkpoint holds,
+where there is a kubelet; else what the running device plugin says. Pure but for ``observe``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Sequence
+
+from . import node_config, node_state, nvml, slices
+from .hardware import Host
+
+KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
+HEALTHY = "Healthy"
+
+
+def observe(host: Host, config_path: str = node_config.PATH, kubelet_dir: str = KUBELET_DIR) -> dict[str, Any]:
+    """All that the comparison needs of a host."""
+    return {
+        "nvml": nvml.read(),
+        "config_text": host.text(config_path),
+        "config_path": config_path,
+        "kubelet": os.path.exists(host.path(os.path.join(kubelet_dir, "kubelet.sock"))),
+        "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
+        "plugin": node_state.plugin_status(host),
+    }
+
+
+def compare(seen: dict[str, Any]) -> dict[str, Any]:
+    """The result of vgpu_capacity_info: expected, advertised, GPUs, and every difference with its remedy."""
+    drift: list[dict[str, str]] = []
+    answer: dict[str, Any] = {
+        "resource": node_config.RESOURCE_NAME,
+        "kubelet": bool(seen["kubelet"] or seen["checkpoint_text"]),
+        "expected": [],
+        "advertised": [],
+        "gpus": [],
+        "library": (seen["plugin"] or {}).get("library"),
+        "drift": drift,
+    }
+    config = _config(seen, drift)
+    if config is not None:
+        answer["resource"] = node_config.resource_name(config)
+    if not seen["nvml"]["ok"]:
+        _differ(drift, "driver", "NVML", "an answer", seen["nvml"]["error"], "look at the driver: nvidia-smi")
+    for lost in seen["nvml"]["lost"]:
+        where = "GPU {}".format(lost["index"])
+        _differ(drift, "GPU", where, "readable", lost["error"], "look at the kernel log for Xid; reset or replace it")
+    if config is not None and seen["nvml"]["ok"]:
+        _expect(config, seen, answer)
+    _compare_plugin(seen, answer, config)
+    _compare_kubelet(seen, answer)
+    answer["ok"] = not drift
+    return answer
+
+
+def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, found: Any, remedy: str) -> None:
+    drift.append(
+        {"what": what, "where": where, "expected": str(expected), "found": str(found), "remedy": remedy},
+    )
+
+
+def _config(seen: dict[str, Any], drift: list[dict[str, str]]) -> dict[str, Any] | None:
+    path, text = seen["config_path"], seen["config_text"]
+    if text is None:
+        _differ(drift, "configuration", path, "a file", "none", "run playbooks/site.yml for this host")
+        return None
+    try:
+        return node_config.load(text, path)
+    except node_config.ConfigError as fault:
+        _differ(drift, "configuration", path, "a valid file", fault, "run playbooks/site.yml for this host")
+        return None
+
+
+def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]) -> None:
+    if not seen["nvml"]["gpus"]:
+        remedy = "look at the driver and the PCI bus: nvidia-smi -L, lspci"
+        _differ(answer["drift"], "GPU", "NVML", "at least one GPU", "none", remedy)
+    for gpu in seen["nvml"]["gpus"]:
+        row = {key: gpu[key] for key in ("index", "uuid", "model", "memory_mib", "used_mib")}
+        try:
+            made = slices.slices_of(gpu, config)
+        except slices.SliceError as fault:
+            where = "GPU {}".format(gpu["index"])
+            _differ(
+                answer["drift"], "slices", where, "at least one", fault, "correct the variables of the host's group"
+            )
+            made = []
+        answer["expected"] += [piece._asdict() for piece in made]
+        row.update(
+            slices=len(made),
+            slice_mib=made[0].memory_mib if made else 0,
+            sm_percent=made[0].sm_percent if made else 0,
+            advertised=0,
+        )
+        answer["gpus"].append(row)
+
+
+def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
+    """Does the running program have the slices that it should have?"""
+    drift, status = answer["drift"], seen["plugin"]
+    if status is None:
+        remedy = "systemctl status vgpu-device-plugin; journalctl -u vgpu-device-plugin"
+        _differ(drift, "device plugin", "vgpuctl status", "an answer", "none", remedy)
+        return
+    restart = "systemctl restart vgpu-device-plugin"
+    if seen["config_text"] is not None and status.get("config_sha256"):
+        wanted = node_state.sha256(seen["config_text"])
+        if status["config_sha256"] != wanted:
+            found = status["config_sha256"][:12]
+            _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)
+    made = {piece["id"]: piece for piece in status.get("slices") or []}
+    for wanted in answer["expected"]:
+        found = made.pop(wanted["id"], None)
+        if found is None:
+            _differ(drift, "slice", wanted["id"], "made by the device plugin", "not made", restart)
+            continue
+        for key in ("memory_mib", "sm_percent"):
+            if int(found[key]) != wanted[key]:
+                _differ(drift, "slice " + key, wanted["id"], wanted[key], found[key], restart)
+        if found.get("health", HEALTHY) != HEALTHY and wanted["id"] not in _leased(status):
+            remedy = "look at the GPU: journalctl -u vgpu-device-plugin, kernel log for Xid"
+            _differ(drift, "slice health", wanted["id"], HEALTHY, found["health"], remedy)
+    for extra in made:
+        if config is not None and answer["expected"]:
+            _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
+
+
+def _leased(status: dict[str, Any]) -> list[str]:
+    """Slices that an isolation check holds for a moment; they are advertised as unhealthy meanwhile."""
+    return [
+        one for lease in status.get("allocations") or [] if lease.get("kind") == "lease" for one in lease["slice_ids"]
+    ]
+
+
+def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Was the kubelet told of the slices that exist? Without a kubelet the device plugin's own list stands."""
+    status = seen["plugin"] or {}
+    leased = _leased(status)
+    if answer["kubelet"]:
+        told = registered(seen["checkpoint_text"], answer["resource"])
+        if told is None:
+            remedy = "wait for the kubelet, or restart it: systemctl restart kubelet"
+            _differ(answer["drift"], "kubelet", answer["resource"], "registered", "not in the checkpoint", remedy)
+            told = []
+        answer["advertised"] = told
+        expected = [piece["id"] for piece in answer["expected"]]
+        missing = sorted(set(expected) - set(told) - set(leased))
+        foreign = sorted(set(told) - set(expected))
+        if expected and missing:
+            remedy = "systemctl restart vgpu-device-plugin; if it stays, look at slice health above"
+            found = f"{len(set(told) & set(expected))} of {len(expected)}; missing {_some(missing)}"
+            _differ(answer["drift"], "advertised", answer["resource"], f"{len(expected)} slices", found, remedy)
+        if expected and foreign:
+            remedy = "another device plugin registers the same resource; remove it"
+            _differ(answer["drift"], "advertised", answer["resource"], "only our slices", _some(foreign), remedy)
+    else:
+        answer["advertised"] = [
+            piece["id"] for piece in status.get("slices") or [] if piece.get("health", HEALTHY) == HEALTHY
+        ]
+    for row in answer["gpus"]:
+        ids = [one for one in {*answer["advertised"], *leased} if one.partition("::")[0] == row["uuid"]]
+        row["advertised"] = len(ids)
+
+
+def registered(checkpoint_text: str | None, resource: str) -> list[str] | None:
+    """The device ids that the kubelet knows under a resource, None where it does not know the resource."""
+    try:
+        known = json.loads(checkpoint_text or "")["Data"]["RegisteredDevices"].get(resource)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return [str(one) for one in known] if known is not None else None
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def sentence(difference: dict[str, str]) -> str:
+    """A difference as one line for a person."""
+    return "{what} {where}: expected {expected}, found {found}; {remedy}".format(**difference)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results as text tables that a person reads: plain characters, no library."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+HELD = "held"
+GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
+CHECK_HEADINGS = ("check", "verdict", "expected", "found")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of a table. A column whose values are all numbers is set right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(row[n]) for row in [list(headings), *cells]) for n in range(len(headings))]
+    right = [bool(rows) and all(isinstance(row[n], int) for row in rows) for n in range(len(headings))]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(row, widths, right)]
+        return "  ".join(padded).rstrip()
+
+    return [line(headings), "  ".join("-" * width for width in widths), *[line(row) for row in cells]]
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else " ".join(str(value).split())
+
+
+def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = None, title: str = "") -> list[str]:
+    """What a host offers and what was proven of it."""
+    advertised, expected = len(capacity["advertised"]), len(capacity["expected"])
+    teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
+    head = f"{capacity['resource']}: {advertised} advertised by the {teller}, {expected} expected"
+    lines = [f"{title}  {head}" if title else head]
+    rows = [
+        (
+            gpu["index"],
+            gpu["model"],
+            gpu["memory_mib"],
+            gpu["slices"],
+            gpu["slice_mib"],
+            gpu["sm_percent"],
+            gpu["advertised"],
+            gpu["slices"],
+        )
+        for gpu in capacity["gpus"]
+    ]
+    lines += ["  " + line for line in table(GPU_HEADINGS, rows)]
+    lines += ["  DIFFERS: " + sentence for sentence in capacity.get("sentences") or []]
+    checks = (isolation or {}).get("checks")
+    if checks:
+        found = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
+        lines += ["", *["  " + line for line in table(CHECK_HEADINGS, found)]]
+    elif isolation and not isolation.get("skipped"):
+        lines += ["", "  isolation: " + (isolation.get("verdict") or "not-run") + " " + _reason(isolation)]
+    return lines
+
+
+def measured(check: dict[str, Any], key: str) -> str:
+    """A figure of a check with its unit."""
+    value = check.get(key)
+    unit = check.get("unit") or ""
+    return "" if value is None else f"{value} {unit}".strip()
+
+
+def isolation_faults(isolation: dict[str, Any]) -> list[str]:
+    """Why isolation is not proven, empty where every check held. No check at all is a fault too."""
+    checks = isolation.get("checks") or []
+    faults = [
+        "{}: {}, expected {}, found {} {}".format(
+            one["name"], one["verdict"], measured(one, "expected"), measured(one, "found"), one.get("detail") or ""
+        ).rstrip()
+        for one in checks
+        if one["verdict"] != HELD
+    ]
+    if not faults and (not checks or isolation.get("verdict", HELD) != HELD):
+        faults.append(
+            "isolation check: {} {}".format(isolation.get("verdict") or "not-run", _reason(isolation)).rstrip()
+        )
+    return faults
+
+
+def _reason(isolation: dict[str, Any]) -> str:
+    return str(isolation.get("reason") or isolation.get("msg") or "")

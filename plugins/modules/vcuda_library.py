@@ -1,0 +1,132 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vcuda_library
+short_description: Put a version of the vGPU library on a node and make it the current one
+version_added: 0.1.0
+description:
+  - Unpacks an archive into a folder of its own below O(root) and switches the link C(current) to it, each by one
+    rename.
+  - No file of a library is ever overwritten, because running containers have it mounted.
+  - What a run that was killed left unfinished is deleted by the next one.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+options:
+  state:
+    description:
+      - V(present) deploys O(version) and makes it current. Other versions stay for the containers that use them.
+      - V(absent) removes all versions.
+    type: str
+    choices: [present, absent]
+    default: present
+  version:
+    description: The version. Required with O(state=present).
+    type: str
+  archive:
+    description:
+      - The archive on the node, with C(libvgpu.so), C(vgpu-probe) and C(manifest.json) at its top.
+      - It is read only where the version is not there yet.
+    type: path
+  root:
+    description: Folder of the versions.
+    type: path
+    default: /usr/local/lib/vgpu
+"""
+
+EXAMPLES = r"""
+- name: Deploy the library
+  vgpu.fleet.vcuda_library:
+    version: 0.1.0-0123456789ab
+    archive: /var/cache/vgpu/vcuda-0.1.0-0123456789ab.tar.gz
+"""
+
+RETURN = r"""
+actions:
+  description: What was done, in sentences.
+  returned: always
+  type: list
+  elements: str
+current:
+  description: The version that C(current) names now, V(null) where there is none.
+  returned: always
+  type: str
+versions:
+  description: The versions on the node.
+  returned: always
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import library_store, node_state
+from ..module_utils.hardware import Host
+
+
+def predict(params: dict, before: dict) -> list[str]:
+    """What a run would do, for check mode."""
+    root, version = params["root"], params["version"]
+    if params["state"] == "absent":
+        return [f"would remove {root}/{one}" for one in before["versions"]]
+    actions = []
+    if version not in before["whole"]:
+        actions.append(f"would deploy {root}/{version}")
+    if before["current"] != version:
+        actions.append(f"would switch {root}/current to {version}")
+    return actions
+
+
+def shown(state: dict) -> str:
+    return "current: {}\nversions: {}\n".format(state["current"] or "none", ", ".join(state["versions"]) or "none")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "version": {"type": "str"},
+            "archive": {"type": "path"},
+            "root": {"type": "path", "default": "/usr/local/lib/vgpu"},
+        },
+        required_if=[("state", "present", ("version", "archive"))],
+        supports_check_mode=True,
+    )
+    params, host = module.params, Host()
+    before = node_state.library(host, params["root"])
+    actions = predict(params, before)
+    after = before
+    if actions and not module.check_mode:
+        try:
+            if params["state"] == "present":
+                actions = library_store.deploy(params["root"], params["version"], params["archive"])
+            else:
+                actions = library_store.remove(params["root"])
+        except (library_store.StoreError, OSError) as fault:
+            module.fail_json(msg=f"{fault}")
+        after = node_state.library(host, params["root"])
+    elif actions:
+        left = sorted({*before["versions"], params["version"]}) if params["state"] == "present" else []
+        after = {"versions": left, "current": params["version"] if params["state"] == "present" else None}
+    module.exit_json(
+        changed=bool(actions),
+        actions=actions,
+        current=after["current"],
+        versions=after["versions"],
+        diff={"before": shown(before), "after": shown(after)},
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: vgpu_capacity_info
+short_description: Compare the vGPU slices a host should have with those it really advertises
+version_added: 0.1.0
+description:
+  - Computes the slices that the configuration of the node and its GPUs give, and compares them with those that the
+    running device plugin made and with those that the kubelet was told, as the kubelet's own checkpoint has them.
+  - On a host without a kubelet, the device plugin's list stands for what is advertised.
+  - The module does not fail on a difference; it returns each with what was expected, what was found, and a remedy.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The module changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  timeout:
+    description:
+      - Seconds to wait for the differences to vanish, because a kubelet takes a moment to be told.
+      - The module returns as soon as there is none.
+    type: int
+    default: 0
+  node_config:
+    description: Configuration file of the node.
+    type: path
+    default: /etc/vgpu/node.yaml
+  kubelet_dir:
+    description: Folder where the kubelet keeps its socket for device plugins and its checkpoint.
+    type: path
+    default: /var/lib/kubelet/device-plugins
+seealso:
+  - module: vgpu.fleet.gpu_info
+  - module: vgpu.fleet.vgpu_isolation
+"""
+
+EXAMPLES = r"""
+- name: Compare what is advertised with what should be
+  vgpu.fleet.vgpu_capacity_info:
+    timeout: 60
+  register: capacity
+
+- name: Stop on a difference
+  ansible.builtin.assert:
+    that: capacity.ok
+    fail_msg: "{{ capacity.sentences | join('\n') }}"
+"""
+
+RETURN = r"""
+ok:
+  description: Whether nothing differs.
+  returned: always
+  type: bool
+resource:
+  description: Name of the resource.
+  returned: always
+  type: str
+  sample: nvidia.com/gpu
+kubelet:
+  description: Whether there is a kubelet on the host.
+  returned: always
+  type: bool
+expected:
+  description: The slices that the host should have.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - id: GPU-11111111-2222-3333-4444-555555555555::0
+      uuid: GPU-11111111-2222-3333-4444-555555555555
+      memory_mib: 2194
+      sm_percent: 100
+advertised:
+  description: The ids of the slices that are advertised.
+  returned: always
+  type: list
+  elements: str
+gpus:
+  description: Each GPU with the number, memory and SM share of its slices, and how many of them are advertised.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - index: 0
+      uuid: GPU-11111111-2222-3333-4444-555555555555
+      model: Tesla T4
+      memory_mib: 15360
+      used_mib: 0
+      slices: 7
+      slice_mib: 2194
+      sm_percent: 100
+      advertised: 7
+library:
+  description: Version of the vGPU library that new allocations get, V(null) where the device plugin does not answer.
+  returned: always
+  type: str
+drift:
+  description: Every difference.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    what:
+      description: What differs.
+      type: str
+      returned: always
+    where:
+      description: Of which object.
+      type: str
+      returned: always
+    expected:
+      description: What should be.
+      type: str
+      returned: always
+    found:
+      description: What is.
+      type: str
+      returned: always
+    remedy:
+      description: What to do next.
+      type: str
+      returned: always
+sentences:
+  description: The differences as one line each.
+  returned: always
+  type: list
+  elements: str
+waited:
+  description: Seconds that the module waited for the differences to vanish.
+  returned: always
+  type: int
+"""
+
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import capacity
+from ..module_utils.hardware import Host
+
+PAUSE_S = 1.0
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "timeout": {"type": "int", "default": 0},
+            "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
+            "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet/device-plugins"},
+        },
+        supports_check_mode=True,
+    )
+    host, options = Host(), module.params
+    begin = time.monotonic()
+    while True:
+        answer = capacity.compare(capacity.observe(host, options["node_config"], options["kubelet_dir"]))
+        waited = time.monotonic() - begin
+        if answer["ok"] or waited >= options["timeout"]:
+            break
+        time.sleep(PAUSE_S)
+    sentences = [capacity.sentence(one) for one in answer["drift"]]
+    module.exit_json(changed=False, sentences=sentences, waited=int(waited), **answer)
+
+
+if __name__ == "__main__":
+    main()
