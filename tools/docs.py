@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/variables.md from the table of variables, so that the page and the check of the inventory cannot differ."""
+"""Write docs/variables.md from the table of variables, so that the page and the check cannot differ."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PAGE = ROOT / "docs" / "variables.md"
 HEAD = """\
 # Variables of a host group
 
-Set them in `group_vars/<group>.yml`. Any other variable that starts with `vgpu_` is an error that names the nearest valid one.
-The table is made by `make docs` from `plugins/module_utils/schema.py`.
+Set them in `group_vars/<group>.yml`. Any other variable that starts with `vgpu_` is an error that names the nearest
+valid one. The table is made by `make docs` from `plugins/module_utils/schema.py`.
 
 | variable | default | expected | meaning |
 |---|---|---|---|
