@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""apt and dpkg of this host, behind one narrow seam. Tests put another object in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import subprocess
+from typing import Any, Sequence
+
+from . import apt_text
+
+SOURCES = "/etc/apt/sources.list.d"
+MAIN_LIST = "/etc/apt/sources.list"
+KEYRINGS = "/etc/apt/keyrings"
+
+
+class AptError(Exception):
+    """apt refused, or would do what was not asked; the text says what and what to do."""
+
+
+class AptHost:
+    def __init__(self, lock_timeout: int = 300) -> None:
+        self.lock_timeout = lock_timeout
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        environment = {
+            **os.environ,
+            "DEBIAN_FRONTEND": "noninteractive",
+            "APT_LISTCHANGES_FRONTEND": "none",
+            "NEEDRESTART_SUSPEND": "1",
+            "LC_ALL": "C.UTF-8",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        }
+        try:
+            done = subprocess.run(
+                arguments,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise AptError(
+                f"this host has no {arguments[0]} ({self.os_name()}); supported so far are Debian and Ubuntu"
+            ) from None
+        return done.returncode, done.stdout.decode("utf-8", "replace")
+
+    def must(self, what: str, *arguments: str) -> str:
+        code, text = self.run(*arguments)
+        if code != 0:
+            faults = [line for line in text.splitlines() if line.startswith(("E:", "W:", "dpkg:", "Err:"))]
+            shown = "\n".join((faults or text.splitlines())[-8:])
+            raise AptError(f"{what} failed ({' '.join(arguments[:2])}, exit status {code}):\n{shown}")
+        return text
+
+    def os_release(self) -> dict[str, str]:
+        fields: dict[str, str] = {}
+        with contextlib.suppress(OSError), open("/etc/os-release", encoding="utf-8") as stream:
+            for line in stream:
+                key, equals, value = line.strip().partition("=")
+                if equals:
+                    fields[key] = value.strip("\"'")
+        return fields
+
+    def os_name(self) -> str:
+        fields = self.os_release()
+        return fields.get("PRETTY_NAME") or fields.get("ID") or "unknown system"
+
+    def codename(self) -> str:
+        return self.os_release().get("VERSION_CODENAME", "")
+
+    def source_files(self) -> dict[str, str]:
+        """The text of every source file, by path."""
+        found = {}
+        for path in [MAIN_LIST, *sorted(glob.glob(SOURCES + "/*.list") + glob.glob(SOURCES + "/*.sources"))]:
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as stream:
+                found[path] = stream.read()
+        return found
+
+    def policy(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        return apt_text.parse_policy(self.must("asking apt for the packages", "apt-cache", "policy", *names))
+
+    def half_done(self) -> bool:
+        """Whether an interrupted dpkg left packages unpacked and not configured."""
+        return bool(self.run("dpkg", "--audit")[1].strip()) or bool(glob.glob("/var/lib/dpkg/updates/[0-9]*"))
+
+    def finish_half_done(self) -> None:
+        self.must("finishing an interrupted dpkg", "dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
+
+    def update(self) -> None:
+        # Without this option a source that cannot be fetched is a warning, and the run goes on with old lists.
+        self.must(
+            "reading the package lists", "apt-get", "-q", *self.options(), "-o", "APT::Update::Error-Mode=any", "update"
+        )
+
+    def options(self) -> list[str]:
+        return ["-o", f"DPkg::Lock::Timeout={self.lock_timeout}"]
+
+    def change(self, verb: str, packages: Sequence[str], simulate: bool) -> str:
+        """One transaction; ``verb`` is install or purge."""
+        words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
+        words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
+        if verb == "install" and any("=" in package for package in packages):
+            words.append("--allow-downgrades")
+        if simulate:
+            words.append("--simulate")
+        what = ("simulating " if simulate else "") + f"the {verb} of {', '.join(packages)}"
+        return self.must(what, *words, verb, *packages)

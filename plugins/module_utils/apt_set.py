@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set of packages with its source, brought to a host and taken away again without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from typing import Any, NamedTuple, Sequence
+
+from . import apt_text
+from .apt_host import KEYRINGS, SOURCES, AptError, AptHost
+from .apt_text import Source, Transaction
+from .daemon_apply import read_bytes, write_bytes
+
+
+class Wish(NamedTuple):
+    packages: Sequence[str]
+    name: str
+    source: dict[str, Any] | None = None
+    components: Sequence[str] = ()
+    stale_sources: Sequence[str] = ()
+    may_remove: Sequence[str] = ()
+    keep_files: Sequence[str] = ()
+    record: str | None = None
+
+
+class PackageSet:
+    """One run; after it the attributes tell what was done, or in check mode would be."""
+
+    def __init__(self, wish: Wish, host: AptHost, check_mode: bool = False) -> None:
+        self.wish, self.host, self.check_mode = wish, host, check_mode
+        self.transaction = Transaction({}, {}, [])
+        self.plan: list[str] = []
+        self.warnings: list[str] = []
+        self.files_before: dict[str, str | None] = {}
+        self.files_after: dict[str, str | None] = {}
+
+    @property
+    def source_changed(self) -> bool:
+        return self.files_before != self.files_after
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.plan)
+
+    def diff(self) -> list[dict[str, str]]:
+        """One entry for each file of apt's sources and one for the packages."""
+        entries = []
+        for path, before in self.files_before.items():
+            after = self.files_after.get(path)
+            if before != after:
+                entries.append(
+                    {"before_header": path, "after_header": path, "before": before or "", "after": after or ""}
+                )
+        moved = self.transaction
+        if moved.lines():
+            gone = [f"{name}\n" for name in sorted(moved.remove)]
+            old = gone + [f"{name} {old}\n" for name, (old, _new) in sorted(moved.change.items())]
+            new = [f"{name} {new}\n" for name, (_old, new) in sorted(moved.change.items())]
+            new += [f"{name} {version}\n" for name, version in sorted(moved.install.items())]
+            title = "packages"
+            entries.append(
+                {"before_header": title, "after_header": title, "before": "".join(old), "after": "".join(new)}
+            )
+        return entries
+
+    # Present --------------------------------------------------------------------------------------------------------
+
+    def present(self) -> None:
+        self.heal()
+        names = [apt_text.split_pin(package)[0] for package in self.wish.packages]
+        policy = self.host.policy(names)
+        wanted_files = self.wanted_files(policy)
+        lacking = [one for one in self.wish.packages if not apt_text.satisfied(one, installed(policy, one))]
+        self.put_files(wanted_files)
+        if not lacking:
+            return
+        if self.check_mode and self.source_changed:
+            # apt cannot simulate from lists that it has not read.
+            self.plan += [f"install {one}" for one in lacking]
+            self.transaction = Transaction({apt_text.split_pin(one)[0]: "" for one in lacking}, {}, [])
+            return
+        if apt_text.unavailable(lacking, policy) and not self.source_changed:
+            if self.check_mode:
+                self.plan += ["read the package lists", *(f"install {one}" for one in lacking)]
+                return
+            self.host.update()
+            policy = self.host.policy(names)
+        self.refuse_unavailable(lacking, policy)
+        self.install(lacking)
+
+    def heal(self) -> None:
+        if self.host.half_done():
+            self.plan.append("finish the interrupted dpkg")
+            if not self.check_mode:
+                self.host.finish_half_done()
+
+    def refuse_unavailable(self, lacking: Sequence[str], policy: dict[str, dict[str, Any]]) -> None:
+        unavailable = apt_text.unavailable(lacking, policy)
+        if unavailable:
+            self.take_files_back()
+            raise AptError(
+                f"on {self.host.os_name()} these packages cannot be installed:\n- " + "\n- ".join(unavailable)
+            )
+
+    def install(self, lacking: Sequence[str]) -> None:
+        try:
+            self.transaction = apt_text.parse_simulation(self.host.change("install", lacking, simulate=True))
+            self.refuse_removals()
+        except AptError:
+            self.take_files_back()
+            raise
+        self.plan += self.transaction.lines()
+        if self.check_mode:
+            return
+        self.remember({"packages": sorted(self.transaction.install)})
+        with self.kept_files():
+            self.host.change("install", lacking, simulate=False)
+
+    def refuse_removals(self) -> None:
+        foreign = [name for name in self.transaction.remove if name not in self.wish.may_remove]
+        if foreign:
+            raise AptError(
+                f"nothing was installed: apt would remove {', '.join(foreign)} for it; remove or hold them by hand, or "
+                "choose versions that go together"
+            )
+
+    # Sources --------------------------------------------------------------------------------------------------------
+
+    def wanted_files(self, policy: dict[str, dict[str, Any]]) -> dict[str, str | None]:
+        """Every file of apt's sources that must change, with its text; None where it must go."""
+        files = self.host.source_files()
+        ours = f"{SOURCES}/{self.wish.name}.sources"
+        wanted: dict[str, str | None] = {
+            path: None
+            for path, text in files.items()
+            if path != ours and any(mark in text for mark in self.wish.stale_sources)
+        }
+        if self.wish.source is not None:
+            source, key = self.own_source(self.wish.source)
+            wanted[ours] = apt_text.source_file([source])
+            if key is not None:
+                wanted[source.signed_by] = key
+        elif ours not in files and any(candidate(policy, one) is None for one in self.wish.packages):
+            entries = [one for path, text in files.items() for one in apt_text.parse_sources(path, text)]
+            added = apt_text.missing_components(entries, self.host.codename(), self.wish.components)
+            if added:
+                wanted[ours] = apt_text.source_file(added)
+        return wanted
+
+    def own_source(self, given: dict[str, Any]) -> tuple[Source, str | None]:
+        key = str(given.get("key") or "").strip()
+        path, text = key, None
+        if key.startswith("-----BEGIN"):
+            path, text = f"{KEYRINGS}/{self.wish.name}.asc", key + "\n"
+        source = Source(
+            ("deb",),
+            tuple(given["uris"]),
+            tuple(given["suites"]),
+            tuple(given["components"]),
+            path,
+            bool(given["trusted"]),
+        )
+        return source, text
+
+    def put_files(self, wanted: dict[str, str | None]) -> None:
+        """Write and remove source files, and read the lists anew; when they cannot be read, all is put back."""
+        for path, text in wanted.items():
+            held = read_bytes(path)
+            now = None if held is None else held.decode("utf-8", "surrogateescape")
+            if now != text:
+                self.files_before[path], self.files_after[path] = now, text
+                self.plan.append(f"{'remove' if text is None else 'write'} {path}")
+        if self.check_mode or not self.source_changed:
+            return
+        self.remember({"files": self.files_before})
+        try:
+            self.write_files(self.files_after)
+            self.host.update()
+        except AptError as fault:
+            self.take_files_back()
+            raise AptError(f"{fault}\nThe sources of apt are as they were.") from None
+
+    def write_files(self, files: dict[str, str | None]) -> None:
+        for path, text in files.items():
+            if text is None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            else:
+                write_bytes(path, text.encode("utf-8", "surrogateescape"))
+
+    def take_files_back(self) -> None:
+        if self.source_changed and not self.check_mode:
+            self.write_files(self.files_before)
+            with contextlib.suppress(AptError):
+                self.host.update()
+
+    # Absent ---------------------------------------------------------------------------------------------------------
+
+    def absent(self) -> None:
+        self.heal()
+        record = self.load_record()
+        if self.wish.record:
+            # Without an entry in the record, a package was there before us and stays.
+            names = list(record.get("packages", []))
+        else:
+            names = [apt_text.split_pin(one)[0] for one in self.wish.packages]
+        policy = self.host.policy(names) if names else {}
+        there = [name for name in names if policy.get(name, {}).get("installed") is not None]
+        if there:
+            self.remove(there)
+        files = dict(record.get("files", {f"{SOURCES}/{self.wish.name}.sources": None}))
+        wanted = {path: text for path, text in files.items() if text is None or read_bytes(path) is None}
+        for path, text in wanted.items():
+            held = read_bytes(path)
+            now = None if held is None else held.decode("utf-8", "surrogateescape")
+            if now != text:
+                self.files_before[path], self.files_after[path] = now, text
+                self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
+        if self.check_mode:
+            return
+        if self.source_changed:
+            self.write_files(self.files_after)
+            try:
+                self.host.update()
+            except AptError as fault:
+                self.warnings.append(str(fault))
+        if self.wish.record:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.wish.record)
+
+    def remove(self, there: list[str]) -> None:
+        self.transaction = apt_text.parse_simulation(self.host.change("purge", there, simulate=True))
+        foreign = [name for name in self.transaction.remove if name not in there and name not in self.wish.may_remove]
+        if foreign:
+            raise AptError(
+                f"nothing was removed: {', '.join(foreign)} would go too, which this role did not install; remove them "
+                "first if they are not needed"
+            )
+        self.plan += self.transaction.lines()
+        if not self.check_mode:
+            with self.kept_files():
+                self.host.change("purge", there, simulate=False)
+
+    # Record ---------------------------------------------------------------------------------------------------------
+
+    def load_record(self) -> dict[str, Any]:
+        raw = read_bytes(self.wish.record) if self.wish.record else None
+        if raw is None:
+            return {}
+        try:
+            return dict(json.loads(raw.decode("utf-8")))
+        except (ValueError, TypeError) as fault:
+            raise AptError(f"the record {self.wish.record} cannot be read ({fault}); restore it or remove it") from None
+
+    def remember(self, more: dict[str, Any]) -> None:
+        """Add to the record, before the change that it describes: a kill in between loses nothing."""
+        if not self.wish.record:
+            return
+        record = self.load_record()
+        record["packages"] = sorted({*record.get("packages", []), *more.get("packages", [])})
+        record["files"] = {**more.get("files", {}), **record.get("files", {})}
+        write_bytes(self.wish.record, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+
+    @contextlib.contextmanager
+    def kept_files(self) -> Any:
+        """Put back the bytes and mode of each kept file that the transaction changed or deleted."""
+        held = {}
+        for path in self.wish.keep_files:
+            data = read_bytes(path)
+            if data is not None:
+                held[path] = (data, stat.S_IMODE(os.stat(path).st_mode))
+        try:
+            yield
+        finally:
+            for path, (data, mode) in held.items():
+                if read_bytes(path) != data:
+                    write_bytes(path, data, mode)
+
+
+def candidate(policy: dict[str, dict[str, Any]], package: str) -> str | None:
+    version = policy.get(apt_text.split_pin(package)[0], {}).get("candidate")
+    return None if version is None else str(version)
+
+
+def installed(policy: dict[str, dict[str, Any]], package: str) -> str | None:
+    version = policy.get(apt_text.split_pin(package)[0], {}).get("installed")
+    return None if version is None else str(version)

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What apt and dpkg write and read as text: sources in both formats, policies, simulated transactions. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Any, Iterable, NamedTuple, Sequence
+
+HEADER = "# Managed by vgpu.fleet; changes are overwritten."
+
+
+class Source(NamedTuple):
+    """One entry of apt's sources. ``signed_by`` is a path, or the key itself with its line breaks."""
+
+    types: tuple[str, ...]
+    uris: tuple[str, ...]
+    suites: tuple[str, ...]
+    components: tuple[str, ...]
+    signed_by: str = ""
+    trusted: bool = False
+
+    def text(self, name: str = "") -> str:
+        """As a deb822 stanza."""
+        lines = [f"# {name}"] if name else []
+        lines += [f"Types: {' '.join(self.types)}", f"URIs: {' '.join(self.uris)}", f"Suites: {' '.join(self.suites)}"]
+        if self.components:
+            lines.append(f"Components: {' '.join(self.components)}")
+        if self.trusted:
+            lines.append("Trusted: yes")
+        if "\n" in self.signed_by.strip():
+            body = [" ." if not line.strip() else " " + line.strip() for line in self.signed_by.strip().splitlines()]
+            lines.append("Signed-By:\n" + "\n".join(body))
+        elif self.signed_by:
+            lines.append(f"Signed-By: {self.signed_by.strip()}")
+        return "\n".join(lines) + "\n"
+
+
+def parse_sources(name: str, text: str) -> list[Source]:
+    """The entries of one file, by the format that its name tells."""
+    return parse_deb822(text) if name.endswith(".sources") else parse_one_line(text)
+
+
+def parse_deb822(text: str) -> list[Source]:
+    found = []
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n[ \t]*\n", "\n".join(lines)):
+        fields: dict[str, str] = {}
+        key = ""
+        for line in stanza.splitlines():
+            if line[:1] in (" ", "\t") and key:
+                fields[key] += "\n" + ("" if line.strip() == "." else line.strip())
+            elif ":" in line:
+                key, _colon, value = line.partition(":")
+                key = key.strip().lower()
+                fields[key] = value.strip()
+        if not fields.get("uris") or fields.get("enabled", "yes").lower() in ("no", "false", "0"):
+            continue
+        found.append(
+            Source(
+                tuple(fields.get("types", "deb").split()),
+                tuple(fields["uris"].split()),
+                tuple(fields.get("suites", "").split()),
+                tuple(fields.get("components", "").split()),
+                fields.get("signed-by", "").strip(),
+                fields.get("trusted", "no").lower() in ("yes", "true", "1"),
+            )
+        )
+    return found
+
+
+def parse_one_line(text: str) -> list[Source]:
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"^\s*(deb|deb-src)\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s*([^#]*)", line)
+        if not match:
+            continue
+        kind, options, uri, suite, components = match.groups()
+        given = dict(option.partition("=")[::2] for option in (options or "").split())
+        trusted = given.get("trusted", "no") in ("yes", "true", "1")
+        signed = given.get("signed-by", "")
+        found.append(Source((kind,), (uri,), (suite,), tuple(components.split()), signed, trusted))
+    return found
+
+
+def missing_components(sources: Iterable[Source], codename: str, wanted: Sequence[str]) -> list[Source]:
+    """The entries that add the components to the mirrors that the host uses for its own distribution.
+
+    URI and key are those of the host: apt refuses everything when one URI has two values of Signed-By.
+    """
+    mirrors: dict[tuple[str, str], list[Any]] = {}
+    for source in sources:
+        if "deb" not in source.types:
+            continue
+        for uri in source.uris:
+            for suite in source.suites:
+                if suite == codename or suite.startswith(codename + "-"):
+                    known = mirrors.setdefault((uri.rstrip("/"), suite), [source.signed_by, set(), uri])
+                    known[1].update(source.components)
+    grouped: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (_key, suite), (signed_by, components, uri) in mirrors.items():
+        lacking = tuple(one for one in wanted if one not in components)
+        if "main" in components and lacking:
+            grouped.setdefault((uri, signed_by, lacking), []).append(suite)
+    return [
+        Source(("deb",), (uri,), tuple(suites), lacking, signed_by)
+        for (uri, signed_by, lacking), suites in grouped.items()
+    ]
+
+
+def source_file(sources: Iterable[Source]) -> str:
+    """A .sources file with these entries; empty where there are none."""
+    stanzas = [source.text() for source in sources]
+    return HEADER + "\n" + "\n".join(stanzas) if stanzas else ""
+
+
+def parse_policy(text: str) -> dict[str, dict[str, Any]]:
+    """Of ``apt-cache policy``: each package's installed version, candidate and all versions, None for (none)."""
+    found: dict[str, dict[str, Any]] = {}
+    name = ""
+    for line in text.splitlines():
+        if re.match(r"^\S.*:$", line):
+            name = line[:-1].split(":")[0]
+            found[name] = {"installed": None, "candidate": None, "versions": []}
+        elif name and line.startswith(("  Installed: ", "  Candidate: ")):
+            key, _colon, value = line.strip().partition(": ")
+            found[name][key.lower()] = None if value == "(none)" else value
+        elif name:
+            version = re.match(r"^ (?:\*\*\*|   ) (\S+) -?\d+$", line)
+            if version:
+                found[name]["versions"].append(version.group(1))
+    return found
+
+
+class Transaction(NamedTuple):
+    """What apt-get would do: new packages and changed ones with their versions, and the names it would remove."""
+
+    install: dict[str, str]
+    change: dict[str, tuple[str, str]]
+    remove: list[str]
+
+    def lines(self) -> list[str]:
+        return [
+            *(f"install {name} {version}" for name, version in sorted(self.install.items())),
+            *(f"change {name} from {old} to {new}" for name, (old, new) in sorted(self.change.items())),
+            *(f"remove {name}" for name in sorted(self.remove)),
+        ]
+
+
+def parse_simulation(text: str) -> Transaction:
+    """Of ``apt-get --simulate``."""
+    install: dict[str, str] = {}
+    change: dict[str, tuple[str, str]] = {}
+    remove: list[str] = []
+    for line in text.splitlines():
+        match = re.match(r"^(Inst|Remv|Purg) (\S+)(?: \[([^]]+)\])?(?: \((\S+))?", line)
+        if not match:
+            continue
+        verb, name, old, new = match.groups()
+        name = name.split(":")[0]
+        if verb != "Inst":
+            remove.append(name)
+        elif old is None:
+            install[name] = new or ""
+        else:
+            change[name] = (old, new or "")
+    return Transaction(install, change, list(dict.fromkeys(remove)))
+
+
+def split_pin(package: str) -> tuple[str, str]:
+    """Name and version of ``name=version``; the version is empty, or may end in ``*``."""
+    name, _equals, version = package.partition("=")
+    return name, "" if version == "*" else version
+
+
+def satisfied(package: str, installed: str | None) -> bool:
+    pin = split_pin(package)[1]
+    return installed is not None and (not pin or fnmatch.fnmatchcase(installed, pin))
+
+
+def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> list[str]:
+    """The packages of which apt knows no version that fits, each with what it does know."""
+    found = []
+    for package in packages:
+        name, pin = split_pin(package)
+        known = policy.get(name, {})
+        versions = known.get("versions", [])
+        if known.get("candidate") is None:
+            found.append(f"{name}: no repository of this host has it")
+        elif pin and not any(fnmatch.fnmatchcase(version, pin) for version in versions):
+            shown = ", ".join(versions[:5])
+            found.append(f"{name}: no version {pin}; there are {shown}")
+    return found

@@ -1,0 +1,185 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: apt_packages
+short_description: Bring a set of packages and its source to a host in one call, and take exactly that away again
+version_added: 0.1.0
+description:
+  - One remote call for a whole role, namely source, key, package lists and one transaction of apt for all packages.
+  - Check mode asks apt to simulate the transaction and so names every package that would come with it.
+  - Refuses a transaction that would remove a package nobody named.
+  - An interrupted dpkg is finished first, so that a second run heals what a killed one left.
+  - With a O(record), V(absent) removes what V(present) installed, dependencies included, and nothing that was there
+    before.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Simulates the transaction.
+    support: full
+  diff_mode:
+    description: Shows the packages and the text of the source file before and after.
+    support: full
+options:
+  packages:
+    description: Names, or C(name=version); a version may end in V(*).
+    type: list
+    elements: str
+    required: true
+  state:
+    description: Whether the packages are there.
+    type: str
+    choices: [present, absent]
+    default: present
+  name:
+    description: What the source file, C(/etc/apt/sources.list.d/<name>.sources), and the key are called.
+    type: str
+    required: true
+  source:
+    description: A repository for these packages. Without it, the host's own are used.
+    type: dict
+    suboptions:
+      uris:
+        description: Where it is; C(file:/folder) for one on the host.
+        type: list
+        elements: str
+        required: true
+      suites:
+        description: Suites, or V(./) for a flat repository.
+        type: list
+        elements: str
+        default: ["./"]
+      components:
+        description: Components; none for a flat repository.
+        type: list
+        elements: str
+        default: []
+      key:
+        description: The repository's public key as armoured text, or the path of a key file on the host.
+        type: str
+        default: ""
+      trusted:
+        description: Whether to use it without a signature. Only for a repository on the host itself.
+        type: bool
+        default: false
+  components:
+    description:
+      - Components of the distribution that are enabled, from the host's own mirror with its own key, when apt otherwise
+        has no candidate for a package.
+    type: list
+    elements: str
+    default: []
+  stale_sources:
+    description: Source files other than ours that contain one of these texts are taken away before the lists are read.
+    type: list
+    elements: str
+    default: []
+  may_remove:
+    description: Packages that the transaction may remove, such as forerunners of those installed.
+    type: list
+    elements: str
+    default: []
+  keep_files:
+    description:
+      - Files that hold the same bytes after the transaction as before it. A package that once owned a file as its
+        configuration deletes it when it is purged, whatever an administrator wrote there.
+    type: list
+    elements: path
+    default: []
+  record:
+    description: Where to keep what was installed and moved away, for the way back.
+    type: path
+  lock_timeout:
+    description: Seconds to wait for another user of dpkg.
+    type: int
+    default: 300
+"""
+
+EXAMPLES = r"""
+- name: The driver's user space, from the distribution's non-free part
+  vgpu.fleet.apt_packages:
+    name: vgpu-nvidia-driver
+    packages: [nvidia-smi, libcuda1, libnvidia-ml1]
+    components: [contrib, non-free, non-free-firmware]
+    record: /var/lib/vgpu/baseline/nvidia_driver.json
+"""
+
+RETURN = r"""
+plan:
+  description: What was done, or would be, in sentences.
+  type: list
+  elements: str
+  returned: always
+installed:
+  description: The packages that came, dependencies included, with their versions.
+  type: dict
+  returned: always
+removed:
+  description: The packages that went.
+  type: list
+  elements: str
+  returned: always
+source_changed:
+  description: Whether the sources of apt changed.
+  type: bool
+  returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.apt_host import AptError, AptHost
+from ..module_utils.apt_set import PackageSet, Wish
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "packages": {"type": "list", "elements": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "name": {"type": "str", "required": True},
+            "source": {
+                "type": "dict",
+                "options": {
+                    "uris": {"type": "list", "elements": "str", "required": True},
+                    "suites": {"type": "list", "elements": "str", "default": ["./"]},
+                    "components": {"type": "list", "elements": "str", "default": []},
+                    "key": {"type": "str", "default": "", "no_log": False},
+                    "trusted": {"type": "bool", "default": False},
+                },
+            },
+            "components": {"type": "list", "elements": "str", "default": []},
+            "stale_sources": {"type": "list", "elements": "str", "default": []},
+            "may_remove": {"type": "list", "elements": "str", "default": []},
+            "keep_files": {"type": "list", "elements": "path", "default": []},
+            "record": {"type": "path"},
+            "lock_timeout": {"type": "int", "default": 300},
+        },
+        supports_check_mode=True,
+    )
+    wanted = {name: value for name, value in module.params.items() if name not in ("state", "lock_timeout")}
+    packages = PackageSet(Wish(**wanted), AptHost(module.params["lock_timeout"]), module.check_mode)
+    try:
+        if module.params["state"] == "present":
+            packages.present()
+        else:
+            packages.absent()
+    except (AptError, OSError) as fault:
+        module.fail_json(msg=f"{module.params['name']}: {fault}", plan=packages.plan)
+    for warning in packages.warnings:
+        module.warn(warning)
+    module.exit_json(
+        changed=packages.changed,
+        plan=packages.plan,
+        installed=packages.transaction.install,
+        removed=packages.transaction.remove,
+        source_changed=packages.source_changed,
+        diff=packages.diff(),
+    )
+
+
+if __name__ == "__main__":
+    main()
