@@ -7,6 +7,7 @@
  * those marked *. Every other slot answers NOT_SUPPORTED without touching an argument, and nvidia-smi then prints N/A.
  *
  *   26 *        housekeeping, called often; must succeed
+ *   108         the public nvmlDeviceGetEnforcedPowerLimit
  *   81 *        handle by index (index, &handle)
  *   192, 193    set and get compute policies; policy 0 is the time slice
  *   213-215 *   processes: compute, MPS, graphics (handle, &count, entries)
@@ -23,11 +24,11 @@
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-/* size: of the table in the driver's own library of that branch; policies: 192 and 193 were seen there */
+/* size: of the table in the driver's own library of that branch; complete: 108, 192 and 193 were seen there */
 static const struct branch {
     const char *prefix;
     unsigned size;
-    bool policies;
+    bool complete;
 } measured[] = {{"535.", 1960, true}, {"550.", 2008, true}, {"580.", 8 * TABLE_SLOTS, false}};
 
 struct smi_process {
@@ -52,6 +53,7 @@ struct smi_policies {
 };
 
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
+NVML_API nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *milliwatts);
 
 static nvmlReturn_t slot_housekeeping(void)
 {
@@ -146,7 +148,8 @@ static void fill(void)
     table[0] = (void *)(uintptr_t)(known ? known->size : sizeof table);
     table[26] = (void *)slot_housekeeping;
     table[81] = (void *)nvmlDeviceGetHandleByIndex_v2;
-    if (known != NULL && known->policies) {
+    if (known != NULL && known->complete) {
+        table[108] = (void *)nvmlDeviceGetEnforcedPowerLimit;
         table[192] = (void *)slot_set_policy;
         table[193] = (void *)slot_get_policies;
     }

@@ -70,8 +70,12 @@ static nvmlReturn_t ecc_field(const struct nvml_target *target, unsigned field, 
     return result;
 }
 
-static nvmlReturn_t power_field(const struct nvml_target *target, unsigned field, unsigned long long *value)
+/* Scope 0 is the GPU, 1 the module with its processor, which these boards do not have. */
+static nvmlReturn_t power_field(const struct nvml_target *target, unsigned field, unsigned scope,
+                                unsigned long long *value)
 {
+    if (scope != 0)
+        return NVML_ERROR_NOT_SUPPORTED;
     unsigned limit = target->model->power_limit_mw;
     switch (field) {
     case FIELD_POWER_AVERAGE:
@@ -93,7 +97,8 @@ static nvmlReturn_t power_field(const struct nvml_target *target, unsigned field
     }
 }
 
-static nvmlReturn_t field_value(const struct nvml_target *target, unsigned field, unsigned long long *value)
+static nvmlReturn_t field_value(const struct nvml_target *target, unsigned field, unsigned scope,
+                                unsigned long long *value)
 {
     enum sim_arch arch = target->model->arch;
     *value = 0;
@@ -134,7 +139,7 @@ static nvmlReturn_t field_value(const struct nvml_target *target, unsigned field
     case FIELD_POWER_DEFAULT:
     case FIELD_POWER_CURRENT:
     case FIELD_POWER_REQUESTED:
-        return power_field(target, field, value);
+        return power_field(target, field, scope, value);
     default:
         return NVML_ERROR_NOT_SUPPORTED;
     }
@@ -161,7 +166,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, n
     NVML_NEED(count > 0 && values != NULL);
     for (int i = 0; i < count; i++) {
         unsigned long long value;
-        values[i].nvmlReturn = field_value(&target, values[i].fieldId, &value);
+        values[i].nvmlReturn = field_value(&target, values[i].fieldId, values[i].scopeId, &value);
         values[i].valueType = type_of(values[i].fieldId);
         values[i].timestamp = (long long)sim_wall_us(sim_now());
         values[i].latencyUsec = 0;

@@ -45,9 +45,12 @@ NVML_API nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned mode)
     return NVML_SUCCESS;
 }
 
+/* A MIG device has counters too; no error is ever laid to one. */
 static nvmlReturn_t open_counters(nvmlDevice_t device, struct nvml_target *target)
 {
-    NVML_TRY(open_ecc(device, target));
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, target));
+    if (!target->model->ecc)
+        return NVML_ERROR_NOT_SUPPORTED;
     sim_lock();
     bool on = target->gpu->ecc_mode != 0;
     sim_unlock();
@@ -56,6 +59,8 @@ static nvmlReturn_t open_counters(nvmlDevice_t device, struct nvml_target *targe
 
 static unsigned long long counter(const struct nvml_target *target, unsigned type, unsigned scope)
 {
+    if (target->gi >= 0)
+        return 0;
     sim_lock();
     const uint64_t *counters =
         type == NVML_MEMORY_ERROR_TYPE_CORRECTED ? target->gpu->ecc_single : target->gpu->ecc_double;
@@ -98,11 +103,24 @@ NVML_API nvmlReturn_t nvmlDeviceGetDetailedEccErrors(nvmlDevice_t device, unsign
     return NVML_SUCCESS;
 }
 
+NVML_API nvmlReturn_t nvmlDeviceGetSramEccErrorStatus(nvmlDevice_t device, nvmlEccSramErrorStatus_t *status)
+{
+    struct nvml_target target;
+    NVML_TRY(open_counters(device, &target));
+    NVML_NEED(status != NULL);
+    if (status->version != NVML_STRUCT_VERSION(nvmlEccSramErrorStatus_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (target.model->arch < SIM_AMPERE)
+        return NVML_ERROR_NOT_SUPPORTED;
+    *status = (nvmlEccSramErrorStatus_t){.version = status->version};
+    return NVML_SUCCESS;
+}
+
 NVML_API nvmlReturn_t nvmlDeviceClearEccErrorCounts(nvmlDevice_t device, unsigned scope)
 {
     struct nvml_target target;
     NVML_TRY(open_counters(device, &target));
-    NVML_NEED(scope <= 1);
+    NVML_NEED(scope <= 1 && target.gi < 0);
     NVML_TRY(nvml_root());
     sim_lock();
     target.gpu->ecc_single[scope] = target.gpu->ecc_double[scope] = 0;

@@ -52,9 +52,15 @@ NVML_API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1M
     struct nvml_target target;
     NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
     NVML_NEED(bar1 != NULL);
-    unsigned processes = target.gi < 0 ? nvml_processes(&target, NULL, 0) : 0;
     bar1->bar1Total = (unsigned long long)target.model->bar1_mib << 20;
-    bar1->bar1Used = (2ull + processes) << 20;
+    if (target.gi >= 0) { /* an instance has as many eighths of it as it has memory slices */
+        sim_lock();
+        bar1->bar1Total = bar1->bar1Total / 8 * target.gpu->gi[target.gi].placement_size;
+        sim_unlock();
+        bar1->bar1Used = 0;
+    } else {
+        bar1->bar1Used = (2ull + nvml_processes(&target, NULL, 0)) << 20;
+    }
     bar1->bar1Free = bar1->bar1Total - bar1->bar1Used;
     return NVML_SUCCESS;
 }

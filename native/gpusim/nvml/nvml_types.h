@@ -223,6 +223,22 @@ typedef struct {
 } nvmlEccErrorCounts_t;
 
 typedef struct {
+    unsigned version;
+    unsigned long long aggregateUncParity, aggregateUncSecDed, aggregateCor;
+    unsigned long long volatileUncParity, volatileUncSecDed, volatileCor;
+    unsigned long long aggregateUncBucketL2, aggregateUncBucketSm, aggregateUncBucketPcie;
+    unsigned long long aggregateUncBucketMcu, aggregateUncBucketOther;
+    unsigned bThresholdExceeded;
+} nvmlEccSramErrorStatus_t;
+
+typedef struct {
+    unsigned gpuUtilization, memoryUtilization;
+    unsigned long long maxMemoryUsage, time, startTime;
+    unsigned isRunning;
+    unsigned reserved[5];
+} nvmlAccountingStats_t;
+
+typedef struct {
     nvmlDevice_t device;
     unsigned long long eventType, eventData;
     unsigned gpuInstanceId, computeInstanceId;

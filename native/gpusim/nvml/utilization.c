@@ -83,6 +83,45 @@ NVML_API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsig
     return idle_engine(device, percent, period_us);
 }
 
+/* JPEG and optical-flow engines came with Ampere. */
+static nvmlReturn_t idle_ampere_engine(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+    struct nvml_target target;
+    NVML_TRY(open_measured(device, &target));
+    return target.model->arch < SIM_AMPERE ? NVML_ERROR_NOT_SUPPORTED : idle_engine(device, percent, period_us);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+    return idle_ampere_engine(device, percent, period_us);
+}
+
+NVML_API nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
+{
+    return idle_ampere_engine(device, percent, period_us);
+}
+
+/* No encoder session is ever open. */
+NVML_API nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *sessions, unsigned *frames,
+                                                unsigned *latency)
+{
+    struct nvml_target target;
+    NVML_TRY(open_measured(device, &target));
+    NVML_NEED(sessions != NULL && frames != NULL && latency != NULL);
+    *sessions = *frames = *latency = 0;
+    return NVML_SUCCESS;
+}
+
+/* Copies are timed, not counted: the link shows no traffic. */
+NVML_API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *kib_per_s)
+{
+    struct nvml_target target;
+    NVML_TRY(open_measured(device, &target));
+    NVML_NEED(kib_per_s != NULL && counter <= 1);
+    *kib_per_s = 0;
+    return NVML_SUCCESS;
+}
+
 static int by_pid(const void *a, const void *b)
 {
     int first = ((const struct sim_sample *)a)->pid, second = ((const struct sim_sample *)b)->pid;
