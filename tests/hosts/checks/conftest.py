@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts under check: those of one hostctl project, reached by podman and not by Ansible."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests" / "hosts"))
+
+from simhosts import podman as simpodman  # noqa: E402
+
+# Names the project whose hosts are checked; molecule starts its own.
+PROJECT = os.environ.get("VGPU_HOSTS_PROJECT", "molecule")
+INVENTORY = Path(os.environ.get("VGPU_HOSTS_INVENTORY", ROOT / "molecule" / "inventory"))
+
+# Where roles write. Logs, caches, temporary files and what systemd keeps for itself change by themselves.
+WATCHED = "/etc /usr /opt /var/lib /boot /lib"
+IGNORED = ("/var/lib/systemd", "/var/lib/kubelet", "/var/lib/dpkg/lock", "/var/lib/apt/lists/lock", "/etc/machine-id")
+
+
+@dataclass(frozen=True)
+class Node:
+    """One simulated host."""
+
+    name: str
+
+    @property
+    def container(self) -> str:
+        return simpodman.Host(PROJECT, self.name).container
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Run a command on the host and return its output."""
+        return simpodman.podman("exec", self.container, *command, check=check)
+
+    def shell(self, script: str) -> str:
+        """Run a line of shell on the host."""
+        return self.run("sh", "-ec", script)
+
+    def json(self, *command: str) -> Any:
+        """Run a command on the host and read its output as JSON."""
+        return json.loads(self.run(*command))
+
+    def read(self, path: str) -> str:
+        """Return the text of a file."""
+        return self.run("cat", path)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file."""
+        simpodman.podman("exec", "-i", self.container, "sh", "-c", f"cat > {path}", stdin=text.encode())
+
+    def snapshot(self) -> dict[str, str]:
+        """Return what lies in the folders that roles write to: path → type, mode, size, time, link."""
+        listing = self.shell(f"find {WATCHED} -xdev -printf '%p\\t%y %m %s %T@ %l\\n'")
+        entries = dict(line.split("\t", 1) for line in listing.splitlines() if "\t" in line)
+        return {
+            path: facts
+            for path, facts in entries.items()
+            if not path.startswith(IGNORED) and "__pycache__" not in path and not facts.startswith("d")
+        }
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return the paths that came, went or changed."""
+    return sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
+
+
+def play(*arguments: str, inventory: Path = INVENTORY, playbook: str = "site.yml") -> subprocess.CompletedProcess[str]:
+    """Run a playbook of the collection; stdout and stderr come back as one text."""
+    return subprocess.run(
+        [*play_command(playbook, inventory), *arguments],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def play_command(playbook: str, inventory: Path) -> list[str]:
+    """Return the command that runs a playbook."""
+    return [str(Path(sys.executable).parent / "ansible-playbook"), f"playbooks/{playbook}", "-i", str(inventory)]
+
+
+def environment() -> dict[str, str]:
+    """Return an environment without what molecule or a person has set for Ansible."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ANSIBLE_", "MOLECULE_"))}
+    return {
+        **kept,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "CONTAINERS_CONF": str(simpodman.containers_conf()),
+        "ANSIBLE_NOCOLOR": "1",
+    }
+
+
+@pytest.fixture(scope="session")
+def nodes() -> dict[str, Node]:
+    """All hosts of the project, by name."""
+    found = [row["host"] for row in simpodman.hosts(PROJECT) if row["state"] == "running"]
+    assert found, f"no host of project {PROJECT} runs; start them: tests/hosts/hostctl up --project {PROJECT} …"
+    return {name: Node(name) for name in found}
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    """A copy of the inventory that a test may spoil."""
+    copy = tmp_path / "inventory"
+    shutil.copytree(INVENTORY, copy)
+    return copy
+
+
+def set_group(inventory: Path, group: str, **values: Any) -> None:
+    """Set variables of a group in an inventory's copy; None takes one out."""
+    path = inventory / "group_vars" / f"{group}.yml"
+    variables = yaml.safe_load(path.read_text()) or {}
+    variables.update(values)
+    path.write_text(yaml.safe_dump({key: value for key, value in variables.items() if value is not None}))

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Takes all the GPU memory that it is given, says how much that was, and keeps it until its standard input ends.
+ * Linked to libc alone: the driver is opened by name, as in a container, where it comes from the runtime.
+ * Usage: fill; prints "<bytes>\n", or a line on stderr and status 1.
+ */
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#define OUT_OF_MEMORY 2
+#define LARGEST (1ull << 30)
+
+static int refuse(const char *what, int code)
+{
+    fprintf(stderr, "fill: %s: CUDA error %d\n", what, code);
+    return 1;
+}
+
+int main(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) {
+        fprintf(stderr, "fill: %s\n", dlerror());
+        return 1;
+    }
+    int (*init)(unsigned);
+    int (*create)(void **, unsigned, int);
+    int (*allocate)(uint64_t *, size_t);
+    *(void **)&init = dlsym(driver, "cuInit");
+    *(void **)&create = dlsym(driver, "cuCtxCreate_v2");
+    *(void **)&allocate = dlsym(driver, "cuMemAlloc_v2");
+    if (!init || !create || !allocate) {
+        fprintf(stderr, "fill: libcuda.so.1 lacks cuInit, cuCtxCreate_v2 or cuMemAlloc_v2\n");
+        return 1;
+    }
+    void *context = NULL;
+    int code = init(0);
+    if (code)
+        return refuse("cuInit", code);
+    code = create(&context, 0, 0);
+    if (code)
+        return refuse("cuCtxCreate_v2", code);
+
+    uint64_t total = 0;
+    /* Halving after each refusal leaves no byte that one more allocation could have had. */
+    for (uint64_t size = LARGEST; size > 0;) {
+        uint64_t pointer;
+        code = allocate(&pointer, size);
+        if (code == OUT_OF_MEMORY)
+            size /= 2;
+        else if (code)
+            return refuse("cuMemAlloc_v2", code);
+        else
+            total += size;
+    }
+    printf("%llu\n", (unsigned long long)total);
+    fflush(stdout);
+    char byte;
+    while (read(STDIN_FILENO, &byte, 1) > 0)
+        ;
+    return 0;
+}

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""site.yml on bare hosts, before it may change anything: what it predicts, and the mistakes that it must find first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Node, changed, play, set_group
+
+T4, V100 = "gpu-t4-1", "gpu-v100-1"
+
+# A common published example: the comma before default-shm-size is missing.
+BROKEN_DAEMON_JSON = """\
+{
+    "default-runtime": "nvidia",
+    "runtimes": {
+        "nvidia": {
+            "path": "/usr/bin/nvidia-container-runtime",
+            "runtimeArgs": []
+        }
+    }
+    "default-shm-size": "1G"
+}
+"""
+FAULT_LINE = 9
+
+
+@pytest.mark.parametrize(
+    ("group", "host", "variable", "value", "words"),
+    [
+        ("t4", T4, "vgpu_split_count", 0, ["0"]),
+        ("t4", T4, "vgpu_split_count", "seven", ["seven"]),
+        ("t4", T4, "vgpu_sharing", "vcudda", ["vcudda", "vcuda"]),
+        ("t4", T4, "vgpu_splitcount", 7, ["vgpu_split_count"]),
+        ("t4", T4, "vgpu_memory_scaling", 0, ["0"]),
+        ("t4", T4, "vgpu_memory_scaling", -1.5, ["-1.5"]),
+        ("v100", V100, "vgpu_cores_scaling", 0, ["0"]),
+        ("v100", V100, "vgpu_devices", [{"match": {"index": 0}, "split_cuont": 1}], ["split_cuont", "split_count"]),
+        ("v100", V100, "vgpu_devices", [{"match": {"index": 7}, "split_count": 1}], ["index", "7"]),
+        ("v100", V100, "vgpu_devices", [{"match": {"model": "H200"}, "split_count": 1}], ["H200"]),
+    ],
+)
+def test_mistake_is_found_before_any_host_is_changed(
+    nodes: dict[str, Node], inventory: Path, group: str, host: str, variable: str, value: Any, words: list[str]
+) -> None:
+    before = {name: node.snapshot() for name, node in nodes.items()}
+    set_group(inventory, group, **{variable: value})
+    result = play(inventory=inventory)
+    assert result.returncode != 0, result.stdout
+    for word in (variable, f"group {group}", host, *words):
+        assert word in result.stdout, f"the message does not name {word!r}:\n{result.stdout}"
+    for name, node in nodes.items():
+        assert changed(before[name], node.snapshot()) == [], f"{name} was changed"
+
+
+def test_split_over_the_models_advice_is_a_warning(nodes: dict[str, Node], inventory: Path) -> None:
+    set_group(inventory, "t4", vgpu_split_count=8)
+    result = play("--check", "--limit", T4, inventory=inventory)
+    assert result.returncode == 0, result.stdout
+    flat = " ".join(result.stdout.split())
+    for word in ("vgpu_split_count", "group t4", T4, "T4", "7"):
+        assert word in flat, f"the warning does not name {word!r}:\n{result.stdout}"
+    assert "WARNING" in result.stdout
+
+
+def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> None:
+    node = nodes[V100]
+    original = node.read("/etc/docker/daemon.json")
+    node.write("/etc/docker/daemon.json", BROKEN_DAEMON_JSON)
+    try:
+        before = node.snapshot()
+        result = play("--limit", V100)
+        assert result.returncode != 0, result.stdout
+        for word in (V100, "/etc/docker/daemon.json", f"line {FAULT_LINE}", "column"):
+            assert word in result.stdout, f"the message does not name {word!r}:\n{result.stdout}"
+        assert changed(before, node.snapshot()) == []
+        assert node.read("/etc/docker/daemon.json") == BROKEN_DAEMON_JSON
+    finally:
+        node.write("/etc/docker/daemon.json", original)
+
+
+def test_check_and_diff_predict_the_first_run_and_change_nothing(nodes: dict[str, Node]) -> None:
+    before = {name: node.snapshot() for name, node in nodes.items()}
+    result = play("--check", "--diff")
+    assert result.returncode == 0, result.stdout
+    # The daemon.json that it would write, as a diff.
+    assert "/etc/docker/daemon.json" in result.stdout
+    added = [line.strip() for line in result.stdout.splitlines() if line.strip().startswith("+")]
+    for key in ('"default-runtime": "nvidia"', '"default-shm-size"', '"nvidia-container-runtime"'):
+        assert any(key in line for line in added), f"the diff does not add {key}:\n{result.stdout}"
+    removed = [line.strip() for line in result.stdout.splitlines() if line.strip().startswith("-")]
+    assert not any('"bridge"' in line or '"log-opts"' in line for line in removed), "a foreign key would go"
+    for name, node in nodes.items():
+        assert changed(before[name], node.snapshot()) == [], f"{name} was changed"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node that site.yml made, looked at from outside: dpkg, systemd, docker, the kubelet's checkpoint, the simulated
+driver's own accounting. No module or role of the collection is asked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from conftest import ROOT, Node
+from simhosts import hardware
+from simhosts.slice import docker_command, ensure_image
+
+# By hand from the groups' variables: slices and MiB of each GPU, by index.
+#   t4:   15360 MiB, K=7, S=1        floor(15360/7)   = 2194
+#   v100: 16160 MiB, K=3, S=2        floor(16160*2/3) = 10773; GPU 0 is excepted to K=1
+EXPECTED = {
+    "gpu-t4-1": {0: (7, 2194), 1: (7, 2194)},
+    "gpu-v100-1": {0: (1, 32320), 1: (3, 10773)},
+}
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture(params=sorted(EXPECTED))
+def node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
+    """Each host in turn."""
+    return nodes[request.param]
+
+
+@pytest.fixture
+def pods(node: Node) -> Iterator[Any]:
+    """Start pods on the kubelet double; they are deleted afterwards."""
+    ensure_image_of(node)
+    started = []
+
+    def start(name: str, *ids: str) -> dict[str, Any]:
+        words = ["--ids", ",".join(ids)] if ids else ["--count", "1"]
+        pod = node.json("vgpu-kubelet-double", "run-pod", "--name", name, "--json", *words)
+        started.append(name)
+        return pod
+
+    yield start
+    for name in started:
+        node.run("vgpu-kubelet-double", "delete-pod", "--name", name, check=False)
+
+
+def ensure_image_of(node: Node) -> None:
+    from conftest import PROJECT, simpodman
+
+    ensure_image(simpodman.Host(PROJECT, node.name))
+
+
+def in_slice(node: Node, pod: dict[str, Any], *command: str, options: tuple[str, ...] = ()) -> str:
+    """Run a command in a container with the pod's Allocate answer."""
+    return node.run(*docker_command(pod["answer"], list(command), *options))
+
+
+def uuids(node: Node) -> list[str]:
+    """The host's GPUs in NVML's order, as NVIDIA's own program lists them."""
+    return node.run("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader").split()
+
+
+def advertised(node: Node) -> list[str]:
+    """What the kubelet was told."""
+    return json.loads(node.read(CHECKPOINT))["Data"]["RegisteredDevices"][RESOURCE]
+
+
+def test_no_unit_failed_and_services_survive_a_reboot(node: Node) -> None:
+    assert node.run("systemctl", "--failed", "--no-legend", "--plain").strip() == ""
+    for unit in ("docker.service", "vgpu-device-plugin.service"):
+        assert node.run("systemctl", "is-active", unit, check=False).strip() == "active"
+        assert node.run("systemctl", "is-enabled", unit, check=False).strip() == "enabled"
+
+
+def test_packages_are_installed(node: Node) -> None:
+    states = node.shell("dpkg-query -W -f='${Package} ${db:Status-Status}\\n'")
+    installed = {line.split()[0] for line in states.splitlines() if line.endswith(" installed")}
+    assert {"nvidia-smi", "libcuda1", "libnvidia-ml1", "docker.io", "nvidia-docker2"} <= installed
+    assert node.run("dpkg", "--audit") == ""
+
+
+def test_docker_runs_nvidia_by_default_and_keeps_foreign_keys(node: Node) -> None:
+    assert node.run("docker", "info", "--format", "{{.DefaultRuntime}}").strip() == "nvidia"
+    written = json.loads(node.read("/etc/docker/daemon.json"))
+    for key, value in hardware.DAEMON_JSON.items():
+        assert written[key] == value, f"the foreign key {key} was changed"
+    assert written["default-runtime"] == "nvidia"
+
+
+def test_smi_lists_the_gpus_with_its_own_version(node: Node) -> None:
+    version = node.run("dpkg-query", "-W", "-f=${Version}", "nvidia-smi").split(":")[-1].split("-")[0]
+    rows = node.run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
+    assert rows == [version] * len(EXPECTED[node.name])
+
+
+def test_the_kubelet_was_told_every_slice(node: Node) -> None:
+    ids = advertised(node)
+    assert all(re.fullmatch(r"GPU-[0-9a-f-]{36}::\d+", one) for one in ids)
+    assert len(ids) == len(set(ids))
+    found = Counter(one.split("::")[0] for one in ids)
+    assert found == {uuid: EXPECTED[node.name][index][0] for index, uuid in enumerate(uuids(node))}
+
+
+def test_the_library_is_the_one_that_was_built(node: Node) -> None:
+    built = hashlib.sha256((ROOT / "native/build/libvgpu.so").read_bytes()).hexdigest()
+    assert node.run("sha256sum", "/usr/local/lib/vgpu/current/libvgpu.so").split()[0] == built
+    writable = node.shell("find -L /usr/local/lib/vgpu /etc/vgpu -perm /022 -not -type l")
+    assert writable.strip() == "", "others than root may write there"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_smi_in_a_slice_shows_one_gpu_of_the_slices_size(node: Node, pods: Any, index: int) -> None:
+    uuid = uuids(node)[index]
+    pod = pods("smi", f"{uuid}::0")
+    query = "--query-gpu=uuid,memory.total"
+    answer = in_slice(node, pod, "nvidia-smi", query, "--format=csv,noheader,nounits").strip()
+    assert answer == f"{uuid}, {EXPECTED[node.name][index][1]}"
+
+
+def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
+    uuid = uuids(node)[1]
+    pod = pods("probe", f"{uuid}::0")
+    found = probe(node, pod)
+    mib = EXPECTED[node.name][1][1]
+    assert [(device["uuid"], device["total_cuda"], device["total_nvml"]) for device in found["devices"]] == [
+        (uuid, mib << 20, mib << 20)
+    ]
+    assert found["checks"], "the probe checked nothing"
+    assert {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "held"} == {}
+
+
+def test_all_slices_of_a_card_at_once(nodes: dict[str, Node]) -> None:
+    node = nodes["gpu-t4-1"]
+    ensure_image_of(node)
+    uuid, (count, _) = uuids(node)[0], EXPECTED[node.name][0]
+    names = [f"full-{number}" for number in range(count)]
+    try:
+        answers = [
+            node.json("vgpu-kubelet-double", "run-pod", "--name", name, "--json", "--ids", f"{uuid}::{number}")
+            for number, name in enumerate(names)
+        ]
+        # The container that is refused first ends first; all fill their slice before any gives memory back.
+        with ThreadPoolExecutor(max_workers=count) as pool:
+            results = list(pool.map(lambda answer: probe(node, answer, "--checks", "limit-exact"), answers))
+    finally:
+        for name in names:
+            node.run("vgpu-kubelet-double", "delete-pod", "--name", name, check=False)
+    verdicts = [check["verdict"] for found in results for check in found["checks"]]
+    assert verdicts == ["held"] * count
+
+
+def test_nothing_is_left_in_the_cards(node: Node) -> None:
+    used = node.run("nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader").strip()
+    assert used == ""
+
+
+def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
+    """Run the isolation probe of the version in use in a container of the pod's slice."""
+    binary = "/usr/local/lib/vgpu/current/vgpu-probe"
+    mount = ("--volume", f"{node.run('readlink', '-f', binary).strip()}:/vgpu-probe:ro")
+    # A verdict that is not "held" is the exit status too; the JSON is what counts here.
+    script = "/vgpu-probe --json " + " ".join(words) + " || true"
+    return json.loads(in_slice(node, pod, "sh", "-c", script, options=mount))
