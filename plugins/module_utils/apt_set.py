@@ -34,6 +34,7 @@ class PackageSet:
         self.transaction = Transaction({}, {}, [])
         self.plan: list[str] = []
         self.warnings: list[str] = []
+        self.record_before: str | None = None
         self.files_before: dict[str, str | None] = {}
         self.files_after: dict[str, str | None] = {}
 
@@ -70,6 +71,8 @@ class PackageSet:
 
     def present(self) -> None:
         self.heal()
+        raw = read_bytes(self.wish.record) if self.wish.record else None
+        self.record_before = None if raw is None else raw.decode("utf-8", "surrogateescape")
         names = [apt_text.split_pin(package)[0] for package in self.wish.packages]
         policy = self.host.policy(names)
         wanted_files = self.wanted_files(policy)
@@ -87,7 +90,7 @@ class PackageSet:
                 self.plan += ["read the package lists", *(f"install {one}" for one in lacking)]
                 return
             self.host.update()
-            policy = self.host.policy(names)
+        policy = self.host.policy(names)
         self.refuse_unavailable(lacking, policy)
         self.install(lacking)
 
@@ -194,6 +197,7 @@ class PackageSet:
     def take_files_back(self) -> None:
         if self.source_changed and not self.check_mode:
             self.write_files(self.files_before)
+            self.write_files({str(self.wish.record): self.record_before} if self.wish.record else {})
             with contextlib.suppress(AptError):
                 self.host.update()
 
