@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges the isolation of a slice by three witnesses: the probe inside, nvidia-smi inside, the host outside. Pure.
+
+A check is ``{name, verdict, expected, found, unit, detail}``; the verdict is held, violated or not-run.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, Sequence
+
+HELD, VIOLATED, NOT_RUN = "held", "violated", "not-run"
+VERDICTS = (HELD, VIOLATED, NOT_RUN)
+MIB = 1 << 20
+
+# Checks of this module; all others are the probe's.
+OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi")
+# A host may lack what these need; that alone does not spoil the verdict.
+OPTIONAL = ("outside-memory", "nvidia-smi")
+
+
+class Expected(NamedTuple):
+    """What the plugin says the leased slice is."""
+
+    uuid: str
+    memory_mib: int
+
+
+def check(name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "") -> dict[str, Any]:
+    """The figures as text, so that every check has the same types."""
+    return {
+        "name": name,
+        "verdict": verdict,
+        "expected": str(expected),
+        "found": str(found),
+        "unit": unit,
+        "detail": detail,
+    }
+
+
+def equal(name: str, expected: Any, found: Any, unit: str = "", detail: str = "") -> dict[str, Any]:
+    return check(name, HELD if expected == found else VIOLATED, expected, found, unit, detail)
+
+
+def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, Any]:
+    """Whether the process sees every file of the Allocate answer."""
+    if missing is None:
+        return check("mounts", NOT_RUN, ", ".join(expected), "", detail="the process ended before the host could look")
+    present = [path for path in expected if path not in missing]
+    detail = f"not the host's file inside: {', '.join(missing)}" if missing else ""
+    return check("mounts", VIOLATED if missing else HELD, ", ".join(expected), ", ".join(present), detail=detail)
+
+
+def of_probe(
+    rc: int, out: str, err: str, timed_out: bool, expected: Expected, wanted: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The probe's own checks, and what its figures say when held against the configuration."""
+    try:
+        report = json.loads(out)
+        devices, own = list(report["devices"]), [dict(one) for one in report["checks"]]
+    except (ValueError, KeyError, TypeError):
+        said = " ".join((err or out).split())[-400:]
+        detail = "it ran past its time" if timed_out else f"exit status {rc}: {said}"
+        return [check("probe", VIOLATED, "a report", "none", detail=detail)]
+    checks = [_clean(one) for one in own]
+    seen = {one["name"] for one in checks}
+    checks += [
+        check(name, NOT_RUN, "a result", "none", detail="the probe did not report it")
+        for name in wanted
+        if name not in seen
+    ]
+    if timed_out or rc < 0:
+        detail = "it ran past its time" if timed_out else f"it was ended by signal {-rc}"
+        checks.append(check("probe", VIOLATED, "exit status 0", rc, detail=detail))
+    uuids = [str(one.get("uuid", "")) for one in devices]
+    checks.append(equal("gpu-as-leased", expected.uuid, ", ".join(uuids)))
+    limit = expected.memory_mib * MIB
+    totals = {name: [one.get(name) for one in devices] for name in ("total_cuda", "total_nvml")}
+    as_wanted = bool(devices) and all(found == [limit] for found in totals.values())
+    shown = ", ".join(f"{name} {found[0] if len(found) == 1 else found}" for name, found in totals.items())
+    checks.append(check("limit-as-configured", HELD if as_wanted else VIOLATED, limit, shown, "bytes"))
+    return checks
+
+
+def _clean(one: dict[str, Any]) -> dict[str, Any]:
+    """A check of the probe. A verdict that is none of the three words is no pass."""
+    verdict = one.get("verdict")
+    detail = str(one.get("detail") or "")
+    if verdict not in VERDICTS:
+        verdict, detail = VIOLATED, f"the probe's verdict is {verdict!r}; {detail}"
+    return check(
+        str(one.get("name", "?")),
+        verdict,
+        one.get("expected", ""),
+        one.get("found", ""),
+        str(one.get("unit", "")),
+        detail,
+    )
+
+
+def of_outside(most_bytes: int | None, looks: int, fault: str, expected: Expected) -> dict[str, Any]:
+    """The driver's account of the slice's processes against the limit; the probe has no part in it."""
+    limit = expected.memory_mib * MIB
+    if most_bytes is None:
+        detail = fault or f"NVML on the host named no process of the slice in {looks} looks"
+        return check("outside-memory", NOT_RUN, f"at most {limit}", "", "bytes", detail)
+    verdict = HELD if most_bytes <= limit else VIOLATED
+    return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", f"greatest of {looks} looks")
+
+
+def of_nvidia_smi(rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
+    """``nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits`` inside the slice."""
+    wanted = f"{expected.uuid}, {expected.memory_mib}"
+    if rc in (126, 127):
+        return check("nvidia-smi", NOT_RUN, wanted, "", "MiB", "nvidia-smi is not there")
+    found = "; ".join(line.strip() for line in out.splitlines() if line.strip())
+    detail = "" if rc == 0 else f"exit status {rc}: {' '.join(err.split())[-200:]}"
+    return check("nvidia-smi", HELD if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)
+
+
+def overall(checks: Sequence[dict[str, Any]]) -> str:
+    """One word for a slice: violated beats not-run beats held, and nothing checked is not a pass."""
+    verdicts = [one["verdict"] for one in checks if not (one["verdict"] == NOT_RUN and one["name"] in OPTIONAL)]
+    if VIOLATED in verdicts:
+        return VIOLATED
+    return NOT_RUN if NOT_RUN in verdicts or not verdicts else HELD
+
+
+def worst(verdicts: Sequence[str]) -> str:
+    """One word for a host."""
+    if VIOLATED in verdicts:
+        return VIOLATED
+    return NOT_RUN if NOT_RUN in verdicts or not verdicts else HELD

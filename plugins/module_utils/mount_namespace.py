@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program in a mount namespace of its own that looks, at chosen paths, as a container would see it.
+
+For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
+on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import stat
+import sys
+import tempfile
+import time
+from typing import Any, Callable, NamedTuple, Sequence
+
+CLONE_NEWNS = 0x00020000
+MS_RDONLY, MS_NOSUID, MS_NODEV = 0x1, 0x2, 0x4
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+
+# Nodes that every container has; GPU nodes come on top, of the slice's GPUs alone.
+DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_FOLDERS = ("shm", "pts", "mqueue")
+GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+
+# Folders of this name are ours alone: what the host has there, a container does not see.
+OWN_FOLDER = "vgpu"
+
+
+class NamespaceError(Exception):
+    """The namespace could not be laid out; the text names the path."""
+
+
+class Mount(NamedTuple):
+    container_path: str
+    host_path: str
+    read_only: bool
+
+
+class Outcome(NamedTuple):
+    """``rc`` is negative for a signal, as in subprocess."""
+
+    rc: int
+    out: str
+    err: str
+    timed_out: bool
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+class Namespace:
+    """Lays out the mount namespace of the calling process. Used in a child, between fork and exec."""
+
+    def __init__(self) -> None:
+        self._libc = _libc()
+
+    def enter(self) -> None:
+        if self._libc.unshare(CLONE_NEWNS) != 0:
+            number = ctypes.get_errno()
+            raise NamespaceError(f"no mount namespace of its own: {os.strerror(number)}; it needs root")
+        self._mount("none", "/", None, MS_REC | MS_PRIVATE)
+
+    def _mount(self, source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+        encoded = [None if one is None else os.fsencode(one) for one in (source, target, kind, data)]
+        rc = self._libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
+        if rc != 0:
+            number = ctypes.get_errno()
+            raise NamespaceError(f"cannot mount {source} on {target}: {os.strerror(number)}")
+
+    def _bind(self, descriptor: int, target: str, flags: int = 0) -> None:
+        """Binds what a descriptor names; it stays reachable when another mount has covered its path."""
+        self._mount(f"/proc/self/fd/{descriptor}", target, None, MS_BIND | flags)
+
+    def tmpfs(self, folder: str, mode: int = 0o755) -> None:
+        self._mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode:o}")
+
+    def _open_up(self, folder: str) -> None:
+        """Makes new names possible in a folder: a tmpfs over it, with everything that was there bound into it."""
+        entries = []
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            entries.append((name, os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)))
+        self.tmpfs(folder, stat.S_IMODE(os.stat(folder).st_mode))
+        for name, descriptor in entries:
+            path = os.path.join(folder, name)
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISLNK(mode):
+                os.symlink(os.readlink(b"", dir_fd=descriptor), os.fsencode(path))
+            else:
+                _mount_point(path, stat.S_ISDIR(mode))
+                self._bind(descriptor, path, MS_REC)
+            os.close(descriptor)
+
+    def _make_target(self, path: str, is_folder: bool) -> None:
+        """A mount point at ``path``."""
+        if os.path.lexists(path):
+            return
+        parent = os.path.dirname(path)
+        if not os.path.isdir(parent):
+            self._make_target(parent, True)
+        elif not self._is_opened(parent):
+            if os.path.basename(parent) == OWN_FOLDER:
+                self.tmpfs(parent)
+            else:
+                self._open_up(parent)
+        _mount_point(path, is_folder)
+
+    def _is_opened(self, folder: str) -> bool:
+        """Whether a folder lies on a tmpfs of this namespace, where names can be made without touching the host."""
+        return os.stat(folder).st_dev in self._own_devices
+
+    _own_devices: frozenset[int] = frozenset()
+
+    def lay_out(self, mounts: Sequence[Mount], device_paths: Sequence[str]) -> None:
+        """All mounts and a /dev with the named nodes alone. Sources are opened first, before anything covers them."""
+        host_devices = _mounted_devices()
+        sources = []
+        for mount in mounts:
+            try:
+                sources.append(os.open(mount.host_path, os.O_PATH | os.O_CLOEXEC))
+            except OSError as fault:
+                raise NamespaceError(f"mount source {mount.host_path}: {fault.strerror}") from None
+        self._device_folder(device_paths)
+        for mount, descriptor in zip(mounts, sources):
+            self._own_devices = frozenset(_mounted_devices() - host_devices)
+            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            self._hide_own_folder(mount.container_path)
+            self._make_target(mount.container_path, is_folder)
+            self._bind(descriptor, mount.container_path)
+            if mount.read_only:
+                self._mount("none", mount.container_path, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
+            os.close(descriptor)
+
+    def _hide_own_folder(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        if os.path.basename(parent) == OWN_FOLDER and os.path.isdir(parent) and not self._is_opened(parent):
+            self.tmpfs(parent)
+            self._own_devices |= {os.stat(parent).st_dev}
+
+    def _device_folder(self, device_paths: Sequence[str]) -> None:
+        names = [f"/dev/{name}" for name in DEVICE_NODES + DEVICE_FOLDERS] + list(device_paths)
+        found = [(path, os.open(path, os.O_PATH | os.O_CLOEXEC)) for path in names if os.path.exists(path)]
+        self.tmpfs("/dev")
+        for path, descriptor in found:
+            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            if not os.path.lexists(path):
+                _mount_point(path, is_folder)
+                self._bind(descriptor, path, MS_REC if is_folder else 0)
+            os.close(descriptor)
+        for name, target in (("fd", "/proc/self/fd"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("stdin", "fd/0")):
+            os.symlink(target, f"/dev/{name}")
+
+
+def _mounted_devices() -> set[int]:
+    """Device numbers of all mounts of this namespace."""
+    out = set()
+    with open("/proc/self/mountinfo", encoding="utf-8") as stream:
+        for line in stream:
+            major, _, minor = line.split()[2].partition(":")
+            out.add(os.makedev(int(major), int(minor)))
+    return out
+
+
+def _mount_point(path: str, is_folder: bool) -> None:
+    if is_folder:
+        os.mkdir(path, 0o755)
+    else:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+
+def gpu_nodes(minors: Sequence[int]) -> list[str]:
+    """The device nodes that a container with these GPUs gets."""
+    return [f"/dev/{name}" for name in GPU_CONTROL_NODES] + [f"/dev/nvidia{minor}" for minor in minors]
+
+
+def run(
+    argv: Sequence[str],
+    mounts: Sequence[Mount],
+    device_paths: Sequence[str],
+    environment: dict[str, str],
+    timeout: float,
+    before_start: Callable[[int], None],
+    while_running: Callable[[int], None],
+) -> Outcome:
+    """Runs ``argv`` in a namespace. ``before_start`` sees the laid-out process before the program starts in it;
+    ``while_running`` is called with its pid again and again until it ends. Raises NamespaceError.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        ready_r, ready_w = os.pipe()
+        go_r, go_w = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ready_r)
+            os.close(go_w)
+            _child(argv, mounts, device_paths, environment, out.fileno(), err.fileno(), ready_w, go_r)
+        os.close(ready_w)
+        os.close(go_r)
+        try:
+            with os.fdopen(ready_r, "rb") as channel:
+                fault = channel.read().decode("utf-8", "replace")
+            if fault != "ready":
+                os.waitpid(pid, 0)
+                pid = 0
+                raise NamespaceError(fault or "the process ended before its namespace was laid out")
+            before_start(pid)
+            os.write(go_w, b"g")
+            status, timed_out = _wait(pid, timeout, while_running)
+            pid = 0
+        finally:
+            os.close(go_w)
+            if pid:
+                _kill(pid)
+                os.waitpid(pid, 0)
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode("utf-8", "replace"))
+        rc = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        return Outcome(rc, texts[0], texts[1], timed_out)
+
+
+def _wait(pid: int, timeout: float, while_running: Callable[[int], None]) -> tuple[int, bool]:
+    deadline = time.monotonic() + timeout
+    timed_out = False
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return status, timed_out
+        if not timed_out and time.monotonic() > deadline:
+            timed_out = True
+            _kill(pid)
+        while_running(pid)
+        time.sleep(0.005)
+
+
+def _kill(pid: int) -> None:
+    """The program and its children: it leads a process group of its own."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _child(
+    argv: Sequence[str],
+    mounts: Sequence[Mount],
+    device_paths: Sequence[str],
+    environment: dict[str, str],
+    out: int,
+    err: int,
+    ready: int,
+    go: int,
+) -> None:
+    """Never returns. A fault before the start goes to the parent through the pipe, one of exec to stderr."""
+    try:
+        os.setsid()
+        os.umask(0o022)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        namespace = Namespace()
+        namespace.enter()
+        namespace.lay_out(mounts, device_paths)
+        os.chdir("/")
+        os.write(ready, b"ready")
+    except (NamespaceError, OSError) as fault:
+        os.write(ready, str(fault).encode("utf-8"))
+        os._exit(126)
+    os.close(ready)
+    try:
+        if os.read(go, 1) != b"g":
+            os._exit(126)  # the parent is gone
+        os.execvpe(argv[0], list(argv), environment)
+    except OSError as fault:
+        sys.stderr.write(f"{argv[0]}: {fault.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs in a leased slice, by docker or in a mount namespace, with what Allocate answered and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from typing import Any, Callable, Sequence
+
+from .mount_namespace import Mount, NamespaceError, Outcome, gpu_nodes, run
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+LABEL = "vgpu.isolation"
+
+
+class RunnerError(Exception):
+    """A program could not be started in the slice; the text says what is missing."""
+
+
+def _nothing(_pid: int) -> None:
+    return
+
+
+class NamespaceRunner:
+    """Without a container runtime."""
+
+    name = "namespace"
+
+    def __init__(self, mounts: Sequence[Mount], minors: Sequence[int], environment: dict[str, str]) -> None:
+        self._mounts = list(mounts)
+        self._devices = gpu_nodes(minors)
+        self._environment = dict({"PATH": PATH, "HOME": "/"}, **environment)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout: float,
+        before_start: Callable[[int], None] = _nothing,
+        while_running: Callable[[int], None] = _nothing,
+    ) -> Outcome:
+        try:
+            return run(argv, self._mounts, self._devices, self._environment, timeout, before_start, while_running)
+        except NamespaceError as fault:
+            raise RunnerError(str(fault)) from None
+
+
+class DockerRunner:
+    """A container of a local image; never pulls."""
+
+    name = "docker"
+
+    def __init__(
+        self,
+        docker: str,
+        image: str,
+        mounts: Sequence[Mount],
+        environment: dict[str, str],
+        devices: Sequence[dict[str, Any]] = (),
+        cdi_devices: Sequence[str] = (),
+    ) -> None:
+        self._docker = docker
+        self._image = image
+        self._options = ["--network", "none", "--pull", "never", "--label", LABEL]
+        for name, value in sorted(environment.items()):
+            self._options += ["--env", f"{name}={value}"]
+        for mount in mounts:
+            access = ",readonly" if mount.read_only else ""
+            self._options += ["--mount", f"type=bind,source={mount.host_path},target={mount.container_path}{access}"]
+        for device in devices:
+            spec = "{host_path}:{container_path}:{permissions}".format(**device)
+            self._options += ["--device", spec]
+        for name in cdi_devices:
+            self._options += ["--device", name]
+        if "nvidia" in self._ask("info", "--format", "{{json .Runtimes}}"):
+            self._options += ["--runtime", "nvidia"]
+
+    def _ask(self, *arguments: str) -> str:
+        done = subprocess.run([self._docker, *arguments], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RunnerError(f"docker {arguments[0]}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout: float,
+        before_start: Callable[[int], None] = _nothing,
+        while_running: Callable[[int], None] = _nothing,
+    ) -> Outcome:
+        container = self._ask("create", *self._options, "--entrypoint", argv[0], self._image, *argv[1:])
+        try:
+            return self._run(container, timeout, before_start, while_running)
+        finally:
+            subprocess.run([self._docker, "rm", "--force", container], capture_output=True, check=False)
+
+    def _run(
+        self,
+        container: str,
+        timeout: float,
+        before_start: Callable[[int], None],
+        while_running: Callable[[int], None],
+    ) -> Outcome:
+        started = subprocess.run([self._docker, "start", container], capture_output=True, text=True, check=False)
+        if started.returncode != 0:
+            if "executable file not found" in started.stderr or "no such file" in started.stderr:
+                return Outcome(127, "", started.stderr, False)
+            raise RunnerError(f"docker start: {started.stderr.strip()}")
+        pid = int(self._ask("inspect", "--format", "{{.State.Pid}}", container))
+        if pid:
+            before_start(pid)
+        timed_out = False
+        deadline = time.monotonic() + timeout
+        while self._ask("inspect", "--format", "{{.State.Running}}", container) == "true":
+            if not timed_out and time.monotonic() > deadline:
+                timed_out = True
+                subprocess.run([self._docker, "kill", container], capture_output=True, check=False)
+            # Looks are much denser than questions to docker, which cost a process each.
+            for _ in range(20):
+                if pid:
+                    while_running(pid)
+                time.sleep(0.005)
+        rc = int(self._ask("inspect", "--format", "{{.State.ExitCode}}", container))
+        logs = subprocess.run([self._docker, "logs", container], capture_output=True, text=True, check=False)
+        return Outcome(rc, logs.stdout, logs.stderr, timed_out)
+
+
+def docker_at_hand(docker: str, image: str) -> str:
+    """Empty where a container of the image can be run, else why not."""
+    if not image:
+        return "no image is named"
+    if not os.path.exists(docker):
+        return f"{docker} does not exist"
+    done = subprocess.run([docker, "image", "inspect", image], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return f"docker has no local image {image}: {done.stderr.strip()}"
+    return "" if json.loads(done.stdout or "[]") else f"docker has no local image {image}"
