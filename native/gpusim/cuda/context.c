@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Contexts: making and ending them, what each costs, and the stack of current contexts of a thread. */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ARENA_FACTOR 4 /* address space per byte of memory: fragmentation of addresses must never look like a full GPU */
+
+static __thread struct {
+    int depth;
+    CUcontext stack[MAX_STACK];
+} thread;
+
+CUcontext context_current(void)
+{
+    return thread.depth ? thread.stack[thread.depth - 1] : NULL;
+}
+
+struct arena *device_arena(int device)
+{
+    struct device *d = &driver.devices[device];
+    pthread_mutex_lock(&driver.mutex);
+    if (!d->arena)
+        d->arena = arena_create(sim_state()->gpus[d->gpu].total * ARENA_FACTOR, false);
+    pthread_mutex_unlock(&driver.mutex);
+    return d->arena;
+}
+
+CUresult context_check(CUcontext context)
+{
+    REQUIRE(context && context->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
+    if (!atomic_load_explicit(&context->alive, memory_order_acquire))
+        return context->primary ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    if (__builtin_expect(sim_state()->gpus[context->gpu].lost, 0))
+        atomic_store(&context->broken, CUDA_ERROR_UNKNOWN); /* sticky: the context does not come back with the GPU */
+    return atomic_load_explicit(&context->broken, memory_order_relaxed);
+}
+
+CUresult context_use(CUcontext *out)
+{
+    *out = context_current();
+    return context_check(*out);
+}
+
+CUresult status_to_result(enum sim_status status)
+{
+    return status == SIM_OK           ? CUDA_SUCCESS
+           : status == SIM_ERR_MEMORY ? CUDA_ERROR_OUT_OF_MEMORY
+           : status == SIM_ERR_LOST   ? CUDA_ERROR_UNKNOWN
+                                      : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+/* NVML_COMPUTEMODE_*: 1 and 3 admit one process, 2 admits none. */
+static bool mode_admits(const struct sim_gpu *gpu, int index)
+{
+    if (gpu->compute_mode == 0)
+        return true;
+    bool admits = gpu->compute_mode != 2;
+    sim_lock();
+    sim_reap();
+    for (uint32_t slot = 0; admits && slot < sim_state()->proc_high; slot++)
+        if ((int)slot != sim_slot() && sim_state()->procs[slot].use[index].contexts > 0)
+            admits = false;
+    sim_unlock();
+    return admits;
+}
+
+/* Gives the context what it needs of the GPU: memory and a queue. */
+static CUresult context_start(CUcontext context)
+{
+    struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
+    REQUIRE(!gpu->lost && mode_admits(gpu, context->gpu), CUDA_ERROR_DEVICE_UNAVAILABLE);
+    REQUIRE(device_arena(context->device), CUDA_ERROR_OUT_OF_MEMORY);
+    enum sim_status status = sim_charge(context->gpu, SIM_CONTEXT, gpu->context_bytes);
+    if (status != SIM_OK)
+        return status_to_result(status);
+    context->channel = sim_channel_open(context->gpu);
+    if (context->channel < 0) {
+        sim_uncharge(context->gpu, SIM_CONTEXT, gpu->context_bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    context->id = atomic_fetch_add(&driver.next_id, 1);
+    context->legacy = (struct CUstream_st){.magic = STREAM_MAGIC, .context = context, .order = SIM_STREAM_LEGACY,
+                                           .id = atomic_fetch_add(&driver.next_id, 1)};
+    context->next_order = 1;
+    atomic_store(&context->broken, CUDA_SUCCESS);
+    atomic_store(&context->last, 0);
+    atomic_store(&context->waited, 0);
+    context->peers = 0;
+    context->limits[0] = 1024;
+    context->limits[1] = 1048576;
+    context->limits[2] = 8388608;
+    context->limits[3] = 2;
+    context->limits[4] = 2048;
+    context->limits[5] = 128;
+    context->limits[6] = 0;
+    context->cache_config = 0;
+    context->shared_config = 1;
+    atomic_store_explicit(&context->alive, true, memory_order_release);
+    return CUDA_SUCCESS;
+}
+
+static void context_stop(CUcontext context)
+{
+    context_wait(context);
+    atomic_store(&context->alive, false);
+    streams_destroy(context);
+    events_destroy(context);
+    modules_unload(context);
+    memory_release_all(context);
+    sim_channel_close(context->gpu, context->channel);
+    sim_uncharge(context->gpu, SIM_CONTEXT, sim_state()->gpus[context->gpu].context_bytes);
+}
+
+static CUcontext context_new(int device, unsigned flags, unsigned version, bool primary)
+{
+    CUcontext context = calloc(1, sizeof *context);
+    if (!context)
+        return NULL;
+    context->magic = CONTEXT_MAGIC;
+    context->device = device;
+    context->gpu = driver.devices[device].gpu;
+    context->flags = flags;
+    context->version = version;
+    context->primary = primary;
+    pthread_mutex_init(&context->mutex, NULL);
+    pthread_mutex_lock(&driver.mutex);
+    context->next = driver.contexts;
+    driver.contexts = context; /* never taken off: a stale handle must stay readable to be refused */
+    pthread_mutex_unlock(&driver.mutex);
+    return context;
+}
+
+/* ---- primary contexts ------------------------------------------------------------------------------------------ */
+
+static pthread_mutex_t primary_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+static CUresult primary_make(int device)
+{
+    struct device *d = &driver.devices[device];
+    if (!d->primary)
+        d->primary = context_new(device, d->primary_flags, 3020, true);
+    REQUIRE(d->primary, CUDA_ERROR_OUT_OF_MEMORY);
+    d->primary->flags = d->primary_flags;
+    return context_start(d->primary);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    ENTER();
+    REQUIRE(context, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
+    struct device *d = &driver.devices[device];
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&primary_mutex);
+    if (d->primary_refs == 0)
+        result = primary_make(device);
+    if (result == CUDA_SUCCESS) {
+        d->primary_refs++;
+        *context = d->primary;
+    }
+    pthread_mutex_unlock(&primary_mutex);
+    return result;
+}
+
+static CUresult primary_drop(CUdevice device, bool all)
+{
+    ENTER();
+    REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
+    struct device *d = &driver.devices[device];
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&primary_mutex);
+    if (d->primary_refs == 0) {
+        result = all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+    } else if (all) {
+        /* Whoever retained it: the context is gone, the next retain makes it anew. */
+        context_stop(d->primary);
+        d->primary_refs = 0;
+    } else if (--d->primary_refs == 0) {
+        context_stop(d->primary);
+    }
+    pthread_mutex_unlock(&primary_mutex);
+    return result;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    return primary_drop(device, false);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device);
+CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    return primary_drop(device, false);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+{
+    return primary_drop(device, true);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device);
+CUresult cuDevicePrimaryCtxReset(CUdevice device)
+{
+    return primary_drop(device, true);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active);
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    ENTER();
+    REQUIRE(flags && active, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
+    pthread_mutex_lock(&primary_mutex);
+    *flags = driver.devices[device].primary_flags;
+    *active = driver.devices[device].primary_refs > 0;
+    pthread_mutex_unlock(&primary_mutex);
+    return CUDA_SUCCESS;
+}
+
+static CUresult primary_flags(CUdevice device, unsigned flags)
+{
+    ENTER();
+    REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE((flags & ~0x1fu) == 0, CUDA_ERROR_INVALID_VALUE);
+    pthread_mutex_lock(&primary_mutex);
+    driver.devices[device].primary_flags = flags;
+    if (driver.devices[device].primary)
+        driver.devices[device].primary->flags = flags;
+    pthread_mutex_unlock(&primary_mutex);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags);
+CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+{
+    return primary_flags(device, flags);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags);
+CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
+{
+    return primary_flags(device, flags);
+}
+
+/* ---- created contexts --------------------------------------------------------------------------------------------- */
+
+static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned version)
+{
+    ENTER();
+    REQUIRE(out && (flags & ~0x3fu) == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE(thread.depth < MAX_STACK, CUDA_ERROR_OUT_OF_MEMORY);
+    CUcontext context = context_new(device, flags, version, false);
+    REQUIRE(context, CUDA_ERROR_OUT_OF_MEMORY);
+    CUresult result = context_start(context);
+    if (result != CUDA_SUCCESS)
+        return result; /* the record stays on the list, dead; failures are rare */
+    thread.stack[thread.depth++] = context;
+    *out = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
+{
+    return create(context, flags, device, 3010);
+}
+
+EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+{
+    return create(context, flags, device, 3020);
+}
+
+/* Execution affinity needs MPS, which this driver has not. */
+EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
+CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device)
+{
+    if (count > 0 && affinity)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    return create(context, flags, device, 3020);
+}
+
+static CUresult destroy(CUcontext context)
+{
+    ENTER();
+    REQUIRE(context && context->magic == CONTEXT_MAGIC && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
+    pthread_mutex_lock(&primary_mutex);
+    bool alive = atomic_load(&context->alive);
+    if (alive)
+        context_stop(context);
+    pthread_mutex_unlock(&primary_mutex);
+    REQUIRE(alive, CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    if (context_current() == context)
+        thread.depth--;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    return destroy(context);
+}
+
+EXPORT CUresult cuCtxDestroy(CUcontext context);
+CUresult cuCtxDestroy(CUcontext context)
+{
+    return destroy(context);
+}
+
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned flags);
+CUresult cuCtxAttach(CUcontext *context, unsigned flags)
+{
+    ENTER_CONTEXT(current);
+    REQUIRE(context && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    *context = current;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxDetach(CUcontext context);
+CUresult cuCtxDetach(CUcontext context)
+{
+    return destroy(context);
+}
+
+/* ---- the stack of a thread ------------------------------------------------------------------------------------------ */
+
+static CUresult push(CUcontext context)
+{
+    ENTER();
+    REQUIRE(context && context->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
+    REQUIRE(atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
+    REQUIRE(thread.depth < MAX_STACK, CUDA_ERROR_INVALID_VALUE);
+    thread.stack[thread.depth++] = context;
+    return CUDA_SUCCESS;
+}
+
+static CUresult pop(CUcontext *context)
+{
+    ENTER();
+    REQUIRE(thread.depth > 0, CUDA_ERROR_INVALID_CONTEXT);
+    thread.depth--;
+    if (context)
+        *context = thread.stack[thread.depth];
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    return push(context);
+}
+
+EXPORT CUresult cuCtxPushCurrent(CUcontext context);
+CUresult cuCtxPushCurrent(CUcontext context)
+{
+    return push(context);
+}
+
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+    return pop(context);
+}
+
+EXPORT CUresult cuCtxPopCurrent(CUcontext *context);
+CUresult cuCtxPopCurrent(CUcontext *context)
+{
+    return pop(context);
+}
+
+EXPORT CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    ENTER();
+    if (!context) {
+        thread.depth -= thread.depth > 0;
+        return CUDA_SUCCESS;
+    }
+    REQUIRE(context->magic == CONTEXT_MAGIC && atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
+    thread.depth += thread.depth == 0;
+    thread.stack[thread.depth - 1] = context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context);
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    ENTER();
+    REQUIRE(context, CUDA_ERROR_INVALID_VALUE);
+    *context = context_current();
+    return CUDA_SUCCESS;
+}

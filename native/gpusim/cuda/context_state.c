@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a program asks of its current context: device, limits, configuration, peers, synchronisation. */
+#include "driver.h"
+
+EXPORT CUresult cuCtxGetDevice(CUdevice *device);
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(device, CUDA_ERROR_INVALID_VALUE);
+    *device = context->device;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetFlags(unsigned *flags);
+CUresult cuCtxGetFlags(unsigned *flags)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(flags, CUDA_ERROR_INVALID_VALUE);
+    *flags = context->flags;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetFlags(unsigned flags);
+CUresult cuCtxSetFlags(unsigned flags)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE((flags & ~0x3fu) == 0, CUDA_ERROR_INVALID_VALUE);
+    context->flags = flags;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
+CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+{
+    ENTER();
+    REQUIRE(id, CUDA_ERROR_INVALID_VALUE);
+    if (!context)
+        context = context_current();
+    CUresult result = context_check(context);
+    if (result == CUDA_SUCCESS)
+        *id = context->id;
+    return result;
+}
+
+EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version);
+CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
+{
+    ENTER();
+    REQUIRE(version, CUDA_ERROR_INVALID_VALUE);
+    if (!context)
+        context = context_current();
+    CUresult result = context_check(context);
+    if (result == CUDA_SUCCESS)
+        *version = context->version;
+    return result;
+}
+
+EXPORT CUresult cuCtxSynchronize(void);
+CUresult cuCtxSynchronize(void)
+{
+    ENTER_CONTEXT(context);
+    return context_wait(context);
+}
+
+/* CUlimit: 0 stack, 1 printf fifo, 2 malloc heap, 3 sync depth, 4 pending launches, 5 L2 fetch, 6 persisting L2. */
+EXPORT CUresult cuCtxSetLimit(int limit, size_t value);
+CUresult cuCtxSetLimit(int limit, size_t value)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(limit >= 0 && limit <= 6, CUDA_ERROR_UNSUPPORTED_LIMIT);
+    context->limits[limit] = value;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetLimit(size_t *value, int limit);
+CUresult cuCtxGetLimit(size_t *value, int limit)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(value, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(limit >= 0 && limit <= 6, CUDA_ERROR_UNSUPPORTED_LIMIT);
+    *value = context->limits[limit];
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetCacheConfig(int *config);
+CUresult cuCtxGetCacheConfig(int *config)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(config, CUDA_ERROR_INVALID_VALUE);
+    *config = context->cache_config;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetCacheConfig(int config);
+CUresult cuCtxSetCacheConfig(int config)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(config >= 0 && config <= 3, CUDA_ERROR_INVALID_VALUE);
+    context->cache_config = config;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetSharedMemConfig(int *config);
+CUresult cuCtxGetSharedMemConfig(int *config)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(config, CUDA_ERROR_INVALID_VALUE);
+    *config = context->shared_config;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxSetSharedMemConfig(int config);
+CUresult cuCtxSetSharedMemConfig(int config)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(config >= 0 && config <= 2, CUDA_ERROR_INVALID_VALUE);
+    context->shared_config = config ? config : 1;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    ENTER_CONTEXT(context);
+    (void)context;
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxResetPersistingL2Cache(void);
+CUresult cuCtxResetPersistingL2Cache(void)
+{
+    ENTER_CONTEXT(context);
+    (void)context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
+    CUresult result = context_check(peer);
+    if (result != CUDA_SUCCESS)
+        return result;
+    REQUIRE(peer->device != context->device, CUDA_ERROR_INVALID_DEVICE);
+    uint64_t bit = (uint64_t)1 << peer->device;
+    pthread_mutex_lock(&context->mutex);
+    bool enabled = context->peers & bit;
+    context->peers |= bit;
+    pthread_mutex_unlock(&context->mutex);
+    return enabled ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer);
+CUresult cuCtxDisablePeerAccess(CUcontext peer)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(peer && peer->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
+    uint64_t bit = (uint64_t)1 << peer->device;
+    pthread_mutex_lock(&context->mutex);
+    bool enabled = context->peers & bit;
+    context->peers &= ~bit;
+    pthread_mutex_unlock(&context->mutex);
+    return enabled ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of libcuda.so.1 share: the driver's process-wide state, contexts, streams, and the rules of entry. */
+#ifndef GPUSIM_DRIVER_H
+#define GPUSIM_DRIVER_H
+
+#include "arena.h"
+#include "cuda_abi.h"
+#include "sim.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define MAX_STACK 64
+
+/* Both forms of an entry point whose default stream depends on how the caller was compiled. The body sees the stream
+ * with 0 already replaced by the one that is meant. */
+#define LEGACY_STREAM(stream) ((stream) ? (stream) : CU_STREAM_LEGACY)
+#define PER_THREAD_STREAM(stream) ((stream) ? (stream) : CU_STREAM_PER_THREAD)
+
+struct CUstream_st {
+    uint32_t magic;
+    uint32_t order; /* the engine's stream number, SIM_STREAM_NONBLOCKING included */
+    CUcontext context;
+    CUstream next;
+    unsigned flags;
+    int priority;
+    uint64_t id;
+    _Atomic uint64_t last; /* newest item queued */
+    struct capture *capture;
+};
+
+struct CUctx_st {
+    uint32_t magic;
+    int device;
+    unsigned flags;
+    unsigned version; /* API version */
+    bool primary;
+    _Atomic bool alive;
+    _Atomic int broken; /* a sticky error: every later call answers it */
+    int gpu, channel;
+    uint64_t id;
+    _Atomic uint64_t last;   /* newest item queued by anybody */
+    _Atomic uint64_t waited; /* all up to here is known to be done */
+    pthread_mutex_t mutex;
+    uint32_t next_order;
+    struct CUstream_st legacy;
+    CUstream streams;
+    CUmodule modules;
+    uint64_t peers; /* devices whose memory it may access */
+    size_t limits[8];
+    int cache_config, shared_config;
+    struct event_table *events;
+    CUcontext next;
+};
+
+struct device {
+    int gpu; /* in the state */
+    CUcontext primary; /* made at the first retain, its address never changes */
+    unsigned primary_refs, primary_flags;
+    struct arena *arena;
+    CUmemoryPool default_pool, current_pool;
+    uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
+};
+
+struct driver {
+    _Atomic int ready; /* 0 not initialised, 1 ready */
+    unsigned forks;
+    CUresult failure;
+    int count;
+    struct device devices[SIM_MAX_GPUS];
+    struct arena *low; /* for the entry points with 32-bit pointers */
+    pthread_mutex_t mutex; /* device and context tables */
+    CUcontext contexts;
+    _Atomic uint64_t next_id;
+};
+extern struct driver driver;
+
+#define CONTEXT_MAGIC 0x43545831u
+#define STREAM_MAGIC 0x53545231u
+
+/* First line of every entry point but cuInit. A forked child of an initialised process has no driver (as on hardware). */
+static inline CUresult driver_enter(void)
+{
+    if (__builtin_expect(!atomic_load_explicit(&driver.ready, memory_order_acquire), 0))
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (__builtin_expect(sim_forks() != driver.forks, 0))
+        return CUDA_ERROR_NOT_INITIALIZED;
+    return CUDA_SUCCESS;
+}
+#define ENTER()                                  \
+    do {                                         \
+        CUresult entered_ = driver_enter();      \
+        if (entered_ != CUDA_SUCCESS)            \
+            return entered_;                     \
+    } while (0)
+/* … and of every one that works in the current context. */
+#define ENTER_CONTEXT(name)                      \
+    ENTER();                                     \
+    CUcontext name;                              \
+    do {                                         \
+        CUresult entered_ = context_use(&name);  \
+        if (entered_ != CUDA_SUCCESS)            \
+            return entered_;                     \
+    } while (0)
+#define REQUIRE(condition, error)                \
+    do {                                         \
+        if (!(condition))                        \
+            return (error);                      \
+    } while (0)
+
+/* context.c */
+CUcontext context_current(void);                /* NULL: none */
+CUresult context_use(CUcontext *out);           /* current, alive, not broken, its GPU still there */
+CUresult context_check(CUcontext context);      /* the same for any context */
+CUresult context_primary(int device, CUcontext *out); /* retain without a user count, for device-wide calls */
+struct arena *device_arena(int device);
+static inline struct device *device_of(CUcontext context)
+{
+    return &driver.devices[context->device];
+}
+static inline bool device_valid(CUdevice device)
+{
+    return device >= 0 && device < driver.count;
+}
+
+/* memory.c */
+CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out);
+CUresult memory_free(CUdeviceptr pointer);
+bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
+void memory_release_all(CUcontext context);
+struct arena *memory_arena(CUdeviceptr pointer, int *device);
+CUresult status_to_result(enum sim_status status);
+
+/* host.c */
+bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flags, CUcontext *context);
+
+/* vmm.c */
+bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device);
+
+/* pool.c */
+CUresult pool_free(CUdeviceptr pointer, const struct block *block);
+
+/* stream.c */
+CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out);
+CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
+CUresult stream_wait(CUstream stream);
+CUresult context_wait(CUcontext context);
+void streams_destroy(CUcontext context);
+uint64_t copy_cost(uint64_t bytes, bool over_bus);
+
+void stream_queued(CUstream stream, uint64_t seq);
+CUresult capture_check(CUstream stream); /* graph_capture.c: may this stream be synchronised or queried now? */
+
+/* callback.c */
+CUresult callback_add(CUstream stream, CUhostFn function, CUstreamCallback callback, void *data);
+
+/* event.c */
+void events_keep(CUcontext context, const struct sim_work *overwritten);
+void events_destroy(CUcontext context);
+
+/* module.c */
+struct kernel_cost {
+    uint64_t ns; /* SIM_COST_FOREVER: until the context ends */
+    unsigned sms; /* 0: all of the GPU */
+};
+CUresult function_cost(CUfunction function, struct kernel_cost *out);
+CUresult function_of(const void *handle, CUfunction *out); /* a CUfunction, or a CUkernel in the current context */
+
+/* launch.c */
+CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid[3], const unsigned block[3]);
+
+/* copy.c */
+CUresult copy_queue(CUstream stream, uint64_t bytes, bool over_bus);
+
+void modules_unload(CUcontext context);
+
+#endif

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. */
+#include "driver.h"
+
+#define FREEABLE (1u << BLOCK_PLAIN | 1u << BLOCK_MANAGED)
+#define LOW_ARENA_BYTES ((uint64_t)2 << 30)
+
+struct arena *memory_arena(CUdeviceptr pointer, int *device)
+{
+    for (int i = 0; i < driver.count; i++)
+        if (arena_contains(driver.devices[i].arena, pointer)) {
+            *device = i;
+            return driver.devices[i].arena;
+        }
+    *device = -1; /* the low arena serves all devices: the owner tells which */
+    return arena_contains(driver.low, pointer) ? driver.low : NULL;
+}
+
+bool memory_find(CUdeviceptr pointer, struct block *out, int *device)
+{
+    struct arena *arena = memory_arena(pointer, device);
+    if (!arena || !arena_find(arena, pointer, out))
+        return false;
+    if (*device < 0)
+        *device = ((CUcontext)out->owner)->device;
+    return true;
+}
+
+static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out)
+{
+    struct block block;
+    enum sim_status status = sim_charge(context->gpu, SIM_MEMORY, bytes);
+    if (status != SIM_OK)
+        return status_to_result(status);
+    if (!arena || !arena_alloc(arena, bytes, kind, context, &block)) {
+        sim_uncharge(context->gpu, SIM_MEMORY, bytes);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *out = block.base;
+    return CUDA_SUCCESS;
+}
+
+CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out)
+{
+    return allocate(device_of(context)->arena, context, bytes, kind, out);
+}
+
+CUresult memory_free(CUdeviceptr pointer)
+{
+    struct block block;
+    int device;
+    struct arena *arena = memory_arena(pointer, &device);
+    REQUIRE(arena, CUDA_ERROR_INVALID_VALUE);
+    if (arena_free(arena, pointer, FREEABLE, &block)) {
+        sim_uncharge(((CUcontext)block.owner)->gpu, SIM_MEMORY, block.bytes);
+        return CUDA_SUCCESS;
+    }
+    /* Memory of cuMemAllocAsync may be freed here too. */
+    if (arena_find(arena, pointer, &block) && block.base == pointer && block.kind == BLOCK_POOL)
+        return pool_free(pointer, &block);
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static void release(const struct block *block)
+{
+    if (1u << block->kind & FREEABLE)
+        memory_free(block->base);
+}
+
+void memory_release_all(CUcontext context)
+{
+    if (device_of(context)->arena)
+        arena_each(device_of(context)->arena, context, release);
+    if (driver.low)
+        arena_each(driver.low, context, release);
+}
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(pointer && bytes, CUDA_ERROR_INVALID_VALUE);
+    return memory_alloc(context, bytes, BLOCK_PLAIN, pointer);
+}
+
+/* The free of plain memory waits for the context's work, as on hardware: a queued kernel may still use it. */
+EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer);
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    ENTER_CONTEXT(context);
+    CUresult result = context_wait(context);
+    return result == CUDA_SUCCESS ? memory_free(pointer) : result;
+}
+
+static CUresult alloc_pitch(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(pointer && pitch && width && height, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
+    size_t aligned = (width + 511) / 512 * 512, bytes;
+    REQUIRE(aligned >= width && !__builtin_mul_overflow(aligned, height, &bytes), CUDA_ERROR_OUT_OF_MEMORY);
+    CUresult result = memory_alloc(context, bytes, BLOCK_PLAIN, pointer);
+    if (result == CUDA_SUCCESS)
+        *pitch = aligned;
+    return result;
+}
+
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
+CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+    return alloc_pitch(pointer, pitch, width, height, element);
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
+CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(pointer && bytes && (flags == 1 || flags == 2), CUDA_ERROR_INVALID_VALUE);
+    return memory_alloc(context, bytes, BLOCK_MANAGED, pointer);
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+{
+    ENTER_CONTEXT(context);
+    uint64_t unused, all;
+    REQUIRE(free_bytes && total, CUDA_ERROR_INVALID_VALUE);
+    sim_memory_info(context->gpu, &unused, &all);
+    *free_bytes = unused;
+    *total = all;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
+CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer)
+{
+    ENTER_CONTEXT(context);
+    struct block block;
+    CUdeviceptr start = 0;
+    size_t length = 0;
+    int device;
+    (void)context;
+    if (memory_find(pointer, &block, &device)) {
+        start = block.base;
+        length = block.bytes;
+    } else if (!vmm_find(pointer, &start, &length, &device)) {
+        return CUDA_ERROR_NOT_FOUND;
+    }
+    if (base)
+        *base = start;
+    if (bytes)
+        *bytes = length;
+    return CUDA_SUCCESS;
+}
+
+/* ---- the first versions, with 32-bit pointers --------------------------------------------------------------------- */
+
+static CUresult alloc_low(CUcontext context, unsigned *pointer, uint64_t bytes)
+{
+    CUdeviceptr wide = 0;
+    pthread_mutex_lock(&driver.mutex);
+    if (!driver.low)
+        driver.low = arena_create(LOW_ARENA_BYTES, true);
+    pthread_mutex_unlock(&driver.mutex);
+    CUresult result = allocate(driver.low, context, bytes, BLOCK_PLAIN, &wide);
+    if (result == CUDA_SUCCESS)
+        *pointer = (unsigned)wide;
+    return result;
+}
+
+EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes);
+CUresult cuMemAlloc(unsigned *pointer, unsigned bytes)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(pointer && bytes, CUDA_ERROR_INVALID_VALUE);
+    return alloc_low(context, pointer, bytes);
+}
+
+EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element);
+CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(pointer && pitch && width && height, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(element == 4 || element == 8 || element == 16, CUDA_ERROR_INVALID_VALUE);
+    uint64_t aligned = ((uint64_t)width + 511) / 512 * 512;
+    REQUIRE(aligned <= UINT32_MAX, CUDA_ERROR_OUT_OF_MEMORY);
+    CUresult result = alloc_low(context, pointer, aligned * height);
+    if (result == CUDA_SUCCESS)
+        *pitch = (unsigned)aligned;
+    return result;
+}
+
+EXPORT CUresult cuMemFree(unsigned pointer);
+CUresult cuMemFree(unsigned pointer)
+{
+    return cuMemFree_v2(pointer);
+}
+
+EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total);
+CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
+{
+    size_t unused, all;
+    REQUIRE(free_bytes && total, CUDA_ERROR_INVALID_VALUE);
+    CUresult result = cuMemGetInfo_v2(&unused, &all);
+    if (result == CUDA_SUCCESS) {
+        *free_bytes = unused > UINT32_MAX ? UINT32_MAX : (unsigned)unused;
+        *total = all > UINT32_MAX ? UINT32_MAX : (unsigned)all;
+    }
+    return result;
+}
+
+EXPORT CUresult cuMemGetAddressRange(unsigned *base, unsigned *bytes, unsigned pointer);
+CUresult cuMemGetAddressRange(unsigned *base, unsigned *bytes, unsigned pointer)
+{
+    CUdeviceptr start;
+    size_t length;
+    CUresult result = cuMemGetAddressRange_v2(&start, &length, pointer);
+    if (result == CUDA_SUCCESS) {
+        if (base)
+            *base = (unsigned)start;
+        if (bytes)
+            *bytes = (unsigned)length;
+    }
+    return result;
+}

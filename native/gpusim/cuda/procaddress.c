@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cuGetProcAddress in both versions, and cuGetExportTable. */
+#include "procaddress.h"
+
+#include "driver.h"
+
+#include <string.h>
+
+enum { FLAG_DEFAULT = 0, FLAG_LEGACY = 1, FLAG_PER_THREAD = 2 };
+enum { STATUS_FOUND = 0, STATUS_NO_SYMBOL = 1, STATUS_OLD_VERSION = 2 };
+
+static const struct proc_address *first_of(const char *name)
+{
+    unsigned low = 0, high = proc_address_count;
+    while (low < high) {
+        unsigned middle = (low + high) / 2;
+        if (strcmp(proc_addresses[middle].name, name) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < proc_address_count && strcmp(proc_addresses[low].name, name) == 0 ? &proc_addresses[low] : NULL;
+}
+
+static CUresult lookup(const char *name, void **out, int version, uint64_t flags, int *status)
+{
+    REQUIRE(name && out && flags <= FLAG_PER_THREAD, CUDA_ERROR_INVALID_VALUE);
+    const struct proc_address *row = first_of(name), *end = proc_addresses + proc_address_count;
+    const struct proc_address *legacy = NULL, *per_thread = NULL;
+    *out = NULL;
+    int found = row ? STATUS_OLD_VERSION : STATUS_NO_SYMBOL;
+    for (; row && row < end && strcmp(row->name, name) == 0; row++)
+        if (row->version <= version)
+            *(row->per_thread ? &per_thread : &legacy) = row; /* versions rise: the last that fits is the newest */
+    /* A name without a per-thread form has one form for both. */
+    const struct proc_address *best = flags == FLAG_PER_THREAD && per_thread ? per_thread : legacy;
+    if (best) {
+        *out = best->symbol;
+        found = STATUS_FOUND;
+    }
+    if (status)
+        *status = found;
+    return found == STATUS_FOUND ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags);
+CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
+{
+    return lookup(symbol, function, version, flags, NULL);
+}
+
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);
+CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
+{
+    return lookup(symbol, function, version, flags, status);
+}
+
+static CUresult table_slot(void)
+{
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* The tables behind the ids are private to the driver and NVIDIA's own runtime. Any id gets a table of the driver's shape
+ * (its size in bytes, then functions), each of which answers NOT_SUPPORTED, so that a caller fails instead of crashing. */
+EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id);
+CUresult cuGetExportTable(const void **table, const CUuuid *id)
+{
+    enum { SLOTS = 64 };
+    static const void *slots[SLOTS + 1];
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    REQUIRE(table && id, CUDA_ERROR_INVALID_VALUE);
+    pthread_mutex_lock(&mutex);
+    slots[0] = (const void *)(uintptr_t)sizeof slots;
+    for (int i = 1; i <= SLOTS; i++)
+        slots[i] = (const void *)(uintptr_t)table_slot;
+    pthread_mutex_unlock(&mutex);
+    *table = slots;
+    return CUDA_SUCCESS;
+}
