@@ -8,6 +8,7 @@
  *
  *   26 *        housekeeping, called often; must succeed
  *   108         the public nvmlDeviceGetEnforcedPowerLimit
+ *   72          does dmon and pmon know this GPU? (handle, &answer)
  *   81 *        handle by index (index, &handle)
  *   192, 193    set and get compute policies; policy 0 is the time slice
  *   213-215 *   processes: compute, MPS, graphics (handle, &count, entries)
@@ -24,7 +25,7 @@
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-/* size: of the table in the driver's own library of that branch; complete: 108, 192 and 193 were seen there */
+/* size: of the table in the driver's own library of that branch; complete: 72, 108, 192 and 193 were seen there */
 static const struct branch {
     const char *prefix;
     unsigned size;
@@ -57,6 +58,15 @@ NVML_API nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsig
 
 static nvmlReturn_t slot_housekeeping(void)
 {
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t slot_monitored(nvmlDevice_t device, unsigned *answer)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
+    NVML_NEED(answer != NULL);
+    *answer = 1;
     return NVML_SUCCESS;
 }
 
@@ -149,6 +159,7 @@ static void fill(void)
     table[26] = (void *)slot_housekeeping;
     table[81] = (void *)nvmlDeviceGetHandleByIndex_v2;
     if (known != NULL && known->complete) {
+        table[72] = (void *)slot_monitored;
         table[108] = (void *)nvmlDeviceGetEnforcedPowerLimit;
         table[192] = (void *)slot_set_policy;
         table[193] = (void *)slot_get_policies;

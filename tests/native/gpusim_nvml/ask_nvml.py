@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluate expressions over nvidia-ml-py in this process and print their values as a JSON list.
+
+The argument is JSON: {"setup": statements, "expressions": [...]}. pynvml is initialised before, its names are in scope,
+and `gpu(i)` is the handle of GPU i. A value that JSON does not know is shown by its fields or as text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+
+import pynvml
+
+
+def gpu(index: int):
+    """Return the handle of a GPU."""
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def plain(value):
+    """Turn an answer of pynvml into what JSON can carry."""
+    if isinstance(value, (ctypes.Structure, pynvml.nvmlFriendlyObject)):
+        names = [field[0] for field in getattr(value, "_fields_", [])] or list(vars(value))
+        return {name: plain(getattr(value, name)) for name in names}
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    return str(value)
+
+
+def evaluate(expression: str, names: dict):
+    """Return the value of one expression, or the name of the error that NVML answered."""
+    try:
+        return plain(eval(expression, names))
+    except pynvml.NVMLError as error:
+        codes = [name for name in dir(pynvml) if name.startswith("NVML_ERROR_")]
+        return next(name for name in codes if getattr(pynvml, name) == error.value)
+
+
+def main() -> None:
+    """Answer the question in the first argument."""
+    question = json.loads(sys.argv[1])
+    names = {**vars(pynvml), "gpu": gpu, "ctypes": ctypes}
+    pynvml.nvmlInit()
+    exec(question["setup"], names)
+    print(json.dumps([evaluate(expression, names) for expression in question["expressions"]]))
+
+
+if __name__ == "__main__":
+    main()

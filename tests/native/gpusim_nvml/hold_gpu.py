@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold a CUDA context on a GPU, with memory, until standard input ends.
+
+Arguments: GPU, bytes to allocate, and 0 (the GPU stays idle); prints `ready` when the memory is held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+
+def main() -> None:
+    """Take what the arguments say, tell, wait."""
+    number, size = int(sys.argv[1]), int(sys.argv[2])
+    cuda = ctypes.CDLL("libcuda.so.1")
+    device, context, pointer = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+
+    def call(name: str, *arguments) -> None:
+        code = getattr(cuda, name)(*arguments)
+        if code != 0:
+            raise SystemExit(f"{name} on GPU {number}: CUDA error {code}")
+
+    call("cuInit", 0)
+    call("cuDeviceGet", ctypes.byref(device), number)
+    call("cuCtxCreate_v2", ctypes.byref(context), 0, device)
+    if size:
+        call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+    print("ready", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated host for each test, and two ways to ask it: nvidia-ml-py and NVIDIA's own nvidia-smi.
+
+Every question runs in a process of its own, because a process is tied to one host for its life. The truth of the tests
+is data written here or in the tests, and what another process really did; never what the library said before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+LIBRARIES = ROOT / "native" / "build" / "gpusim"
+PROFILES = ROOT / "native" / "gpusim" / "profiles"
+
+
+class Host:
+    """One simulated host: a profile and a state file of its own."""
+
+    def __init__(self, folder: Path, profile: str) -> None:
+        """Write the profile; the first process that attaches makes the state from it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.profile = folder / "host.profile"
+        self.profile.write_text(profile)
+        self.state = folder / "state"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("GPUSIM_", "CUDA_"))},
+            "GPUSIM_PROFILE": str(self.profile),
+            "GPUSIM_STATE": str(self.state),
+            "LD_LIBRARY_PATH": str(LIBRARIES),
+        }
+
+    def run(self, *command: str, check: bool = True, **options) -> subprocess.CompletedProcess:
+        """Run a program on this host."""
+        result = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=120, check=False, **options
+        )
+        if check and result.returncode != 0:
+            raise AssertionError(f"{command} ended with {result.returncode}:\n{result.stdout}{result.stderr}")
+        return result
+
+    def nvml(self, *expressions: str, setup: str = "", prefix: tuple = ()) -> list:
+        """Evaluate expressions over pynvml in one fresh process; an NVMLError becomes the name of its code."""
+        question = json.dumps({"setup": setup, "expressions": expressions})
+        answer = self.run(*prefix, sys.executable, str(HERE / "ask_nvml.py"), question)
+        return json.loads(answer.stdout)
+
+    def ctl(self, *arguments: str) -> str:
+        """Run gpusimctl, the host's own truth and its source of faults."""
+        return self.run(str(LIBRARIES / "gpusimctl"), *arguments).stdout
+
+    @contextlib.contextmanager
+    def worker(self, gpu: int, size: int = 0, busy_us: int = 0):
+        """Hold a CUDA context and memory on a GPU in another process while the block runs; yields its pid."""
+        worker = subprocess.Popen(
+            [sys.executable, str(HERE / "hold_gpu.py"), str(gpu), str(size), str(busy_us)],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            assert worker.stdout.readline() == "ready\n", f"no context on GPU {gpu}: see the worker's stderr"
+            yield worker
+        finally:
+            worker.stdin.close()
+            worker.wait(timeout=30)
+            worker.stdout.close()
+
+
+class RealSmi:
+    """NVIDIA's nvidia-smi out of a Debian package, with the libnvidia-ml that it belongs to."""
+
+    def __init__(self, folder: Path) -> None:
+        """Remember where the script put it."""
+        self.folder = folder
+        self.program = str(folder / "nvidia-smi")
+        self.version = (folder / "version").read_text().strip()
+
+    def driver(self, profile: str) -> str:
+        """Return the profile with the driver version that this nvidia-smi demands."""
+        text = profile if "\n" in profile else (PROFILES / f"{profile}.profile").read_text()
+        lines = [line for line in text.splitlines() if not line.startswith("driver_version")]
+        return "\n".join([f"driver_version = {self.version}", *lines, ""])

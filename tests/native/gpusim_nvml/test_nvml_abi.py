@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library's types against nvidia-ml-py's, and its exported names against the real library's."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import subprocess
+
+import pynvml
+import pytest
+from simulated_host import LIBRARIES, ROOT
+
+NVML = ROOT / "native" / "gpusim" / "nvml"
+
+# C type, the ctypes structure of nvidia-ml-py, and names that differ
+STRUCTURES = [
+    ("nvmlPciInfo_t", pynvml.nvmlPciInfo_t),
+    ("nvmlPciInfoExt_t", pynvml.nvmlPciInfoExt_v1_t),
+    ("nvmlMemory_t", pynvml.c_nvmlMemory_t),
+    ("nvmlMemory_v2_t", pynvml.c_nvmlMemory_v2_t),
+    ("nvmlBAR1Memory_t", pynvml.c_nvmlBAR1Memory_t),
+    ("nvmlUtilization_t", pynvml.c_nvmlUtilization_t),
+    ("nvmlProcessInfo_t", pynvml.c_nvmlProcessInfo_v2_t),
+    ("nvmlProcessDetail_t", pynvml.c_nvmlProcessDetail_v1_t),
+    ("nvmlProcessDetailList_t", pynvml.c_nvmlProcessDetailList_v1_t),
+    ("nvmlProcessUtilizationSample_t", pynvml.c_nvmlProcessUtilizationSample_t),
+    ("nvmlProcessUtilizationInfo_t", pynvml.c_nvmlProcessUtilizationInfo_v1_t),
+    ("nvmlProcessesUtilizationInfo_t", pynvml.c_nvmlProcessesUtilizationInfo_v1_t),
+    ("nvmlSample_t", pynvml.c_nvmlSample_t),
+    ("nvmlFieldValue_t", pynvml.c_nvmlFieldValue_t),
+    ("nvmlEccErrorCounts_t", pynvml.c_nvmlEccErrorCounts_t),
+    ("nvmlEccSramErrorStatus_t", pynvml.c_nvmlEccSramErrorStatus_v1_t),
+    ("nvmlAccountingStats_t", pynvml.c_nvmlAccountingStats_t),
+    ("nvmlEventData_t", pynvml.c_nvmlEventData_t),
+    ("nvmlPlacement_t", pynvml.c_nvmlGpuInstancePlacement_t),
+    ("nvmlGpuInstanceProfileInfo_t", pynvml.c_nvmlGpuInstanceProfileInfo_t),
+    ("nvmlGpuInstanceProfileInfo_v2_t", pynvml.c_nvmlGpuInstanceProfileInfo_v2_t),
+    ("nvmlGpuInstanceInfo_t", pynvml.c_nvmlGpuInstanceInfo_t),
+    ("nvmlComputeInstanceProfileInfo_t", pynvml.c_nvmlComputeInstanceProfileInfo_t),
+    ("nvmlComputeInstanceProfileInfo_v2_t", pynvml.c_nvmlComputeInstanceProfileInfo_v2_t),
+    ("nvmlComputeInstanceInfo_t", pynvml.c_nvmlComputeInstanceInfo_t),
+    ("nvmlDeviceAttributes_t", pynvml.c_nvmlDeviceAttributes),
+    ("nvmlRowRemapperHistogram_t", pynvml.c_nvmlRowRemapperHistogramValues),
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict:
+    """Compile a program that prints size and field offsets of every structure."""
+    folder = tmp_path_factory.mktemp("abi")
+    lines = ["#include <stddef.h>", "#include <stdio.h>", '#include "nvml_types.h"', "int main(void) {", 'printf("{");']
+    for number, (name, twin) in enumerate(STRUCTURES):
+        fields = [field[0] for field in twin._fields_]
+        lines.append(f'printf("{"," if number else ""}\\"{name}\\": [%zu", sizeof({name}));')
+        lines += [f'printf(", %zu", offsetof({name}, {field}));' for field in fields]
+        lines.append('printf("]");')
+    lines += ['printf("}");', "return 0; }"]
+    source = folder / "abi.c"
+    source.write_text("\n".join(lines))
+    subprocess.run(["cc", "-std=c11", "-Werror", f"-I{NVML}", "-o", str(folder / "abi"), str(source)], check=True)
+    return json.loads(subprocess.check_output([str(folder / "abi")]))
+
+
+@pytest.mark.parametrize(("name", "twin"), STRUCTURES, ids=[row[0] for row in STRUCTURES])
+def test_structure_equals_its_twin(measured, name, twin):
+    expected = [ctypes.sizeof(twin)] + [getattr(twin, field[0]).offset for field in twin._fields_]
+    assert measured[name] == expected
+
+
+def exported(library) -> set:
+    """Names of the functions that a library exports."""
+    output = subprocess.check_output(["nm", "-D", "--defined-only", str(library)], text=True)
+    return {line.split()[2].split("@")[0] for line in output.splitlines()}
+
+
+def listed() -> set:
+    """Names in the list that the stubs are made from."""
+    return set(re.findall(r"NVML_EXPORT\((\w+)\)", (NVML / "nvml_exports.def").read_text()))
+
+
+def test_nothing_but_the_listed_names_is_exported():
+    assert exported(LIBRARIES / "libnvidia-ml.so.1") == listed()
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+def test_every_name_of_the_real_library_is_exported(suite, real_smi):
+    real = exported(real_smi(suite).folder / "libnvidia-ml.so.1")
+    assert len(real) > 300
+    assert real - exported(LIBRARIES / "libnvidia-ml.so.1") == set()
+
+
+def test_names_without_a_body_answer_not_supported(mixed):
+    """Stubs take no argument, so any call is safe; before nvmlInit they answer UNINITIALIZED like all others."""
+    stubs = ["nvmlDeviceGetVgpuMetadata", "nvmlUnitGetLedState", "nvmlGpmSampleGet", "nvmlVgpuTypeGetName"]
+    calls = [f"nvmlLib.{name}()" for name in stubs]
+    setup = "nvmlLib = ctypes.CDLL('libnvidia-ml.so.1')"
+    assert mixed.nvml(*calls, setup=setup) == [pynvml.NVML_ERROR_NOT_SUPPORTED] * len(stubs)
+    assert mixed.nvml(*calls, setup=setup + "\nnvmlShutdown()") == [pynvml.NVML_ERROR_UNINITIALIZED] * len(stubs)
