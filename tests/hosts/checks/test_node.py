@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from conftest import ROOT, Node
 from simhosts import hardware
-from simhosts.slice import docker_command, ensure_image
+from simhosts.slice import docker_command
 
 # By hand from the groups' variables: slices and MiB of each GPU, by index.
 #   t4:   15360 MiB, K=7, S=1        floor(15360/7)   = 2194
@@ -37,7 +37,6 @@ def node(request: pytest.FixtureRequest, nodes: dict[str, Node]) -> Node:
 @pytest.fixture
 def pods(node: Node) -> Iterator[Any]:
     """Start pods on the kubelet double; they are deleted afterwards."""
-    ensure_image_of(node)
     started = []
 
     def start(name: str, *ids: str) -> dict[str, Any]:
@@ -49,12 +48,6 @@ def pods(node: Node) -> Iterator[Any]:
     yield start
     for name in started:
         node.run("vgpu-kubelet-double", "delete-pod", "--name", name, check=False)
-
-
-def ensure_image_of(node: Node) -> None:
-    from conftest import PROJECT, simpodman
-
-    ensure_image(simpodman.Host(PROJECT, node.name))
 
 
 def in_slice(node: Node, pod: dict[str, Any], *command: str, options: tuple[str, ...] = ()) -> str:
@@ -138,7 +131,6 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
 
 def test_all_slices_of_a_card_at_once(nodes: dict[str, Node]) -> None:
     node = nodes["gpu-t4-1"]
-    ensure_image_of(node)
     uuid, (count, _) = uuids(node)[0], EXPECTED[node.name][0]
     names = [f"full-{number}" for number in range(count)]
     try:

@@ -31,6 +31,20 @@ DIGEST_FILE = "etc/gpusim/bring-up.sha256"
 # daemon away from netfilter modules that a container cannot load; the host has no network beside lo anyway.
 DAEMON_JSON = {"bridge": "none", "iptables": False, "log-opts": {"max-size": "10m"}}
 
+# The image of slices. A real node's images come from a registry; here docker finds one when it first starts.
+IMAGE_ARCHIVE = "opt/vgpu-demo/image.tar"
+IMAGE_NAME = "vgpu-demo/base:latest"
+IMAGE_UNIT = f"""\
+# SPDX-License-Identifier: Apache-2.0
+[Unit]
+Description=Image of the containers that run in slices
+After=docker.service
+
+[Service]
+Type=oneshot
+ExecStart=/bin/sh -c 'docker image inspect {IMAGE_NAME} >/dev/null 2>&1 || docker import /{IMAGE_ARCHIVE} {IMAGE_NAME}'
+"""
+
 KUBELET_COMMAND = """\
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
@@ -139,7 +153,11 @@ def payload(profile: str, driver_version: str) -> Payload:
     files.add("etc/gpusim/host.profile", with_driver(profile, driver_version))
     files.add("etc/tmpfiles.d/gpusim.conf", device_nodes(minors(profile)))
     files.add_tree("opt/vgpu-demo/apt", DEMO_APT, "tests/hosts/payload.sh")
-    files.add_file("opt/vgpu-demo/image.tar", DEMO_IMAGE, "tests/hosts/payload.sh")
+    files.add_file(IMAGE_ARCHIVE, DEMO_IMAGE, "tests/hosts/payload.sh")
+    files.add("etc/systemd/system/vgpu-demo-image.service", IMAGE_UNIT)
+    files.links["etc/systemd/system/docker.service.wants/vgpu-demo-image.service"] = (
+        "/etc/systemd/system/vgpu-demo-image.service"
+    )
     files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
     add_kubelet_double(files)
     return files

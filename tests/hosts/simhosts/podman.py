@@ -115,6 +115,8 @@ def create(host: Host, image: str) -> None:
         "--shm-size=256m",
         # As a machine has it; systemd divides this limit among its units.
         "--pids-limit=-1",
+        # Removal stops the host; there is nothing to save. A restart gives its own, longer time.
+        "--stop-timeout=1",
         *("--volume", f"{host.volume}:/var/lib/docker"),
         image,
         "/sbin/init",
@@ -144,9 +146,8 @@ def boot(host: Host) -> float:
 def remove(project: str, name: str | None = None) -> list[str]:
     """Remove the project's hosts (or one of them) with their volumes; return the containers removed."""
     gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
-    # runc kills all processes of the container's pid namespace at once; a simulated host has nothing to save.
     if gone:
-        podman("rm", "--force", "--time", "0", "--volumes", *gone)
+        podman("rm", "--force", "--volumes", *gone)
     volumes = podman("volume", "ls", "--quiet", "--filter", f"label={LABEL}={project}").split()
     keep = {Host(project, row["host"]).volume for row in hosts(project)}
     for volume in volumes:

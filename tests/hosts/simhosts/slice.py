@@ -8,10 +8,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from .hardware import IMAGE_NAME
 from .podman import Host, PodmanError, podman
-
-IMAGE = "vgpu-demo/base:latest"
-IMAGE_ARCHIVE = "/opt/vgpu-demo/image.tar"
 
 
 class SliceError(Exception):
@@ -43,16 +41,9 @@ def docker_command(lease: dict[str, Any], command: list[str], *options: str) -> 
         words += ["--device", f"{device['host_path']}:{device['container_path']}:{device.get('permissions', 'rw')}"]
     for device in lease.get("cdi_devices", []):
         words += ["--device", device if isinstance(device, str) else device["name"]]
-    return [*words, IMAGE, *command]
+    return [*words, IMAGE_NAME, *command]
 
 
 def run(host: Host, lease: dict[str, Any], command: list[str], *options: str) -> str:
     """Run a command in a container of the leased slice and return its output."""
-    ensure_image(host)
     return podman("exec", host.container, *docker_command(lease, command, *options))
-
-
-def ensure_image(host: Host) -> None:
-    """Give the host's docker the image of slices, from the archive that came with its hardware."""
-    if not podman("exec", host.container, "docker", "images", "--quiet", IMAGE).strip():
-        podman("exec", host.container, "docker", "import", IMAGE_ARCHIVE, IMAGE)
