@@ -263,10 +263,23 @@ int ledger_measure_begin(int device)
     return -1;
 }
 
-void ledger_measure_end(int handle)
+void ledger_measure_end(int handle, int device)
 {
-    if (handle >= 0)
-        close(handle);
+    if (handle < 0)
+        return;
+    /* Dropped by name: a child that was forked meanwhile has the descriptor too. */
+    ledger_byte_drop(handle, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)device);
+    close(handle);
+}
+
+void ledger_hold(void)
+{
+    lock_take(&join_lock);
+}
+
+void ledger_release(void)
+{
+    lock_drop(&join_lock);
 }
 
 void ledger_reset(void)

@@ -5,7 +5,7 @@
  * A snapshot is made whenever the file's sequence has changed. Snapshots are never freed: a thread may still read the
  * old one, and a live change is rare and costs some 1.5 KiB.
  */
-#include "limits.h"
+#include "limits_file.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading the limits file: what makes it valid, and how a copy is taken while the node may be writing it. */
-#include "limits.h"
+#include "limits_file.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -47,6 +47,12 @@ void lock_take(struct lock *lock)
         syscall(SYS_futex, &lock->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
+bool lock_try(struct lock *lock)
+{
+    uint32_t expected = 0;
+    return atomic_compare_exchange_strong_explicit(&lock->word, &expected, 1, memory_order_acquire, memory_order_relaxed);
+}
+
 void lock_drop(struct lock *lock)
 {
     if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) == 2)

@@ -38,6 +38,7 @@ struct lock {
     _Atomic uint32_t word;
 };
 void lock_take(struct lock *lock);
+bool lock_try(struct lock *lock);
 void lock_drop(struct lock *lock);
 
 /* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
@@ -156,7 +157,10 @@ uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
 /* Only one process of the container measures at a time; the kernel drops the lock with its holder. A handle, or -1. */
 int ledger_measure_begin(int device);
-void ledger_measure_end(int handle);
+void ledger_measure_end(int handle, int device);
+/* Around fork(): no join is under way meanwhile. */
+void ledger_hold(void);
+void ledger_release(void);
 
 /* --- ledger_file.c: the file itself ------------------------------------------------------------------ */
 
@@ -203,8 +207,16 @@ void devices_reset(void);
 
 /* --- state.c: start of the library in a process, and its rebirth in a child ---------------------------- */
 
-/* First line of every hook. CONTROL_OFF: call the driver and nothing else. */
+/* First line of every hook; CONTROL_OFF: call the driver and nothing else. */
 enum control vgpu_enter(void);
+enum control vgpu_enter_nvml(void);
+/* The frame of a hook: leaves where the driver lacks the function or the library has nothing to say. */
+#define ENTER(symbol, arguments) \
+    enum control control = vgpu_enter(); \
+    if (!REAL_HAS(symbol)) \
+        return driver_ready() ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_NO_DEVICE; \
+    if (control == CONTROL_OFF) \
+        return REAL(symbol) arguments
 void context_reset(void);
 void pools_reset(void);
 void vmm_reset(void);
@@ -213,31 +225,36 @@ void limits_reset(void);
 
 /* --- memory.c: charge around a call of the driver ------------------------------------------------------ */
 
-enum block_kind { BLOCK_PLAIN, BLOCK_POOL };
-/* Charges bytes to the device or answers the error that the caller gets. Tries what pools can give back first. */
-CUresult memory_charge(const struct device *device, uint64_t bytes);
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL };
+/* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
+CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
+/* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
+const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
+CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data);
 /* Uncharges all memory, arrays and modules of a context that is gone. */
 void memory_drop_context(CUcontext context);
+CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
 CUresult memory_broken(void);
 
 /* --- measure.c: what contexts and modules really cost --------------------------------------------------- */
 
 struct measure {
     const struct device *device;
-    uint64_t before, charged_before, card_before;
-    bool own, card;
+    nvmlDevice_t handle;
+    uint64_t own, card, charged;
+    bool nvml;
 };
 void measure_begin(struct measure *measure, const struct device *device);
-/* Bytes of this process that came since and were not charged as allocations; false: cannot be known. */
-bool measure_end(struct measure *measure, bool alone, uint64_t *bytes);
+/* Bytes that came to this process since, without what was charged as allocations. `alone`: nobody else in the container
+ * has a context, so the card's own figure may be used where the process has none. false: cannot be known. */
+bool measure_end(const struct measure *measure, bool alone, uint64_t *bytes);
 
 /* --- pool.c ---------------------------------------------------------------------------------------------- */
 
-/* Charge of pools to what the driver says they hold now. True if any gave bytes back. */
-bool pools_settle(void);
-bool pools_trim(void);
-extern _Atomic uint32_t vgpu_pools_dirty;
+/* Charges pools what the driver says they hold now; trim: and asks them to hold no more than is in use. */
+void pools_settle(bool trim);
 void pool_freed(uint64_t pool, uint64_t bytes);
+extern _Atomic uint32_t vgpu_pools_dirty;
 
 #endif

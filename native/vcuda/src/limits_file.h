@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Private to limits.c and limits_file.c. */
-#ifndef VGPU_LIMITS_H
-#define VGPU_LIMITS_H
+#ifndef VGPU_LIMITS_FILE_H
+#define VGPU_LIMITS_FILE_H
 
 #include "vgpu.h"
 

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Contexts: where the library fails closed, and what they are charged.
+ *
+ * The first context of a container on a device is created while no other process of the container creates one there; its
+ * measured size is kept in the ledger. Every later one is charged that size before it is created, by any number of
+ * processes at once, and corrected to its own figure afterwards.
+ */
+#include "vgpu.h"
+
+#include <string.h>
+
+static struct lock create_lock[VGPU_MAX_DEVICES];
+static CUcontext primary[VGPU_MAX_DEVICES];
+
+struct opening {
+    const struct device *device;
+    struct measure measure;
+    uint64_t charged;
+    int measuring; /* handle of the container-wide lock, -1: the size is known */
+    bool counted;
+};
+
+static const struct device *admit(enum control control, CUdevice ordinal, CUresult *status)
+{
+    *status = CUDA_ERROR_NOT_PERMITTED;
+    if (control == CONTROL_BROKEN || limits_denied()) {
+        limits_complain();
+        return NULL;
+    }
+    const struct device *device = device_of(ordinal, status);
+    bool known;
+    if (!device)
+        return NULL;
+    device_limit(device, &known);
+    if (!known) {
+        vgpu_log_line(LOG_ERROR, "no context is created: device %s is not in the limits file", device->uuid);
+        *status = CUDA_ERROR_NOT_PERMITTED;
+        return NULL;
+    }
+    return device;
+}
+
+static CUresult open_begin(struct opening *opening, const struct device *device)
+{
+    *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context()};
+    lock_take(&create_lock[device->ledger]);
+    if (!opening->counted)
+        return CUDA_SUCCESS;
+    opening->charged = ledger_context_bytes(device->ledger);
+    if (!opening->charged) {
+        opening->measuring = ledger_measure_begin(device->ledger);
+        opening->charged = ledger_context_bytes(device->ledger);
+        if (opening->measuring < 0 && !opening->charged) {
+            lock_drop(&create_lock[device->ledger]);
+            return CUDA_ERROR_NOT_PERMITTED;
+        }
+        if (opening->charged) {
+            ledger_measure_end(opening->measuring, device->ledger);
+            opening->measuring = -1;
+        }
+    }
+    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, opening->charged);
+    if (status != CUDA_SUCCESS) {
+        ledger_measure_end(opening->measuring, device->ledger);
+        lock_drop(&create_lock[device->ledger]);
+        return status;
+    }
+    measure_begin(&opening->measure, device);
+    return CUDA_SUCCESS;
+}
+
+/* Without NVML: what a second, short-lived context takes from the free memory that the driver shows inside the first. */
+static uint64_t probe_second(CUcontext context, CUdevice ordinal)
+{
+    size_t before = 0, after = 0, total;
+    CUcontext second, popped;
+    if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
+        !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2))
+        return 0;
+    if (REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return 0;
+    if (REAL(cuMemGetInfo_v2)(&before, &total) == CUDA_SUCCESS && REAL(cuCtxCreate_v2)(&second, 0, ordinal) == CUDA_SUCCESS) {
+        REAL(cuMemGetInfo_v2)(&after, &total);
+        REAL(cuCtxDestroy_v2)(second);
+    }
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    return after && after < before ? before - after : 0;
+}
+
+static CUresult open_end(struct opening *opening, CUresult status, CUcontext context, CUdevice ordinal,
+                         CUresult (*undo)(CUcontext context, CUdevice ordinal))
+{
+    const struct device *device = opening->device;
+    uint64_t bytes = opening->charged;
+    if (status == CUDA_SUCCESS && opening->counted) {
+        bool first = opening->measuring >= 0;
+        if (!measure_end(&opening->measure, first, &bytes) && first)
+            bytes = probe_second(context, ordinal);
+        if (bytes > opening->charged) {
+            CUresult more = memory_charge(device, ACCOUNT_CONTEXT, bytes - opening->charged);
+            if (more == CUDA_SUCCESS) {
+                opening->charged = bytes;
+            } else {
+                undo(context, ordinal);
+                status = more;
+            }
+        }
+        if (first && bytes)
+            ledger_learn_context(device->ledger, bytes);
+        else if (first)
+            vgpu_log_line(LOG_ERROR, "the size of a context on %s cannot be measured: contexts are not charged", device->uuid);
+    }
+    if (status != CUDA_SUCCESS) {
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged);
+    } else {
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
+        memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
+        vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
+    }
+    if (opening->measuring >= 0)
+        ledger_measure_end(opening->measuring, device->ledger);
+    lock_drop(&create_lock[device->ledger]);
+    return status;
+}
+
+static void context_gone(CUcontext context)
+{
+    struct block block;
+    if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
+        return;
+    memory_drop_context(context);
+    pools_settle(false);
+    ledger_uncharge(block.device, ACCOUNT_CONTEXT, block.bytes);
+}
+
+/* --- created contexts -------------------------------------------------------------------------------- */
+
+static CUresult destroy(CUcontext context, CUdevice ordinal)
+{
+    (void)ordinal;
+    return REAL_HAS(cuCtxDestroy_v2) ? REAL(cuCtxDestroy_v2)(context) : REAL(cuCtxDestroy)(context);
+}
+
+#define CREATE(symbol, parameters, arguments) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        struct opening opening; \
+        CUresult status; \
+        const struct device *admitted = admit(control, device, &status); \
+        if (!admitted || (status = open_begin(&opening, admitted)) != CUDA_SUCCESS) \
+            return status; \
+        status = REAL(symbol) arguments; \
+        return open_end(&opening, status, status ? NULL : *context, device, destroy); \
+    }
+
+CREATE(cuCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), (context, flags, device))
+CREATE(cuCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), (context, flags, device))
+CREATE(cuCtxCreate_v3,
+       (CUcontext *context, CUexecAffinityParam *affinity, int count, unsigned int flags, CUdevice device),
+       (context, affinity, count, flags, device))
+CREATE(cuCtxCreate_v4, (CUcontext *context, CUctxCreateParams *parameters, unsigned int flags, CUdevice device),
+       (context, parameters, flags, device))
+CREATE(cuGLCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), (context, flags, device))
+CREATE(cuGLCtxCreate_v2, (CUcontext *context, unsigned int flags, CUdevice device), (context, flags, device))
+CREATE(cuVDPAUCtxCreate,
+       (CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdp_device, void *vdp_get_proc_address),
+       (context, flags, device, vdp_device, vdp_get_proc_address))
+CREATE(cuVDPAUCtxCreate_v2,
+       (CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdp_device, void *vdp_get_proc_address),
+       (context, flags, device, vdp_device, vdp_get_proc_address))
+
+EXPORT CUresult cuGreenCtxCreate(void *context, void *description, CUdevice device, unsigned int flags)
+{
+    ENTER(cuGreenCtxCreate, (context, description, device, flags));
+    return memory_refuse("cuGreenCtxCreate");
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    ENTER(cuCtxDestroy_v2, (context));
+    CUresult status = REAL(cuCtxDestroy_v2)(context);
+    if (status == CUDA_SUCCESS)
+        context_gone(context);
+    return status;
+}
+
+EXPORT CUresult cuCtxDestroy(CUcontext context)
+{
+    ENTER(cuCtxDestroy, (context));
+    CUresult status = REAL(cuCtxDestroy)(context);
+    if (status == CUDA_SUCCESS)
+        context_gone(context);
+    return status;
+}
+
+/* A context lives until it is detached as often as it was created and attached; its block counts that. */
+static int count_users(CUcontext context, int step)
+{
+    struct block block;
+    if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
+        return -1;
+    int users = block.kind + step;
+    block.kind = users > 0 ? users : 1; /* kind 0 would be a free place; the caller takes it out */
+    block_put(&vgpu_contexts, &block);
+    return users;
+}
+
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
+{
+    ENTER(cuCtxAttach, (context, flags));
+    CUresult status = REAL(cuCtxAttach)(context, flags);
+    if (status == CUDA_SUCCESS)
+        count_users(*context, 1);
+    return status;
+}
+
+EXPORT CUresult cuCtxDetach(CUcontext context)
+{
+    ENTER(cuCtxDetach, (context));
+    CUresult status = REAL(cuCtxDetach)(context);
+    if (status == CUDA_SUCCESS && count_users(context, -1) == 0)
+        context_gone(context);
+    return status;
+}
+
+/* --- the primary context ------------------------------------------------------------------------------- */
+
+static bool primary_active(CUdevice ordinal)
+{
+    unsigned flags;
+    int active = 0;
+    return REAL_HAS(cuDevicePrimaryCtxGetState) &&
+           REAL(cuDevicePrimaryCtxGetState)(ordinal, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+static CUresult release_primary(CUcontext context, CUdevice ordinal)
+{
+    (void)context;
+    return REAL_HAS(cuDevicePrimaryCtxRelease_v2) ? REAL(cuDevicePrimaryCtxRelease_v2)(ordinal)
+                                                  : REAL(cuDevicePrimaryCtxRelease)(ordinal);
+}
+
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
+{
+    ENTER(cuDevicePrimaryCtxRetain, (context, ordinal));
+    struct opening opening;
+    CUresult status;
+    if (primary_active(ordinal))
+        return REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+    const struct device *device = admit(control, ordinal, &status);
+    if (!device || (status = open_begin(&opening, device)) != CUDA_SUCCESS)
+        return status;
+    if (primary_active(ordinal)) {
+        /* Another thread was quicker: it has charged this context. */
+        status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening.charged);
+        ledger_measure_end(opening.measuring, device->ledger);
+        lock_drop(&create_lock[device->ledger]);
+        return status;
+    }
+    status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+    if (status == CUDA_SUCCESS)
+        primary[device->ledger] = *context;
+    return open_end(&opening, status, status ? NULL : *context, ordinal, release_primary);
+}
+
+/* After a release or reset: is the context gone? */
+static CUresult primary_after(CUresult status, CUdevice ordinal)
+{
+    CUresult unused;
+    const struct device *device = status == CUDA_SUCCESS ? device_of(ordinal, &unused) : NULL;
+    if (!device)
+        return status;
+    lock_take(&create_lock[device->ledger]);
+    CUcontext context = primary[device->ledger];
+    bool gone = context && !primary_active(ordinal);
+    if (gone)
+        primary[device->ledger] = NULL;
+    lock_drop(&create_lock[device->ledger]);
+    if (gone)
+        context_gone(context);
+    return status;
+}
+
+#define PRIMARY_END(symbol) \
+    EXPORT CUresult symbol(CUdevice ordinal) \
+    { \
+        ENTER(symbol, (ordinal)); \
+        return primary_after(REAL(symbol)(ordinal), ordinal); \
+    }
+
+PRIMARY_END(cuDevicePrimaryCtxRelease)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
+PRIMARY_END(cuDevicePrimaryCtxReset)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+
+void context_reset(void)
+{
+    memset(create_lock, 0, sizeof create_lock);
+    memset(primary, 0, sizeof primary);
+}

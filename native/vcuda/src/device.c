@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Devices by UUID. CUDA's ordinals follow CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, NVML's indices do not, and the
+ * ledger has an order of its own: only the UUID says that two of them are one GPU.
+ */
+#include "vgpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_ORDINALS 64
+
+static struct device devices[MAX_ORDINALS];
+static _Atomic bool known[MAX_ORDINALS];
+static struct lock lock;
+
+static void spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE])
+{
+    const unsigned char *b = uuid->bytes;
+    snprintf(out, VGPU_UUID_SIZE, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+}
+
+static int index_in_nvml(const char *uuid)
+{
+    nvmlDevice_t handle;
+    unsigned index;
+    if (!limits_need_index() || !nvml_load() || !REAL_HAS(nvmlDeviceGetHandleByUUID) || !REAL_HAS(nvmlDeviceGetIndex))
+        return -1;
+    if (REAL(nvmlDeviceGetHandleByUUID)(uuid, &handle) != NVML_SUCCESS ||
+        REAL(nvmlDeviceGetIndex)(handle, &index) != NVML_SUCCESS)
+        return -1;
+    return (int)index;
+}
+
+const struct device *device_of(CUdevice ordinal, CUresult *status)
+{
+    *status = CUDA_SUCCESS;
+    if (ordinal >= 0 && ordinal < MAX_ORDINALS && atomic_load_explicit(&known[ordinal], memory_order_acquire))
+        return &devices[ordinal];
+    CUuuid uuid;
+    bool second = REAL_HAS(cuDeviceGetUuid_v2); /* names the MIG device where the first form names its GPU */
+    if (!second && !REAL_HAS(cuDeviceGetUuid)) {
+        *status = CUDA_ERROR_NOT_SUPPORTED;
+        return NULL;
+    }
+    *status = second ? REAL(cuDeviceGetUuid_v2)(&uuid, ordinal) : REAL(cuDeviceGetUuid)(&uuid, ordinal);
+    if (*status != CUDA_SUCCESS)
+        return NULL;
+    *status = CUDA_ERROR_NOT_PERMITTED;
+    if (ordinal < 0 || ordinal >= MAX_ORDINALS || !ledger_join())
+        return NULL;
+    struct device device = {.nvml_index = -1};
+    spell(&uuid, device.uuid);
+    device.nvml_index = index_in_nvml(device.uuid);
+    if (device.nvml_index < 0)
+        device.nvml_index = ordinal; /* no NVML in this container: CUDA's order is all there is */
+    device.ledger = ledger_device(device.uuid);
+    if (device.ledger < 0) {
+        vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path());
+        return NULL;
+    }
+    lock_take(&lock);
+    if (!atomic_load_explicit(&known[ordinal], memory_order_relaxed)) {
+        devices[ordinal] = device;
+        atomic_store_explicit(&known[ordinal], true, memory_order_release);
+    }
+    lock_drop(&lock);
+    *status = CUDA_SUCCESS;
+    return &devices[ordinal];
+}
+
+const struct device *device_current(CUcontext *context, CUresult *status)
+{
+    CUdevice ordinal;
+    *context = NULL;
+    *status = REAL(cuCtxGetCurrent)(context);
+    if (*status == CUDA_SUCCESS && !*context)
+        *status = CUDA_ERROR_INVALID_CONTEXT;
+    if (*status == CUDA_SUCCESS)
+        *status = REAL(cuCtxGetDevice)(&ordinal);
+    return *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
+}
+
+uint64_t device_limit(const struct device *device, bool *in_limits)
+{
+    return limits_memory(device->uuid, device->nvml_index, in_limits);
+}
+
+bool device_nvml_uuid(nvmlDevice_t handle, char uuid[VGPU_UUID_SIZE], int *nvml_index)
+{
+    unsigned index;
+    char text[96]; /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
+    if (!REAL_HAS(nvmlDeviceGetUUID) || REAL(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
+        return false;
+    snprintf(uuid, VGPU_UUID_SIZE, "%.*s", VGPU_UUID_SIZE - 1, text);
+    *nvml_index = -1;
+    if (limits_need_index() && REAL_HAS(nvmlDeviceGetIndex) && REAL(nvmlDeviceGetIndex)(handle, &index) == NVML_SUCCESS)
+        *nvml_index = (int)index;
+    return true;
+}
+
+void devices_reset(void)
+{
+    memset(known, 0, sizeof known);
+    atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
+}

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Plain device memory: charge, call the driver, keep what was charged under the pointer. Freeing goes the other way
+ * round: the block leaves the table first (another thread may get the same address at once) and is uncharged last, so
+ * the account is never below what is really held.
+ */
+#include "vgpu.h"
+
+#include <stdio.h>
+
+CUresult memory_broken(void)
+{
+    limits_complain();
+    return CUDA_ERROR_NOT_PERMITTED;
+}
+
+CUresult memory_refuse(const char *what)
+{
+    static _Atomic unsigned count;
+    if (vgpu_log_again(&count))
+        vgpu_log_line(LOG_ERROR, "%s is refused: its memory cannot be held to the limit", what);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+const struct device *memory_target(enum control control, CUcontext *context, CUresult *status)
+{
+    if (control == CONTROL_BROKEN) {
+        *status = memory_broken();
+        return NULL;
+    }
+    return device_current(context, status);
+}
+
+CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
+{
+    bool known;
+    uint64_t limit = device_limit(device, &known);
+    if (!known) {
+        vgpu_log_line(LOG_ERROR, "device %s is not among the devices of the limits file", device->uuid);
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
+    enum charge result = ledger_charge(device->ledger, account, bytes, limit);
+    for (int trim = 0; result == CHARGE_FULL && trim < 2; trim++) {
+        pools_settle(trim != 0);
+        result = ledger_charge(device->ledger, account, bytes, limit);
+    }
+    if (result == CHARGE_FULL)
+        vgpu_log(LOG_INFO, "%llu bytes on %s are over the limit of %llu", (unsigned long long)bytes, device->uuid,
+                 (unsigned long long)limit);
+    return result == CHARGE_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner)
+{
+    struct block block = {.key = key, .bytes = bytes, .owner = owner, .device = device->ledger, .kind = kind};
+    if (!block_put(map, &block))
+        vgpu_log_line(LOG_ERROR, "no host memory to remember a block of %llu bytes: it stays charged until exit",
+                      (unsigned long long)bytes);
+}
+
+/* --- allocation ------------------------------------------------------------------------------------ */
+
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    ENTER(cuMemAlloc_v2, (pointer, bytes));
+    CUcontext context;
+    CUresult status;
+    const struct device *device = memory_target(control, &context, &status);
+    if (!device || (status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuMemAlloc_v2)(pointer, bytes);
+    if (status != CUDA_SUCCESS)
+        ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
+    else
+        memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
+    return status;
+}
+
+EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
+{
+    ENTER(cuMemAlloc, (pointer, bytes));
+    CUcontext context;
+    CUresult status;
+    const struct device *device = memory_target(control, &context, &status);
+    if (!device || (status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuMemAlloc)(pointer, bytes);
+    if (status != CUDA_SUCCESS)
+        ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
+    else
+        memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
+    return status;
+}
+
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
+{
+    ENTER(cuMemAllocManaged, (pointer, bytes, flags));
+    CUcontext context;
+    CUresult status;
+    const struct device *device = memory_target(control, &context, &status);
+    if (!device || (status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuMemAllocManaged)(pointer, bytes, flags);
+    if (status != CUDA_SUCCESS)
+        ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
+    else
+        memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
+    return status;
+}
+
+/*
+ * The driver chooses the pitch, so the size is known only afterwards. Rows of up to 512 bytes of padding are charged
+ * before; a driver that pads more is charged the rest, and if that does not fit the memory goes back.
+ */
+#define PITCH_ALIGNMENT 512ull
+
+struct pitched {
+    CUcontext context;
+    const struct device *device;
+    uint64_t charged;
+};
+
+static CUresult pitch_before(enum control control, struct pitched *pitched, uint64_t width, uint64_t height)
+{
+    CUresult status;
+    pitched->device = memory_target(control, &pitched->context, &status);
+    if (!pitched->device)
+        return status;
+    uint64_t row = width > UINT64_MAX - PITCH_ALIGNMENT ? width : (width + PITCH_ALIGNMENT - 1) / PITCH_ALIGNMENT * PITCH_ALIGNMENT;
+    if (__builtin_mul_overflow(row, height, &pitched->charged))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    return memory_charge(pitched->device, ACCOUNT_USED, pitched->charged);
+}
+
+static CUresult pitch_after(struct pitched *pitched, CUresult status, CUdeviceptr pointer, uint64_t pitch, uint64_t height)
+{
+    int index = pitched->device->ledger;
+    uint64_t bytes = pitch * height;
+    if (status == CUDA_SUCCESS && bytes > pitched->charged) {
+        status = memory_charge(pitched->device, ACCOUNT_USED, bytes - pitched->charged);
+        if (status == CUDA_SUCCESS)
+            pitched->charged = bytes;
+        else
+            REAL(cuMemFree_v2)(pointer);
+    }
+    if (status != CUDA_SUCCESS) {
+        ledger_uncharge(index, ACCOUNT_USED, pitched->charged);
+        return status;
+    }
+    ledger_uncharge(index, ACCOUNT_USED, pitched->charged - bytes);
+    memory_keep(&vgpu_memory, pointer, bytes, pitched->device, BLOCK_PLAIN, (uintptr_t)pitched->context);
+    return status;
+}
+
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
+{
+    ENTER(cuMemAllocPitch_v2, (pointer, pitch, width, height, element));
+    struct pitched pitched;
+    CUresult status = pitch_before(control, &pitched, width, height);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+    return pitch_after(&pitched, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
+}
+
+EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
+                                unsigned int element)
+{
+    ENTER(cuMemAllocPitch, (pointer, pitch, width, height, element));
+    struct pitched pitched;
+    CUresult status = pitch_before(control, &pitched, width, height);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
+    return pitch_after(&pitched, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
+}
+
+/* --- freeing --------------------------------------------------------------------------------------- */
+
+CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
+{
+    struct block block;
+    bool ours = block_take(&vgpu_memory, pointer, &block);
+    CUresult status = release(pointer, data);
+    if (!ours)
+        return status;
+    if (status != CUDA_SUCCESS)
+        block_put(&vgpu_memory, &block);
+    else if (block.kind == BLOCK_POOL)
+        pool_freed(block.owner, block.bytes);
+    else
+        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);
+    return status;
+}
+
+static CUresult release_v2(CUdeviceptr pointer, void *data)
+{
+    (void)data;
+    return REAL(cuMemFree_v2)(pointer);
+}
+
+EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    ENTER(cuMemFree_v2, (pointer));
+    return memory_free(pointer, release_v2, NULL);
+}
+
+static CUresult release_v1(CUdeviceptr pointer, void *data)
+{
+    (void)data;
+    return REAL(cuMemFree)((CUdeviceptr_v1)pointer);
+}
+
+EXPORT CUresult cuMemFree(CUdeviceptr_v1 pointer)
+{
+    ENTER(cuMemFree, (pointer));
+    return memory_free(pointer, release_v1, NULL);
+}
+
+struct dropped {
+    uint64_t owner, bytes[VGPU_MAX_DEVICES];
+};
+
+static bool of_context(const struct block *block, void *data)
+{
+    struct dropped *dropped = data;
+    if (block->owner != dropped->owner || block->kind != BLOCK_PLAIN)
+        return false;
+    if (block->device >= 0 && block->device < VGPU_MAX_DEVICES)
+        dropped->bytes[block->device] += block->bytes;
+    return true;
+}
+
+static void drop(struct block_map *map, CUcontext context, enum account account)
+{
+    struct dropped dropped = {.owner = (uintptr_t)context};
+    block_sweep(map, of_context, &dropped);
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        ledger_uncharge(device, account, dropped.bytes[device]);
+}
+
+void memory_drop_context(CUcontext context)
+{
+    drop(&vgpu_memory, context, ACCOUNT_USED);
+    drop(&vgpu_arrays, context, ACCOUNT_USED);
+    drop(&vgpu_modules, context, ACCOUNT_CONTEXT);
+}
+
+/* --- what cannot be charged exactly yet ---------------------------------------------------------------- */
+
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                       void *parameters)
+{
+    ENTER(cuGraphAddMemAllocNode, (node, graph, dependencies, count, parameters));
+    return memory_refuse("cuGraphAddMemAllocNode");
+}
+
+/* CUgraphNodeParams begins with the type of the node. */
+EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, void *parameters)
+{
+    ENTER(cuGraphAddNode, (node, graph, dependencies, count, parameters));
+    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return memory_refuse("cuGraphAddNode with a memory node");
+    return REAL(cuGraphAddNode)(node, graph, dependencies, count, parameters);
+}
+
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges,
+                                  size_t count, void *parameters)
+{
+    ENTER(cuGraphAddNode_v2, (node, graph, dependencies, edges, count, parameters));
+    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return memory_refuse("cuGraphAddNode_v2 with a memory node");
+    return REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, parameters);
+}

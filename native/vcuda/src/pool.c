@@ -1,0 +1,369 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stream-ordered memory. What counts is what a pool holds of the card, not what the program has asked of the pool: a
+ * freed block stays in the pool until its stream has been waited for, or longer. So a pool is charged what the driver
+ * says it has reserved, looked up around every allocation and after everything that lets a pool shrink.
+ */
+#include "vgpu.h"
+
+#include <stdlib.h>
+
+struct pool {
+    struct pool *next;
+    struct lock lock;
+    uint64_t key;
+    const struct device *device; /* NULL: its memory is not on a device */
+    uint64_t charged;
+    uint64_t outstanding; /* bytes of blocks that the program holds */
+    bool destroyed;       /* lives on until its last block is freed */
+};
+
+static struct pool *_Atomic pools; /* pushed at the head, never removed: a process has few */
+static struct lock pools_lock;
+_Atomic uint32_t vgpu_pools_dirty;
+
+static struct pool *pool_known(uint64_t key)
+{
+    for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next)
+        if (pool->key == key && !pool->destroyed)
+            return pool;
+    return NULL;
+}
+
+static struct pool *pool_add(uint64_t key, const struct device *device)
+{
+    lock_take(&pools_lock);
+    struct pool *pool = pool_known(key);
+    if (!pool && (pool = calloc(1, sizeof *pool))) {
+        pool->key = key;
+        pool->device = device;
+        pool->next = atomic_load_explicit(&pools, memory_order_relaxed);
+        atomic_store_explicit(&pools, pool, memory_order_release);
+    }
+    lock_drop(&pools_lock);
+    return pool;
+}
+
+static uint64_t attribute(const struct pool *pool, int which, uint64_t otherwise)
+{
+    cuuint64_t value;
+    if (!REAL_HAS(cuMemPoolGetAttribute) ||
+        REAL(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool->key, which, &value) != CUDA_SUCCESS)
+        return otherwise;
+    return value;
+}
+
+/* Pool locked. Gives back what the pool no longer holds; what it holds beyond its charge waits for pool_settle_up. */
+static void settle_down(struct pool *pool)
+{
+    if (pool->destroyed || !pool->device)
+        return;
+    uint64_t reserved = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding);
+    if (reserved < pool->charged) {
+        ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - reserved);
+        pool->charged = reserved;
+    }
+}
+
+void pools_settle(bool trim)
+{
+    atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
+    for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
+        /* Whoever holds it settles it: waiting could wait for ourselves. */
+        if (!lock_try(&pool->lock))
+            continue;
+        if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
+            REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+        settle_down(pool);
+        lock_drop(&pool->lock);
+    }
+}
+
+void pool_freed(uint64_t key, uint64_t bytes)
+{
+    struct pool *pool = (struct pool *)(uintptr_t)key;
+    lock_take(&pool->lock);
+    pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
+    if (pool->destroyed) {
+        uint64_t back = pool->charged > pool->outstanding ? pool->charged - pool->outstanding : 0;
+        pool->charged -= back;
+        ledger_uncharge(pool->device->ledger, ACCOUNT_USED, back);
+    } else {
+        settle_down(pool);
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+    }
+    lock_drop(&pool->lock);
+}
+
+/* --- which pool, on which device ---------------------------------------------------------------------- */
+
+static CUresult stream_ordinal(CUstream stream, CUdevice *ordinal)
+{
+    CUcontext context, popped;
+    if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !REAL_HAS(cuStreamGetCtx))
+        return REAL(cuCtxGetDevice)(ordinal);
+    CUresult status = REAL(cuStreamGetCtx)(stream, &context);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuCtxPushCurrent_v2)(context);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuCtxGetDevice)(ordinal);
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    return status;
+}
+
+static struct pool *pool_of_stream(CUstream stream, CUresult *status)
+{
+    CUdevice ordinal;
+    CUmemoryPool handle;
+    *status = stream_ordinal(stream, &ordinal);
+    if (*status != CUDA_SUCCESS || (*status = REAL(cuDeviceGetMemPool)(&handle, ordinal)) != CUDA_SUCCESS)
+        return NULL;
+    struct pool *pool = pool_known((uintptr_t)handle);
+    if (pool)
+        return pool;
+    const struct device *device = device_of(ordinal, status);
+    pool = device ? pool_add((uintptr_t)handle, device) : NULL;
+    if (device && !pool)
+        *status = CUDA_ERROR_OUT_OF_MEMORY;
+    return pool;
+}
+
+/* A pool that this process did not create through us is the default pool of a device. */
+static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
+{
+    struct pool *pool = pool_known((uintptr_t)handle);
+    int count = 0;
+    *status = CUDA_SUCCESS;
+    if (pool || !REAL_HAS(cuDeviceGetDefaultMemPool) || REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
+        return pool;
+    for (CUdevice ordinal = 0; ordinal < count; ordinal++) {
+        CUmemoryPool candidate;
+        if (REAL(cuDeviceGetDefaultMemPool)(&candidate, ordinal) != CUDA_SUCCESS || candidate != handle)
+            continue;
+        const struct device *device = device_of(ordinal, status);
+        return device ? pool_add((uintptr_t)handle, device) : NULL;
+    }
+    return NULL; /* imported from another process: the driver allocates from it for its owner only */
+}
+
+/* --- allocation --------------------------------------------------------------------------------------- */
+
+struct request {
+    CUdeviceptr *pointer;
+    size_t bytes;
+    CUmemoryPool handle;
+    CUstream stream;
+};
+typedef CUresult (*allocate)(const struct request *request);
+
+static bool capturing(CUstream stream, bool per_thread)
+{
+    int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (per_thread && REAL_HAS(cuStreamIsCapturing_ptsz))
+        REAL(cuStreamIsCapturing_ptsz)(stream, &capture);
+    else if (REAL_HAS(cuStreamIsCapturing))
+        REAL(cuStreamIsCapturing)(stream, &capture);
+    return capture != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static void take_back(const struct request *request, struct pool *pool)
+{
+    if (REAL(cuMemFreeAsync)(*request->pointer, request->stream) == CUDA_SUCCESS)
+        REAL(cuStreamSynchronize)(request->stream);
+    if (REAL_HAS(cuMemPoolTrimTo))
+        REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+}
+
+static CUresult pool_alloc(struct pool *pool, const struct request *request, allocate call)
+{
+    const struct device *device = pool->device;
+    lock_take(&pool->lock);
+    settle_down(pool);
+    uint64_t slack = pool->charged - attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
+    uint64_t charged = request->bytes;
+    CUresult status = memory_charge(device, ACCOUNT_USED, charged);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && slack <= pool->charged && slack >= request->bytes) {
+        charged = 0; /* what the pool holds and nobody uses is charged already; the check below sees if it grows */
+        status = CUDA_SUCCESS;
+    }
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && REAL_HAS(cuMemPoolTrimTo)) {
+        REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+        settle_down(pool);
+        status = memory_charge(device, ACCOUNT_USED, charged);
+    }
+    if (status != CUDA_SUCCESS) {
+        lock_drop(&pool->lock);
+        return status;
+    }
+    status = call(request);
+    pool->charged += charged;
+    if (status == CUDA_SUCCESS) {
+        uint64_t held = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding + request->bytes);
+        if (held > pool->charged) {
+            status = memory_charge(device, ACCOUNT_USED, held - pool->charged);
+            if (status == CUDA_SUCCESS)
+                pool->charged = held;
+            else
+                take_back(request, pool);
+        }
+    }
+    if (status == CUDA_SUCCESS) {
+        pool->outstanding += request->bytes;
+        memory_keep(&vgpu_memory, *request->pointer, request->bytes, device, BLOCK_POOL, (uintptr_t)pool);
+    }
+    settle_down(pool);
+    lock_drop(&pool->lock);
+    return status;
+}
+
+static CUresult admit(enum control control, const struct request *request, bool per_thread, struct pool **pool)
+{
+    CUresult status;
+    *pool = NULL;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (capturing(request->stream, per_thread)) {
+        memory_refuse("stream-ordered allocation in a stream capture");
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
+    *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);
+    return status;
+}
+
+#define ALLOCATE(symbol, per_thread, parameters, arguments, from, call_arguments) \
+    static CUresult call_##symbol(const struct request *request) \
+    { \
+        return REAL(symbol) call_arguments; \
+    } \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        struct request request = {pointer, bytes, from, stream}; \
+        struct pool *which; \
+        CUresult status = admit(control, &request, per_thread, &which); \
+        if (status != CUDA_SUCCESS) \
+            return status; \
+        return which && which->device ? pool_alloc(which, &request, call_##symbol) : REAL(symbol) arguments; \
+    }
+
+ALLOCATE(cuMemAllocAsync, false, (CUdeviceptr *pointer, size_t bytes, CUstream stream), (pointer, bytes, stream), NULL,
+         (request->pointer, request->bytes, request->stream))
+ALLOCATE(cuMemAllocAsync_ptsz, true, (CUdeviceptr *pointer, size_t bytes, CUstream stream), (pointer, bytes, stream), NULL,
+         (request->pointer, request->bytes, request->stream))
+ALLOCATE(cuMemAllocFromPoolAsync, false, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream),
+         (pointer, bytes, pool, stream), pool, (request->pointer, request->bytes, request->handle, request->stream))
+ALLOCATE(cuMemAllocFromPoolAsync_ptsz, true, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream),
+         (pointer, bytes, pool, stream), pool, (request->pointer, request->bytes, request->handle, request->stream))
+
+/* --- freeing -------------------------------------------------------------------------------------------- */
+
+struct ordered {
+    CUstream stream;
+    bool per_thread, plain;
+};
+
+static CUresult release(CUdeviceptr pointer, void *data)
+{
+    const struct ordered *ordered = data;
+    if (!ordered->plain)
+        return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
+                                   : REAL(cuMemFreeAsync)(pointer, ordered->stream);
+    /* When plain memory would be gone nobody can be asked: wait for the stream and free it now. */
+    CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
+                          ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
+                          : REAL(cuStreamSynchronize)(ordered->stream);
+    return status == CUDA_SUCCESS ? REAL(cuMemFree_v2)(pointer) : status;
+}
+
+static CUresult free_ordered(CUdeviceptr pointer, CUstream stream, bool per_thread)
+{
+    struct block block;
+    bool plain = block_get(&vgpu_memory, pointer, &block) && block.kind == BLOCK_PLAIN && !capturing(stream, per_thread);
+    struct ordered ordered = {stream, per_thread, plain};
+    return memory_free(pointer, release, &ordered);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+    ENTER(cuMemFreeAsync, (pointer, stream));
+    return free_ordered(pointer, stream, false);
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+{
+    ENTER(cuMemFreeAsync_ptsz, (pointer, stream));
+    return free_ordered(pointer, stream, true);
+}
+
+/* --- pools themselves, and what lets them shrink ---------------------------------------------------------- */
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    ENTER(cuMemPoolCreate, (pool, properties));
+    const struct device *device = NULL;
+    CUresult status;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (properties && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
+        device = device_of(properties->location.id, &status);
+        if (!device)
+            return status;
+    }
+    status = REAL(cuMemPoolCreate)(pool, properties);
+    if (status == CUDA_SUCCESS && !pool_add((uintptr_t)*pool, device)) {
+        REAL(cuMemPoolDestroy)(*pool);
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return status;
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
+{
+    ENTER(cuMemPoolDestroy, (handle));
+    struct pool *pool = pool_known((uintptr_t)handle);
+    if (!pool)
+        return REAL(cuMemPoolDestroy)(handle);
+    lock_take(&pool->lock);
+    CUresult status = REAL(cuMemPoolDestroy)(handle);
+    if (status == CUDA_SUCCESS) {
+        pool->destroyed = true;
+        if (pool->device && pool->charged > pool->outstanding) {
+            ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - pool->outstanding);
+            pool->charged = pool->outstanding;
+        }
+    }
+    lock_drop(&pool->lock);
+    return status;
+}
+
+#define SHRINK(symbol, parameters, arguments) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        CUresult status = REAL(symbol) arguments; \
+        if (status == CUDA_SUCCESS && atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed)) \
+            pools_settle(false); \
+        return status; \
+    }
+
+SHRINK(cuCtxSynchronize, (void), ())
+SHRINK(cuStreamSynchronize, (CUstream stream), (stream))
+SHRINK(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
+SHRINK(cuEventSynchronize, (CUevent event), (event))
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    ENTER(cuMemPoolTrimTo, (pool, keep));
+    CUresult status = REAL(cuMemPoolTrimTo)(pool, keep);
+    pools_settle(false);
+    return status;
+}
+
+void pools_reset(void)
+{
+    atomic_store(&pools, NULL);
+    atomic_store_explicit(&pools_lock.word, 0, memory_order_relaxed);
+    atomic_store(&vgpu_pools_dirty, 0);
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program is shown: the limit as the total, what the container has charged as used, the rest as free. The driver
+ * is asked first, so that its errors stay its errors, and a device without a limit keeps the driver's figures.
+ */
+#include "vgpu.h"
+
+#include <limits.h>
+
+struct shown {
+    uint64_t total, used, free;
+};
+
+static bool show(const char *uuid, int nvml_index, struct shown *shown)
+{
+    bool known;
+    shown->total = limits_memory(uuid, nvml_index, &known);
+    if (!known || shown->total == UINT64_MAX || !ledger_total(uuid, &shown->used))
+        return false;
+    /* After a limit was lowered more may be in use than there is: then nothing is free. */
+    if (shown->used > shown->total)
+        shown->used = shown->total;
+    shown->free = shown->total - shown->used;
+    return true;
+}
+
+static bool show_current(enum control control, struct shown *shown)
+{
+    CUcontext context;
+    CUresult status;
+    const struct device *device = control == CONTROL_ON ? device_current(&context, &status) : NULL;
+    if (!device)
+        return false;
+    if (atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
+        pools_settle(false);
+    return show(device->uuid, device->nvml_index, shown);
+}
+
+static unsigned narrow(uint64_t bytes)
+{
+    return bytes < UINT_MAX ? (unsigned)bytes : UINT_MAX;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    ENTER(cuMemGetInfo_v2, (free_bytes, total_bytes));
+    struct shown shown;
+    CUresult status = REAL(cuMemGetInfo_v2)(free_bytes, total_bytes);
+    if (status == CUDA_SUCCESS && show_current(control, &shown)) {
+        if (free_bytes)
+            *free_bytes = shown.free;
+        if (total_bytes)
+            *total_bytes = shown.total;
+    }
+    return status;
+}
+
+EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
+{
+    ENTER(cuMemGetInfo, (free_bytes, total_bytes));
+    struct shown shown;
+    CUresult status = REAL(cuMemGetInfo)(free_bytes, total_bytes);
+    if (status == CUDA_SUCCESS && show_current(control, &shown)) {
+        if (free_bytes)
+            *free_bytes = narrow(shown.free);
+        if (total_bytes)
+            *total_bytes = narrow(shown.total);
+    }
+    return status;
+}
+
+static bool limit_of(enum control control, CUdevice ordinal, uint64_t *bytes)
+{
+    CUresult status;
+    bool known;
+    const struct device *device = control == CONTROL_ON ? device_of(ordinal, &status) : NULL;
+    if (!device)
+        return false;
+    *bytes = device_limit(device, &known);
+    return known && *bytes != UINT64_MAX;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    ENTER(cuDeviceTotalMem_v2, (bytes, device));
+    uint64_t limit;
+    CUresult status = REAL(cuDeviceTotalMem_v2)(bytes, device);
+    if (status == CUDA_SUCCESS && bytes && limit_of(control, device, &limit))
+        *bytes = limit;
+    return status;
+}
+
+EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+    ENTER(cuDeviceTotalMem, (bytes, device));
+    uint64_t limit;
+    CUresult status = REAL(cuDeviceTotalMem)(bytes, device);
+    if (status == CUDA_SUCCESS && bytes && limit_of(control, device, &limit))
+        *bytes = narrow(limit);
+    return status;
+}
+
+static bool show_nvml(enum control control, nvmlDevice_t handle, struct shown *shown)
+{
+    char uuid[VGPU_UUID_SIZE];
+    int index;
+    return control == CONTROL_ON && device_nvml_uuid(handle, uuid, &index) && show(uuid, index, shown);
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    enum control control = vgpu_enter_nvml();
+    struct shown shown;
+    if (!REAL_HAS(nvmlDeviceGetMemoryInfo))
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    nvmlReturn_t status = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
+    if (status == NVML_SUCCESS && memory && show_nvml(control, device, &shown)) {
+        memory->total = shown.total;
+        memory->used = shown.used;
+        memory->free = shown.free;
+    }
+    return status;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    enum control control = vgpu_enter_nvml();
+    struct shown shown;
+    if (!REAL_HAS(nvmlDeviceGetMemoryInfo_v2))
+        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    nvmlReturn_t status = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+    if (status == NVML_SUCCESS && memory && show_nvml(control, device, &shown)) {
+        memory->total = shown.total;
+        memory->used = shown.used;
+        memory->free = shown.free;
+        memory->reserved = 0; /* the driver's own reserve is the card's, not the slice's */
+    }
+    return status;
+}

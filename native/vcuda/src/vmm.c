@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Virtual memory management. Physical memory made by cuMemCreate lives until its last handle is released and its last
+ * mapping is gone, in whatever order; only then is it uncharged. It is charged to the device of its location, which need
+ * not be the current one. Memory imported from another process is that process's charge.
+ */
+#include "vgpu.h"
+
+#include <stdlib.h>
+
+struct physical {
+    const struct device *device;
+    uint64_t bytes;
+    unsigned handles, mappings;
+};
+
+static struct lock vmm_lock;
+
+static struct physical *physical_of(uint64_t owner)
+{
+    return (struct physical *)(uintptr_t)owner;
+}
+
+static void let_go(struct physical *object)
+{
+    if (object->handles || object->mappings)
+        return;
+    ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
+    free(object);
+}
+
+/* The block of a handle counts in `kind` how often that value was handed out. */
+static void add_handle(struct physical *object, uint64_t handle)
+{
+    struct block block;
+    if (block_take(&vgpu_handles, handle, &block))
+        block.kind++;
+    else
+        block = (struct block){.key = handle, .owner = (uintptr_t)object, .kind = 1};
+    object->handles++;
+    block_put(&vgpu_handles, &block);
+}
+
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                            unsigned long long flags)
+{
+    ENTER(cuMemCreate, (handle, bytes, properties, flags));
+    CUresult status;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (!properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return REAL(cuMemCreate)(handle, bytes, properties, flags);
+    const struct device *device = device_of(properties->location.id, &status);
+    if (!device)
+        return status;
+    if (limits_denied()) /* the one allocation that needs no context */
+        return memory_broken();
+    struct physical *object = calloc(1, sizeof *object);
+    if (!object)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    status = memory_charge(device, ACCOUNT_USED, bytes);
+    if (status != CUDA_SUCCESS) {
+        free(object);
+        return status;
+    }
+    *object = (struct physical){.device = device, .bytes = bytes};
+    lock_take(&vmm_lock);
+    status = REAL(cuMemCreate)(handle, bytes, properties, flags);
+    if (status == CUDA_SUCCESS)
+        add_handle(object, *handle);
+    else
+        let_go(object);
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    ENTER(cuMemRelease, (handle));
+    struct block block;
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMemRelease)(handle);
+    if (status == CUDA_SUCCESS && block_take(&vgpu_handles, handle, &block)) {
+        struct physical *object = physical_of(block.owner);
+        object->handles--;
+        if (--block.kind > 0)
+            block_put(&vgpu_handles, &block);
+        let_go(object);
+    }
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                         unsigned long long flags)
+{
+    ENTER(cuMemMap, (pointer, bytes, offset, handle, flags));
+    struct block block;
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMemMap)(pointer, bytes, offset, handle, flags);
+    if (status == CUDA_SUCCESS) {
+        struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
+        struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = 1};
+        if (object)
+            object->mappings++;
+        block_put(&vgpu_mappings, &mapping);
+    }
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
+{
+    ENTER(cuMemUnmap, (pointer, bytes));
+    struct block mapping;
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMemUnmap)(pointer, bytes);
+    /* The driver unmaps whole mappings only, so they follow each other through the range. */
+    for (CUdeviceptr at = pointer; status == CUDA_SUCCESS && at - pointer < bytes; at += mapping.bytes) {
+        if (!block_take(&vgpu_mappings, at, &mapping) || !mapping.bytes)
+            break;
+        struct physical *object = physical_of(mapping.owner);
+        if (object) {
+            object->mappings--;
+            let_go(object);
+        }
+    }
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+struct containing {
+    uint64_t address, owner;
+};
+
+static bool contains(const struct block *mapping, void *data)
+{
+    struct containing *containing = data;
+    if (containing->address - mapping->key < mapping->bytes)
+        containing->owner = mapping->owner;
+    return false;
+}
+
+EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    ENTER(cuMemRetainAllocationHandle, (handle, address));
+    struct containing containing = {.address = (uintptr_t)address};
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMemRetainAllocationHandle)(handle, address);
+    if (status == CUDA_SUCCESS) {
+        block_sweep(&vgpu_mappings, contains, &containing);
+        if (containing.owner)
+            add_handle(physical_of(containing.owner), *handle);
+    }
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+void vmm_reset(void)
+{
+    atomic_store_explicit(&vmm_lock.word, 0, memory_order_relaxed);
+}
