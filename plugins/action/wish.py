@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible.template import Templar
 from ansible_collections.vgpu.fleet.plugins.module_utils import schema, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import Finding, error, errors
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
+
+COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class ActionModule(ActionBase):
@@ -38,13 +42,21 @@ class ActionModule(ActionBase):
     def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
         """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""
         names = [name for name in task_vars if str(name).startswith(schema.PREFIX)]
+        values = self._values(names, task_vars, findings)
         for role, inputs in wish.INPUTS.items():
             if role + "_state" in task_vars:
-                names += [f"{role}_{name}" for name in ("state", *inputs) if f"{role}_{name}" in task_vars]
+                names = [f"{role}_{name}" for name in ("state", *inputs) if f"{role}_{name}" in task_vars]
+                # A default may name a file of its role; this action runs in another one.
+                as_role = {**task_vars, "role_path": os.path.join(COLLECTION, "roles", role)}
+                values.update(self._values(names, as_role, findings))
+        return values
+
+    def _values(self, names: list[str], variables: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+        templar = Templar(loader=self._loader, variables=variables)
         values = {}
         for name in names:
             try:
-                values[name] = self._templar.template(task_vars[name])
+                values[name] = templar.template(variables[name])
             except AnsibleError as fault:
                 findings.append(error(name, f"its template cannot be evaluated: {fault}"))
         return values

@@ -114,13 +114,17 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         findings += schema.unavailable(clean)
     if errors(findings):
         raise ConfigError("variables", errors(findings))
-    names = clean["vgpu_resource_names"]
-    vcuda: dict[str, Any] = {"libraryRoot": library_root, "resourceName": names.get("count", RESOURCE_NAME)}
-    config: dict[str, Any] = {"version": "v1", "flags": {}, "sharing": {"vcuda": vcuda}}
+    config: dict[str, Any] = {"version": "v1", "flags": {}, "sharing": {}}
+    shared = clean["vgpu_sharing"] == "vcuda"
     for name, variable in schema.VARIABLES.items():
-        if variable.node and clean[name] is not None and variable.node[:2] != ("sharing", "timeSlicing"):
+        place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
+        if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
             _set(config, variable.node, clean[name])
-    vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
+    if shared:
+        vcuda = config["sharing"]["vcuda"]
+        vcuda["libraryRoot"] = library_root
+        vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
+        vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
     return config
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Sequence
 from . import daemon_check, daemon_json, node_config, slices
 from .kinds import Finding, error, warning
 from .node_state import sha256
-from .wish import DOCKER_UNIT, ROLES, name_of, version_of
+from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
 
 PRESENT = "present"
 
@@ -81,7 +81,7 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
         name, pin = name_of(package), version_of(package, version)
         found = state["packages"].get(name)
         if found is None:
-            changes.append("install {}{}".format(name, f" {pin}" if pin else ""))
+            changes.append("install {}{}".format(name, f" {pin}" if pin.strip("*") else ""))
         elif pin and found != pin and not _matches_pattern(found, pin):
             changes.append(f"change {name} from {found} to {pin}")
     return changes
@@ -92,13 +92,14 @@ def _matches_pattern(found: str, pin: str) -> bool:
     return pin.endswith("*") and found.startswith(pin[:-1])
 
 
-def removals(unwanted: Sequence[str], state: dict[str, Any]) -> list[str]:
-    return [f"remove {name_of(name)}" for name in unwanted if state["packages"].get(name_of(name)) is not None]
+def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """What is left to take back of a role that is to be absent: that which its records hold."""
+    return [f"take back what {path} records" for path in records(wanted) if state["files"].get(path) is not None]
 
 
 def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
-        changes = removals(wanted["packages"], state)
+        changes = undone(wanted, state)
         return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
     changes = packages(wanted["packages"], wanted["version"], state)
     notes = []
@@ -123,14 +124,14 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
 
 def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
-        return Part("the NVIDIA runtime is to be absent", removals(wanted["packages"], state))
-    return Part("packages are missing or of another version", packages(wanted["packages"], wanted["version"], state))
+        return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
+    return Part("packages are missing or of another version", packages(wanted["packages"], "", state))
 
 
 def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
     if wanted["state"] != PRESENT:
-        return NOTHING
+        return Part("the container runtime's changes are to be undone", undone(wanted, state))
     changes = packages(wanted["packages"], "", state)
     reason = "packages are missing or of another version"
     path = wanted["docker_config"]

@@ -48,12 +48,13 @@ def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = Non
     ]
     lines += ["  " + line for line in table(GPU_HEADINGS, rows)]
     lines += ["  DIFFERS: " + sentence for sentence in capacity.get("sentences") or []]
-    checks = (isolation or {}).get("checks")
-    if checks:
-        found = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
-        lines += ["", *["  " + line for line in table(CHECK_HEADINGS, found)]]
-    elif isolation and not isolation.get("skipped"):
-        lines += ["", "  isolation: " + (isolation.get("verdict") or "not-run") + " " + _reason(isolation)]
+    for result in (isolation or {}).get("results") or []:
+        where = result.get("slice") or result.get("uuid") or "any GPU"
+        said = f"  isolation of slice {where}: {result['verdict']}"
+        lines += ["", said + (f" ({result['detail']})" if result.get("detail") else "")]
+        checks = result.get("checks") or []
+        rows = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
+        lines += ["  " + line for line in table(CHECK_HEADINGS, rows)] if rows else []
     return lines
 
 
@@ -65,21 +66,19 @@ def measured(check: dict[str, Any], key: str) -> str:
 
 
 def isolation_faults(isolation: dict[str, Any]) -> list[str]:
-    """Why isolation is not proven, empty where every check held. No check at all is a fault too."""
-    checks = isolation.get("checks") or []
-    faults = [
-        "{}: {}, expected {}, found {} {}".format(
-            one["name"], one["verdict"], measured(one, "expected"), measured(one, "found"), one.get("detail") or ""
-        ).rstrip()
-        for one in checks
-        if one["verdict"] != HELD
-    ]
-    if not faults and (not checks or isolation.get("verdict", HELD) != HELD):
+    """Why isolation is not proven, empty where every check of every slice held. No check at all is a fault too."""
+    faults = []
+    for result in isolation.get("results") or []:
+        where = result.get("slice") or result.get("uuid") or "any GPU"
+        for one in result.get("checks") or []:
+            if one["verdict"] != HELD:
+                expected, found = measured(one, "expected"), measured(one, "found")
+                text = f"slice {where}: {one['name']} is {one['verdict']}: expected {expected}, found {found}"
+                faults.append(text + (f"; {one['detail']}" if one.get("detail") else ""))
+        if result["verdict"] != HELD and not result.get("checks"):
+            faults.append(f"slice {where}: {result['verdict']}: {result.get('detail') or 'no check ran'}")
+    if not faults and isolation.get("verdict") != HELD:
         faults.append(
-            "isolation check: {} {}".format(isolation.get("verdict") or "not-run", _reason(isolation)).rstrip()
+            "isolation is {}: {}".format(isolation.get("verdict", "not-run"), isolation.get("msg", "no check ran"))
         )
     return faults
-
-
-def _reason(isolation: dict[str, Any]) -> str:
-    return str(isolation.get("reason") or isolation.get("msg") or "")

@@ -160,7 +160,7 @@ UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_legacy_preferred", (True,), "use false"),
 )
 UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs", "vgpu_mig_geometry")
-# Set with vgpu_sharing: vcuda, these change nothing.
+# Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
 OTHER_MODES = {
     "vgpu_rename_by_default": "time-slicing and mps",
     "vgpu_fail_requests_greater_than_one": "time-slicing and mps",
@@ -210,9 +210,13 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if key != "count":
             where = f"vgpu_resource_names.{key}"
             findings.append(error(where, "is not available in this version; it needs the scheduler"))
-    for name, modes in OTHER_MODES.items():
-        if clean["vgpu_sharing"] in ("vcuda", "none") and clean[name] != VARIABLES[name].default:
-            findings.append(warning(name, f"has no effect with vgpu_sharing: vcuda; it belongs to {modes}"))
+    for name, variable in VARIABLES.items():
+        belongs = OTHER_MODES.get(name) or ("vcuda" if variable.node[:2] == VCUDA else clean["vgpu_sharing"])
+        if belongs != clean["vgpu_sharing"] and clean[name] != variable.default:
+            message = f"has no effect with vgpu_sharing: {clean['vgpu_sharing']}; it belongs to {belongs}"
+            findings.append(warning(name, message))
+    if clean["vgpu_sharing"] == "none" and clean["vgpu_resource_names"]:
+        findings.append(error("vgpu_resource_names", "is not available with vgpu_sharing: none in this version"))
     return findings
 
 

@@ -15,9 +15,15 @@ ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "device
 
 # The variables of each role that the plan looks at, without the role's prefix, with the value of one that is unset.
 INPUTS: dict[str, dict[str, Any]] = {
-    "nvidia_driver": {"packages": [], "version": "", "kernel_module": "none"},
-    "nvidia_docker": {"packages": [], "version": ""},
-    "container_runtime": {"packages": [], "docker_config": "/etc/docker/daemon.json", "docker_settings": {}},
+    "nvidia_driver": {"packages": [], "version": "", "kernel_module": "none", "record": ""},
+    "nvidia_docker": {"packages": [], "record": ""},
+    "container_runtime": {
+        "packages": [],
+        "docker_config": "/etc/docker/daemon.json",
+        "docker_settings": {},
+        "packages_record": "",
+        "docker_record": "",
+    },
     "vcuda": {"version": "", "root": node_config.LIBRARY_ROOT},
     "device_plugin": {
         "version": "",
@@ -61,6 +67,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     roles = wish["roles"]
     packages = [name_of(package) for part in roles.values() for package in part.get("packages") or []]
     options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": []}
+    options["files"] += [record for part in roles.values() for record in records(part)]
     if "container_runtime" in roles:
         options["units"].append(DOCKER_UNIT)
         options["docker_config"] = roles["container_runtime"]["docker_config"]
@@ -73,6 +80,11 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         options["plugin_root"] = part["root"]
         options["node_config"] = part["config_path"]
     return options
+
+
+def records(part: dict[str, Any]) -> list[str]:
+    """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
+    return [part[name] for name in ("record", "packages_record", "docker_record") if part.get(name)]
 
 
 def name_of(package: str) -> str:

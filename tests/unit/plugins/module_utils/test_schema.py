@@ -121,7 +121,10 @@ def test_variables_of_others_are_left_alone():
         ({"vgpu_slice_sizing": "requested"}, "vgpu_slice_sizing", "error"),
         ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "error"),
         ({"vgpu_configs": {"big": {"split_count": 2}}}, "vgpu_configs", "error"),
+        ({"vgpu_handover": "cdi-cri"}, "vgpu_handover", "error"),
         ({"vgpu_time_slice": "long"}, "vgpu_time_slice", "warning"),
+        ({"vgpu_sharing": "none", "vgpu_split_count": 4}, "vgpu_split_count", "warning"),
+        ({"vgpu_sharing": "none", "vgpu_resource_names": {"count": "x.io/gpu"}}, "vgpu_resource_names", "error"),
     ],
 )
 def test_what_this_version_does_not_do_is_said(values, path, level):
@@ -184,6 +187,13 @@ def test_node_yaml_of_a_group():
             }
         },
     }
+
+
+def test_node_yaml_of_a_group_that_does_not_share():
+    config = node_config.from_vars({"vgpu_sharing": "none"})
+    assert config["sharing"] == {}
+    assert node_config.validate(config) == []
+    assert node_config.resource_name(config) == "nvidia.com/gpu"
 
 
 def test_what_is_written_is_valid_and_reads_back_equal():

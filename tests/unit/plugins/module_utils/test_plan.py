@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host state x wish -> plan, as tables. A row starts from a host that is as wanted and changes one thing."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+
+VARIABLES = {
+    "vgpu_split_count": 3,
+    "nvidia_driver_state": "present",
+    "nvidia_driver_packages": ["nvidia-smi", "libcuda1"],
+    "nvidia_driver_kernel_module": "none",
+    "nvidia_docker_state": "present",
+    "nvidia_docker_packages": ["nvidia-docker2=*"],
+    "nvidia_docker_record": "/var/lib/vgpu/baseline/nvidia_docker.json",
+    "container_runtime_state": "present",
+    "container_runtime_packages": ["docker.io"],
+    "container_runtime_docker_settings": {
+        "default-runtime": "nvidia",
+        "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}},
+    },
+    "vcuda_state": "present",
+    "vcuda_version": "0.1.0-new",
+    "device_plugin_state": "present",
+    "device_plugin_version": "0.1.0-plug",
+    "device_plugin_unit_text": "[Unit]\n",
+}
+NODE_YAML = node_config.dump(node_config.from_vars({"vgpu_split_count": 3}))
+DAEMON_JSON = """\
+{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}}
+"""
+RUNNING = {
+    "present": True,
+    "enabled": True,
+    "active": True,
+    "failed": False,
+    "stale": False,
+    "started": 1000.0,
+    "argv": ["/usr/sbin/dockerd", "-H", "fd://"],
+}
+CONVERGED = {
+    "os": {"id": "debian"},
+    "gpus": [
+        {"index": 0, "uuid": "GPU-a", "model": "Tesla V100-SXM2-16GB", "memory_mib": 16160},
+        {"index": 1, "uuid": "GPU-b", "model": "Tesla V100-SXM2-16GB", "memory_mib": 16160},
+    ],
+    "nvml": {"ok": True, "error": "", "lost": [], "driver_version": "535.261.03"},
+    "pci_gpus": [],
+    "driver": {"loaded_version": None, "nouveau": False},
+    "packages": {"nvidia-smi": "535.261.03-1", "libcuda1": "535.261.03-1", "nvidia-docker2": "2.14", "docker.io": "20"},
+    "files": {"/etc/systemd/system/vgpu-device-plugin.service": {"sha256": sha256("[Unit]\n"), "mtime": 900.0}},
+    "units": {"docker.service": dict(RUNNING), "vgpu-device-plugin.service": dict(RUNNING)},
+    "docker": {
+        "config_text": DAEMON_JSON,
+        "info": {
+            "DefaultRuntime": "nvidia",
+            "Runtimes": {"runc": {"path": "runc"}, "nvidia": {"path": "/usr/bin/nvidia-container-runtime"}},
+            "LiveRestoreEnabled": False,
+            "ContainersRunning": 0,
+        },
+    },
+    "vcuda": {"current": "0.1.0-new", "versions": ["0.1.0-new", "0.1.0-old"], "whole": ["0.1.0-new", "0.1.0-old"]},
+    "plugin": {
+        "current": "0.1.0-plug",
+        "versions": ["0.1.0-plug"],
+        "status": {"version": "0.1.0-plug", "config_sha256": sha256(NODE_YAML)},
+    },
+    "node_config": {"text": NODE_YAML},
+}
+BARE = {
+    "gpus": [],
+    "nvml": {"ok": False, "error": "not installed", "lost": [], "driver_version": None},
+    "packages": {},
+    "files": {},
+    "units": {},
+    "docker": {"config_text": None, "info": None},
+    "vcuda": {"current": None, "versions": [], "whole": []},
+    "plugin": {"current": None, "versions": [], "status": None},
+    "node_config": {"text": None},
+}
+
+
+def changed(document, changes):
+    """A copy with dotted places set; keys that hold dots are given as tuples."""
+    document = copy.deepcopy(document)
+    for place, value in changes.items():
+        *path, last = place if isinstance(place, tuple) else place.split(".")
+        inner = document
+        for key in path:
+            inner = inner[key]
+        inner[last] = value
+    return document
+
+
+def made(variables=None, state=None):
+    return plan.make_plan(wish.collect({**VARIABLES, **(variables or {})}), changed(CONVERGED, state or {}))
+
+
+def test_a_host_that_is_as_wanted_has_an_empty_plan():
+    assert made() == {"steps": [], "roles": [], "warnings": [], "errors": [], "disturbs": False}
+
+
+def test_a_bare_host_runs_every_role_in_order_and_proves_it():
+    whole = plan.make_plan(wish.collect(VARIABLES), {**CONVERGED, **BARE})
+    assert whole["roles"] == [
+        "nvidia_driver",
+        "nvidia_docker",
+        "container_runtime",
+        "vcuda",
+        "device_plugin",
+        "verify",
+    ]
+    assert whole["disturbs"] is False
+    assert all(step["reason"] for step in whole["steps"])
+    assert all(step["changes"] for step in whole["steps"][:-1])
+
+
+UNIT = ("units", "vgpu-device-plugin.service")
+DOCKER = ("units", "docker.service")
+UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
+
+# What of the state differs, the role that must run, a word of its changes or reason.
+STATES = [
+    ({"packages.nvidia-smi": None}, "nvidia_driver", "install nvidia-smi"),
+    ({"packages.nvidia-docker2": None}, "nvidia_docker", "install nvidia-docker2"),
+    ({("packages", "docker.io"): None}, "container_runtime", "install docker.io"),
+    ({"docker.config_text": None}, "container_runtime", 'set default-runtime to "nvidia"'),
+    ({"docker.config_text": "{}"}, "container_runtime", "/etc/docker/daemon.json: set"),
+    (
+        {"docker.config_text": DAEMON_JSON.replace('"default-runtime": "nvidia"', '"default-runtime": "runc"')},
+        "container_runtime",
+        'change default-runtime from "runc" to "nvidia"',
+    ),
+    # Killed between the write of daemon.json and the reload: the file is right, the daemon is not.
+    ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
+    ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
+    ({(*DOCKER, "active"): False}, "container_runtime", "start docker.service"),
+    ({(*DOCKER, "enabled"): False}, "container_runtime", "enable docker.service"),
+    ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
+    ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
+    ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
+    ({"plugin.current": "0.0.9-x"}, "device_plugin", "from 0.0.9-x to 0.1.0-plug"),
+    ({"plugin.versions": []}, "device_plugin", "switch the device plugin"),
+    ({"node_config.text": None}, "device_plugin", "write /etc/vgpu/node.yaml"),
+    ({"node_config.text": "not json"}, "device_plugin", "anew (/etc/vgpu/node.yaml: text: not valid JSON"),
+    (
+        {"node_config.text": NODE_YAML.replace('"splitCount": 3', '"splitCount": 2')},
+        "device_plugin",
+        "sharing.vcuda.splitCount from 2 to 3",
+    ),
+    ({UNIT_FILE: None}, "device_plugin", "write /etc/systemd/system/vgpu-device-plugin.service"),
+    ({(*UNIT_FILE, "sha256"): "other"}, "device_plugin", "change /etc/systemd/system/vgpu-device-plugin.service"),
+    # Killed between the write of a file and the restart: all files are right, the program is not.
+    ({(*UNIT, "stale"): True}, "device_plugin", "reload systemd"),
+    ({(*UNIT_FILE, "mtime"): 2000.0}, "device_plugin", "newer than the running program"),
+    ({"plugin.status.version": "0.0.9"}, "device_plugin", "the running program is version 0.0.9"),
+    ({"plugin.status.config_sha256": "other"}, "device_plugin", "older configuration"),
+    ({"plugin.status": None}, "device_plugin", "does not answer"),
+    ({(*UNIT, "active"): False}, "device_plugin", "start vgpu-device-plugin.service"),
+    ({(*UNIT, "enabled"): False}, "device_plugin", "enable vgpu-device-plugin.service"),
+]
+
+
+@pytest.mark.parametrize("state, role, words", STATES)
+def test_one_difference_is_one_role_and_its_proof(state, role, words):
+    found = made(state=state)
+    assert found["roles"] == [role, "verify"]
+    step = found["steps"][0]
+    assert words in "\n".join([step["reason"], *step["changes"]])
+    assert found["errors"] == []
+
+
+# What of the wish differs, the roles that must run.
+WISHES = [
+    ({"vgpu_split_count": 4}, ["device_plugin", "verify"]),
+    ({"vgpu_memory_scaling": 2}, ["device_plugin", "verify"]),
+    ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, ["device_plugin", "verify"]),
+    ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify"]),
+    ({"nvidia_driver_version": "535.261.03-1"}, []),
+    ({"nvidia_driver_version": "535.*"}, []),
+    ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "verify"]),
+    ({"nvidia_driver_packages": ["nvidia-smi=535.261.03-1"]}, []),
+    ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "verify"]),
+    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
+    ({"vgpu_verify": "always"}, ["verify"]),
+    ({"vgpu_verify": "never", "vgpu_split_count": 4}, ["device_plugin"]),
+    ({"vgpu_sharing": "none"}, ["vcuda", "device_plugin", "verify"]),
+    ({"vcuda_state": "absent"}, ["vcuda", "verify"]),
+    ({"device_plugin_state": "absent"}, ["device_plugin", "verify"]),
+    ({"nvidia_docker_state": "absent"}, []),  # nothing of it is ours
+    ({"device_plugin_state": None}, []),
+]
+
+
+@pytest.mark.parametrize("variables, roles", WISHES)
+def test_a_changed_wish_names_its_roles(variables, roles):
+    assert made(variables)["roles"] == roles
+
+
+def test_what_a_record_holds_is_taken_back():
+    record = {("files", "/var/lib/vgpu/baseline/nvidia_docker.json"): {"sha256": "x", "mtime": 1.0}}
+    assert made({"nvidia_docker_state": "absent"}, record)["roles"] == ["nvidia_docker", "verify"]
+    assert made({"nvidia_docker_state": "present"}, record)["roles"] == []
+
+
+DISTURBING = [
+    ({"nvidia_driver_version": "550.1-1"}, {}, True),  # other files under a loaded driver
+    ({"nvidia_driver_version": "550.1-1"}, {"nvml.ok": False}, False),
+    ({"vcuda_version": "0.2.0-x"}, {}, False),
+    ({"vgpu_split_count": 4}, {}, False),
+    # default-shm-size is taken over by a reload, log-driver only by a restart.
+    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, {"docker.info.ContainersRunning": 3}, False),
+    ({"container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 3}, True),
+    ({"container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 0}, False),
+    (
+        {"container_runtime_docker_settings": {"log-driver": "local"}},
+        {
+            "docker.info.ContainersRunning": 3,
+            "docker.info.LiveRestoreEnabled": True,
+            "docker.config_text": DAEMON_JSON.replace("{", '{"live-restore": true, ', 1),
+        },
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize("variables, state, disturbs", DISTURBING)
+def test_what_disturbs_running_work_is_marked(variables, state, disturbs):
+    assert made(variables, state)["disturbs"] is disturbs
+
+
+BAD_DAEMON_JSON = """\
+{
+  "default-runtime": "nvidia",
+  "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}
+  "default-shm-size": "2G"
+}
+"""
+
+
+def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
+    found = made(state={"docker.config_text": BAD_DAEMON_JSON})
+    assert found["roles"] == []
+    (fault,) = found["errors"]
+    assert "/etc/docker/daemon.json" in fault
+    assert "line 4, column 3" in fault
+
+
+def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
+    found = made(state={(*DOCKER, "argv"): ["/usr/sbin/dockerd", "--default-runtime=nvidia"]})
+    assert "default-runtime" in found["errors"][0]
+    assert "command line" in found["errors"][0]
+
+
+# GPUs of the host, exceptions, levels and paths of what is found.
+GPU_ROWS = [
+    ({}, [{"match": {"index": 5}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
+    ({}, [{"match": {"model": "T4"}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
+    ({}, [{"match": {"index": 1}, "split_count": 1}], []),
+    ({"gpus": []}, [], [("warning", "sharing")]),
+    # Without a driver only the bus is known: an index can be checked, a model cannot.
+    (
+        {"nvml.ok": False, "pci_gpus": [{}, {}]},
+        [{"match": {"index": 2}}],
+        [("error", "sharing.vcuda.devices[0].match")],
+    ),
+    ({"nvml.ok": False, "pci_gpus": [{}, {}]}, [{"match": {"index": 1}}, {"match": {"model": "T4"}}], []),
+]
+
+
+@pytest.mark.parametrize("state, devices, expected", GPU_ROWS)
+def test_what_the_gpus_say_of_the_wish(state, devices, expected):
+    wanted = wish.collect({**VARIABLES, "vgpu_devices": devices})
+    found = plan.check_gpus(wanted, changed(CONVERGED, state))
+    assert [(finding.level, finding.path) for finding in found] == expected
+
+
+def test_what_is_read_is_what_is_compared():
+    options = wish.reads(wish.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
+    assert options["packages"] == ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
+    assert options["units"] == ["docker.service", "vgpu-device-plugin.service"]
+    assert options["files"] == [
+        "/var/lib/vgpu/baseline/nvidia_docker.json",
+        "/etc/systemd/system/vgpu-device-plugin.service",
+    ]
+
+
+def test_the_plan_is_shown_with_reasons_and_marks():
+    state = changed(CONVERGED, {"vcuda.current": "0.1.0-old"})
+    wanted = wish.collect({**VARIABLES, "nvidia_driver_version": "550.1-1"})
+    text = "\n".join(plan.describe(plan.make_plan(wanted, state), state))
+    assert "2 GPUs: 2 x Tesla V100-SXM2-16GB 16160 MiB" in text
+    assert "1. nvidia_driver: driver packages are missing or of another version  [disturbs running work]" in text
+    assert "     - switch current from 0.1.0-old to 0.1.0-new" in text
+    assert plan.describe(made(), CONVERGED)[-1] == "nothing to do"
