@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -19,6 +21,10 @@ SHARED = ("layouts", "node_config", "slices")
 
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
+
+# A build folder in the tree would keep files that the sources no longer have, and pack them.
+SCRATCH = tempfile.mkdtemp(prefix="vgpu-plugin-build-")
+atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
 
 
 def closure(names: tuple[str, ...]) -> list[str]:
@@ -52,4 +58,8 @@ class BuildPy(build_py):
         (package / "VERSION").write_text(VERSION + "\n")
 
 
-setup(version=VERSION.replace("-", "+", 1), cmdclass={"build_py": BuildPy})
+setup(
+    version=VERSION.replace("-", "+", 1),
+    cmdclass={"build_py": BuildPy},
+    options={"build": {"build_base": SCRATCH}, "egg_info": {"egg_base": SCRATCH}},
+)

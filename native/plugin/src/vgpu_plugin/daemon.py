@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -75,6 +76,20 @@ class Daemon:
             self._serve(settings, source, gpus)
         finally:
             source.close()
+
+    def purge(self) -> None:
+        """Ends every allocation and removes our files; the folders go where nothing of others is in them."""
+        self._make_folders()
+        self._be_alone()
+        files = AllocationFiles(self._paths.allocations, self._mounter)
+        for allocation in files.present():
+            files.remove(allocation)
+        records = self._paths.records
+        for path in (records, records.with_suffix(".broken"), self._paths.admin_socket, self._paths.lock):
+            path.unlink(missing_ok=True)
+        for folder in (self._paths.allocations, self._paths.run_dir, self._paths.state_dir, self._paths.config.parent):
+            with contextlib.suppress(OSError):  # not empty, or not there
+                folder.rmdir()
 
     def _make_folders(self) -> None:
         for folder in (self._paths.run_dir, self._paths.state_dir):

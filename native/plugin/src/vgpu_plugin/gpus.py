@@ -53,7 +53,7 @@ class Nvml:
 
         self._nvml = pynvml
         self._sys_root = sys_root
-        self._events = None
+        self._events: object = None
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as fault:

@@ -30,6 +30,9 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
     out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
     out.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    out.add_argument(
+        "--purge", action="store_true", help="end every allocation, remove what this program left, and exit"
+    )
     out.add_argument("--version", action="version", version=version())
     return out
 
@@ -46,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     daemon = Daemon(paths, lambda: Nvml(paths.sys_root))
     daemon.stop_on_signals()
     try:
-        daemon.run()
+        if given.purge:
+            daemon.purge()
+        else:
+            daemon.run()
     except Fatal as fault:
         print(f"vgpu-device-plugin: {fault}", file=sys.stderr)
         return 1

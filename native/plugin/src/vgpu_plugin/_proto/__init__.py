@@ -5,6 +5,7 @@ A wheel carries the generated modules. A source tree keeps them in native/build/
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _here = Path(__file__).resolve().parent
 if not (_here / "deviceplugin_pb2.py").exists():
@@ -12,3 +13,7 @@ if not (_here / "deviceplugin_pb2.py").exists():
     if not (_generated / "deviceplugin_pb2.py").exists():
         raise ImportError(f"{_generated} holds no generated gRPC code; run: make -C native/plugin proto")
     __path__.append(str(_generated))
+
+if TYPE_CHECKING:  # these modules are found at run time alone
+
+    def __getattr__(name: str) -> Any: ...

@@ -6,7 +6,12 @@ so that they work under both names.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 _here = Path(__file__).resolve().parent
 if not (_here / "slices.py").exists():
     __path__.append(str(_here.parents[4] / "plugins" / "module_utils"))
+
+if TYPE_CHECKING:  # these modules are found at run time alone
+
+    def __getattr__(name: str) -> Any: ...

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Installs the wheels of this archive into <root>/<version>, a virtual environment. Runs on a host, without network.
+
+An installation that was cut off has no file .complete and is made anew. The symlink <root>/current is not touched, and
+neither is the version that it names; versions that are neither that one nor this one are removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+OLDEST_PYTHON = (3, 11)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Installs the programs of this archive on this host.")
+    parser.add_argument("--root", required=True, help="folder of the versions, such as /opt/vgpu/plugin")
+    given = parser.parse_args()
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        found = ".".join(str(one) for one in sys.version_info[:2])
+        print(f"{sys.executable} is Python {found}; the node programs need 3.11 or newer", file=sys.stderr)
+        return 1
+    with zipfile.ZipFile(os.path.dirname(os.path.abspath(__file__))) as archive:
+        version = json.loads(archive.read("about.json"))["version"]
+        target = os.path.join(given.root, version)
+        if os.path.exists(os.path.join(target, ".complete")):
+            print(f"{target} is there")
+            return 0
+        shutil.rmtree(target, ignore_errors=True)
+        os.makedirs(given.root, exist_ok=True)
+        with tempfile.TemporaryDirectory() as scratch:
+            archive.extractall(scratch)
+            install(target, scratch)
+    prune(given.root, version)
+    print(f"{target} is installed")
+    return 0
+
+
+def install(target: str, scratch: str) -> None:
+    run([sys.executable, "-m", "venv", target], "python3 -m venv (package python3-venv)")
+    pip = [os.path.join(target, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-index", "--find-links", os.path.join(scratch, "wheels"), "--no-deps", "--require-hashes"]
+    run([*pip, *offline, "-r", os.path.join(scratch, "requirements.txt")], "pip")
+    with open(os.path.join(target, ".complete"), "w"):
+        pass
+
+
+def run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        sys.exit(f"{what} failed:\n{done.stdout}")
+
+
+def prune(root: str, version: str) -> None:
+    current = os.path.basename(os.path.realpath(os.path.join(root, "current")))
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if name not in (version, current) and os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes one file that installs the node programs on a host without network: <name>-<version>-cp311-x86_64.pyz.
+
+    python3 tools/wheelhouse.py --out .build/wheelhouse --python 3.11 --arch x86_64 [--version V] [--double]
+    python3 vgpu-plugin-….pyz --root /opt/vgpu/plugin     (on the host)
+
+The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Wheels of others come by
+hash from requirements/plugin.txt; ours are built here. The same sources give the same bytes. What exists is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PLUGIN = Path(__file__).resolve().parents[1]
+ROOT = PLUGIN.parents[1]
+REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
+LOCK = ROOT / "requirements" / "test.txt"
+BUILD_NEEDS = ("grpcio", "grpcio-tools", "protobuf", "setuptools", "typing-extensions", "wheel")
+# Zip cannot hold an earlier time; a fixed one makes equal contents equal bytes.
+EPOCH = (1980, 1, 1, 0, 0, 0)
+SOURCES = ("native/plugin", "plugins/module_utils", "requirements/plugin.txt")
+
+
+class WheelhouseError(Exception):
+    """The file could not be made; the text says which step failed and its output."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / ".build" / "wheelhouse")
+    parser.add_argument("--python", default="3.11", help="Python of the host (default: %(default)s)")
+    parser.add_argument("--arch", default="x86_64", help="architecture of the host (default: %(default)s)")
+    parser.add_argument("--version", default="", help="default: 0.0.0-<digest of the sources>")
+    parser.add_argument("--double", action="store_true", help="the kubelet double instead, for simulated hosts")
+    given = parser.parse_args()
+    try:
+        print(
+            json.dumps(
+                make(given.out.resolve(), given.python, given.arch, given.version or own_version(), given.double)
+            )
+        )
+    except WheelhouseError as fault:
+        print(f"wheelhouse: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def make(out: Path, python: str, arch: str, version: str, double: bool) -> dict[str, object]:
+    """Makes the file unless it is there; one process at a time."""
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+)*-[0-9a-z]+", version):
+        raise WheelhouseError(f"version {version!r}: expected digits with dots, a dash, small letters or digits")
+    name = "vgpu-kubelet-double" if double else "vgpu-plugin"
+    tag = f"cp{python.replace('.', '')}"
+    archive = out / f"{name}-{version}-{tag}-{arch}.pyz"
+    with locked(out):
+        made = not archive.exists()
+        if made:
+            foreign = download(out, python, arch)
+            with tempfile.TemporaryDirectory(dir=out) as scratch:
+                ours = build_wheels(Path(scratch), out, version, double)
+                pack(archive, name, version, foreign, ours)
+    return {"archive": str(archive), "made": made, "version": version}
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    out.mkdir(parents=True, exist_ok=True)
+    with open(out / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def own_version() -> str:
+    """For use by hand; the roles give the version that the lookup vgpu.fleet.source_version makes."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        start = ROOT / name
+        paths = [start] if start.is_file() else sorted(start.rglob("*"))
+        for path in paths:
+            if path.is_file() and "__pycache__" not in path.parts and ".egg-info" not in str(path):
+                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return f"0.0.0-{digest.hexdigest()[:12]}"
+
+
+def call(what: str, command: list[str], **environment: str) -> None:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise WheelhouseError(f"{what} failed:\n{done.stdout[-4000:]}")
+
+
+def download(out: Path, python: str, arch: str) -> list[Path]:
+    """The wheels of others for the host's Python, each by its hash; kept for the next version of ours."""
+    key = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    folder = out / f"wheels-{key}-cp{python.replace('.', '')}-{arch}"
+    if not folder.exists():
+        fresh = folder.with_name(folder.name + ".part")
+        shutil.rmtree(fresh, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--require-hashes", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+        # Tags that every glibc since 2.17 takes, and the two newer ones that wheels are commonly built for.
+        for tag in (
+            f"manylinux2014_{arch}",
+            f"manylinux_2_17_{arch}",
+            f"manylinux_2_28_{arch}",
+            f"linux_{arch}",
+            "any",
+        ):
+            command += ["--platform", tag]
+        call("downloading the wheels", [*command, "-r", str(REQUIREMENTS), "-d", str(fresh)])
+        fresh.rename(folder)
+    return sorted(folder.glob("*.whl"))
+
+
+def build_wheels(scratch: Path, out: Path, version: str, double: bool) -> list[Path]:
+    """Our wheels: the plugin, and the double on request (it uses the plugin's gRPC code)."""
+    wheels = scratch / "wheels"
+    command = [build_python(out), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-build-isolation", "-w", str(wheels)]
+    sources = [PLUGIN]
+    if double:
+        # Built from a copy, for setuptools leaves its scratch files in the tree that it builds.
+        sources.append(Path(shutil.copytree(PLUGIN / "kubelet_double", scratch / "kubelet_double")))
+    for source in sources:
+        call(
+            f"building {source.name}",
+            [*command, str(source)],
+            VGPU_PLUGIN_VERSION=version,
+            SOURCE_DATE_EPOCH="315532800",
+        )
+    return sorted(wheels.glob("*.whl"))
+
+
+def build_python(out: Path) -> str:
+    """A Python with what our wheels are built with: the one that runs this, else a virtual environment for it."""
+    if all(importlib.util.find_spec(name) for name in ("grpc_tools", "setuptools", "wheel", "pip")):
+        return sys.executable
+    wanted = "\n".join(block for name, block in locked_blocks(LOCK) if name in BUILD_NEEDS) + "\n"
+    folder = out / f"build-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
+    python = folder / "bin" / "python"
+    if not (folder / ".complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        call("making a virtual environment", [sys.executable, "-m", "venv", str(folder)])
+        (folder / "requirements.txt").write_text(wanted)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes"]
+        call("installing the build tools", [*command, "-r", str(folder / "requirements.txt")])
+        (folder / ".complete").touch()
+    return str(python)
+
+
+def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
+    """(name, lines) of each requirement of a file with hashes."""
+    for found in re.finditer(r"^([A-Za-z0-9._-]+)==.*(?:\n[ \t]+--hash=.*)+", path.read_text(), re.MULTILINE):
+        # The last line ends in no backslash once the comments behind it are gone.
+        yield found.group(1).lower(), found.group(0).rstrip("\\ ")
+
+
+def pack(archive: Path, name: str, version: str, foreign: list[Path], ours: list[Path]) -> None:
+    lines = [block for _, block in locked_blocks(REQUIREMENTS)]
+    for wheel in ours:
+        project, wheel_version = wheel.name.split("-")[:2]
+        lines.append(f"{project}=={wheel_version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")
+    fresh = archive.with_suffix(".part")
+    with zipfile.ZipFile(fresh, "w", zipfile.ZIP_STORED) as out:
+        add(out, "__main__.py", (PLUGIN / "tools" / "installer.py").read_bytes())
+        add(out, "about.json", json.dumps({"name": name, "version": version}).encode())
+        add(out, "requirements.txt", ("\n".join(lines) + "\n").encode())
+        for wheel in foreign + ours:
+            add(out, f"wheels/{wheel.name}", wheel.read_bytes())
+    fresh.rename(archive)
+
+
+def add(out: zipfile.ZipFile, name: str, data: bytes) -> None:
+    out.writestr(zipfile.ZipInfo(name, EPOCH), data)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of node.yaml. Controller only; documented in the .yml file beside."""
+
+from __future__ import annotations
+
+from ansible_collections.vgpu.fleet.plugins.module_utils import node_config
+
+
+class FilterModule:
+    def filters(self):
+        return {"node_yaml": node_config.dump}
