@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Setters: what they change is seen by every other process, and only root may call them."""
+
+from __future__ import annotations
+
+import pytest
+
+AS_NOBODY = "import os\nos.seteuid(65534)"
+
+# setter, then a getter and what it answers in another process afterwards
+SETTERS = [
+    ("nvmlDeviceSetPersistenceMode(gpu(0), 1)", "nvmlDeviceGetPersistenceMode(gpu(0))", 1),
+    ("nvmlDeviceSetComputeMode(gpu(0), 3)", "nvmlDeviceGetComputeMode(gpu(0))", 3),
+    ("nvmlDeviceSetComputeMode(gpu(0), 2)", "nvmlDeviceGetComputeMode(gpu(0))", 2),
+    ("nvmlDeviceSetEccMode(gpu(0), 0)", "nvmlDeviceGetEccMode(gpu(0))", [1, 0]),
+    ("nvmlDeviceSetPowerManagementLimit(gpu(0), 50000)", "nvmlDeviceGetEnforcedPowerLimit(gpu(0))", 50000),
+    ("nvmlDeviceSetAccountingMode(gpu(0), 1)", "nvmlDeviceGetAccountingMode(gpu(0))", 1),
+    ("nvmlDeviceSetMigMode(gpu(2), 1)", "nvmlDeviceGetMigMode(gpu(2))", [1, 1]),
+]
+# setter, the error it must answer even to root
+REFUSED = [
+    ("nvmlDeviceSetComputeMode(gpu(0), 1)", "NVML_ERROR_NOT_SUPPORTED"),
+    ("nvmlDeviceSetComputeMode(gpu(0), 4)", "NVML_ERROR_INVALID_ARGUMENT"),
+    ("nvmlDeviceSetPersistenceMode(gpu(0), 2)", "NVML_ERROR_INVALID_ARGUMENT"),
+    ("nvmlDeviceSetPowerManagementLimit(gpu(0), 70001)", "NVML_ERROR_INVALID_ARGUMENT"),
+    ("nvmlDeviceSetEccMode(gpu(3), 0)", "NVML_ERROR_NOT_SUPPORTED"),
+    ("nvmlDeviceSetMigMode(gpu(0), 1)", "NVML_ERROR_NOT_SUPPORTED"),
+]
+
+
+@pytest.mark.parametrize(("setter", "getter", "value"), SETTERS, ids=[f"{row[0]}" for row in SETTERS])
+def test_root_sets_for_every_process(mixed, setter, getter, value):
+    before = mixed.nvml(getter)
+    assert before != [value]
+    assert mixed.nvml(setter, setup=AS_NOBODY) == ["NVML_ERROR_NO_PERMISSION"]
+    assert mixed.nvml(getter) == before
+    assert "ERROR" not in str(mixed.nvml(setter))
+    assert mixed.nvml(getter) == [value]
+
+
+@pytest.mark.parametrize(("setter", "error"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_refused(mixed, setter, error):
+    assert mixed.nvml(setter) == [error]
