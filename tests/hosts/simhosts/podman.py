@@ -21,6 +21,11 @@ LABEL = "vgpu.fleet.project"
 HOST_LABEL = "vgpu.fleet.host"
 BOOT_TIMEOUT = 90.0
 
+# On cgroup v1 podman lays the machine's own systemd hierarchy over the container's: the systemds of all hosts would
+# then share the cgroups of units of one name, and each that boots would delete the others' ("podman exec" fails with
+# "cgroup.procs: no such file"). Taken off, the container's own comes to light. On cgroup v2 there is none to take off.
+INIT = "umount /sys/fs/cgroup/systemd/release_agent /sys/fs/cgroup/systemd 2>/dev/null; exec /sbin/init"
+
 
 class PodmanError(Exception):
     """podman refused; the text holds its own words."""
@@ -119,7 +124,7 @@ def create(host: Host, image: str) -> None:
         "--stop-timeout=1",
         *("--volume", f"{host.volume}:/var/lib/docker"),
         image,
-        "/sbin/init",
+        *("/bin/sh", "-c", INIT),
     )
 
 
