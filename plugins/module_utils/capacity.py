@@ -109,7 +109,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         _differ(drift, "device plugin", "vgpuctl status", "an answer", "none", remedy)
         return
     restart = "systemctl restart vgpu-device-plugin"
-    if seen["config_text"] is not None and status.get("config_sha256"):
+    if config is not None and status.get("config_sha256"):
         wanted = node_state.sha256(seen["config_text"])
         if status["config_sha256"] != wanted:
             found = status["config_sha256"][:12]

@@ -12,6 +12,7 @@ import os
 import platform
 import shutil
 import tarfile
+import zlib
 from typing import Any
 
 from . import node_state
@@ -103,7 +104,7 @@ def _unpack(root: str, version: str, archive: str) -> str:
                         continue
                     raise StoreError(f"{archive}: expected plain files, found {member.name}")
                 _write(os.path.join(folder, name), source.read())
-    except (OSError, tarfile.TarError) as fault:
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as fault:
         raise StoreError(f"{archive} cannot be unpacked: {fault}") from None
     _check(folder, version, archive)
     _sync(folder)
