@@ -67,7 +67,7 @@ class Phase:
         lines = self.log.read_text(errors="replace").splitlines()[-25:]
         return PhaseFailed(
             f"phase {self.name} failed after {self.seconds:.0f} s: `{' '.join(self.command)}`: status {code}.\n"
-            f"  log: {self.log.relative_to(ROOT)}, which ends:\n" + "\n".join(f"    {line}" for line in lines)
+            f"  log: {self.log.relative_to(ROOT)}, which ends:\n" + "\n".join(f"    {line[:200]}" for line in lines)
         )
 
 
@@ -80,6 +80,8 @@ def environment() -> dict[str, str]:
         "CONTAINERS_CONF": str(simpodman.containers_conf()),
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "PYTHONUNBUFFERED": "1",
+        # What a host does not need is not progress.
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "false",
     }
 
 

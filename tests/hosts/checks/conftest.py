@@ -59,6 +59,15 @@ class Node:
         """Write a file."""
         simpodman.podman("exec", "-i", self.container, "sh", "-c", f"cat > {path}", stdin=text.encode())
 
+    def copy(self, source: Path, path: str) -> None:
+        """Copy a file of this machine to the host."""
+        simpodman.podman("cp", str(source), f"{self.container}:{path}")
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        """Start a command on the host with its input and output as pipes."""
+        words = ["podman", "exec", "-i", self.container, *command]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True)
+
     def snapshot(self) -> dict[str, str]:
         """Return what lies in the folders that roles write to: path → type, mode, size, time, link."""
         listing = self.shell(f"find {WATCHED} -xdev -printf '%p\\t%y %m %s %T@ %l\\n'")

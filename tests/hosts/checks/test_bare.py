@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Node, changed, play, set_group
+from conftest import INVENTORY, Node, changed, play, set_group
+from simhosts import hardware
 
 T4, V100 = "gpu-t4-1", "gpu-v100-1"
 
@@ -25,6 +28,15 @@ BROKEN_DAEMON_JSON = """\
 }
 """
 FAULT_LINE = 9
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run in check mode said, and what it changed all the same."""
+
+    status: int
+    output: str
+    differences: dict[str, list[str]]
 
 
 @pytest.mark.parametrize(
@@ -55,14 +67,23 @@ def test_mistake_is_found_before_any_host_is_changed(
         assert changed(before[name], node.snapshot()) == [], f"{name} was changed"
 
 
-def test_split_over_the_models_advice_is_a_warning(nodes: dict[str, Node], inventory: Path) -> None:
+@pytest.fixture(scope="module")
+def prediction(nodes: dict[str, Node], tmp_path_factory: pytest.TempPathFactory) -> Prediction:
+    """One run with --check --diff, with more slices of a T4 than its model's advice."""
+    inventory = tmp_path_factory.mktemp("advice") / "inventory"
+    shutil.copytree(INVENTORY, inventory)
     set_group(inventory, "t4", vgpu_split_count=8)
-    result = play("--check", "--limit", T4, inventory=inventory)
-    assert result.returncode == 0, result.stdout
-    flat = " ".join(result.stdout.split())
-    for word in ("vgpu_split_count", "group t4", T4, "T4", "7"):
-        assert word in flat, f"the warning does not name {word!r}:\n{result.stdout}"
-    assert "WARNING" in result.stdout
+    before = {name: node.snapshot() for name, node in nodes.items()}
+    result = play("--check", "--diff", inventory=inventory)
+    differences = {name: changed(before[name], node.snapshot()) for name, node in nodes.items()}
+    return Prediction(result.returncode, result.stdout, differences)
+
+
+def test_split_over_the_models_advice_is_a_warning(prediction: Prediction) -> None:
+    assert prediction.status == 0, prediction.output
+    flat = " ".join(prediction.output.split())
+    for word in ("[WARNING]", "vgpu_split_count", "group t4", T4, "T4", "at most 7"):
+        assert word in flat, f"the warning does not name {word!r}:\n{prediction.output}"
 
 
 def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> None:
@@ -81,16 +102,13 @@ def test_broken_daemon_json_stops_its_host_untouched(nodes: dict[str, Node]) -> 
         node.write("/etc/docker/daemon.json", original)
 
 
-def test_check_and_diff_predict_the_first_run_and_change_nothing(nodes: dict[str, Node]) -> None:
-    before = {name: node.snapshot() for name, node in nodes.items()}
-    result = play("--check", "--diff")
-    assert result.returncode == 0, result.stdout
+def test_check_and_diff_predict_the_first_run_and_change_nothing(prediction: Prediction) -> None:
+    assert prediction.status == 0, prediction.output
     # The daemon.json that it would write, as a diff.
-    assert "/etc/docker/daemon.json" in result.stdout
-    added = [line.strip() for line in result.stdout.splitlines() if line.strip().startswith("+")]
-    for key in ('"default-runtime": "nvidia"', '"default-shm-size"', '"nvidia-container-runtime"'):
-        assert any(key in line for line in added), f"the diff does not add {key}:\n{result.stdout}"
-    removed = [line.strip() for line in result.stdout.splitlines() if line.strip().startswith("-")]
-    assert not any('"bridge"' in line or '"log-opts"' in line for line in removed), "a foreign key would go"
-    for name, node in nodes.items():
-        assert changed(before[name], node.snapshot()) == [], f"{name} was changed"
+    lines = [line.strip() for line in prediction.output.splitlines()]
+    assert "+++ after: /etc/docker/daemon.json" in lines
+    for key in ('+  "default-runtime": "nvidia",', '+  "default-shm-size": "2G"'):
+        assert key in lines, f"the diff does not add {key}:\n{prediction.output}"
+    for foreign in hardware.DAEMON_JSON:
+        assert not any(line.startswith("-") and f'"{foreign}"' in line for line in lines), f"{foreign} would go"
+    assert not any(prediction.differences.values()), prediction.differences

@@ -7,9 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,23 +130,35 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
     assert {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "held"} == {}
 
 
-def test_all_slices_of_a_card_at_once(nodes: dict[str, Node]) -> None:
+def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) -> None:
+    """One program a slice takes all it can and keeps it: none meets a full card, none gets a byte too much."""
     node = nodes["gpu-t4-1"]
-    uuid, (count, _) = uuids(node)[0], EXPECTED[node.name][0]
-    names = [f"full-{number}" for number in range(count)]
+    uuid, (count, mib) = uuids(node)[0], EXPECTED[node.name][0]
+    subprocess.run(["cc", "-std=c11", "-O1", "-o", tmp_path / "fill", Path(__file__).with_name("fill.c")], check=True)
+    node.copy(tmp_path / "fill", "/usr/local/bin/fill")
+    mount = ("--interactive", "--volume", "/usr/local/bin/fill:/fill:ro")
+    programs: dict[str, subprocess.Popen[str]] = {}
     try:
-        answers = [
-            node.json("vgpu-kubelet-double", "run-pod", "--name", name, "--json", "--ids", f"{uuid}::{number}")
-            for number, name in enumerate(names)
-        ]
-        # The container that is refused first ends first; all fill their slice before any gives memory back.
-        with ThreadPoolExecutor(max_workers=count) as pool:
-            results = list(pool.map(lambda answer: probe(node, answer, "--checks", "limit-exact"), answers))
+        for number in range(count):
+            name = f"full-{number}"
+            pod = node.json("vgpu-kubelet-double", "run-pod", "--name", name, "--json", "--ids", f"{uuid}::{number}")
+            programs[name] = node.start(*docker_command(pod["answer"], ["/fill"], *mount))
+        # A line of each means that it was refused the next byte; all hold what they have until their input ends.
+        totals = [int(program.stdout.readline() or "-1") for program in programs.values() if program.stdout]
+        held = driver_usage(node, uuid)
     finally:
-        for name in names:
+        for name, program in programs.items():
+            program.communicate()
             node.run("vgpu-kubelet-double", "delete-pod", "--name", name, check=False)
-    verdicts = [check["verdict"] for found in results for check in found["checks"]]
-    assert verdicts == ["held"] * count
+    # The slice is what the program got and what its context costs; the driver's accounts know both.
+    assert sorted(held) == [mib << 20] * count, (totals, held)
+    assert min(totals) > (mib << 20) * 8 // 10, totals
+
+
+def driver_usage(node: Node, uuid: str) -> list[int]:
+    """Bytes that each process holds on a GPU, contexts included, from the simulated driver's accounts."""
+    accounts = node.json("gpusimctl", "usage", "--json")
+    return [bytes_ for bytes_ in usage_of(accounts, uuid) if bytes_]
 
 
 def test_nothing_is_left_in_the_cards(node: Node) -> None:
