@@ -41,6 +41,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "advertised": [],
         "gpus": [],
         "library": (seen["plugin"] or {}).get("library"),
+        "fingerprint": node_state.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
     }
     config = _config(seen, drift)

@@ -13,6 +13,7 @@ from .hardware import Host
 
 MANIFEST = "manifest.json"
 VGPUCTL = "/usr/local/bin/vgpuctl"
+PROOF = "/var/lib/vgpu/proof.json"
 
 
 def read(
@@ -47,6 +48,7 @@ def read(
             "status": plugin_status(host),
         },
         "node_config": {"text": host.text(node_config)},
+        "proof": proof(host),
     }
 
 
@@ -99,6 +101,28 @@ def plugin_status(host: Host) -> dict[str, Any] | None:
     except ValueError:
         return None
     return status if isinstance(status, dict) else None
+
+
+def proof(host: Host) -> str | None:
+    """The fingerprint of what isolation was last proven for, None where it never was."""
+    try:
+        kept = json.loads(host.text(PROOF) or "")
+    except ValueError:
+        return None
+    return str(kept["fingerprint"]) if isinstance(kept, dict) and kept.get("fingerprint") else None
+
+
+def fingerprint(
+    status: dict[str, Any] | None, gpus: Sequence[dict[str, Any]], driver_version: str | None
+) -> str | None:
+    """What a proof of isolation holds for: the library, the plugin, its configuration, the driver and the GPUs.
+
+    None where no device plugin runs, for then there is nothing to prove.
+    """
+    if not status:
+        return None
+    parts = [status.get(key) for key in ("version", "config_sha256", "library")]
+    return sha256(json.dumps([*parts, driver_version, sorted(str(gpu["uuid"]) for gpu in gpus)]))
 
 
 def sha256(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Sequence
 
 from . import daemon_check, daemon_json, node_config, slices
 from .kinds import Finding, error, warning
-from .node_state import sha256
+from .node_state import fingerprint, sha256
 from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
 
 PRESENT = "present"
@@ -45,8 +45,8 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             steps.append(
                 {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
             )
-    if wish["verify"] == "always" or (steps and wish["verify"] == "changed"):
-        reason = "the plan changes the host" if steps else "vgpu_verify is always"
+    reason = why_prove(wish, state, bool(steps))
+    if reason:
         steps.append({"role": "verify", "reason": reason, "changes": [], "disturbs": False})
     return {
         "steps": steps,
@@ -55,6 +55,22 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "errors": errors,
         "disturbs": any(step["disturbs"] for step in steps),
     }
+
+
+def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
+    """Why isolation is checked at the end, empty where it is not.
+
+    A run that was killed or that failed before the proof leaves a host that is as wanted and not proven.
+    """
+    plugin = wish["roles"].get("device_plugin") or {}
+    if wish["verify"] == "never" or wish["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
+        return ""
+    if wish["verify"] == "always":
+        return "vgpu_verify is always"
+    if changes:
+        return "the plan changes the host"
+    runs = fingerprint(state["plugin"]["status"], state["gpus"], state["nvml"]["driver_version"])
+    return "isolation is not proven for what runs now" if runs != state["proof"] else ""
 
 
 def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 HELD = "held"
+WIDEST = 44
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
 
@@ -24,7 +25,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else " ".join(str(value).split())
+    """A value on one line; what is longer than a column of a table may be is cut, the faults tell it whole."""
+    text = "" if value is None else " ".join(str(value).split())
+    return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
 
 def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = None, title: str = "") -> list[str]:

@@ -136,6 +136,10 @@ state:
       description: Text of the configuration file of the node.
       type: dict
       returned: always
+    proof:
+      description: Fingerprint of what isolation was last proven for, V(null) where it never was.
+      type: str
+      returned: always
 """
 
 from ansible.module_utils.basic import AnsibleModule

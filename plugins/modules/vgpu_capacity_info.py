@@ -104,6 +104,13 @@ library:
   description: Version of the vGPU library that new allocations get, V(null) where the device plugin does not answer.
   returned: always
   type: str
+fingerprint:
+  description:
+    - Digest of the library, the device plugin, its configuration, the driver and the GPUs. A proof of isolation holds
+      for it.
+    - V(null) where no device plugin answers.
+  returned: always
+  type: str
 drift:
   description: Every difference.
   returned: always

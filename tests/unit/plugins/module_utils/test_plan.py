@@ -7,7 +7,7 @@ import copy
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import fingerprint, sha256
 
 VARIABLES = {
     "vgpu_split_count": 3,
@@ -71,7 +71,9 @@ CONVERGED = {
     },
     "node_config": {"text": NODE_YAML},
 }
+CONVERGED["proof"] = fingerprint(CONVERGED["plugin"]["status"], CONVERGED["gpus"], "535.261.03")
 BARE = {
+    "proof": None,
     "gpus": [],
     "nvml": {"ok": False, "error": "not installed", "lost": [], "driver_version": None},
     "packages": {},
@@ -188,9 +190,9 @@ WISHES = [
     ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
     ({"vgpu_verify": "always"}, ["verify"]),
     ({"vgpu_verify": "never", "vgpu_split_count": 4}, ["device_plugin"]),
-    ({"vgpu_sharing": "none"}, ["vcuda", "device_plugin", "verify"]),
+    ({"vgpu_sharing": "none"}, ["vcuda", "device_plugin"]),
     ({"vcuda_state": "absent"}, ["vcuda", "verify"]),
-    ({"device_plugin_state": "absent"}, ["device_plugin", "verify"]),
+    ({"device_plugin_state": "absent"}, ["device_plugin"]),
     ({"nvidia_docker_state": "absent"}, []),  # nothing of it is ours
     ({"device_plugin_state": None}, []),
 ]
@@ -199,6 +201,21 @@ WISHES = [
 @pytest.mark.parametrize("variables, roles", WISHES)
 def test_a_changed_wish_names_its_roles(variables, roles):
     assert made(variables)["roles"] == roles
+
+
+UNPROVEN = [
+    {"proof": None},  # the last run was killed before the proof, or the proof failed
+    {"proof": "of something else"},
+    {"plugin.status.library": "0.0.9"},
+    {"nvml.driver_version": "550.163.01"},
+    {"gpus": [dict(CONVERGED["gpus"][0], uuid="GPU-exchanged")]},
+]
+
+
+@pytest.mark.parametrize("state", UNPROVEN)
+def test_isolation_is_proven_anew_when_the_proof_is_of_something_else(state):
+    assert made(state=state)["roles"] == ["verify"]
+    assert made({"vgpu_verify": "never"}, state)["roles"] == []
 
 
 def test_what_a_record_holds_is_taken_back():
