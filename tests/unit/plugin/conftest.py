@@ -101,8 +101,11 @@ class Node:
     mounter: FakeMounter = field(default_factory=FakeMounter)
     clock: FakeClock = field(default_factory=FakeClock)
 
+    # The whole text of node.yaml, where a test needs more than other values of sharing.vcuda.
+    config_text: str = ""
+
     def configure(self, **vcuda: Any) -> Settings:
-        self.paths.config.write_text(samples.node_yaml(self.library_root, **vcuda))
+        self.paths.config.write_text(self.config_text or samples.node_yaml(self.library_root, **vcuda))
         return load(self.paths.config)
 
     def install_library(self, version: str) -> Path:

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The preferred allocation as a table."""
+
+from __future__ import annotations
+
+import pytest
+from vgpu_plugin.errors import BadRequest
+from vgpu_plugin.preference import preferred
+
+ORDER = ["A", "B", "C"]
+TOTALS = {"A": 3, "B": 3, "C": 3}
+ALL = [f"{gpu}::{n}" for gpu in ORDER for n in range(3)]
+
+
+def without(*ids: str) -> list[str]:
+    return [one for one in ALL if one not in ids]
+
+
+CASES = [
+    # what is asked, available, must include, size, answer
+    ("one of an empty node: first GPU, first slice", ALL, [], 1, ["A::0"]),
+    ("three: three GPUs", ALL, [], 3, ["A::0", "B::0", "C::0"]),
+    ("the least used GPU first", without("A::0", "B::0", "B::1"), [], 2, ["C::0", "A::1"]),
+    ("more than GPUs: a second slice only when all gave one", ALL, [], 4, ["A::0", "B::0", "C::0", "A::1"]),
+    ("what must be included counts as taken", ALL, ["A::2"], 2, ["A::2", "B::0"]),
+    ("one GPU has slices left", ["B::1", "B::2"], [], 2, ["B::1", "B::2"]),
+    ("all that is asked for is given already", ALL, ["C::1"], 1, ["C::1"]),
+    ("numbers count as numbers", ["A::10", "A::9"], [], 1, ["A::9"]),
+    ("GPUs that are not shared", ["B", "A"], [], 1, ["A"]),
+]
+
+
+@pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
+def test_preferred(about, available, must, size, answer):
+    assert preferred(available, must, size, TOTALS, ORDER) == answer
+    # The kubelet sorts or shuffles as it likes.
+    assert preferred(list(reversed(available)), must, size, TOTALS, ORDER) == answer
+
+
+@pytest.mark.parametrize(
+    ("available", "must", "size", "sentence"),
+    [
+        (["A::0"], [], 2, "2 slices are asked for out of 1"),
+        (["A::0"], ["B::0"], 1, "B::0 must be included and is not available"),
+    ],
+)
+def test_refused(available, must, size, sentence):
+    with pytest.raises(BadRequest, match=sentence):
+        preferred(available, must, size, TOTALS, ORDER)
