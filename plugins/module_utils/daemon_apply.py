@@ -55,7 +55,7 @@ class Applier:
         self.containers: list[str] = []
         self.warnings: list[str] = []
         self.restored = False
-        self.made_folder = False
+        self.record_before: bytes | None = None
 
     # Decide ---------------------------------------------------------------------------------------------------------
 
@@ -165,6 +165,7 @@ class Applier:
 
     def write(self) -> None:
         if not self.options.absent and self.options.record:
+            self.record_before = read_bytes(self.options.record)
             fresh = daemon_record.update(self.load_record(), self.before, self.after, self.changes)
             write_text(self.options.record, json.dumps(fresh, indent=1) + "\n", 0o600)
         if self.after is None:
@@ -206,6 +207,7 @@ class Applier:
             else:
                 write_bytes(self.target, former)
             self.restored = True
+            self.put_record_back()
         with contextlib.suppress(DockerHostError):
             self.host.restart()
             self.host.wait(lambda info: True, self.options.timeout)
@@ -225,6 +227,15 @@ class Applier:
                 f"the record {self.options.record} cannot be read ({fault}); restore it or remove it"
             ) from None
         return record if isinstance(record, dict) else None
+
+    def put_record_back(self) -> None:
+        if self.options.absent or not self.options.record:
+            return
+        if self.record_before is not None:
+            write_bytes(self.options.record, self.record_before)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.options.record)
 
     def drop_record(self) -> None:
         if self.options.absent and self.options.record:

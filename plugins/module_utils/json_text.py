@@ -111,7 +111,8 @@ class Reader:
         try:
             return DECODER.raw_decode(self.text, start)
         except json.JSONDecodeError as fault:
-            raise JsonTextError(f"in a string: {fault.msg.lower()}", self.text, fault.pos) from None
+            reason = fault.msg.lower().rsplit(" at", 1)[0] if fault.msg.endswith(" at") else fault.msg.lower()
+            raise JsonTextError(f"in a string: {reason}", self.text, fault.pos) from None
 
     def object(self, start: int, depth: int) -> Node:
         members: list[Member] = []
