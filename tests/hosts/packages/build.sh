@@ -45,7 +45,8 @@ begin() {
     for script in preinst postinst prerm postrm conffiles; do
         if [ -e "$here/debian/$package.$script" ]; then
             cp "$here/debian/$package.$script" "$tree/DEBIAN/$script"
-            [ "$script" = conffiles ] && chmod 644 "$tree/DEBIAN/$script" || chmod 755 "$tree/DEBIAN/$script"
+            chmod 755 "$tree/DEBIAN/$script"
+            [ "$script" != conffiles ] || chmod 644 "$tree/DEBIAN/$script"
         fi
     done
 }
@@ -143,4 +144,4 @@ END
 )
 echo "$stamp" >"$out/.stamp"
 rm -rf "$work"
-echo "packages: $(ls "$out/pool" | wc -l) packages in $out"
+echo "packages: $(grep -c '^Package: ' "$out/Packages") packages in $out"

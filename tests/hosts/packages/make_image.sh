@@ -12,6 +12,7 @@ packages="busybox libc6 libgcc-s1"
 work=$root/.build/demo-image-work
 
 # A newer libc6 in apt makes another image.
+# shellcheck disable=SC2086 # a list of words is meant
 stamp=$(apt-cache policy $packages | sed -n 's/^  Candidate: //p' | cat - "$here/make_image.sh" | sha256sum | cut -c1-32)
 if [ -s "$out" ] && [ "$(cat "$out.stamp" 2>/dev/null || true)" = "$stamp" ]; then
     echo "image: $out is up to date"
@@ -21,6 +22,7 @@ fi
 rm -rf "$work"
 mkdir -p "$work/debs" "$work/root/usr/bin" "$work/root/usr/sbin" "$work/root/usr/lib"
 # apt drops its rights to _apt, which may not write below this folder; -o keeps it root here.
+# shellcheck disable=SC2086 # a list of words is meant
 (cd "$work/debs" && apt-get -qq -o APT::Sandbox::User=root download $packages)
 
 cd "$work/root"
@@ -31,7 +33,7 @@ for deb in "$work"/debs/*.deb; do
     rm -rf "$work/one"
     dpkg-deb -x "$deb" "$work/one"
     rm -rf "$work/one/usr/share"
-    cp -a --no-target-directory --keep-directory-symlink "$work/one" . 2>/dev/null || (cd "$work/one" && tar cf - .) | tar xf - --keep-directory-symlink
+    tar -C "$work/one" -cf - . | tar -xf - --keep-directory-symlink
 done
 mkdir -p etc dev proc sys tmp root run var
 chmod 1777 tmp

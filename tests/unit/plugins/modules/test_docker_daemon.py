@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docker_daemon as Ansible calls it, on a file of its own. Its dealings with a daemon: module_utils/test_daemon_apply.py."""
+"""docker_daemon as Ansible calls it, on a file of its own. Its dealings with a daemon are in test_daemon_apply.py."""
 
 from __future__ import annotations
 
