@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of one process. Each looks at every device of the slice and reports the worst. */
+#include "probe.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
+                const char *format, ...)
+{
+    va_list arguments;
+    result->verdict = verdict;
+    result->expected = expected;
+    result->found = found;
+    snprintf(result->unit, sizeof result->unit, "%s", unit);
+    va_start(arguments, format);
+    vsnprintf(result->detail, sizeof result->detail, format, arguments);
+    va_end(arguments);
+}
+
+/* The driver and the devices that it shows; false: the result says why nothing could be measured. */
+static const struct cuda *begin(const struct slice *slice, struct result *result, const char *unit, int *count)
+{
+    char reason[200];
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    if (!cuda) {
+        result_set(result, NOT_RUN, 0, 0, unit, "%s", reason);
+        return NULL;
+    }
+    if (cuda->device_count(count) != CUDA_SUCCESS || *count == 0) {
+        result_set(result, NOT_RUN, (uint64_t)slice->count, 0, "devices", "the driver shows no GPU");
+        return NULL;
+    }
+    if (!slice->found) {
+        size_t total = 0;
+        cuda->total_mem(&total, 0);
+        result_set(result, VIOLATED, 0, total, unit, "there is no limit: %s", slice->reason);
+        return NULL;
+    }
+    return cuda;
+}
+
+static const struct vgpu_limits_device *limit_of(const struct slice *slice, const struct cuda *cuda, CUdevice device,
+                                                 char uuid[VGPU_UUID_SIZE], struct result *result)
+{
+    CUuuid bytes;
+    uuid[0] = 0;
+    if (cuda->device_uuid(&bytes, device) == CUDA_SUCCESS)
+        uuid_spell(&bytes, uuid);
+    const struct vgpu_limits_device *limit = slice_device(slice, uuid);
+    if (!limit)
+        result_set(result, VIOLATED, 0, 0, "bytes", "device %d (%s) is visible and not in the limits file", device, uuid);
+    return limit;
+}
+
+void list_devices(const struct slice *slice, struct board *board)
+{
+    char reason[200];
+    int count = 0;
+    (void)slice;
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    if (!cuda || cuda->device_count(&count) != CUDA_SUCCESS)
+        return;
+    for (CUdevice i = 0; i < count && i < VGPU_MAX_DEVICES; i++) {
+        struct device_row *row = &board->report.devices[i];
+        struct nvml_figures figures;
+        CUcontext context;
+        CUuuid uuid;
+        size_t total = 0, free_bytes = 0;
+        row->index = i;
+        if (cuda->device_uuid(&uuid, i) == CUDA_SUCCESS)
+            uuid_spell(&uuid, row->uuid);
+        cuda->total_mem(&total, i);
+        if (cuda->ctx_create(&context, 0, i) == CUDA_SUCCESS) {
+            size_t unused;
+            cuda->mem_info(&free_bytes, &unused);
+            cuda->ctx_destroy(context);
+        }
+        nvml_figures(row->uuid, &figures);
+        row->total_cuda = total;
+        row->free_cuda = free_bytes;
+        row->total_nvml = figures.total;
+        row->used_nvml = figures.used;
+        board->report.device_count = i + 1;
+    }
+}
+
+void check_totals(const struct slice *slice, struct board *board)
+{
+    struct result *result = &board->result;
+    int count;
+    const struct cuda *cuda = begin(slice, result, "bytes", &count);
+    for (CUdevice i = 0; cuda && i < count; i++) {
+        char uuid[VGPU_UUID_SIZE];
+        const struct vgpu_limits_device *limit = limit_of(slice, cuda, i, uuid, result);
+        if (!limit)
+            return;
+        size_t total = 0, free_bytes = 0, info = 0;
+        CUcontext context;
+        struct nvml_figures figures;
+        CUresult status = cuda->total_mem(&total, i);
+        if (status == CUDA_SUCCESS && (status = cuda->ctx_create(&context, 0, i)) == CUDA_SUCCESS) {
+            status = cuda->mem_info(&free_bytes, &info);
+            cuda->ctx_destroy(context);
+        }
+        if (status != CUDA_SUCCESS) {
+            result_set(result, VIOLATED, limit->memory_bytes, 0, "bytes", "%s: the driver answers %d", uuid, status);
+            return;
+        }
+        bool nvml = nvml_figures(uuid, &figures);
+        uint64_t wrong = total != limit->memory_bytes                        ? total
+                         : info != limit->memory_bytes                       ? info
+                         : nvml && figures.total != limit->memory_bytes      ? figures.total
+                         : nvml && figures.total_v2 != limit->memory_bytes   ? figures.total_v2
+                                                                             : limit->memory_bytes;
+        result_set(result, wrong == limit->memory_bytes && free_bytes <= info ? HELD : VIOLATED, limit->memory_bytes, wrong,
+                   "bytes", "%s: cuDeviceTotalMem %zu, cuMemGetInfo %zu, NVML %llu and %llu%s", uuid, total, info,
+                   (unsigned long long)figures.total, (unsigned long long)figures.total_v2, nvml ? "" : " (no NVML)");
+        if (result->verdict != HELD)
+            return;
+    }
+}
+
+/* Takes all there is: halves the piece on each refusal, down to one byte. Answers the bytes granted. */
+static uint64_t take_all(const struct cuda *cuda, uint64_t first)
+{
+    uint64_t granted = 0;
+    for (uint64_t piece = first; piece; piece /= 2) {
+        CUdeviceptr pointer;
+        for (int times = 0; times < 128 && cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS; times++)
+            granted += piece;
+    }
+    return granted;
+}
+
+void check_limit_exact(const struct slice *slice, struct board *board)
+{
+    struct result *result = &board->result;
+    int count;
+    const struct cuda *cuda = begin(slice, result, "bytes", &count);
+    for (CUdevice i = 0; cuda && i < count; i++) {
+        char uuid[VGPU_UUID_SIZE];
+        const struct vgpu_limits_device *limit = limit_of(slice, cuda, i, uuid, result);
+        CUcontext context;
+        CUdeviceptr pointer;
+        struct nvml_figures figures;
+        size_t free_bytes = 0, total = 0;
+        if (!limit)
+            return;
+        CUresult status = cuda->ctx_create(&context, 0, i);
+        if (status != CUDA_SUCCESS || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS) {
+            result_set(result, VIOLATED, limit->memory_bytes, 0, "bytes", "%s: no context: the driver answers %d", uuid, status);
+            return;
+        }
+        uint64_t granted = take_all(cuda, free_bytes ? free_bytes : 1);
+        CUresult past = cuda->mem_alloc(&pointer, 1);
+        bool nvml = nvml_figures(uuid, &figures) && figures.own >= granted;
+        bool counted = (slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
+        /* NVML's own figure for this process is the driver's, context included. */
+        uint64_t found = nvml && counted ? figures.own : granted + (counted && total > free_bytes ? total - free_bytes : 0);
+        result_set(result, found == limit->memory_bytes && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED,
+                   limit->memory_bytes, found, "bytes",
+                   "%s: %llu bytes granted, the next byte answers %d; the whole is %s", uuid, (unsigned long long)granted, past,
+                   nvml && counted ? "NVML's figure of this process" : "what was granted and what was not free at first");
+        cuda->ctx_destroy(context);
+        if (result->verdict != HELD)
+            return;
+    }
+}
+
+void check_visible(const struct slice *slice, struct board *board)
+{
+    struct result *result = &board->result;
+    int count;
+    const struct cuda *cuda = begin(slice, result, "devices", &count);
+    if (!cuda)
+        return;
+    for (CUdevice i = 0; i < count; i++) {
+        char uuid[VGPU_UUID_SIZE];
+        if (!limit_of(slice, cuda, i, uuid, result))
+            return;
+    }
+    result_set(result, count == slice->count ? HELD : VIOLATED, (uint64_t)slice->count, (uint64_t)count, "devices",
+               "every visible GPU is one of the limits file");
+}
+
+void check_freed(const struct slice *slice, struct board *board)
+{
+    struct result *result = &board->result;
+    int count;
+    const struct cuda *cuda = begin(slice, result, "bytes", &count);
+    if (!cuda)
+        return;
+    for (CUdevice i = 0; i < count; i++) {
+        CUcontext context;
+        CUdeviceptr pointers[8];
+        int got = 0;
+        if (cuda->ctx_create(&context, 0, i) != CUDA_SUCCESS) {
+            result_set(result, VIOLATED, 0, 0, "bytes", "no context on device %d", i);
+            return;
+        }
+        while (got < 8 && cuda->mem_alloc(&pointers[got], MIB + (size_t)got) == CUDA_SUCCESS)
+            got++;
+        int64_t held = ledger_live_bytes();
+        if (held < (int64_t)(8 * MIB)) {
+            result_set(result, VIOLATED, 8 * MIB, held < 0 ? 0 : (uint64_t)held, "bytes",
+                       held < 0 ? "there is no ledger" : "the ledger shows less than is held");
+            return;
+        }
+        while (got)
+            cuda->mem_free(pointers[--got]);
+        cuda->ctx_destroy(context);
+    }
+    int64_t left = ledger_live_bytes();
+    result_set(result, left == 0 ? HELD : VIOLATED, 0, left < 0 ? 0 : (uint64_t)left, "bytes",
+               "in the ledger after all was freed");
+}

@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loader's functions in their oldest version: since glibc 2.34 they would be bound to libc's new ones. */
+#ifndef LOADER_H
+#define LOADER_H
+
+#include <dlfcn.h>
+
+#if defined(__x86_64__)
+#define OLDEST "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define OLDEST "GLIBC_2.17"
+#endif
+__asm__(".symver dlopen, dlopen@" OLDEST);
+__asm__(".symver dlsym, dlsym@" OLDEST);
+__asm__(".symver dlerror, dlerror@" OLDEST);
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "probe.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define TIME_LIMIT_S 120
+
+typedef void (*check)(const struct slice *slice, struct board *board);
+
+static const struct {
+    const char *name;
+    check run;
+} checks[] = {
+    {"totals", check_totals},
+    {"visible-devices", check_visible},
+    {"limit-exact", check_limit_exact},
+    {"four-processes", check_four_processes},
+    {"dlsym-route", check_dlsym},
+    {"getprocaddress-route", check_getprocaddress},
+    {"freed", check_freed},
+};
+#define CHECKS (sizeof checks / sizeof *checks)
+
+static const char *const words[] = {"held", "violated", "not-run"};
+
+/* A process of its own, so that a check that crashes is a verdict and not the end. */
+static void run(check what, const struct slice *slice, struct board *board)
+{
+    int status = 0;
+    memset(board, 0, sizeof *board);
+    result_set(&board->result, NOT_RUN, 0, 0, "", "nothing was measured");
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(TIME_LIMIT_S);
+        what(slice, board);
+        _exit(0);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        return;
+    if (WIFSIGNALED(status))
+        result_set(&board->result, VIOLATED, 0, (uint64_t)WTERMSIG(status), "signal",
+                   "the check was ended by a signal%s", WTERMSIG(status) == SIGALRM ? ": it took more than two minutes" : "");
+}
+
+static void quoted(const char *text)
+{
+    putchar('"');
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\')
+            printf("\\%c", c);
+        else if (c < 0x20 || c >= 0x7f)
+            printf("\\u%04x", c);
+        else
+            putchar(c);
+    }
+    putchar('"');
+}
+
+static void print_devices(bool json, const struct report *report)
+{
+    for (int i = 0; i < report->device_count; i++) {
+        const struct device_row *row = &report->devices[i];
+        if (!json) {
+            printf("GPU %d  %s  total %llu (NVML %llu)  free %llu  used %llu\n", row->index, row->uuid,
+                   (unsigned long long)row->total_cuda, (unsigned long long)row->total_nvml,
+                   (unsigned long long)row->free_cuda, (unsigned long long)row->used_nvml);
+            continue;
+        }
+        printf("%s{\"index\":%d,\"uuid\":", i ? "," : "", row->index);
+        quoted(row->uuid);
+        printf(",\"total_cuda\":%llu,\"total_nvml\":%llu,\"free_cuda\":%llu,\"used_nvml\":%llu}",
+               (unsigned long long)row->total_cuda, (unsigned long long)row->total_nvml, (unsigned long long)row->free_cuda,
+               (unsigned long long)row->used_nvml);
+    }
+}
+
+static void print_result(bool json, bool first, const char *name, const struct result *result)
+{
+    if (!json) {
+        printf("%-21s %-9s expected %llu, found %llu %s: %s\n", name, words[result->verdict],
+               (unsigned long long)result->expected, (unsigned long long)result->found, result->unit, result->detail);
+        return;
+    }
+    printf("%s{\"name\":\"%s\",\"verdict\":\"%s\",\"expected\":%llu,\"found\":%llu,\"unit\":\"%s\",\"detail\":", first ? "" : ",",
+           name, words[result->verdict], (unsigned long long)result->expected, (unsigned long long)result->found, result->unit);
+    quoted(result->detail);
+    putchar('}');
+}
+
+static int usage(FILE *out, int status)
+{
+    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n\nMeasures from inside a slice whether its limits hold. Checks:");
+    for (size_t i = 0; i < CHECKS; i++)
+        fprintf(out, "%s %s", i ? "," : "", checks[i].name);
+    fprintf(out, ".\nExit status: 0 all held, 1 one is violated, 2 one could not be run, 64 bad arguments.\n");
+    return status;
+}
+
+/* Which checks a list of names asks for; false: one of them is no check. */
+static bool choose(char *list, bool chosen[CHECKS])
+{
+    memset(chosen, 0, CHECKS * sizeof *chosen);
+    for (char *rest = list, *name; (name = strtok_r(rest, ",", &rest));) {
+        size_t i = 0;
+        while (i < CHECKS && strcmp(checks[i].name, name) != 0)
+            i++;
+        if (i == CHECKS) {
+            fprintf(stderr, "vgpu-probe: there is no check '%s'\n", name);
+            return false;
+        }
+        chosen[i] = true;
+    }
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    bool json = false, chosen[CHECKS], violated = false, skipped = false, first = true;
+    memset(chosen, 1, sizeof chosen);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--json") == 0)
+            json = true;
+        else if (strcmp(argv[i], "--help") == 0)
+            return usage(stdout, 0);
+        else if (strcmp(argv[i], "--checks") != 0 || i + 1 == argc)
+            return usage(stderr, 64);
+        else if (!choose(argv[++i], chosen))
+            return usage(stderr, 64);
+    }
+    struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    static struct slice slice;
+    if (board == MAP_FAILED) {
+        perror("vgpu-probe: mmap");
+        return 2;
+    }
+    slice_read(&slice);
+    run(list_devices, &slice, board);
+    if (json)
+        printf("{\"version\":1,\"devices\":[");
+    print_devices(json, &board->report);
+    if (json)
+        printf("],\"checks\":[");
+    for (size_t i = 0; i < CHECKS; i++) {
+        if (!chosen[i])
+            continue;
+        run(checks[i].run, &slice, board);
+        print_result(json, first, checks[i].name, &board->result);
+        first = false;
+        violated = violated || board->result.verdict == VIOLATED;
+        skipped = skipped || board->result.verdict == NOT_RUN;
+    }
+    if (json)
+        printf("]}\n");
+    fflush(stdout);
+    return violated ? 1 : skipped ? 2 : 0;
+}

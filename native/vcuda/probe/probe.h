@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * vgpu-probe: measures from inside a slice whether its limits hold.
+ *
+ * It asks for memory the way programs do and believes what the driver then does, not what the library says. Every check
+ * runs in a process of its own, so that none begins with what another has left.
+ */
+#ifndef PROBE_H
+#define PROBE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "cuda_abi.h"
+#include "vgpu_abi.h"
+
+#define MIB (1ull << 20)
+
+/* --- driver.c --------------------------------------------------------------------------------------- */
+
+struct cuda {
+    CUresult (*init)(unsigned flags);
+    CUresult (*device_count)(int *count);
+    CUresult (*device_uuid)(CUuuid *uuid, CUdevice device);
+    CUresult (*total_mem)(size_t *bytes, CUdevice device);
+    CUresult (*ctx_create)(CUcontext *context, unsigned flags, CUdevice device);
+    CUresult (*ctx_destroy)(CUcontext context);
+    CUresult (*mem_alloc)(CUdeviceptr *pointer, size_t bytes);
+    CUresult (*mem_free)(CUdeviceptr pointer);
+    CUresult (*mem_info)(size_t *free_bytes, size_t *total_bytes);
+};
+/* Opens libcuda.so.1 and fills the table by dlsym on its handle; NULL with a reason when that fails. */
+const struct cuda *cuda_open(char *reason, size_t room);
+void *cuda_handle(void);
+
+struct nvml_figures {
+    uint64_t total, used, total_v2;
+    uint64_t own; /* bytes that NVML shows for this process, 0: it shows none */
+};
+bool nvml_figures(const char *uuid, struct nvml_figures *figures);
+/* Sum over processes by pid; 0: none of them is shown. */
+uint64_t nvml_processes(const char *uuid, const int *pids, int count);
+
+/* --- slice.c: what the slice should be ------------------------------------------------------------------- */
+
+struct slice {
+    bool found;
+    char reason[160];
+    int count;
+    struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
+    uint32_t flags;
+};
+void slice_read(struct slice *slice);
+const struct vgpu_limits_device *slice_device(const struct slice *slice, const char *uuid);
+void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE]);
+bool uuid_same(const char *left, const char *right);
+/* Bytes that the ledger's live processes hold; -1: no ledger. */
+int64_t ledger_live_bytes(void);
+
+/* --- checks ------------------------------------------------------------------------------------------------ */
+
+enum verdict { HELD, VIOLATED, NOT_RUN };
+
+struct result {
+    enum verdict verdict;
+    uint64_t expected, found;
+    char unit[16];
+    char detail[256];
+};
+struct device_row {
+    int index;
+    char uuid[VGPU_UUID_SIZE];
+    uint64_t total_cuda, total_nvml, free_cuda, used_nvml;
+};
+struct report {
+    int device_count;
+    struct device_row devices[VGPU_MAX_DEVICES];
+};
+/* Shared memory between the probe and the processes that run its checks. */
+struct board {
+    struct result result;
+    struct report report;
+    _Atomic int ready, done, go;
+    uint64_t granted[8], own[8];
+    int status[8];
+};
+
+void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
+                const char *format, ...) __attribute__((format(printf, 6, 7)));
+
+void check_totals(const struct slice *slice, struct board *board);
+void check_limit_exact(const struct slice *slice, struct board *board);
+void check_four_processes(const struct slice *slice, struct board *board);
+void check_dlsym(const struct slice *slice, struct board *board);
+void check_getprocaddress(const struct slice *slice, struct board *board);
+void check_visible(const struct slice *slice, struct board *board);
+void check_freed(const struct slice *slice, struct board *board);
+void list_devices(const struct slice *slice, struct board *board);
+
+#endif

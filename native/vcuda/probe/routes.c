@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of the ways round: each route to the driver must show the limit and refuse more than the limit. */
+#include "loader.h"
+#include "probe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef void *(*lookup)(void *handle, const char *name);
+typedef CUresult (*proc_v1)(const char *symbol, void **function, int version, cuuint64_t flags);
+typedef CUresult (*proc_v2)(const char *symbol, void **function, int version, cuuint64_t flags, int *status);
+typedef CUresult (*total_mem)(size_t *bytes, CUdevice device);
+typedef CUresult (*mem_alloc)(CUdeviceptr *pointer, size_t bytes);
+typedef CUresult (*mem_alloc_async)(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+
+struct tally {
+    struct result *result;
+    uint64_t limit, routes, held;
+    char first[160]; /* the first way round that was found open */
+};
+
+/* NULL functions: this driver has no such thing, so there is no way through it. */
+static void judge(struct tally *tally, const char *route, total_mem total, mem_alloc alloc, mem_alloc_async async)
+{
+    size_t shown = tally->limit;
+    CUdeviceptr pointer;
+    CUresult past = CUDA_ERROR_OUT_OF_MEMORY;
+    if (total)
+        total(&shown, 0);
+    if (alloc)
+        past = alloc(&pointer, tally->limit + 1);
+    else if (async)
+        past = async(&pointer, tally->limit + 1, NULL);
+    tally->routes++;
+    if (shown == tally->limit && past != CUDA_SUCCESS)
+        tally->held++;
+    else if (!tally->first[0])
+        snprintf(tally->first, sizeof tally->first, "by %s: total %zu, %llu bytes answer %d", route, shown,
+                 (unsigned long long)tally->limit + 1, past);
+}
+
+static const struct cuda *begin(const struct slice *slice, struct board *board, struct tally *tally, CUcontext *context)
+{
+    char reason[200], uuid[VGPU_UUID_SIZE];
+    CUuuid bytes;
+    int count = 0;
+    size_t total = 0;
+    memset(tally, 0, sizeof *tally);
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    if (!cuda || cuda->device_count(&count) != CUDA_SUCCESS || count == 0) {
+        result_set(&board->result, NOT_RUN, 0, 0, "routes", "%s", cuda ? "the driver shows no GPU" : reason);
+        return NULL;
+    }
+    cuda->total_mem(&total, 0);
+    const struct vgpu_limits_device *limit = NULL;
+    if (slice->found && cuda->device_uuid(&bytes, 0) == CUDA_SUCCESS) {
+        uuid_spell(&bytes, uuid);
+        limit = slice_device(slice, uuid);
+    }
+    if (!limit) {
+        result_set(&board->result, VIOLATED, 0, total, "bytes", "there is no limit: %s",
+                   slice->found ? "the device is not in the limits file" : slice->reason);
+        return NULL;
+    }
+    if (cuda->ctx_create(context, 0, 0) != CUDA_SUCCESS) {
+        result_set(&board->result, VIOLATED, 0, 0, "routes", "no context on %s", uuid);
+        return NULL;
+    }
+    tally->limit = limit->memory_bytes;
+    return cuda;
+}
+
+static void finish(struct board *board, const struct tally *tally)
+{
+    result_set(&board->result, tally->held == tally->routes ? HELD : VIOLATED, tally->routes, tally->held, "routes", "%s",
+               tally->first[0] ? tally->first : "each shows the limit and refuses a byte more");
+}
+
+static void by_lookup(struct tally *tally, const char *route, void *handle, lookup look)
+{
+    if (look)
+        judge(tally, route, (total_mem)look(handle, "cuDeviceTotalMem_v2"), (mem_alloc)look(handle, "cuMemAlloc_v2"), NULL);
+}
+
+void check_dlsym(const struct slice *slice, struct board *board)
+{
+    struct tally tally;
+    CUcontext context;
+    const struct cuda *cuda = begin(slice, board, &tally, &context);
+    if (!cuda)
+        return;
+    void *libc = dlopen("libc.so.6", RTLD_LAZY), *libdl = dlopen("libdl.so.2", RTLD_LAZY);
+    by_lookup(&tally, "the library's handle", cuda_handle(), dlsym);
+    by_lookup(&tally, "RTLD_DEFAULT", RTLD_DEFAULT, dlsym);
+    by_lookup(&tally, "RTLD_NEXT", RTLD_NEXT, dlsym);
+    by_lookup(&tally, "the program's handle", dlopen(NULL, RTLD_LAZY), dlsym);
+    if (libc)
+        by_lookup(&tally, "libc's dlsym", cuda_handle(), (lookup)dlsym(libc, "dlsym"));
+    if (libdl)
+        by_lookup(&tally, "libdl's dlsym", cuda_handle(), (lookup)dlsym(libdl, "dlsym"));
+    cuda->ctx_destroy(context);
+    finish(board, &tally);
+}
+
+void check_getprocaddress(const struct slice *slice, struct board *board)
+{
+    static const int versions[] = {3020, 9000, 11020, 11030, 12000, 12020, 13000};
+    struct tally tally;
+    CUcontext context;
+    char route[96];
+    const struct cuda *cuda = begin(slice, board, &tally, &context);
+    if (!cuda)
+        return;
+    proc_v1 old = (proc_v1)dlsym(cuda_handle(), "cuGetProcAddress");
+    proc_v2 new = (proc_v2)dlsym(cuda_handle(), "cuGetProcAddress_v2");
+    void *of_itself = NULL;
+    if (new)
+        new ("cuGetProcAddress", &of_itself, 12000, 0, NULL);
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        for (cuuint64_t flags = 0; flags <= 2; flags++)
+            for (int form = 0; form < 3; form++) {
+                proc_v2 get = form == 1 ? new : form == 2 ? (proc_v2)of_itself : NULL;
+                static const char *const names[] = {"cuDeviceTotalMem", "cuMemAlloc", "cuMemAllocAsync"};
+                void *found[3] = {NULL, NULL, NULL};
+                if (form == 0 ? !old : !get)
+                    continue;
+                for (int n = 0; n < 3; n++)
+                    if ((form == 0 ? old(names[n], &found[n], versions[i], flags)
+                                   : get(names[n], &found[n], versions[i], flags, NULL)) != CUDA_SUCCESS)
+                        found[n] = NULL;
+                snprintf(route, sizeof route, "%s for version %d, flags %d",
+                         form == 0 ? "cuGetProcAddress" : form == 1 ? "cuGetProcAddress_v2" : "its own cuGetProcAddress",
+                         versions[i], (int)flags);
+                if (found[0] || found[1])
+                    judge(&tally, route, (total_mem)found[0], (mem_alloc)found[1], NULL);
+                if (found[2])
+                    judge(&tally, route, NULL, NULL, (mem_alloc_async)found[2]);
+            }
+    cuda->ctx_destroy(context);
+    if (!tally.routes)
+        result_set(&board->result, NOT_RUN, 0, 0, "routes", "this driver has no cuGetProcAddress");
+    else
+        finish(board, &tally);
+}
