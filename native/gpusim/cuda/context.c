@@ -101,6 +101,16 @@ static CUresult context_start(CUcontext context)
     return CUDA_SUCCESS;
 }
 
+static bool device_in_use(int device)
+{
+    bool used = false;
+    pthread_mutex_lock(&driver.mutex);
+    for (CUcontext context = driver.contexts; context; context = context->next)
+        used = used || (context->device == device && atomic_load(&context->alive));
+    pthread_mutex_unlock(&driver.mutex);
+    return used;
+}
+
 static void context_stop(CUcontext context)
 {
     context_wait(context);
@@ -109,6 +119,8 @@ static void context_stop(CUcontext context)
     events_destroy(context);
     modules_unload(context);
     memory_release_all(context);
+    if (!device_in_use(context->device))
+        pools_end(context->device);
     sim_channel_close(context->gpu, context->channel);
     sim_uncharge(context->gpu, SIM_CONTEXT, sim_state()->gpus[context->gpu].context_bytes);
 }

@@ -60,7 +60,8 @@ struct device {
     CUcontext primary; /* made at the first retain, its address never changes */
     unsigned primary_refs, primary_flags;
     struct arena *arena;
-    CUmemoryPool default_pool, current_pool;
+    CUmemoryPool default_pool, current_pool, pools;
+    _Atomic bool pools_due; /* something was freed since the last synchronisation */
     uint64_t graph_used, graph_used_high, graph_reserved, graph_reserved_high;
 };
 
@@ -129,6 +130,7 @@ static inline bool device_valid(CUdevice device)
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out);
 CUresult memory_free(CUdeviceptr pointer);
 bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
+bool memory_free_owned(CUdeviceptr pointer, unsigned kinds); /* kinds: a mask of 1 << enum block_kind */
 void memory_release_all(CUcontext context);
 struct arena *memory_arena(CUdeviceptr pointer, int *device);
 CUresult status_to_result(enum sim_status status);
@@ -136,11 +138,19 @@ CUresult status_to_result(enum sim_status status);
 /* host.c */
 bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flags, CUcontext *context);
 
-/* vmm.c */
+/* vmm.c: [base, base + bytes) is the run of neighbouring mappings that the device may access */
 bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device);
+CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device); /* memory of another process, mapped here */
+bool vmm_disown(CUdeviceptr base);
 
 /* pool.c */
 CUresult pool_free(CUdeviceptr pointer, const struct block *block);
+/* Gives back what pools of the device hold above their thresholds (all: whatever is unused). True if anything was. */
+bool pools_trim(int device, bool all);
+void pools_trim_if_due(int device); /* after a synchronisation */
+void pools_end(int device);         /* the last context is gone, and the memory of pools with it */
+CUresult pool_alloc(CUmemoryPool pool, uint64_t bytes, CUdeviceptr *out);
+CUmemoryPool pool_current(int device);
 
 /* stream.c */
 CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out);
@@ -165,7 +175,6 @@ struct kernel_cost {
     uint64_t ns; /* SIM_COST_FOREVER: until the context ends */
     unsigned sms; /* 0: all of the GPU */
 };
-CUresult function_cost(CUfunction function, struct kernel_cost *out);
 CUresult function_of(const void *handle, CUfunction *out); /* a CUfunction, or a CUkernel in the current context */
 
 /* launch.c */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Events: a mark in a stream, when it was passed, and waiting for it. */
-#include "driver.h"
 #include "capture.h"
+#include "op.h"
 
 #include <stdlib.h>
 
@@ -109,6 +109,39 @@ CUresult cuEventDestroy(CUevent event)
     return destroy(event);
 }
 
+CUresult event_record_now(CUevent event, CUstream stream)
+{
+    CUresult result = check(event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sim_work mark = {.kind = SIM_WORK_MARK, .tag = event->id};
+    uint64_t seq;
+    event->capture = NULL;
+    result = stream_submit(stream, &mark, &seq);
+    if (result == CUDA_SUCCESS) {
+        pthread_mutex_lock(&event->context->mutex);
+        event->seq = seq;
+        event->finish = 0;
+        pthread_mutex_unlock(&event->context->mutex);
+    }
+    return result;
+}
+
+CUresult event_wait_now(CUevent event, CUstream stream)
+{
+    CUresult result = check(event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&event->context->mutex);
+    uint64_t seq = event->finish ? 0 : event->seq;
+    pthread_mutex_unlock(&event->context->mutex);
+    if (!seq)
+        return CUDA_SUCCESS;
+    struct sim_work wait = {.kind = SIM_WORK_WAIT, .dep_seq = seq, .dep_gpu = (uint8_t)event->context->gpu,
+                            .dep_channel = (uint16_t)event->context->channel};
+    return stream_submit(stream, &wait, NULL);
+}
+
 static CUresult record(CUevent event, CUstream handle)
 {
     ENTER_CONTEXT(context);
@@ -123,17 +156,7 @@ static CUresult record(CUevent event, CUstream handle)
         event->capture = stream->capture;
         return capture_event(stream, &event->node);
     }
-    event->capture = NULL;
-    struct sim_work mark = {.kind = SIM_WORK_MARK, .tag = event->id};
-    uint64_t seq;
-    result = stream_submit(stream, &mark, &seq);
-    if (result == CUDA_SUCCESS) {
-        pthread_mutex_lock(&event->context->mutex);
-        event->seq = seq;
-        event->finish = 0;
-        pthread_mutex_unlock(&event->context->mutex);
-    }
-    return result;
+    return event_record_now(event, stream);
 }
 
 /* Is it passed, and when? */
@@ -204,6 +227,7 @@ CUresult cuEventSynchronize(CUevent event)
         return CUDA_SUCCESS;
     if (!sim_work_wait(event->context->gpu, event->context->channel, event->seq, NULL))
         return context_check(event->context) ? context_check(event->context) : CUDA_ERROR_UNKNOWN;
+    pools_trim_if_due(event->context->device);
     return CUDA_SUCCESS;
 }
 
@@ -236,14 +260,7 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags)
         return result;
     if (stream->capture || event->capture)
         return capture_wait(stream, event->capture, event->node);
-    pthread_mutex_lock(&event->context->mutex);
-    uint64_t seq = event->finish ? 0 : event->seq;
-    pthread_mutex_unlock(&event->context->mutex);
-    if (!seq)
-        return CUDA_SUCCESS;
-    struct sim_work wait = {.kind = SIM_WORK_WAIT, .dep_seq = seq, .dep_gpu = (uint8_t)event->context->gpu,
-                            .dep_channel = (uint16_t)event->context->channel};
-    return stream_submit(stream, &wait, NULL);
+    return event_wait_now(event, stream);
 }
 
 EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);

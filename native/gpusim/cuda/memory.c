@@ -3,6 +3,7 @@
 #include "driver.h"
 
 #define FREEABLE (1u << BLOCK_PLAIN | 1u << BLOCK_MANAGED)
+#define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* by a context, and gone with it */
 #define LOW_ARENA_BYTES ((uint64_t)2 << 30)
 
 struct arena *memory_arena(CUdeviceptr pointer, int *device)
@@ -42,19 +43,31 @@ static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes,
 
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out)
 {
-    return allocate(device_of(context)->arena, context, bytes, kind, out);
+    CUresult result = allocate(device_of(context)->arena, context, bytes, kind, out);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && pools_trim(context->device, true)) /* what pools hold unused is there */
+        result = allocate(device_of(context)->arena, context, bytes, kind, out);
+    return result;
+}
+
+bool memory_free_owned(CUdeviceptr pointer, unsigned kinds)
+{
+    struct block block;
+    int device;
+    struct arena *arena = memory_arena(pointer, &device);
+    if (!arena || !arena_free(arena, pointer, kinds, &block))
+        return false;
+    sim_uncharge(((CUcontext)block.owner)->gpu, SIM_MEMORY, block.bytes);
+    return true;
 }
 
 CUresult memory_free(CUdeviceptr pointer)
 {
     struct block block;
     int device;
+    if (memory_free_owned(pointer, FREEABLE))
+        return CUDA_SUCCESS;
     struct arena *arena = memory_arena(pointer, &device);
     REQUIRE(arena, CUDA_ERROR_INVALID_VALUE);
-    if (arena_free(arena, pointer, FREEABLE, &block)) {
-        sim_uncharge(((CUcontext)block.owner)->gpu, SIM_MEMORY, block.bytes);
-        return CUDA_SUCCESS;
-    }
     /* Memory of cuMemAllocAsync may be freed here too. */
     if (arena_find(arena, pointer, &block) && block.base == pointer && block.kind == BLOCK_POOL)
         return pool_free(pointer, &block);
@@ -63,8 +76,7 @@ CUresult memory_free(CUdeviceptr pointer)
 
 static void release(const struct block *block)
 {
-    if (1u << block->kind & FREEABLE)
-        memory_free(block->base);
+    memory_free_owned(block->base, OWNED);
 }
 
 void memory_release_all(CUcontext context)

@@ -97,8 +97,10 @@ CUresult stream_wait(CUstream stream)
         if (result != CUDA_SUCCESS)
             return result;
     }
-    if (last <= atomic_load(&context->waited) || sim_work_wait(context->gpu, context->channel, last, NULL))
+    if (last <= atomic_load(&context->waited) || sim_work_wait(context->gpu, context->channel, last, NULL)) {
+        pools_trim_if_due(context->device);
         return CUDA_SUCCESS;
+    }
     return context_check(context) ? context_check(context) : CUDA_ERROR_UNKNOWN;
 }
 
@@ -110,6 +112,7 @@ CUresult context_wait(CUcontext context)
     if (!sim_channel_wait(context->gpu, context->channel))
         return context_check(context) ? context_check(context) : CUDA_ERROR_UNKNOWN;
     raise(&context->waited, last);
+    pools_trim_if_due(context->device);
     return CUDA_SUCCESS;
 }
 

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Sharing memory between processes: the old IPC handles, and handles of physical memory exported as descriptors. Both
+ * name the exporter's memory file by pid and descriptor number, so they work between processes that see each other's
+ * /proc. The memory is charged to the exporter and gone when it frees it or ends: unlike hardware, an importer does not
+ * keep it alive.
+ */
+#include "vmm.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define IPC_MAGIC 0x49504331u
+#define PAGE 4096u
+#define EXPORT_TYPE_FD 1
+
+struct ticket {
+    uint32_t magic;
+    int32_t pid, fd, gpu;
+    uint64_t serial; /* of the exporter: a later process with its pid is another */
+    uint64_t offset, bytes;
+    uint64_t reserved[2];
+};
+_Static_assert(sizeof(struct ticket) <= sizeof(CUipcMemHandle), "an IPC handle has 64 bytes");
+
+struct opened {
+    CUdeviceptr pointer;
+    void *map;
+    size_t length;
+    struct ticket ticket;
+    unsigned users;
+    struct opened *next;
+};
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct opened *opened;
+
+static struct ticket ticket_for(int device, const struct arena *arena, uintptr_t base, uint64_t bytes)
+{
+    return (struct ticket){.magic = IPC_MAGIC, .pid = getpid(), .fd = arena_fd(arena),
+                           .gpu = driver.devices[device].gpu, .serial = sim_state()->procs[sim_slot()].serial,
+                           .offset = arena_offset(arena, base), .bytes = bytes};
+}
+
+static bool exporter_alive(const struct ticket *ticket)
+{
+    bool alive = false;
+    sim_lock();
+    sim_reap();
+    for (uint32_t slot = 0; slot < sim_state()->proc_high; slot++)
+        alive = alive || (sim_state()->procs[slot].role == SIM_ROLE_CUDA &&
+                          sim_state()->procs[slot].serial == ticket->serial);
+    sim_unlock();
+    return alive;
+}
+
+static int device_of_gpu(int gpu)
+{
+    for (int i = 0; i < driver.count; i++)
+        if (driver.devices[i].gpu == gpu)
+            return i;
+    return -1;
+}
+
+static int open_file(const struct ticket *ticket)
+{
+    char path[64];
+    if (ticket->magic != IPC_MAGIC || !exporter_alive(ticket))
+        return -1;
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", ticket->pid, ticket->fd);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
+{
+    ENTER_CONTEXT(context);
+    struct block block;
+    int device;
+    (void)context;
+    REQUIRE(handle && memory_find(pointer, &block, &device) && block.kind == BLOCK_PLAIN, CUDA_ERROR_INVALID_VALUE);
+    struct arena *arena = memory_arena(pointer, &(int){0});
+    struct ticket ticket = ticket_for(device, arena, block.base, block.bytes);
+    arena_touch(arena, block.base);
+    memset(handle, 0, sizeof *handle);
+    memcpy(handle, &ticket, sizeof ticket);
+    return CUDA_SUCCESS;
+}
+
+static CUresult map_ticket(const struct ticket *ticket, int device, CUdeviceptr *out)
+{
+    struct opened *record = calloc(1, sizeof *record);
+    int fd = open_file(ticket);
+    uint64_t start = ticket->offset / PAGE * PAGE, skip = ticket->offset - start;
+    void *map = fd >= 0 && record ? mmap(NULL, ticket->bytes + skip, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                                         fd, (off_t)start)
+                                  : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    if (map == MAP_FAILED) {
+        free(record);
+        return CUDA_ERROR_MAP_FAILED;
+    }
+    *record = (struct opened){.pointer = (uintptr_t)map + skip, .map = map, .length = ticket->bytes + skip,
+                              .ticket = *ticket, .users = 1, .next = opened};
+    CUresult result = vmm_adopt(record->pointer, ticket->bytes, device);
+    if (result != CUDA_SUCCESS) {
+        munmap(map, record->length);
+        free(record);
+        return result;
+    }
+    opened = record;
+    *out = record->pointer;
+    return CUDA_SUCCESS;
+}
+
+static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
+{
+    ENTER_CONTEXT(context);
+    struct ticket ticket;
+    REQUIRE(pointer && flags <= 1, CUDA_ERROR_INVALID_VALUE);
+    memcpy(&ticket, &handle, sizeof ticket);
+    REQUIRE(ticket.magic == IPC_MAGIC, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(ticket.serial != sim_state()->procs[sim_slot()].serial, CUDA_ERROR_INVALID_CONTEXT); /* not in its own process */
+    int device = device_of_gpu(ticket.gpu);
+    REQUIRE(device >= 0 && device == context->device, CUDA_ERROR_INVALID_DEVICE);
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&mutex);
+    struct opened *known = opened;
+    while (known && memcmp(&known->ticket, &ticket, sizeof ticket) != 0)
+        known = known->next;
+    if (known) {
+        known->users++;
+        *pointer = known->pointer;
+    } else {
+        result = map_ticket(&ticket, device, pointer);
+    }
+    pthread_mutex_unlock(&mutex);
+    return result;
+}
+
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
+{
+    return open_handle(pointer, handle, flags);
+}
+
+EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
+{
+    return open_handle(pointer, handle, flags);
+}
+
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
+CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+    ENTER_CONTEXT(context);
+    CUresult result = context_wait(context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&mutex);
+    struct opened **link = &opened;
+    while (*link && (*link)->pointer != pointer)
+        link = &(*link)->next;
+    struct opened *gone = *link;
+    bool last = gone && --gone->users == 0;
+    if (last) {
+        *link = gone->next;
+        vmm_disown(pointer);
+        munmap(gone->map, gone->length);
+        free(gone);
+    }
+    pthread_mutex_unlock(&mutex);
+    return gone ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* ---- physical handles as descriptors: a small memory file that holds the ticket --------------------------------------- */
+
+EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
+                                             unsigned long long flags);
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
+{
+    ENTER();
+    const struct physical *physical = (const struct physical *)(uintptr_t)handle;
+    REQUIRE(out && flags == 0 && physical && physical->magic == PHYSICAL_MAGIC, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(type == EXPORT_TYPE_FD && physical->prop.handle_types & EXPORT_TYPE_FD && !physical->imported,
+            CUDA_ERROR_NOT_SUPPORTED);
+    struct ticket ticket = ticket_for(physical->device, driver.devices[physical->device].arena, physical->base,
+                                      physical->bytes);
+    int fd = memfd_create("gpusim-shareable-handle", MFD_CLOEXEC);
+    REQUIRE(fd >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    if (write(fd, &ticket, sizeof ticket) != (ssize_t)sizeof ticket) {
+        close(fd);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    *(int *)out = fd;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type)
+{
+    ENTER();
+    struct ticket ticket;
+    REQUIRE(handle, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(type == EXPORT_TYPE_FD, CUDA_ERROR_NOT_SUPPORTED);
+    REQUIRE(pread((int)(intptr_t)os_handle, &ticket, sizeof ticket, 0) == (ssize_t)sizeof ticket &&
+                ticket.magic == IPC_MAGIC,
+            CUDA_ERROR_INVALID_VALUE);
+    int device = device_of_gpu(ticket.gpu), fd = device >= 0 ? open_file(&ticket) : -1;
+    REQUIRE(device >= 0, CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE(fd >= 0, CUDA_ERROR_INVALID_VALUE);
+    CUresult result = vmm_import(device, fd, ticket.offset, ticket.bytes, handle);
+    if (result != CUDA_SUCCESS)
+        close(fd);
+    return result;
+}

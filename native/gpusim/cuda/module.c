@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Modules: loading an image into a context, what it costs there, and its functions and globals. */
+#include "module.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MODULE_MAGIC 0x4d4f4431u
+
+struct global {
+    char *name;
+    CUdeviceptr pointer;
+    uint64_t bytes;
+    struct global *next;
+};
+
+struct CUmod_st {
+    uint32_t magic;
+    CUcontext context;
+    struct image image;
+    CUfunction functions;
+    struct global *globals;
+    uint64_t charged;
+    CUmodule next;
+};
+
+static CUresult function_new(CUmodule module, const char *name, const struct image_entry *entry, CUfunction *out)
+{
+    CUfunction function = calloc(1, sizeof *function);
+    char *copy = strdup(name);
+    if (!function || !copy) {
+        free(function);
+        free(copy);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    const struct sim_gpu *gpu = &sim_state()->gpus[module->context->gpu];
+    int capability = (int)(gpu->cc_major * 10 + gpu->cc_minor);
+    *function = (struct CUfunc_st){.magic = FUNCTION_MAGIC, .module = module, .name = copy, .next = module->functions,
+                                   .cost = entry ? entry->cost : (struct kernel_cost){.ns = 10000},
+                                   .declared = entry && entry->declared, .block = {1, 1, 1},
+                                   /* CUfunction_attribute: threads, …, registers, PTX and binary version, …, dynamic shared */
+                                   .attributes = {1024, 0, 0, 0, 32, capability, capability, 0, 49152, -1}};
+    module->functions = function;
+    *out = function;
+    return CUDA_SUCCESS;
+}
+
+static CUresult make_globals(CUmodule module)
+{
+    struct block block;
+    for (const struct image_entry *entry = module->image.entries; entry; entry = entry->next) {
+        if (!entry->bytes)
+            continue;
+        struct global *global = calloc(1, sizeof *global);
+        REQUIRE(global, CUDA_ERROR_OUT_OF_MEMORY);
+        if (!arena_alloc(device_of(module->context)->arena, entry->bytes, BLOCK_BACKING, module, &block)) {
+            free(global);
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        }
+        *global = (struct global){.name = entry->name, .pointer = block.base, .bytes = entry->bytes,
+                                  .next = module->globals};
+        module->globals = global;
+        arena_touch(device_of(module->context)->arena, block.base);
+        memset((void *)(uintptr_t)block.base, 0, entry->bytes);
+    }
+    return CUDA_SUCCESS;
+}
+
+static void module_free(CUmodule module)
+{
+    struct block block;
+    while (module->functions) {
+        CUfunction gone = module->functions;
+        module->functions = gone->next;
+        gone->magic = 0;
+        free(gone->name);
+        free(gone);
+    }
+    while (module->globals) {
+        struct global *gone = module->globals;
+        module->globals = gone->next;
+        arena_free(device_of(module->context)->arena, gone->pointer, 1u << BLOCK_BACKING, &block);
+        free(gone);
+    }
+    if (module->charged)
+        sim_uncharge(module->context->gpu, SIM_MODULE, module->charged);
+    image_free(&module->image);
+    module->magic = 0;
+    free(module);
+}
+
+static CUresult load(CUmodule *out, const void *data)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(out && data, CUDA_ERROR_INVALID_VALUE);
+    CUmodule module = calloc(1, sizeof *module);
+    REQUIRE(module, CUDA_ERROR_OUT_OF_MEMORY);
+    module->magic = MODULE_MAGIC;
+    module->context = context;
+    CUresult result = image_parse(data, &module->image);
+    uint64_t bytes = module->image.code_bytes;
+    for (const struct image_entry *entry = module->image.entries; entry; entry = entry->next)
+        bytes += entry->bytes;
+    if (result == CUDA_SUCCESS && bytes) {
+        result = status_to_result(sim_charge(context->gpu, SIM_MODULE, bytes));
+        module->charged = result == CUDA_SUCCESS ? bytes : 0;
+    }
+    if (result == CUDA_SUCCESS)
+        result = make_globals(module);
+    for (const struct image_entry *e = module->image.entries; e && result == CUDA_SUCCESS; e = e->next) {
+        CUfunction function;
+        if (!e->bytes)
+            result = function_new(module, e->name, e, &function);
+    }
+    if (result != CUDA_SUCCESS) {
+        module_free(module);
+        return result;
+    }
+    pthread_mutex_lock(&context->mutex);
+    module->next = context->modules;
+    context->modules = module;
+    pthread_mutex_unlock(&context->mutex);
+    *out = module;
+    return CUDA_SUCCESS;
+}
+
+void modules_unload(CUcontext context)
+{
+    while (context->modules) {
+        CUmodule gone = context->modules;
+        context->modules = gone->next;
+        module_free(gone);
+    }
+}
+
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    return load(module, image);
+}
+
+/* JIT options have nothing to act on. */
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values);
+CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
+{
+    (void)options;
+    (void)values;
+    (void)count;
+    return load(module, image);
+}
+
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image);
+CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+{
+    return load(module, image);
+}
+
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path);
+CUresult cuModuleLoad(CUmodule *module, const char *path)
+{
+    ENTER();
+    char *data;
+    CUresult result = image_read_file(path, &data);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = load(module, data);
+    free(data);
+    return result;
+}
+
+static bool valid(CUmodule module)
+{
+    return module && module->magic == MODULE_MAGIC;
+}
+
+EXPORT CUresult cuModuleUnload(CUmodule module);
+CUresult cuModuleUnload(CUmodule module)
+{
+    ENTER();
+    REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
+    CUcontext context = module->context;
+    CUresult result = context_wait(context); /* its kernels may still be queued */
+    if (result != CUDA_SUCCESS)
+        return result;
+    pthread_mutex_lock(&context->mutex);
+    CUmodule *link = &context->modules;
+    while (*link && *link != module)
+        link = &(*link)->next;
+    if (*link)
+        *link = module->next;
+    pthread_mutex_unlock(&context->mutex);
+    module_free(module);
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name);
+CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
+{
+    ENTER();
+    REQUIRE(out && name && *name, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&module->context->mutex);
+    CUfunction function = module->functions;
+    while (function && strcmp(function->name, name) != 0)
+        function = function->next;
+    if (!function)
+        result = module->image.any_name ? function_new(module, name, NULL, &function) : CUDA_ERROR_NOT_FOUND;
+    pthread_mutex_unlock(&module->context->mutex);
+    if (result == CUDA_SUCCESS)
+        *out = function;
+    return result;
+}
+
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name);
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+{
+    ENTER();
+    REQUIRE((pointer || bytes) && name, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
+    for (const struct global *global = module->globals; global; global = global->next)
+        if (strcmp(global->name, name) == 0) {
+            if (pointer)
+                *pointer = global->pointer;
+            if (bytes)
+                *bytes = global->bytes;
+            return CUDA_SUCCESS;
+        }
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuModuleGetLoadingMode(int *mode);
+CUresult cuModuleGetLoadingMode(int *mode)
+{
+    ENTER();
+    REQUIRE(mode, CUDA_ERROR_INVALID_VALUE);
+    *mode = 1; /* eager: an image is charged when it is loaded */
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function);
+CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
+{
+    ENTER();
+    REQUIRE(module, CUDA_ERROR_INVALID_VALUE);
+    CUresult result = function_of(function, &function);
+    if (result == CUDA_SUCCESS)
+        *module = function->module;
+    return result;
+}

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Modules and functions, for module.c, library.c and launch.c. */
+#ifndef GPUSIM_MODULE_H
+#define GPUSIM_MODULE_H
+
+#include "driver.h"
+
+#define FUNCTION_MAGIC 0x46554e31u
+#define KERNEL_MAGIC 0x4b524e31u
+#define FUNCTION_ATTRIBUTES 16
+
+struct CUfunc_st {
+    uint32_t magic;
+    CUmodule module;
+    char *name;
+    struct kernel_cost cost;
+    bool declared;
+    int attributes[FUNCTION_ATTRIBUTES];
+    unsigned block[3], shared; /* of the old launch calls */
+    CUfunction next;
+};
+
+/* What an image says: image.c. */
+struct image_entry {
+    char *name;
+    uint64_t bytes; /* of a global; 0: a kernel */
+    struct kernel_cost cost;
+    bool declared;
+    struct image_entry *next;
+};
+
+struct image {
+    struct image_entry *entries;
+    uint64_t code_bytes;
+    bool any_name; /* machine code: every name is taken for a kernel's */
+};
+
+CUresult image_parse(const void *data, struct image *out);
+void image_free(struct image *image);
+CUresult image_read_file(const char *path, char **out);
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One operation of a stream, in a form that can be run now, captured into a graph, or kept as a graph node. All copies
+ * are 3D copies, all memsets 2D ones.
+ *
+ * Bytes move when the operation is issued, time passes in the queue: kernels compute nothing here, so the program cannot
+ * see a difference except by reading a buffer before it has waited for the copy into it.
+ */
+#ifndef GPUSIM_OP_H
+#define GPUSIM_OP_H
+
+#include "driver.h"
+
+enum op_kind { /* the first ones are CUgraphNodeType */
+    OP_KERNEL = 0,
+    OP_COPY = 1,
+    OP_SET = 2,
+    OP_HOST = 3,
+    OP_CHILD = 4,
+    OP_EMPTY = 5,
+    OP_WAIT = 6,
+    OP_RECORD = 7,
+    OP_ALLOC = 10,
+    OP_FREE = 11,
+};
+
+struct op {
+    enum op_kind kind;
+    union {
+        struct {
+            CUfunction function;
+            unsigned grid[3], block[3], shared;
+        } kernel;
+        CUDA_MEMCPY3D copy;
+        CUDA_MEMSET_NODE_PARAMS set;
+        CUDA_HOST_NODE_PARAMS host;
+        CUgraph child;
+        CUevent event;
+        struct {
+            CUdeviceptr pointer;
+            uint64_t bytes;
+        } memory;
+    } as;
+};
+
+/* op.c */
+CUresult op_check(CUcontext context, const struct op *op); /* arguments only */
+CUresult op_run(CUstream stream, const struct op *op);     /* now */
+CUresult op_issue(CUstream handle, const struct op *op);   /* now, or into the graph being captured; resolves the handle */
+
+/* copy.c */
+CUresult copy_check(const CUDA_MEMCPY3D *copy);
+CUresult copy_move(const CUDA_MEMCPY3D *copy, bool *over_bus); /* moves the bytes */
+CUresult set_check(const CUDA_MEMSET_NODE_PARAMS *set);
+void set_fill(const CUDA_MEMSET_NODE_PARAMS *set);
+bool range_valid(uintptr_t address, uint64_t bytes);
+
+/* array.c */
+bool array_address(CUarray array, uintptr_t *base, size_t *pitch, size_t *height, size_t *depth);
+
+/* capture.c */
+CUresult capture_op(CUstream stream, const struct op *op);
+
+/* event.c */
+CUresult event_record_now(CUevent event, CUstream stream);
+CUresult event_wait_now(CUevent event, CUstream stream);
+
+#endif

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A physical handle, for vmm.c and ipc.c. */
+#ifndef GPUSIM_VMM_H
+#define GPUSIM_VMM_H
+
+#include "driver.h"
+
+#define VMM_GRANULARITY ((uint64_t)2 << 20)
+#define PHYSICAL_MAGIC 0x50485931u
+
+struct physical {
+    uint32_t magic;
+    int device;
+    size_t bytes;
+    unsigned handles, mapped; /* who keeps it alive */
+    uintptr_t base;           /* in the arena; 0 where imported */
+    int fd;                   /* the memory file … */
+    uint64_t offset;          /* … and where in it */
+    bool imported;            /* another process's, charged there */
+    CUmemAllocationProp prop;
+};
+
+/* A handle on another process's memory; takes fd over. */
+CUresult vmm_import(int device, int fd, uint64_t offset, size_t bytes, CUmemGenericAllocationHandle *out);
+
+#endif
