@@ -68,8 +68,7 @@ class Reader:
 
     def skip(self, position: int) -> int:
         match = WHITESPACE.match(self.text, position)
-        assert match is not None
-        return match.end()
+        return match.end() if match else position
 
     def fail(self, reason: str, position: int) -> JsonTextError:
         rest = self.text[position : position + 2]
@@ -209,8 +208,7 @@ def line_indent(text: str, position: int) -> str:
     """The white space that begins the line of this position."""
     start = text.rfind("\n", 0, position) + 1
     match = re.compile(r"[ \t]*").match(text, start, position)
-    assert match is not None
-    return match.group()
+    return match.group() if match else ""
 
 
 def assign(text: str, path: Sequence[str], value: Any) -> str:
@@ -240,7 +238,6 @@ def replace(text: str, node: Node, value: Any, style: Style) -> str:
 
 
 def insert(text: str, node: Node, key: str, value: Any, style: Style) -> str:
-    assert node.members is not None
     name = json.dumps(key, ensure_ascii=False) + ": "
     if not node.members:
         outer = line_indent(text, node.start)

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """nvidia-container-cli of the simulated hosts: its version, and ``list``: what a container with all GPUs receives.
 

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """nvidia-container-runtime of the simulated hosts: an OCI runtime that injects GPUs by CDI and becomes runc.
 
@@ -187,7 +186,7 @@ def low_level_runtime() -> str:
     raise RuntimeFault(f"none of the runtimes {', '.join(names)} is in PATH; install runc")
 
 
-def main(words: list[str]) -> int:
+def main(words: list[str]) -> None:
     command, bundle, log = command_of(words)
     try:
         if command in ("create", "run"):
@@ -200,9 +199,9 @@ def main(words: list[str]) -> int:
             record = {"level": "error", "msg": message, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
             with contextlib.suppress(OSError), open(log, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(record) + "\n")
-        return 1
+        sys.exit(1)
     os.execv(runtime, [runtime, *words])
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """nvidia-ctk of the simulated hosts: ``cdi generate`` and ``cdi list``.
 
