@@ -27,7 +27,7 @@ class Answer(NamedTuple):
     err: str
 
 
-UNIT_ABSENT = {
+UNIT_ABSENT: dict[str, Any] = {
     "present": False,
     "enabled": False,
     "active": False,

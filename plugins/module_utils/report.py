@@ -56,8 +56,8 @@ def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = Non
         said = f"  isolation of slice {where}: {result['verdict']}"
         lines += ["", said + (f" ({result['detail']})" if result.get("detail") else "")]
         checks = result.get("checks") or []
-        rows = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
-        lines += ["  " + line for line in table(CHECK_HEADINGS, rows)] if rows else []
+        measures = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
+        lines += ["  " + line for line in table(CHECK_HEADINGS, measures)] if measures else []
     return lines
 
 
