@@ -220,17 +220,18 @@ static unsigned capacity_left(const struct sim_gpu *gpu, const struct sim_mig_pr
     return left;
 }
 
+/* Of a GPU with MIG off there is none left: nvidia-smi of 550 then lists 0/7 instead of refusing. */
 NVML_API nvmlReturn_t nvmlDeviceGetGpuInstanceRemainingCapacity(nvmlDevice_t device, unsigned profile_id,
                                                                 unsigned *count)
 {
     struct nvml_target target;
-    NVML_TRY(open_enabled(device, &target));
+    NVML_TRY(open_capable(device, &target));
     NVML_NEED(count != NULL);
     const struct sim_mig_profile *profile = nvml_mig_profile(&target, profile_id);
     if (profile == NULL)
         return NVML_ERROR_NOT_SUPPORTED;
     sim_lock();
-    *count = capacity_left(target.gpu, profile);
+    *count = target.gpu->mig_mode ? capacity_left(target.gpu, profile) : 0;
     sim_unlock();
     return NVML_SUCCESS;
 }

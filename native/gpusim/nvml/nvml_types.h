@@ -219,6 +219,12 @@ typedef struct {
 } nvmlFieldValue_t;
 
 typedef struct {
+    unsigned version;
+    unsigned powerScope; /* 0: GPU */
+    unsigned powerValueMw;
+} nvmlPowerValue_v2_t;
+
+typedef struct {
     unsigned long long l1Cache, l2Cache, deviceMemory, registerFile;
 } nvmlEccErrorCounts_t;
 

@@ -107,6 +107,16 @@ NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, uns
     return write_word(device, WORD(power_limit_mw), milliwatts);
 }
 
+NVML_API nvmlReturn_t nvmlDeviceSetPowerManagementLimit_v2(nvmlDevice_t device, nvmlPowerValue_v2_t *value)
+{
+    NVML_NEED(value != NULL);
+    if (value->version != NVML_STRUCT_VERSION(nvmlPowerValue_v2_t, 2))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (value->powerScope != 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    return nvmlDeviceSetPowerManagementLimit(device, value->powerValueMw);
+}
+
 /* Auto boost is a matter of the Kepler and Maxwell boards; the call exists and says so. */
 NVML_API nvmlReturn_t nvmlDeviceGetAPIRestriction(nvmlDevice_t device, unsigned api, unsigned *restricted)
 {

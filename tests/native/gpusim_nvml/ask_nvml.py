@@ -21,7 +21,7 @@ def gpu(index: int):
 
 def plain(value):
     """Turn an answer of pynvml into what JSON can carry."""
-    if isinstance(value, (ctypes.Structure, pynvml.nvmlFriendlyObject)):
+    if isinstance(value, (ctypes.Structure, ctypes.Union, pynvml.nvmlFriendlyObject)):
         names = [field[0] for field in getattr(value, "_fields_", [])] or list(vars(value))
         return {name: plain(getattr(value, name)) for name in names}
     if isinstance(value, ctypes._SimpleCData):

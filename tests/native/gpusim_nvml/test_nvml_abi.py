@@ -14,7 +14,7 @@ from simulated_host import LIBRARIES, ROOT
 
 NVML = ROOT / "native" / "gpusim" / "nvml"
 
-# C type, the ctypes structure of nvidia-ml-py, and names that differ
+# C type, the ctypes structure of nvidia-ml-py
 STRUCTURES = [
     ("nvmlPciInfo_t", pynvml.nvmlPciInfo_t),
     ("nvmlPciInfoExt_t", pynvml.nvmlPciInfoExt_v1_t),
@@ -30,6 +30,7 @@ STRUCTURES = [
     ("nvmlProcessesUtilizationInfo_t", pynvml.c_nvmlProcessesUtilizationInfo_v1_t),
     ("nvmlSample_t", pynvml.c_nvmlSample_t),
     ("nvmlFieldValue_t", pynvml.c_nvmlFieldValue_t),
+    ("nvmlPowerValue_v2_t", pynvml.c_nvmlPowerValue_v2_t),
     ("nvmlEccErrorCounts_t", pynvml.c_nvmlEccErrorCounts_t),
     ("nvmlEccSramErrorStatus_t", pynvml.c_nvmlEccSramErrorStatus_v1_t),
     ("nvmlAccountingStats_t", pynvml.c_nvmlAccountingStats_t),

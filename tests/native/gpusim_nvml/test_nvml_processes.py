@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes, their memory and their utilisation, as another process sees them through nvidia-ml-py."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+
+import pytest
+from simulated_host import HERE, ROOT
+
+MIB = 1 << 20
+PROFILE = "clock = manual\njitter_percent = 0\nseed = 7\n[gpu]\nmodel = T4\n[gpu]\nmodel = V100-16GB\n"
+CONTEXT = {0: 104 * MIB, 1: 308 * MIB}  # what a context costs on these models: see the model table
+ALL = 0xFFFFFFFF
+
+
+@pytest.fixture(scope="module")
+def busy_gpu(tmp_path_factory) -> str:
+    """Compile the client that uses a GPU without CUDA."""
+    program = tmp_path_factory.mktemp("busy") / "busy_gpu"
+    core = ROOT / "native" / "gpusim" / "core"
+    sources = [str(path) for path in sorted(core.glob("*.c"))]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", f"-I{core}"]
+    subprocess.run(["cc", *flags, "-o", str(program), str(HERE / "busy_gpu.c"), *sources], check=True)
+    return str(program)
+
+
+@pytest.fixture()
+def host(make_host, busy_gpu):
+    """Return a host with a manual clock and clients for it."""
+    host = make_host(PROFILE)
+
+    @contextlib.contextmanager
+    def client(gpu: int, size: int = 0, kernel_ms: int = 0):
+        command = [busy_gpu, "hold", str(gpu), str(size), str(kernel_ms)]
+        with subprocess.Popen(
+            command, env=host.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+
+    host.client = client
+    host.advance = lambda ms: host.run(busy_gpu, "advance", str(ms))
+    return host
+
+
+def test_processes_and_their_memory(host):
+    lists = [
+        "nvmlDeviceGetComputeRunningProcesses(gpu({}))",
+        "nvmlDeviceGetComputeRunningProcesses_v2(gpu({}))",
+        "nvmlDeviceGetComputeRunningProcesses_v3(gpu({}))",
+    ]
+    calls = [text.format(gpu) for gpu in (0, 1) for text in lists]
+    used = ["nvmlDeviceGetMemoryInfo(gpu(0)).used", "nvmlDeviceGetMemoryInfo(gpu(1)).used"]
+
+    def entry(process, size):
+        return {"pid": process.pid, "usedGpuMemory": size, "gpuInstanceId": ALL, "computeInstanceId": ALL}
+
+    with host.client(0, 1000) as first, host.client(0, 5 * MIB) as second, host.client(1) as third:
+        on_t4 = [entry(first, CONTEXT[0] + 1000), entry(second, CONTEXT[0] + 5 * MIB)]
+        on_v100 = [entry(third, CONTEXT[1])]
+        answers = host.nvml(*calls, *used)
+        assert [sorted(a, key=lambda e: e["pid"]) for a in answers[:3]] == [sorted(on_t4, key=lambda e: e["pid"])] * 3
+        assert answers[3:6] == [on_v100] * 3
+        assert answers[6:] == [2 * CONTEXT[0] + 1000 + 5 * MIB, CONTEXT[1]]
+        second.send_signal(signal.SIGKILL)
+        second.wait()
+        assert host.nvml(calls[0], used[0]) == [[entry(first, CONTEXT[0] + 1000)], CONTEXT[0] + 1000]
+    assert host.nvml(calls[0], calls[3], *used) == [[], [], 0, 0]
+
+
+def test_a_list_that_does_not_fit_tells_its_length(host):
+    setup = (
+        "lib = ctypes.CDLL('libnvidia-ml.so.1')\narray = (c_nvmlProcessInfo_v2_t * 4)()\n"
+        "def ask(name, room, buffer=array):\n    count = ctypes.c_uint(room)\n"
+        "    return [getattr(lib, name)(gpu(0), ctypes.byref(count), buffer), count.value]"
+    )
+    name = "'nvmlDeviceGetComputeRunningProcesses_v3'"
+    with host.client(0), host.client(0):
+        calls = [f"ask({name}, 0, None)", f"ask({name}, 1)", f"ask({name}, 2)", f"ask({name}, 4)"]
+        assert host.nvml(*calls, setup=setup) == [[7, 2], [7, 2], [0, 2], [0, 2]]
+
+
+def test_one_busy_process(host):
+    load = [
+        "nvmlDeviceGetUtilizationRates(gpu(0))",
+        "nvmlDeviceGetPowerUsage(gpu(0))",
+        "nvmlDeviceGetTemperature(gpu(0), 0)",
+        "nvmlDeviceGetPerformanceState(gpu(0))",
+        "nvmlDeviceGetClockInfo(gpu(0), NVML_CLOCK_SM)",
+        "nvmlDeviceGetUtilizationRates(gpu(1))",
+    ]
+    with host.client(0, kernel_ms=-1) as busy, host.client(0):
+        host.advance(1000)
+        idle = {"gpu": 0, "memory": 0}
+        gpu, *rest = host.nvml(*load)
+        assert 99 <= gpu["gpu"] <= 100
+        assert gpu["memory"] == gpu["gpu"] // 2
+        assert rest[1:] == [64 + gpu["gpu"] // 100, 0, 1590, idle]
+        assert 69000 <= rest[0] <= 70000
+        [samples] = host.nvml("nvmlDeviceGetProcessUtilization(gpu(0), 0)")
+        assert [entry["pid"] for entry in samples] == [busy.pid]
+        assert 98 <= samples[0]["smUtil"] <= 100
+        newest = samples[0]["timeStamp"]
+        # NVML keeps a sample every 138.9 ms: 7 in the first second, none newer than the newest
+        calls = [
+            f"nvmlDeviceGetProcessUtilization(gpu(0), {newest})",
+            f"len(nvmlDeviceGetProcessUtilization(gpu(0), {newest - 1}))",
+            "len(nvmlDeviceGetSamples(gpu(0), NVML_GPU_UTILIZATION_SAMPLES, 0)[1])",
+            f"len(nvmlDeviceGetSamples(gpu(0), NVML_GPU_UTILIZATION_SAMPLES, {newest - 300000})[1])",
+            f"nvmlDeviceGetSamples(gpu(0), NVML_GPU_UTILIZATION_SAMPLES, {newest})",
+        ]
+        assert host.nvml(*calls) == ["NVML_ERROR_NOT_FOUND", 1, 7, 3, "NVML_ERROR_NOT_FOUND"]
+
+
+def test_two_processes_share_and_each_sample_names_one(host):
+    with host.client(0, kernel_ms=-1) as first, host.client(0, kernel_ms=-1) as second:
+        host.advance(20000)
+        [samples, ring] = host.nvml(
+            "nvmlDeviceGetProcessUtilization(gpu(0), 0)",
+            "len(nvmlDeviceGetSamples(gpu(0), NVML_GPU_UTILIZATION_SAMPLES, 0)[1])",
+        )
+        assert ring == 72, "the driver's ring: 72 samples in 10 s"
+        assert sorted(entry["pid"] for entry in samples) == sorted([first.pid, second.pid])
+        assert 90 <= sum(entry["smUtil"] for entry in samples) <= 100
+        # 72 samples that name either process with probability 1/2: 50 % ± 5 standard deviations of 5.9 %
+        assert all(20 <= entry["smUtil"] <= 80 for entry in samples)
+
+
+def test_a_short_kernel_leaves_no_trace_after_it_ended(host):
+    with host.client(0, kernel_ms=100):
+        host.advance(1000)
+        calls = ["nvmlDeviceGetUtilizationRates(gpu(0)).gpu", "nvmlDeviceGetSamples(gpu(0), 1, 0)[1]"]
+        now, ring = host.nvml(*calls)
+        assert now == 0
+        values = [sample["sampleValue"]["uiVal"] for sample in ring]
+        # 100 ms of the first period of 138.9 ms, then nothing
+        assert values[0] == pytest.approx(72, abs=1)
+        assert values[1:] == [0] * 6
+
+
+def test_accounting_of_live_and_ended_processes(host):
+    host.nvml("nvmlDeviceSetAccountingMode(gpu(0), 1)")
+    stats = "nvmlDeviceGetAccountingStats(gpu(0), {})"
+    with host.client(0, 3 * MIB, kernel_ms=500) as client:
+        host.advance(1000)
+        pids, live = host.nvml("nvmlDeviceGetAccountingPids(gpu(0))", stats.format(client.pid))
+        assert pids == [client.pid]
+        assert live["isRunning"] == 1
+        assert live["maxMemoryUsage"] == CONTEXT[0] + 3 * MIB
+        assert live["gpuUtilization"] == pytest.approx(50, abs=1)
+    host.nvml("nvmlDeviceGetMemoryInfo(gpu(0))")
+    [ended, other] = host.nvml(stats.format(client.pid), stats.format(1))
+    assert ended["isRunning"] == 0
+    assert ended["time"] == 1000
+    assert ended["maxMemoryUsage"] == CONTEXT[0] + 3 * MIB
+    assert other == "NVML_ERROR_NOT_FOUND"

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which GPUs a process sees: by its device nodes where the profile demands them, never by CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# device nodes in a container, the GPUs that NVML shows there
+NODES = [
+    ("", []),
+    ("nvidia0", [0]),
+    ("nvidia1", [1]),
+    ("nvidia0 nvidia1", [0, 1]),
+    ("nvidia2 nvidia0 nvidiactl", [0, 2]),
+]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a private /dev needs root")
+@pytest.mark.parametrize(("nodes", "shown"), NODES, ids=[row[0] or "none" for row in NODES])
+def test_device_nodes_decide(make_host, nodes, shown):
+    host = make_host("a100-80x4", device_nodes="require")
+    # a /dev of the process's own, with those nodes only; the state file lies elsewhere
+    script = (
+        "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 && "
+        f'for node in {nodes}; do mknod -m 666 /dev/$node c 1 3; done; exec "$@"'
+    )
+    calls = ["nvmlDeviceGetCount()", "[nvmlDeviceGetMinorNumber(gpu(i)) for i in range(nvmlDeviceGetCount())]"]
+    answers = host.nvml(*calls, prefix=("unshare", "-m", "sh", "-c", script, "sh"))
+    assert answers == [len(shown), shown]
+
+
+@pytest.mark.parametrize("value", ["", "0", "1", "-1", "GPU-none"])
+def test_cuda_visible_devices_is_not_for_nvml(mixed, value):
+    mixed.environment["CUDA_VISIBLE_DEVICES"] = value
+    assert mixed.nvml("nvmlDeviceGetCount()") == [4]
