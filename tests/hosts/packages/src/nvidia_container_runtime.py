@@ -19,8 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
-SPEC_DIRS = (Path("/etc/cdi"), Path("/var/run/cdi"))
+CONFIG = Path(os.environ.get("XDG_CONFIG_HOME") or "/etc") / "nvidia-container-runtime" / "config.toml"
 KIND = "nvidia.com/gpu"
 # runc's global options that take a value as the next word.
 VALUED = {"--root", "--log", "--log-format", "--criu", "--rootless"}
@@ -37,6 +36,15 @@ def setting(name: str, default: str) -> str:
         if found:
             return found.group(1)
     return default
+
+
+def listed(name: str, default: str) -> list[str]:
+    """One key of config.toml that holds a list of strings, on one line."""
+    return re.findall(r'"([^"]+)"', setting(name, default))
+
+
+def spec_dirs() -> list[Path]:
+    return [Path(folder) for folder in listed("spec-dirs", '["/etc/cdi", "/var/run/cdi"]')]
 
 
 def command_of(words: list[str]) -> tuple[str, str, str | None]:
@@ -87,7 +95,7 @@ def privileged(config: dict[str, Any]) -> bool:
 def specifications() -> list[dict[str, Any]]:
     """The CDI specifications of our kind. Only JSON text is read (which is YAML too): nodes have no YAML parser."""
     found = []
-    for folder in SPEC_DIRS:
+    for folder in spec_dirs():
         for path in sorted(folder.glob("*")):
             if path.suffix not in (".json", ".yaml"):
                 continue
@@ -115,7 +123,7 @@ def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, A
         else:
             known = ", ".join(one["name"] for spec in specs for one in spec.get("devices", [])) or "none"
             raise RuntimeFault(
-                f"unresolvable CDI device {KIND}={name}: the specifications in {SPEC_DIRS[0]} and {SPEC_DIRS[1]} "
+                f"unresolvable CDI device {KIND}={name}: the specifications in {', '.join(map(str, spec_dirs()))} "
                 f"know {known}; make them anew with: systemctl restart nvidia-cdi-refresh"
             )
     return edits + [spec.get("containerEdits", {}) for spec in specs_used]
@@ -124,9 +132,8 @@ def edits_for(names: list[str], specs: list[dict[str, Any]]) -> list[dict[str, A
 def apply(config: dict[str, Any], edit: dict[str, Any]) -> None:
     """One set of CDI container edits, applied to an OCI configuration."""
     process = config.setdefault("process", {})
-    for variable in edit.get("env", []):
-        name = variable.partition("=")[0] + "="
-        process["env"] = [one for one in process.get("env", []) if not one.startswith(name)] + [variable]
+    # Appended even where the variable is there: runc sets one after the other, so the last one holds.
+    process["env"] = [*process.get("env", []), *edit.get("env", [])]
     for node in edit.get("deviceNodes", []):
         add_device(config, node)
     for mount in edit.get("mounts", []):
@@ -178,7 +185,7 @@ def inject(bundle: str) -> None:
 
 
 def low_level_runtime() -> str:
-    names = re.findall(r'"([^"]+)"', setting("runtimes", '["runc", "crun"]'))
+    names = listed("runtimes", '["runc", "crun"]')
     for name in names:
         found = shutil.which(name)
         if found:
