@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated host of two V100, a container's files on it, and programs that use its driver under the library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+BUILD = ROOT / "native" / "build"
+LIBRARY = BUILD / "libvgpu.so"
+PROBE = BUILD / "vgpu-probe"
+SIMULATOR = BUILD / "gpusim"
+sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
+
+import layouts  # noqa: E402
+
+MIB = 1 << 20
+CARD = 16160 * MIB
+LIMIT = 5386 * MIB
+OK, INVALID, OOM, NOT_PERMITTED, NOT_SUPPORTED = 0, 1, 2, 800, 801
+
+PROFILE = """\
+driver_version = 535.261.03
+cuda_version = 12.2
+[gpu]
+model = V100-16GB
+count = 2
+"""
+
+
+def compile_program(folder: Path, name: str, *sources: str, flags: tuple = ()) -> Path:
+    command = [os.environ.get("CC", "cc"), "-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
+    command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include")]
+    command += [str(HERE / "programs" / source) for source in sources]
+    subprocess.run([*command, "-o", str(folder / name), *flags], check=True)
+    return folder / name
+
+
+LINKED = (f"-L{SIMULATOR}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
+
+
+@pytest.fixture(scope="session")
+def built() -> None:
+    subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda"], check=True)
+    assert (SIMULATOR / "libcuda.so.1").exists(), "run make -C native/gpusim first"
+
+
+@pytest.fixture(scope="session")
+def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("programs")
+    compile_program(folder, "puppet", "puppet.c", "routes.c", flags=LINKED)
+    unlinked = ("-DUNLINKED", "-ldl", "-lpthread")
+    compile_program(folder, "puppet-unlinked", "puppet.c", "routes.c", flags=unlinked)
+    compile_program(folder, "truth", "truth.c", flags=LINKED)
+    compile_program(folder, "racers", "racers.c", flags=LINKED)
+    return folder
+
+
+class Puppet:
+    """A running puppet: each say() is a line, and its answer as numbers (words where they are none)."""
+
+    def __init__(self, argv: list, env: dict, stderr: Path) -> None:
+        self._stderr = stderr
+        self.process = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr.open("wb"), text=True, bufsize=1
+        )
+        self._next = 1
+
+    def say(self, line: str) -> list:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        assert answer, f"puppet ended with {self.process.wait()} at '{line}': {self.errors()}"
+        return [int(word) if word.lstrip("-").isdigit() else word for word in answer.split()]
+
+    def result(self, line: str) -> int:
+        return self.say(line)[0]
+
+    def get(self, verb: str, *arguments: object) -> int:
+        """Allocate into a new register and answer its number; the call must succeed."""
+        register, self._next = self._next, self._next + 1
+        words = " ".join(str(one) for one in arguments)
+        assert self.result(f"{verb} {register} {words}") == OK, f"{verb} {words}: {self.errors()}"
+        return register
+
+    def refused(self, verb: str, *arguments: object) -> int:
+        return self.result(f"{verb} 60000 " + " ".join(str(one) for one in arguments))
+
+    def start(self, device: int = 0) -> Puppet:
+        assert self.result("init") == OK
+        self.get("ctx", device)
+        return self
+
+    def free_bytes(self) -> int:
+        return self.say("info")[1]
+
+    def errors(self) -> str:
+        return self._stderr.read_text(errors="replace")
+
+    def end(self) -> None:
+        if self.process.poll() is None and self.process.stdin:
+            self.process.stdin.close()
+        self.process.wait(20)
+
+
+class Host:
+    """The simulated host, and one container on it."""
+
+    def __init__(self, folder: Path, programs: Path) -> None:
+        self.folder, self.programs = folder, programs
+        self.limits, self.ledger = folder / "limits", folder / "ledger"
+        (folder / "host.profile").write_text(PROFILE)
+        self._puppets: list = []
+        self.driver_env = {
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(SIMULATOR),
+            "GPUSIM_STATE": str(folder / "gpusim.state"),
+            "GPUSIM_PROFILE": str(folder / "host.profile"),
+        }
+        self.uuids = [line for line in self._truth() if line.startswith("GPU-")]
+        assert len(self.uuids) == 2
+
+    def _truth(self) -> list:
+        done = subprocess.run(
+            [self.programs / "truth"], env=self.driver_env, check=True, stdout=subprocess.PIPE, text=True
+        )
+        return done.stdout.splitlines()
+
+    def physical(self, gpu: int = 0) -> dict:
+        """pid → bytes on the card, contexts included, as the driver accounts them."""
+        rows = [line.split() for line in self._truth() if not line.startswith("GPU-")]
+        found: dict = {}
+        for index, pid, size in rows:
+            if int(index) == gpu:
+                found[int(pid)] = found.get(int(pid), 0) + int(size)
+        return found
+
+    def on_card(self, gpu: int = 0) -> int:
+        return sum(self.physical(gpu).values())
+
+    def write_limits(self, memory: int = LIMIT, **changes: object) -> None:
+        devices = [{"uuid": uuid, "memory_bytes": memory, "sm_percent": 33} for uuid in self.uuids]
+        self.limits.write_bytes(layouts.pack_limits(dict({"allocation": "test", "devices": devices}, **changes)))
+        self.ledger.write_bytes(layouts.pack_ledger(self.uuids, "test"))
+
+    def charged(self, gpu: int = 0) -> int:
+        """What the ledger's live slots hold."""
+        totals = layouts.read_ledger(str(self.ledger))["totals"]
+        return sum(one["used"] + one["context"] for one in totals if one["uuid"] == self.uuids[gpu])
+
+    def env(self, preload: bool = True, limits: bool = True, **more: str) -> dict:
+        env = dict(self.driver_env, CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.ledger))
+        if preload:
+            env["LD_PRELOAD"] = str(LIBRARY)
+        if limits:
+            env["VGPU_LIMITS_FILE"] = str(self.limits)
+        return dict(env, **more)
+
+    def puppet(self, route: str = "link", wrapper: tuple = (), program: str = "puppet", **options: object) -> Puppet:
+        errors = self.folder / f"stderr.{len(self._puppets)}"
+        puppet = Puppet([*wrapper, self.programs / program, route], self.env(**options), errors)  # type: ignore[arg-type]
+        self._puppets.append(puppet)
+        return puppet
+
+    def close(self) -> None:
+        for puppet in self._puppets:
+            if puppet.process.poll() is None:
+                puppet.process.kill()
+            puppet.process.wait()
+
+
+@pytest.fixture
+def host(programs: Path, tmp_path: Path):
+    host = Host(tmp_path, programs)
+    host.write_limits()
+    yield host
+    host.close()

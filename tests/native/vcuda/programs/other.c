@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Another tool's interposer: counts allocations and goes on to the next definition, as such tools do. */
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda_abi.h"
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    static CUresult (*next)(CUdeviceptr *, size_t);
+    if (!next)
+        *(void **)&next = dlsym(RTLD_NEXT, "cuMemAlloc_v2");
+    if (!next || next == cuMemAlloc_v2)
+        abort();
+    fputs("other: cuMemAlloc_v2\n", stderr);
+    return next(pointer, bytes);
+}
+
+int puts_of_other(const char *text);
+int puts_of_other(const char *text)
+{
+    /* A name that the library does not care about, twice: the answer is the same. */
+    int (*first)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
+    int (*second)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "puts");
+    return first && first == second ? second(text) : -1;
+}

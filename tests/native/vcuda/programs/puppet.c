@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A program that does with the driver what the lines of its standard input say, one answer line for each. Pointers and
+ * handles are numbers of a register file, so that a test can be written without them.
+ *
+ *   puppet ROUTE        e.g. puppet link, puppet proc
+ *
+ * The first word of an answer is the CUresult.
+ */
+#include "routes.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static struct api cu;
+static unsigned long long reg[1 << 16];
+
+#define CALL(function, ...) (cu.function ? cu.function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
+
+static int nvml(const char *what, unsigned index)
+{
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_LAZY);
+    int (*init)(void) = (int (*)(void))dlsym(library, "nvmlInit_v2");
+    int (*handle_of)(unsigned, nvmlDevice_t *) =
+        (int (*)(unsigned, nvmlDevice_t *))dlsym(library, "nvmlDeviceGetHandleByIndex_v2");
+    nvmlDevice_t handle;
+    int status = init();
+    if (status == 0)
+        status = handle_of(index, &handle);
+    if (status == 0 && strcmp(what, "v1") == 0) {
+        int (*info)(nvmlDevice_t, nvmlMemory_t *) =
+            (int (*)(nvmlDevice_t, nvmlMemory_t *))dlsym(library, "nvmlDeviceGetMemoryInfo");
+        nvmlMemory_t memory;
+        status = info(handle, &memory);
+        printf("%d %llu %llu %llu 0\n", status, memory.total, memory.used, memory.free);
+        return 1;
+    }
+    if (status == 0) {
+        int (*info)(nvmlDevice_t, nvmlMemory_v2_t *) =
+            (int (*)(nvmlDevice_t, nvmlMemory_v2_t *))dlsym(library, "nvmlDeviceGetMemoryInfo_v2");
+        nvmlMemory_v2_t memory = {.version = (unsigned)sizeof memory | 2u << 24};
+        status = info(handle, &memory);
+        printf("%d %llu %llu %llu %llu\n", status, memory.total, memory.used, memory.free, memory.reserved);
+        return 1;
+    }
+    printf("%d\n", status);
+    return 1;
+}
+
+struct churn {
+    CUcontext context;
+    unsigned rounds;
+    size_t bytes;
+    unsigned granted;
+};
+
+/* Allocates and frees in a loop; counts what was granted. */
+static void *churn(void *data)
+{
+    struct churn *work = data;
+    CUdeviceptr held[4] = {0};
+    cu.cuCtxSetCurrent(work->context);
+    for (unsigned i = 0; i < work->rounds; i++) {
+        CUdeviceptr *slot = &held[i % 4];
+        if (*slot)
+            cu.cuMemFree_v2(*slot);
+        *slot = 0;
+        if (cu.cuMemAlloc_v2(slot, work->bytes + i % 7) == CUDA_SUCCESS)
+            work->granted++;
+        else
+            *slot = 0;
+    }
+    for (unsigned i = 0; i < 4; i++)
+        if (held[i])
+            cu.cuMemFree_v2(held[i]);
+    return NULL;
+}
+
+static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext context)
+{
+    pthread_t thread[64];
+    struct churn work[64];
+    unsigned granted = 0;
+    for (unsigned i = 0; i < count && i < 64; i++) {
+        work[i] = (struct churn){context, rounds, bytes, 0};
+        pthread_create(&thread[i], NULL, churn, &work[i]);
+    }
+    for (unsigned i = 0; i < count && i < 64; i++) {
+        pthread_join(thread[i], NULL);
+        granted += work[i].granted;
+    }
+    printf("0 %u\n", granted);
+    return 1;
+}
+
+/* Answers 0 for a word that it does not know. */
+static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
+{
+    CUdeviceptr pointer = 0;
+    CUresult status;
+    size_t pitch = 0;
+    CUDA_ARRAY_DESCRIPTOR flat = {a, b, (int)c, 1};
+    CUDA_ARRAY3D_DESCRIPTOR deep = {a, b, c, 0x20, 1, 0};
+    CUmemAllocationProp memory = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)b}};
+    CUmemPoolProps pool = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)a}};
+    if (strcmp(verb, "alloc") == 0)
+        status = CALL(cuMemAlloc_v2, &pointer, a);
+    else if (strcmp(verb, "alloc1") == 0) {
+        CUdeviceptr_v1 small = 0;
+        status = CALL(cuMemAlloc, &small, (unsigned)a);
+        pointer = small;
+    } else if (strcmp(verb, "managed") == 0)
+        status = CALL(cuMemAllocManaged, &pointer, a, 1);
+    else if (strcmp(verb, "pitch") == 0)
+        status = CALL(cuMemAllocPitch_v2, &pointer, &pitch, a, b, 4);
+    else if (strcmp(verb, "async") == 0)
+        status = CALL(cuMemAllocAsync, &pointer, a, NULL);
+    else if (strcmp(verb, "async-ptsz") == 0)
+        status = CALL(cuMemAllocAsync_ptsz, &pointer, a, NULL);
+    else if (strcmp(verb, "pool") == 0)
+        status = CALL(cuMemPoolCreate, (CUmemoryPool *)&pointer, &pool);
+    else if (strcmp(verb, "frompool") == 0)
+        status = CALL(cuMemAllocFromPoolAsync, &pointer, a, (CUmemoryPool)reg[b], NULL);
+    else if (strcmp(verb, "create") == 0)
+        status = CALL(cuMemCreate, &pointer, a, &memory, 0);
+    else if (strcmp(verb, "reserve") == 0)
+        status = CALL(cuMemAddressReserve, &pointer, a, 0, 0, 0);
+    else if (strcmp(verb, "retain-handle") == 0)
+        status = CALL(cuMemRetainAllocationHandle, &pointer, (void *)reg[a]);
+    else if (strcmp(verb, "array") == 0)
+        status = CALL(cuArrayCreate_v2, (CUarray *)&pointer, &flat);
+    else if (strcmp(verb, "array3d") == 0)
+        status = CALL(cuArray3DCreate_v2, (CUarray *)&pointer, &deep);
+    else if (strcmp(verb, "mipmap") == 0) {
+        deep.Depth = 0;
+        status = CALL(cuMipmappedArrayCreate, (CUmipmappedArray *)&pointer, &deep, (unsigned)c);
+    } else if (strcmp(verb, "ctx") == 0)
+        status = CALL(cuCtxCreate_v2, (CUcontext *)&pointer, 0, (int)a);
+    else if (strcmp(verb, "retain") == 0)
+        status = CALL(cuDevicePrimaryCtxRetain, (CUcontext *)&pointer, (int)a);
+    else if (strcmp(verb, "module") == 0)
+        status = CALL(cuModuleLoadData, (CUmodule *)&pointer, ".version 7.0\n.target sm_50\n.address_size 64\n");
+    else if (strcmp(verb, "graph-node") == 0)
+        status = CALL(cuGraphAddMemAllocNode, (CUgraphNode *)&pointer, NULL, NULL, 0, NULL);
+    else
+        return 0;
+    if (status == CUDA_SUCCESS)
+        reg[to] = pointer;
+    printf("%d %zu\n", status, pitch);
+    return 1;
+}
+
+static int release(const char *verb, unsigned long long a, unsigned long long b, unsigned long long c)
+{
+    CUresult status;
+    if (strcmp(verb, "free") == 0)
+        status = CALL(cuMemFree_v2, reg[a]);
+    else if (strcmp(verb, "free1") == 0)
+        status = CALL(cuMemFree, (CUdeviceptr_v1)reg[a]);
+    else if (strcmp(verb, "free-async") == 0)
+        status = CALL(cuMemFreeAsync, reg[a], NULL);
+    else if (strcmp(verb, "pool-destroy") == 0)
+        status = CALL(cuMemPoolDestroy, (CUmemoryPool)reg[a]);
+    else if (strcmp(verb, "release-handle") == 0)
+        status = CALL(cuMemRelease, reg[a]);
+    else if (strcmp(verb, "map") == 0)
+        status = CALL(cuMemMap, reg[a], b, 0, reg[c], 0);
+    else if (strcmp(verb, "unmap") == 0)
+        status = CALL(cuMemUnmap, reg[a], b);
+    else if (strcmp(verb, "array-destroy") == 0)
+        status = CALL(cuArrayDestroy, (CUarray)reg[a]);
+    else if (strcmp(verb, "mipmap-destroy") == 0)
+        status = CALL(cuMipmappedArrayDestroy, (CUmipmappedArray)reg[a]);
+    else if (strcmp(verb, "ctx-destroy") == 0)
+        status = CALL(cuCtxDestroy_v2, (CUcontext)reg[a]);
+    else if (strcmp(verb, "set") == 0)
+        status = CALL(cuCtxSetCurrent, (CUcontext)reg[a]);
+    else if (strcmp(verb, "release") == 0)
+        status = CALL(cuDevicePrimaryCtxRelease_v2, (int)a);
+    else if (strcmp(verb, "reset") == 0)
+        status = CALL(cuDevicePrimaryCtxReset_v2, (int)a);
+    else if (strcmp(verb, "unload") == 0)
+        status = CALL(cuModuleUnload, (CUmodule)reg[a]);
+    else if (strcmp(verb, "sync") == 0)
+        status = CALL(cuCtxSynchronize);
+    else if (strcmp(verb, "stream-sync") == 0)
+        status = CALL(cuStreamSynchronize, NULL);
+    else
+        return 0;
+    printf("%d\n", status);
+    return 1;
+}
+
+static int ask(const char *verb, unsigned long long a, char *text)
+{
+    size_t free_bytes = 0, total = 0;
+    if (strcmp(verb, "init") == 0) {
+        printf("%d\n", CALL(cuInit, 0));
+    } else if (strcmp(verb, "info") == 0) {
+        CUresult status = CALL(cuMemGetInfo_v2, &free_bytes, &total);
+        printf("%d %zu %zu\n", status, free_bytes, total);
+    } else if (strcmp(verb, "total") == 0) {
+        CUresult status = CALL(cuDeviceTotalMem_v2, &total, (int)a);
+        printf("%d %zu\n", status, total);
+    } else if (strcmp(verb, "uuid") == 0) {
+        CUuuid uuid;
+        CUresult status = CALL(cuDeviceGetUuid, &uuid, (int)a);
+        printf("%d ", status);
+        for (int i = 0; i < 16; i++)
+            printf("%02x", uuid.bytes[i]);
+        puts("");
+    } else if (strcmp(verb, "nvml") == 0) {
+        return nvml("v1", (unsigned)a);
+    } else if (strcmp(verb, "nvml2") == 0) {
+        return nvml("v2", (unsigned)a);
+    } else if (strcmp(verb, "pid") == 0) {
+        printf("0 %d\n", (int)getpid());
+    } else if (strcmp(verb, "close-all") == 0) {
+        for (int fd = 3; fd < 1024; fd++)
+            close(fd);
+        puts("0");
+    } else if (strcmp(verb, "fork") == 0) {
+        /* The child goes on with the same conversation; the parent waits aside. */
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            printf("0 %d\n", (int)getpid());
+            return 1;
+        }
+        waitpid(child, &status, 0);
+        _exit(0);
+    } else if (strcmp(verb, "fork-away") == 0) {
+        /* A child that holds whatever it inherited, for as long as the test wants. */
+        pid_t child = fork();
+        if (child == 0) {
+            close(STDIN_FILENO);
+            close(STDOUT_FILENO);
+            for (;;)
+                pause();
+        }
+        printf("0 %d\n", (int)child);
+    } else if (strcmp(verb, "exec") == 0) {
+        char *arguments[] = {(char *)"puppet", strtok(text, " \n"), NULL};
+        fflush(stdout);
+        execv("/proc/self/exe", arguments);
+        puts("1");
+    } else {
+        return 0;
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    char line[256], verb[32];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    /* Unbuffered: after a fork or exec the next reader must find the next line. */
+    setvbuf(stdin, NULL, _IONBF, 0);
+    if (argc != 2 || !route_fill(&cu, argv[1]))
+        return 2;
+    while (fgets(line, sizeof line, stdin)) {
+        unsigned long long a = 0, b = 0, c = 0, d = 0;
+        int offset = 0;
+        if (sscanf(line, "%31s %n", verb, &offset) < 1)
+            continue;
+        sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
+        if (strcmp(verb, "threads") == 0)
+            threads((unsigned)a, (unsigned)b, c, (CUcontext)reg[d]);
+        else if (!ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d))
+            printf("-1 unknown word %s\n", verb);
+        fflush(stdout);
+    }
+    return 0;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The driver functions that the puppet calls, each reachable by any of the routes a real program may take. */
+#ifndef ROUTES_H
+#define ROUTES_H
+
+#include "cuda_abi.h"
+
+/* FN(symbol, name, version, per-thread stream, parameters) */
+#define FUNCTIONS(FN) \
+    FN(cuInit, "cuInit", 2000, 0, (unsigned flags)) \
+    FN(cuDeviceGetCount, "cuDeviceGetCount", 2000, 0, (int *count)) \
+    FN(cuCtxCreate_v2, "cuCtxCreate", 3020, 0, (CUcontext *context, unsigned flags, CUdevice device)) \
+    FN(cuCtxDestroy_v2, "cuCtxDestroy", 4000, 0, (CUcontext context)) \
+    FN(cuCtxSetCurrent, "cuCtxSetCurrent", 4000, 0, (CUcontext context)) \
+    FN(cuCtxSynchronize, "cuCtxSynchronize", 2000, 0, (void)) \
+    FN(cuStreamSynchronize, "cuStreamSynchronize", 2000, 0, (CUstream stream)) \
+    FN(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", 7000, 0, (CUcontext *context, CUdevice device)) \
+    FN(cuDevicePrimaryCtxRelease_v2, "cuDevicePrimaryCtxRelease", 11000, 0, (CUdevice device)) \
+    FN(cuDevicePrimaryCtxReset_v2, "cuDevicePrimaryCtxReset", 11000, 0, (CUdevice device)) \
+    FN(cuMemAlloc_v2, "cuMemAlloc", 3020, 0, (CUdeviceptr *pointer, size_t bytes)) \
+    FN(cuMemAlloc, "cuMemAlloc", 2000, 0, (CUdeviceptr_v1 *pointer, unsigned bytes)) \
+    FN(cuMemFree, "cuMemFree", 2000, 0, (CUdeviceptr_v1 pointer)) \
+    FN(cuMemAllocPitch_v2, "cuMemAllocPitch", 3020, 0, \
+       (CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)) \
+    FN(cuMemAllocManaged, "cuMemAllocManaged", 6000, 0, (CUdeviceptr *pointer, size_t bytes, unsigned flags)) \
+    FN(cuMemFree_v2, "cuMemFree", 3020, 0, (CUdeviceptr pointer)) \
+    FN(cuMemAllocAsync, "cuMemAllocAsync", 11020, 0, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
+    FN(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020, 1, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
+    FN(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0, (CUdeviceptr pointer, CUstream stream)) \
+    FN(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0, (CUmemoryPool *pool, const CUmemPoolProps *properties)) \
+    FN(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, 0, (CUmemoryPool pool)) \
+    FN(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020, 0, \
+       (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) \
+    FN(cuMemAddressReserve, "cuMemAddressReserve", 10020, 0, \
+       (CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address, unsigned long long flags)) \
+    FN(cuMemCreate, "cuMemCreate", 10020, 0, \
+       (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags)) \
+    FN(cuMemRelease, "cuMemRelease", 10020, 0, (CUmemGenericAllocationHandle handle)) \
+    FN(cuMemMap, "cuMemMap", 10020, 0, \
+       (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
+    FN(cuMemUnmap, "cuMemUnmap", 10020, 0, (CUdeviceptr pointer, size_t bytes)) \
+    FN(cuMemRetainAllocationHandle, "cuMemRetainAllocationHandle", 11000, 0, \
+       (CUmemGenericAllocationHandle *handle, void *address)) \
+    FN(cuArrayCreate_v2, "cuArrayCreate", 3020, 0, (CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description)) \
+    FN(cuArray3DCreate_v2, "cuArray3DCreate", 3020, 0, (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description)) \
+    FN(cuArrayDestroy, "cuArrayDestroy", 2000, 0, (CUarray array)) \
+    FN(cuMipmappedArrayCreate, "cuMipmappedArrayCreate", 5000, 0, \
+       (CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *description, unsigned levels)) \
+    FN(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", 5000, 0, (CUmipmappedArray array)) \
+    FN(cuModuleLoadData, "cuModuleLoadData", 2000, 0, (CUmodule *module, const void *image)) \
+    FN(cuModuleUnload, "cuModuleUnload", 2000, 0, (CUmodule module)) \
+    FN(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, 0, \
+       (CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, void *parameters)) \
+    FN(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0, (size_t *free_bytes, size_t *total_bytes)) \
+    FN(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, 0, (size_t *bytes, CUdevice device)) \
+    FN(cuDeviceGetUuid, "cuDeviceGetUuid", 9020, 0, (CUuuid *uuid, CUdevice device))
+
+#define FN(symbol, name, version, stream, parameters) CUresult symbol parameters;
+FUNCTIONS(FN)
+#undef FN
+
+struct api {
+#define FN(symbol, name, version, stream, parameters) CUresult(*symbol) parameters;
+    FUNCTIONS(FN)
+#undef FN
+};
+
+/* link, handle, default, next, version, copy:<path>, self, proc: fills what the driver has, leaves the rest NULL. */
+int route_fill(struct api *api, const char *route);
+
+#endif

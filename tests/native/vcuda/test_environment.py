@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Variables: with a limits file they only tighten; without one they rule alone; nonsense is a line and is ignored."""
+
+from __future__ import annotations
+
+import layouts
+import pytest
+from conftest import CARD, LIMIT, MIB, OK, OOM, Host
+
+GIB = 1 << 30
+ALL, FIRST, SECOND = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DEVICE_MEMORY_LIMIT_1"
+
+# variables → the total of devices 0 and 1 under a limits file of 5386 MiB each
+TIGHTER = [
+    ({}, LIMIT, LIMIT),
+    ({ALL: "2g"}, 2 * GIB, 2 * GIB),
+    ({ALL: "2G"}, 2 * GIB, 2 * GIB),
+    ({ALL: "2048m"}, 2 * GIB, 2 * GIB),
+    ({ALL: "2097152K"}, 2 * GIB, 2 * GIB),
+    ({ALL: "2147483648"}, 2 * GIB, 2 * GIB),
+    ({ALL: "8g"}, LIMIT, LIMIT),
+    ({FIRST: "1g"}, GIB, LIMIT),
+    ({SECOND: "1g"}, LIMIT, GIB),
+    ({ALL: "2g", SECOND: "1g"}, 2 * GIB, GIB),
+    ({ALL: "1g", SECOND: "2g"}, GIB, 2 * GIB),
+    ({SECOND: "9g"}, LIMIT, LIMIT),
+    ({"CUDA_DISABLE_CONTROL": "true"}, LIMIT, LIMIT),
+]
+
+
+@pytest.mark.parametrize(("variables", "first", "second"), TIGHTER)
+def test_with_a_limits_file_variables_only_tighten(host: Host, variables: dict, first: int, second: int) -> None:
+    puppet = host.puppet(**variables)
+    assert puppet.result("init") == OK
+    assert [puppet.say("total 0"), puppet.say("total 1")] == [[OK, first], [OK, second]]
+    assert [puppet.say("nvml 0")[1], puppet.say("nvml2 1")[1]] == [first, second]
+    puppet.get("ctx", 0)
+    puppet.get("alloc", first - host.on_card())
+    assert puppet.refused("alloc", 1) == OOM
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "0", "0m", "-1", "2t", "2gb", "1.5g", "g", "0x100", "99999999999999999999", "17179869184g", " 2g", "2g "],
+)
+@pytest.mark.parametrize("name", [ALL, FIRST])
+def test_what_cannot_be_parsed_is_a_line_and_ignored(host: Host, name: str, value: str) -> None:
+    puppet = host.puppet(**{name: value})
+    assert puppet.result("init") == OK
+    assert puppet.say("total 0") == [OK, LIMIT]
+    lines = [line for line in puppet.errors().splitlines() if name in line]
+    assert len(lines) == 1 and "libvgpu.so" in lines[0] and "ignored" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "first", "second"),
+    [
+        ({ALL: "2g"}, 2 * GIB, 2 * GIB),
+        ({FIRST: "2g"}, 2 * GIB, CARD),
+        ({SECOND: "2g"}, CARD, 2 * GIB),
+        ({ALL: "3g", FIRST: "2g"}, 2 * GIB, 3 * GIB),
+        ({ALL: "2g", "CUDA_DISABLE_CONTROL": "true"}, CARD, CARD),
+        ({ALL: "nonsense"}, CARD, CARD),
+    ],
+)
+def test_without_a_limits_file_the_environment_rules(host: Host, variables: dict, first: int, second: int) -> None:
+    host.ledger.unlink()
+    puppet = host.puppet(limits=False, **variables)
+    assert puppet.result("init") == OK
+    assert [puppet.say("total 0"), puppet.say("total 1")] == [[OK, first], [OK, second]]
+    assert [puppet.say("nvml 0")[1], puppet.say("nvml 1")[1]] == [first, second]
+    puppet.get("ctx", 0)
+    assert (puppet.refused("alloc", first) == OOM) or first == CARD
+    if first != CARD:
+        assert host.charged() == host.on_card() > 0
+
+
+def test_without_a_limits_file_processes_share_the_ledger_of_the_variable(host: Host) -> None:
+    host.ledger.unlink()
+    one, two = (host.puppet(limits=False, **{ALL: "2g"}).start() for _ in range(2))
+    one.get("alloc", GIB)
+    assert two.refused("alloc", GIB) == OOM
+    two.get("alloc", 2 * GIB - host.on_card())
+    assert host.charged() == host.on_card() == 2 * GIB
+
+
+@pytest.mark.parametrize(("allowed", "total"), [(True, CARD), (False, LIMIT)])
+def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: bool, total: int) -> None:
+    host.write_limits(allow_disable_control=allowed)
+    puppet = host.puppet(CUDA_DISABLE_CONTROL="true")
+    assert puppet.result("init") == OK
+    assert puppet.say("total 0") == [OK, total]
+
+
+@pytest.mark.parametrize(("level", "said"), [("0", False), ("1", False), ("2", True), ("5", True)])
+def test_log_levels(host: Host, level: str, said: bool) -> None:
+    puppet = host.puppet(LIBCUDA_LOG_LEVEL=level).start()
+    assert puppet.refused("alloc", LIMIT) == OOM
+    assert ("over the limit" in puppet.errors()) == said
+
+
+def test_the_limits_file_sets_the_log_level(host: Host) -> None:
+    host.write_limits(log_level=3)
+    assert "a context on" in host.puppet().start().errors()
+
+
+# CUDA_VISIBLE_DEVICES → which GPU of the host each ordinal is
+VISIBLE = [("0", [0]), ("1", [1]), ("0,1", [0, 1]), ("1,0", [1, 0]), ("{1}", [1]), ("{1},{0}", [1, 0])]
+
+
+@pytest.mark.parametrize(("visible", "order"), VISIBLE)
+def test_limits_follow_the_uuid_whatever_is_visible(host: Host, visible: str, order: list) -> None:
+    sizes = [3 * GIB, 5 * GIB]
+    devices = [{"uuid": uuid, "memory_bytes": size} for uuid, size in zip(host.uuids, sizes)]
+    host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
+    # The variable counts as the container counts its GPUs, whatever this process sees of them.
+    puppet = host.puppet(CUDA_VISIBLE_DEVICES=visible.format(*host.uuids), **{SECOND: "4g"})
+    assert puppet.result("init") == OK
+    sizes[1] = 4 * GIB
+    for ordinal, gpu in enumerate(order):
+        assert puppet.say(f"total {ordinal}") == [OK, sizes[gpu]]
+        puppet.get("ctx", ordinal)
+        puppet.get("alloc", 100 * MIB + gpu)
+        assert host.charged(gpu) == host.on_card(gpu) > 100 * MIB
+        assert puppet.say("info") == [OK, sizes[gpu] - host.on_card(gpu), sizes[gpu]]
+    # NVML goes on to show all GPUs in its own order.
+    for gpu in range(2):
+        assert puppet.say(f"nvml {gpu}")[1:4] == [sizes[gpu], host.on_card(gpu), sizes[gpu] - host.on_card(gpu)]

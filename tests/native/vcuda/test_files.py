@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad limits files and ledgers: where limits should hold and cannot, no context is created and one line says why."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
+
+
+def set_field(path: Path, name: str, value: int, crc: bool = True) -> None:
+    data = bytearray(path.read_bytes())
+    offset, fmt = layouts.LIMITS_FIELDS[name]
+    struct.pack_into("<" + fmt, data, offset, value)
+    if crc and name != "crc32":
+        struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
+    path.write_bytes(data)
+
+
+BAD_LIMITS: dict = {
+    "missing": lambda path: path.unlink(),
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated in the header": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "truncated in the devices": lambda path: path.write_bytes(path.read_bytes()[:200]),
+    "foreign": lambda path: path.write_bytes(b"#!/bin/sh\n" * 500),
+    "torn content": lambda path: set_field(path, "priority", 0, crc=False),
+    "torn crc": lambda path: set_field(path, "crc32", 1),
+    "odd sequence": lambda path: set_field(path, "sequence", 3),
+    "for a later reader": lambda path: set_field(path, "min_reader", 2),
+    "version 0": lambda path: set_field(path, "version", 0),
+    "too many devices": lambda path: set_field(path, "device_count", 17),
+    "devices past the end": lambda path: set_field(path, "device_offset", 4090),
+    "unknown policy": lambda path: set_field(path, "core_policy", 7),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "denied": lambda path: path.write_bytes(
+        layouts.pack_limits(dict(plain(layouts.parse_limits(path.read_bytes())), deny=True))
+    ),
+}
+
+
+def plain(limits: dict) -> dict:
+    return {key: value for key, value in limits.items() if key not in ("version", "min_reader")}
+
+
+def assert_closed(host: Host, **options: object) -> None:
+    puppet = host.puppet(**options)  # type: ignore[arg-type]
+    assert puppet.result("init") == OK
+    for verb, arguments in (("ctx", (0,)), ("retain", (0,)), ("create", (MIB, 0))):
+        assert puppet.refused(verb, *arguments) == NOT_PERMITTED, verb
+    assert host.on_card() == 0
+    return puppet
+
+
+@pytest.mark.parametrize("fault", BAD_LIMITS)
+def test_bad_limits_fail_closed_with_a_line(host: Host, fault: str) -> None:
+    good = host.limits.read_bytes()
+    BAD_LIMITS[fault](host.limits)
+    puppet = assert_closed(host)
+    lines = [line for line in puppet.errors().splitlines() if "no context" in line]
+    assert lines and all("libvgpu.so" in line and str(host.limits) in line for line in lines)
+    # Whoever mends the file need not restart the program.
+    if host.limits.is_dir():
+        host.limits.rmdir()
+    if fault == "denied":  # a whole file that is mapped: changed in place, as the node does
+        layouts.rewrite_limits(str(host.limits), plain(layouts.parse_limits(good)))
+    else:
+        host.limits.write_bytes(good)
+    puppet.get("ctx", 0)
+
+
+def test_limits_of_a_later_version_are_obeyed(host: Host) -> None:
+    set_field(host.limits, "version", 2)
+    puppet = host.puppet().start()
+    assert puppet.say("info")[2] == LIMIT
+
+
+def test_a_writer_that_dies_leaves_the_last_limits(host: Host) -> None:
+    puppet = host.puppet().start()
+    with host.limits.open("r+b") as limits:
+        limits.seek(layouts.LIMITS_FIELDS["sequence"][0])
+        limits.write(struct.pack("<I", 1))
+    assert puppet.refused("alloc", LIMIT) == OOM
+    puppet.get("alloc", MIB)
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED
+    assert "torn" in puppet.errors()
+
+
+# What the container may do to its ledger, and what it gets for it.
+BAD_LEDGERS: dict = {
+    "foreign": lambda path: path.write_bytes(b"not a ledger" * 40000),
+    "truncated": lambda path: os.truncate(path, 4096 + 320),
+    "later version": lambda path: patch(path, layouts.LEDGER_FIELDS["min_reader"][0], 9),
+    "other slots": lambda path: patch(path, layouts.LEDGER_FIELDS["slot_count"][0], 2),
+    "other stride": lambda path: patch(path, layouts.LEDGER_FIELDS["slot_size"][0], 1),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a link": lambda path: (path.rename(path.with_suffix(".real")), path.symlink_to(path.with_suffix(".real"))),
+}
+
+
+def patch(path: Path, offset: int, value: int) -> None:
+    with path.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(struct.pack("<I", value))
+
+
+@pytest.mark.parametrize("fault", BAD_LEDGERS)
+def test_bad_ledgers_fail_closed_with_a_line(host: Host, fault: str) -> None:
+    BAD_LEDGERS[fault](host.ledger)
+    puppet = assert_closed(host)
+    assert any(str(host.ledger) in line and "no context" in line for line in puppet.errors().splitlines())
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\0" * layouts.LEDGER_FILE_SIZE])
+def test_an_empty_ledger_is_laid_out(host: Host, content: bytes) -> None:
+    host.ledger.write_bytes(content)
+    puppet = host.puppet().start()
+    assert host.charged() == host.on_card() > 0
+    assert layouts.parse_ledger(host.ledger.read_bytes())["devices"] == host.uuids
+    puppet.end()
+    assert host.charged() == 0
+
+
+def in_namespace(*commands: str) -> tuple:
+    """Runs what follows in a mount namespace of its own, after these commands."""
+    script = "set -e; mount --make-rprivate /; " + "; ".join(commands) + '; exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", script, "sh")
+
+
+def test_a_full_file_system_fails_closed(host: Host) -> None:
+    room = host.folder / "room"
+    room.mkdir()
+    wrapper = in_namespace(
+        f"mount -t tmpfs -o size=64k none {room}", f"head -c 60000 /dev/zero > {room}/filler", f": > {room}/ledger"
+    )
+    puppet = assert_closed(host, wrapper=wrapper, CUDA_DEVICE_MEMORY_SHARED_CACHE=str(room / "ledger"))
+    assert "No space left" in puppet.errors()
+
+
+def test_a_read_only_ledger_fails_closed(host: Host) -> None:
+    wrapper = in_namespace(f"mount --bind {host.ledger} {host.ledger}", f"mount -o remount,ro,bind {host.ledger}")
+    puppet = assert_closed(host, wrapper=wrapper)
+    assert "Read-only" in puppet.errors()
+
+
+# --- as in a container: our ld.so.preload is in force -------------------------------------------------------------
+
+
+def container(host: Host, preload: str, limits: bool = True, ledger: bool = True, folder: str = "root") -> tuple:
+    """/etc/ld.so.preload, /etc/vgpu and /run/vgpu of a container, in a mount namespace."""
+    root = host.folder / folder
+    (root / "etc").mkdir(parents=True)
+    (root / "run").mkdir()
+    commands = [
+        # A writable view of /etc, so that a file can be bound that is not there outside.
+        f"mount -t tmpfs none {root}/etc",
+        f"mkdir {root}/etc/up {root}/etc/work",
+        f"mount -t overlay none -o lowerdir=/etc,upperdir={root}/etc/up,workdir={root}/etc/work /etc",
+        f"mount -t tmpfs none {root}/run",
+        "mkdir -p /etc/vgpu",
+        f"printf '%s\\n' '{preload}' > /etc/ld.so.preload",
+    ]
+    if limits:
+        commands += [": > /etc/vgpu/limits", f"mount --bind {host.limits} /etc/vgpu/limits"]
+    commands += [f"mkdir -p {root}/run/vgpu"]
+    if ledger:
+        commands += [f": > {root}/run/vgpu/ledger", f"mount --bind {host.ledger} {root}/run/vgpu/ledger"]
+    commands += [f"mount --rbind {root}/run /run"]
+    return in_namespace(*commands)
+
+
+FORCED = {"preload": False, "limits": False}
+
+
+def test_in_a_container_files_at_their_places_rule(host: Host) -> None:
+    puppet = host.puppet(wrapper=container(host, str(LIBRARY)), **FORCED).start()
+    assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
+    assert host.charged() == host.on_card() > 0
+    assert puppet.refused("alloc", LIMIT) == OOM
+
+
+def test_in_a_container_the_environment_names_no_other_files(host: Host) -> None:
+    """A tenant's own limits and ledger are not looked at, and neither is a higher limit of the environment."""
+    own = host.folder / "own"
+    own.mkdir()
+    generous = layouts.pack_limits(
+        {"allocation": "own", "devices": [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]}
+    )
+    (own / "limits").write_bytes(generous)
+    puppet = host.puppet(
+        wrapper=container(host, str(LIBRARY)),
+        **FORCED,
+        VGPU_LIMITS_FILE=str(own / "limits"),
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(own / "ledger"),
+        CUDA_DEVICE_MEMORY_LIMIT="15g",
+        CUDA_DISABLE_CONTROL="true",
+    ).start()
+    assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
+    assert host.charged() == host.on_card()
+    assert not (own / "ledger").exists()
+
+
+@pytest.mark.parametrize("missing", ["limits", "ledger"])
+def test_in_a_container_a_missing_file_fails_closed(host: Host, missing: str) -> None:
+    puppet = assert_closed(host, wrapper=container(host, str(LIBRARY), **{missing: False}), **FORCED)
+    path = {"limits": "/etc/vgpu/limits", "ledger": "/run/vgpu/ledger"}[missing]
+    assert any(path in line for line in puppet.errors().splitlines())
+
+
+def test_in_a_container_a_live_change_comes_through_the_bind_mount(host: Host) -> None:
+    puppet = host.puppet(wrapper=container(host, str(LIBRARY)), **FORCED).start()
+    changed = plain(layouts.parse_limits(host.limits.read_bytes()))
+    for device in changed["devices"]:
+        device["memory_bytes"] = 2048 * MIB
+    layouts.rewrite_limits(str(host.limits), changed)
+    assert puppet.say("info")[2] == 2048 * MIB
+    assert puppet.refused("alloc", 2048 * MIB) == OOM
+
+
+def test_without_limits_and_without_our_preload_nothing_happens(host: Host) -> None:
+    puppet = host.puppet(limits=False).start()
+    puppet.get("alloc", LIMIT + MIB)
+    assert host.charged() == 0
+    assert puppet.errors() == ""

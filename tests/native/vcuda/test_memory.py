@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of one process: every way to get it is charged what the driver really took, and every way to free it frees it."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, Host
+
+ROUTES = ["link", "handle", "default", "next", "self", "dlsym-of-libc", "dlvsym-of-libc", "proc", "proc-of-proc"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_first_byte_past_the_limit_is_refused(host: Host, route: str) -> None:
+    puppet = host.puppet(route).start()
+    context = host.on_card()
+    assert context > 0, "the simulated context costs nothing: contexts are not tested"
+    puppet.get("alloc", LIMIT - context - 1)
+    puppet.get("alloc", 1)
+    assert puppet.refused("alloc", 1) == OOM
+    assert host.on_card() == LIMIT
+    assert puppet.say("info") == [OK, 0, LIMIT]
+
+
+def test_without_the_library_the_card_is_the_limit(host: Host) -> None:
+    """The negative control: what the tests above see is the library's doing."""
+    puppet = host.puppet(preload=False).start()
+    puppet.get("alloc", LIMIT)
+    assert host.on_card() > LIMIT
+
+
+def test_contexts_count_only_where_they_should(host: Host) -> None:
+    host.write_limits(count_context=False)
+    puppet = host.puppet().start()
+    puppet.get("alloc", LIMIT)
+    assert puppet.refused("alloc", 1) == OOM
+
+
+# verb, its arguments, how it is freed; {0} is the register.
+WAYS = {
+    "plain": ("alloc", (7 * MIB + 3,), "free {0}"),
+    "managed": ("managed", (5 * MIB + 1,), "free {0}"),
+    "32 bit": ("alloc1", (3 * MIB + 1,), "free1 {0}"),
+    "pitch": ("pitch", (1000, 777), "free {0}"),
+    "narrow pitch": ("pitch", (4, 100000), "free {0}"),
+    "vmm": ("create", (4 * MIB, 0), "release-handle {0}"),
+    "array": ("array", (1024, 333, 0x20), "array-destroy {0}"),
+    "array of halves": ("array", (100000, 0, 0x10), "array-destroy {0}"),
+    "3d array": ("array3d", (64, 32, 16), "array-destroy {0}"),
+    "mipmap": ("mipmap", (256, 128, 8), "mipmap-destroy {0}"),
+    "freed in order": ("alloc", (6 * MIB,), "free-async {0}"),
+}
+
+
+@pytest.mark.parametrize("route", ["link", "proc"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_charged_is_what_the_driver_took(host: Host, way: str, route: str) -> None:
+    verb, arguments, freed = WAYS[way]
+    puppet = host.puppet(route).start()
+    before = host.on_card()
+    assert host.charged() == before
+    register = puppet.get(verb, *arguments)
+    assert host.on_card() > before, "the driver took nothing: this proves nothing"
+    assert host.charged() == host.on_card()
+    assert puppet.say("info")[1] == LIMIT - host.on_card()
+    assert puppet.result(freed.format(register)) == OK
+    assert puppet.result("sync") == OK
+    assert host.charged() == host.on_card() == before
+
+
+@pytest.mark.parametrize("way", [name for name in WAYS if name not in ("mipmap", "3d array")])
+def test_each_way_is_held_to_the_limit(host: Host, way: str) -> None:
+    verb, arguments, _ = WAYS[way]
+    puppet = host.puppet().start()
+    puppet.get("alloc", LIMIT - host.on_card() - MIB // 8)
+    assert puppet.refused(verb, *arguments) == OOM
+    assert host.on_card() <= LIMIT
+    assert host.charged() == host.on_card()
+
+
+@pytest.mark.parametrize("verb", ["async", "async-ptsz"])
+@pytest.mark.parametrize("freed", ["free-async {0}", "free {0}"])
+def test_stream_ordered_memory(host: Host, verb: str, freed: str) -> None:
+    puppet = host.puppet("proc").start()
+    before = host.on_card()
+    register = puppet.get(verb, 9 * MIB)
+    assert host.charged() == host.on_card() >= before + 9 * MIB
+    assert puppet.result(freed.format(register)) == OK
+    assert puppet.result("sync") == OK
+    assert host.charged() == host.on_card()
+    assert puppet.refused(verb, LIMIT) == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+    puppet.get(verb, 9 * MIB)
+
+
+def test_a_pool_of_ones_own(host: Host) -> None:
+    puppet = host.puppet().start()
+    before = host.on_card()
+    pool = puppet.get("pool", 0)
+    blocks = [puppet.get("frompool", 3 * MIB, pool) for _ in range(3)]
+    assert host.charged() == host.on_card() >= before + 9 * MIB
+    assert puppet.refused("frompool", LIMIT, pool) == OOM
+    for block in blocks:
+        assert puppet.result(f"free-async {block}") == OK
+    assert puppet.result("stream-sync") == OK
+    assert host.charged() == host.on_card()
+    assert puppet.result(f"pool-destroy {pool}") == OK
+    assert puppet.result("sync") == OK
+    assert host.charged() == host.on_card() == before
+
+
+def test_physical_memory_lives_until_its_last_handle_and_mapping(host: Host) -> None:
+    puppet = host.puppet().start()
+    before, size = host.on_card(), 4 * MIB
+    handle, address = puppet.get("create", size, 0), puppet.get("reserve", size)
+    assert puppet.result(f"map {address} {size} {handle}") == OK
+    second = puppet.get("retain-handle", address)
+    steps = [f"release-handle {handle}", f"unmap {address} {size}", f"release-handle {second}"]
+    for step in steps:
+        assert host.charged() == host.on_card() == before + size, step
+        assert puppet.result(step) == OK
+    assert host.charged() == host.on_card() == before
+
+
+def test_memory_of_the_other_device_is_charged_there(host: Host) -> None:
+    puppet = host.puppet().start(0)
+    puppet.get("create", 4 * MIB, 1)
+    assert host.charged(1) == host.on_card(1) == 4 * MIB
+    assert host.charged(0) == host.on_card(0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_context_takes_its_memory_with_it(host: Host, first: int) -> None:
+    puppet = host.puppet()
+    assert puppet.result("init") == OK
+    context = puppet.get("ctx", first)
+    for verb, arguments, _ in (WAYS["plain"], WAYS["managed"], WAYS["array"]):
+        puppet.get(verb, *arguments)
+    assert host.charged(first) == host.on_card(first) > 0
+    assert puppet.result(f"ctx-destroy {context}") == OK
+    assert host.charged(first) == host.on_card(first) == 0
+
+
+@pytest.mark.parametrize("end", ["release 0", "reset 0"])
+def test_the_primary_context_is_charged_once(host: Host, end: str) -> None:
+    puppet = host.puppet()
+    assert puppet.result("init") == OK
+    context = puppet.get("retain", 0)
+    cost = host.on_card()
+    puppet.get("retain", 0)
+    assert host.charged() == host.on_card() == cost > 0
+    assert puppet.result(f"set {context}") == OK
+    puppet.get("alloc", MIB)
+    assert puppet.result(end) == OK
+    if end.startswith("release"):
+        assert host.charged() == host.on_card() == cost + MIB
+        assert puppet.result(end) == OK
+    assert host.charged() == host.on_card() == 0
+
+
+def test_a_second_context_is_charged_too(host: Host) -> None:
+    puppet = host.puppet().start()
+    cost = host.on_card()
+    puppet.get("ctx", 0)
+    assert host.charged() == host.on_card() == 2 * cost
+
+
+def test_a_context_that_does_not_fit_is_refused(host: Host) -> None:
+    puppet = host.puppet().start()
+    puppet.get("alloc", LIMIT - host.on_card() - MIB)
+    assert puppet.refused("ctx", 0) == OOM
+    assert host.puppet().say("init") == [OK]
+    other = host.puppet()
+    assert other.result("init") == OK
+    assert other.refused("ctx", 0) == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+
+
+def test_a_slice_smaller_than_a_context_gets_none(host: Host) -> None:
+    host.write_limits(memory=10 * MIB)
+    puppet = host.puppet()
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == OOM
+    assert puppet.refused("retain", 0) == OOM
+    assert host.charged() == host.on_card() == 0
+
+
+def test_graph_memory_is_denied_not_forgotten(host: Host) -> None:
+    puppet = host.puppet().start()
+    assert puppet.refused("graph-node") == NOT_SUPPORTED
+    assert "cuGraphAddMemAllocNode" in puppet.errors()
+
+
+def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:
+    import layouts
+
+    host.limits.write_bytes(
+        layouts.pack_limits({"devices": [{"uuid": host.uuids[1], "memory_bytes": LIMIT}], "allocation": "t"})
+    )
+    puppet = host.puppet()
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED
+    assert host.uuids[0] in puppet.errors()
+    puppet.get("ctx", 1)
+
+
+def test_a_live_change_takes_effect_without_a_restart(host: Host) -> None:
+    import layouts
+
+    puppet = host.puppet().start()
+    held = puppet.get("alloc", 1000 * MIB)
+    changed = layouts.parse_limits(host.limits.read_bytes())
+    for key in ("version", "min_reader"):
+        del changed[key]
+    for device in changed["devices"]:
+        device["memory_bytes"] = 1024 * MIB
+    layouts.rewrite_limits(str(host.limits), changed)
+    assert puppet.say("info") == [OK, 0, 1024 * MIB]
+    assert puppet.refused("alloc", 1) == OOM
+    assert puppet.result(f"free {held}") == OK
+    assert puppet.say("info") == [OK, 1024 * MIB - host.on_card(), 1024 * MIB]
+    layouts.rewrite_limits(str(host.limits), dict(changed, deny=True))
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED
+    puppet.get("alloc", MIB)

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpu-probe: green in a slice, red where a part of the slice is missing, and its figures are the driver's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import layouts
+import pytest
+from conftest import CARD, LIMIT, PROBE, Host
+
+NAMES = ["totals", "visible-devices", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed"]
+
+
+def run(host: Host, *arguments: str, **options: object) -> tuple:
+    done = subprocess.run(
+        [PROBE, "--json", *arguments], env=host.env(**options), stdout=subprocess.PIPE, text=True, timeout=300  # type: ignore[arg-type]
+    )  # fmt: skip
+    return done.returncode, json.loads(done.stdout)
+
+
+def verdicts(report: dict) -> dict:
+    return {one["name"]: one["verdict"] for one in report["checks"]}
+
+
+def test_a_slice_is_held(host: Host) -> None:
+    status, report = run(host)
+    assert verdicts(report) == dict.fromkeys(NAMES, "held")
+    assert (status, report["version"]) == (0, 1)
+    assert [(one["index"], one["uuid"], one["total_cuda"], one["total_nvml"]) for one in report["devices"]] == [
+        (i, uuid, LIMIT, LIMIT) for i, uuid in enumerate(host.uuids)
+    ]
+    exact = next(one for one in report["checks"] if one["name"] == "limit-exact")
+    assert (exact["expected"], exact["found"], exact["unit"]) == (LIMIT, LIMIT, "bytes")
+    assert host.on_card() == host.charged() == 0, "the probe left something behind"
+
+
+def test_without_the_preload_the_limits_are_violated(host: Host) -> None:
+    status, report = run(host, preload=False)
+    assert status == 1
+    found = verdicts(report)
+    assert found.pop("visible-devices") == "held"
+    assert set(found.values()) == {"violated"}
+    assert next(one for one in report["checks"] if one["name"] == "limit-exact")["found"] == CARD
+
+
+def test_without_a_limits_file_nothing_is_held(host: Host) -> None:
+    status, report = run(host, limits=False, preload=False)
+    assert status == 1
+    assert set(verdicts(report).values()) == {"violated"}
+
+
+def test_without_a_ledger_nothing_is_held(host: Host) -> None:
+    host.ledger.write_bytes(b"gone" * 100000)
+    status, report = run(host)
+    assert status == 1
+    assert "held" not in {verdicts(report)[name] for name in ("totals", "limit-exact", "four-processes", "freed")}
+
+
+def test_a_gpu_that_is_not_in_the_limits_is_seen(host: Host) -> None:
+    device = {"uuid": host.uuids[0], "memory_bytes": LIMIT}
+    host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": [device]}))
+    _, report = run(host, "--checks", "visible-devices")
+    assert verdicts(report) == {"visible-devices": "violated"}
+    assert host.uuids[1] in report["checks"][0]["detail"]
+
+
+def test_without_a_driver_no_check_is_run(host: Host) -> None:
+    status, report = run(host, LD_LIBRARY_PATH="/nonexistent")
+    assert status == 2
+    assert set(verdicts(report).values()) == {"not-run"}
+    assert report["devices"] == []
+
+
+@pytest.mark.parametrize(("arguments", "names"), [("totals", ["totals"]), ("freed,totals", ["totals", "freed"])])
+def test_checks_can_be_chosen(host: Host, arguments: str, names: list) -> None:
+    _, report = run(host, "--checks", arguments)
+    assert list(verdicts(report)) == names
+
+
+@pytest.mark.parametrize("arguments", [["--checks", "no-such"], ["--checks"], ["--what"]])
+def test_bad_arguments_are_told(host: Host, arguments: list) -> None:
+    done = subprocess.run([PROBE, *arguments], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 64
+    assert "usage" in done.stderr

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limit is the container's: races, kills, forks, execs and threads. The driver's own account is the judge."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+
+import layouts
+import pytest
+from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
+
+
+@pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
+def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) -> None:
+    """In each round all ask at once for what only one of them can have beside the contexts."""
+    piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
+    command = [host.programs / "racers", LIBRARY, str(processes), str(rounds), str(piece), str(LIMIT)]
+    done = subprocess.run(
+        command, env=host.env(preload=False), stdout=subprocess.PIPE, text=True, timeout=300, check=True
+    )
+    ran, over, greatest, grants = (int(word) for word in done.stdout.split())
+    assert (ran, over) == (rounds, 0)
+    assert greatest <= LIMIT
+    assert grants == rounds, "one of them must get it in every round"
+
+
+def test_the_same_race_without_the_library_goes_over(host: Host) -> None:
+    piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
+    command = [host.programs / "racers", "", "4", "5", str(piece), str(LIMIT)]
+    done = subprocess.run(
+        command, env=host.env(preload=False), stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    assert int(done.stdout.split()[1]) == 5
+
+
+def test_all_processes_of_the_container_share_one_limit(host: Host) -> None:
+    first, second = host.puppet().start(), host.puppet().start()
+    assert first.free_bytes() == second.free_bytes() == LIMIT - host.on_card()
+    first.get("alloc", 3000 * MIB)
+    assert second.refused("alloc", 3000 * MIB) == OOM
+    second.get("alloc", LIMIT - host.on_card())
+    assert host.charged() == host.on_card() == LIMIT
+    assert first.refused("alloc", 1) == second.refused("alloc", 1) == OOM
+
+
+def test_a_killed_process_gives_its_quota_back_at_once(host: Host) -> None:
+    """And without a new process: the survivor alone finds out."""
+    victim, survivor = host.puppet().start(), host.puppet().start()
+    victim.get("alloc", LIMIT - host.on_card())
+    assert survivor.refused("alloc", 1) == OOM
+    os.kill(victim.process.pid, signal.SIGKILL)
+    victim.process.wait()
+    assert host.charged() == host.on_card() == survivor_bytes(host, survivor)
+    survivor.get("alloc", LIMIT - host.on_card())
+    assert host.charged() == host.on_card() == LIMIT
+
+
+def survivor_bytes(host: Host, survivor: object) -> int:
+    return host.physical()[survivor.process.pid]  # type: ignore[attr-defined]
+
+
+def test_an_ended_process_gives_its_quota_back(host: Host) -> None:
+    for _ in range(3):
+        puppet = host.puppet().start()
+        puppet.get("alloc", LIMIT - host.on_card())
+        puppet.end()
+        assert host.charged() == host.on_card() == 0
+
+
+def slot_word(host: Host, pid: int) -> int:
+    """What a process writes into the lock of the ledger."""
+    data = host.ledger.read_bytes()
+    for slot in layouts.parse_ledger(data)["slots"]:
+        if slot["pid"] == pid:
+            base = layouts.LEDGER_SLOT_OFFSET + slot["slot"] * layouts.LEDGER_SLOT_SIZE
+            generation = struct.unpack_from("<I", data, base + layouts.LEDGER_SLOT_FIELDS["generation"][0])[0]
+            return generation << 32 | (slot["slot"] + 1)
+    raise AssertionError(f"process {pid} has no slot")
+
+
+def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
+    """The worst moment, made by hand: the lock is taken, the slot is charged, the total is not."""
+    victim, survivor = host.puppet().start(), host.puppet().start()
+    word = slot_word(host, victim.process.pid)
+    os.kill(victim.process.pid, signal.SIGKILL)
+    victim.process.wait()
+    with host.ledger.open("r+b") as ledger:
+        ledger.seek(layouts.LEDGER_FIELDS["total"][0])
+        ledger.write(struct.pack("<Q", 123 * MIB))
+        ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+        ledger.write(struct.pack("<Q", word))
+    survivor.get("alloc", LIMIT - survivor_bytes(host, survivor))
+    assert host.charged() == host.on_card() == LIMIT
+
+
+def test_a_word_that_no_process_wrote_is_no_lock(host: Host) -> None:
+    puppet = host.puppet().start()
+    with host.ledger.open("r+b") as ledger:
+        ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+        ledger.write(struct.pack("<Q", 7 << 32 | 5000))
+    puppet.get("alloc", MIB)
+    assert host.charged() == host.on_card()
+
+
+def test_a_forked_child_is_a_process_of_its_own(host: Host) -> None:
+    parent = host.puppet()
+    # Before the driver is initialised, as CUDA demands of a child that uses it; the library has started already.
+    assert parent.result("total 0") != OK
+    child = parent.say("fork")[1]
+    assert child != parent.process.pid
+    parent.start()
+    parent.get("alloc", 5 * MIB)
+    assert set(host.physical()) == {child}
+    assert host.charged() == host.on_card()
+    assert parent.refused("alloc", LIMIT) == OOM
+
+
+def test_a_child_does_not_keep_its_parents_slot(host: Host) -> None:
+    parent = host.puppet().start()
+    parent.get("alloc", 100 * MIB)
+    child = parent.say("fork-away")[1]
+    try:
+        os.kill(parent.process.pid, signal.SIGKILL)
+        parent.process.wait()
+        assert host.charged() == host.on_card() == 0
+        other = host.puppet().start()
+        other.get("alloc", LIMIT - host.on_card())
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_new_image_starts_without_the_old_ones_charge(host: Host) -> None:
+    puppet = host.puppet().start()
+    puppet.get("alloc", LIMIT - host.on_card())
+    assert puppet.process.stdin
+    puppet.process.stdin.write("exec link\n")  # the new image of the same process goes on with the conversation
+    assert puppet.result("init") == OK
+    assert host.charged() == host.on_card() == 0
+    puppet.start()
+    assert host.charged() == host.on_card() == survivor_bytes(host, puppet)
+    puppet.get("alloc", LIMIT - host.on_card())
+
+
+def test_closing_all_descriptors_does_not_escape(host: Host) -> None:
+    puppet = host.puppet().start()
+    puppet.get("alloc", 1000 * MIB)
+    held = host.on_card()
+    assert puppet.result("close-all") == OK
+    assert host.charged() == held
+    other = host.puppet().start()
+    assert other.refused("alloc", LIMIT - held) == OOM
+    assert other.free_bytes() == LIMIT - held - survivor_bytes(host, other)
+
+
+def test_threads_leave_nothing_behind(host: Host) -> None:
+    puppet = host.puppet()
+    assert puppet.result("init") == OK
+    context = puppet.get("ctx", 0)
+    before = host.on_card()
+    status, granted = puppet.say(f"threads 8 3000 {MIB} {context}")
+    assert (status, granted) == (OK, 8 * 3000)
+    assert host.charged() == host.on_card() == before
+    # At the limit only some are granted, and none beyond it.
+    puppet.get("alloc", LIMIT - before - 3 * MIB)
+    puppet.say(f"threads 8 1000 {MIB} {context}")
+    assert host.charged() == host.on_card() == LIMIT - 3 * MIB
+
+
+def test_every_slot_taken_means_no_context(host: Host) -> None:
+    """The slots' bytes are held by this test, as 1024 other processes would."""
+    import fcntl
+
+    with host.ledger.open("r+b") as ledger:
+        hold = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, layouts.LEDGER_ALIVE_BASE, layouts.LEDGER_SLOTS, 0)
+        fcntl.fcntl(ledger, 37, hold)  # F_OFD_SETLK
+        puppet = host.puppet()
+        assert puppet.result("init") == OK
+        assert puppet.refused("ctx", 0) == NOT_PERMITTED
+        assert "1024 slots" in puppet.errors()
+    puppet.get("ctx", 0)

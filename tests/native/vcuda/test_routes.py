@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library in a process: which functions it stands for, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import LIBRARY, LIMIT, MIB, OK, OOM, PROBE, ROOT, SIMULATOR, Host, compile_program
+
+HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
+HOOKED = re.findall(r'^HOOK\((\w+), "(\w+)", (\d+), (\d)', HOOKS, re.MULTILINE)
+NVML = re.findall(r"^NVML\((\w+)", HOOKS, re.MULTILINE)
+
+
+def symbols(path: Path, *options: str) -> list:
+    done = subprocess.run(["nm", "-D", *options, path], stdout=subprocess.PIPE, text=True, check=True)
+    return [line.split()[-1] for line in done.stdout.splitlines()]
+
+
+def test_only_the_intended_names_are_exported(built: None) -> None:
+    expected = {"dlsym", "dlvsym", *(symbol for symbol, *_ in HOOKED), *NVML}
+    assert set(symbols(LIBRARY, "--defined-only")) == expected
+
+
+@pytest.mark.parametrize("path", [LIBRARY, PROBE], ids=lambda path: path.name)
+def test_no_symbol_is_newer_than_glibc_2_17(built: None, path: Path) -> None:
+    versions = {name.split("@GLIBC_")[1] for name in symbols(path, "--undefined-only") if "@GLIBC_" in name}
+    assert versions, "no versioned symbol at all: nm was read wrongly"
+    assert {one for one in versions if tuple(int(part) for part in one.split(".")) > (2, 17)} == set()
+
+
+def test_the_library_needs_libc_alone(built: None) -> None:
+    done = subprocess.run(["readelf", "-d", LIBRARY], stdout=subprocess.PIPE, text=True, check=True)
+    assert re.findall(r"NEEDED.*\[(.*)\]", done.stdout) == ["libc.so.6"]
+
+
+@pytest.mark.parametrize("route", ["link", "handle", "proc"])
+def test_every_hook_of_this_driver_stands_behind_its_name(host: Host, route: str) -> None:
+    """With dlsym as the program sees it: a name that the driver has is ours, one that it lacks stays unknown."""
+    assert set(symbols(SIMULATOR / "libcuda.so.1", "--defined-only")) & {symbol for symbol, *_ in HOOKED}
+    puppet = host.puppet(route).start()
+    assert puppet.say("info")[2] == LIMIT
+
+
+@pytest.fixture(scope="module")
+def pointers(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_program(tmp_path_factory.mktemp("pointers"), "pointers", "pointers.c", flags=("-ldl",))
+
+
+VERSIONS = [
+    2000,
+    2010,
+    3000,
+    3010,
+    3020,
+    4000,
+    6000,
+    7000,
+    9000,
+    10020,
+    11000,
+    11020,
+    11030,
+    11040,
+    12000,
+    12020,
+    13000,
+]
+
+
+def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Path) -> None:
+    """For every name, version and flag: where the driver gives one of its symbols, we give ours of the same symbol."""
+    names = sorted({name for _, name, *_ in HOOKED} | {"cuInit", "cuLaunchKernel", "cuMemcpyHtoD", "cuNoSuchFunction"})
+    asked = [f"{name} {version} {flags}" for name in names for version in VERSIONS for flags in (0, 1, 2)]
+    answers = {}
+    for preload in (False, True):
+        done = subprocess.run(
+            [pointers],
+            env=host.env(preload=preload),
+            input="\n".join(asked),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        answers[preload] = done.stdout.splitlines()
+    assert len(answers[True]) == len(answers[False]) == len(asked)
+    ours = {symbol for symbol, *_ in HOOKED}
+    replaced = 0
+    for question, bare, hooked in zip(asked, answers[False], answers[True]):
+        expected = bare.split()
+        for at in (1, 5):  # the object's name, followed by the symbol's
+            if expected[at + 1] in ours:
+                expected[at] = "libvgpu.so"
+                replaced += 1
+        assert hooked.split() == expected, question
+    assert replaced > 500
+
+
+@pytest.mark.parametrize("route", ["handle", "proc", "dlsym-of-libc"])
+def test_a_program_that_opens_the_driver_itself(host: Host, route: str) -> None:
+    puppet = host.puppet(route, program="puppet-unlinked").start()
+    assert puppet.say("info")[2] == LIMIT
+    assert puppet.refused("alloc", LIMIT) == OOM
+
+
+def test_a_driver_under_another_path_is_the_driver(host: Host) -> None:
+    copy = host.folder / "mine.so"
+    shutil.copy(SIMULATOR / "libcuda.so.1", copy)
+    puppet = host.puppet(f"copy:{copy}", program="puppet-unlinked").start()
+    assert puppet.say("info")[2] == LIMIT
+    assert puppet.refused("alloc", LIMIT) == OOM
+
+
+def other(folder: Path) -> Path:
+    return compile_program(folder, "other.so", "other.c", flags=("-shared", "-fPIC", "-ldl"))
+
+
+@pytest.mark.parametrize("order", ["{library}:{other}", "{other}:{library}"])
+def test_another_interposer_works_beside(host: Host, order: str) -> None:
+    preload = order.format(library=LIBRARY, other=other(host.folder))
+    puppet = host.puppet(preload=False, LD_PRELOAD=preload).start()
+    puppet.get("alloc", MIB)
+    assert puppet.refused("alloc", LIMIT) == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+    if order.startswith("{other}"):
+        assert puppet.errors().count("other: cuMemAlloc_v2") == 2
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        ["python3", "-c", code], env={"PATH": os.environ["PATH"], "LD_PRELOAD": str(LIBRARY), **env},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+
+
+def test_a_program_without_cuda_never_notices(host: Host) -> None:
+    """No line, no ledger, no file opened, the same umask, signals and descriptors."""
+    state = (
+        "import os, signal, sys\n"
+        "mask = os.umask(0); os.umask(mask)\n"
+        "handlers = [str(signal.getsignal(s)) for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)]\n"
+        "import ctypes; ctypes.CDLL(None).getpid()\n"
+        "print(mask, handlers, sorted(os.listdir('/proc/self/fd')))\n"
+    )
+    before = host.ledger.read_bytes()
+    with_library = python(state, VGPU_LIMITS_FILE=str(host.limits), CUDA_DEVICE_MEMORY_SHARED_CACHE=str(host.ledger))
+    assert with_library.stdout == python(state, LD_PRELOAD="").stdout
+    assert with_library.stderr == ""
+    assert host.ledger.read_bytes() == before
+
+
+def test_true_opens_nothing_of_ours(host: Host) -> None:
+    if not shutil.which("strace"):
+        host.limits.unlink()  # it would be missed and complained about
+        done = subprocess.run(["true"], env=host.env(), stderr=subprocess.PIPE, check=True)
+        assert done.stderr == b""
+        return
+    trace = host.folder / "trace"
+    subprocess.run(["strace", "-f", "-o", trace, "-E", f"LD_PRELOAD={LIBRARY}", "true"], check=True)
+    opened = re.findall(r'open(?:at)?\(.*?"(.*?)"', trace.read_text())
+    assert [path for path in opened if "vgpu" in path or "ld.so.preload" in path] == [str(LIBRARY)]
+
+
+@pytest.mark.parametrize("name", ["cuInit", "cuMemAlloc_v2", "nvmlDeviceGetMemoryInfo"])
+def test_without_a_driver_the_names_are_not_there(host: Host, name: str) -> None:
+    code = (
+        "import ctypes\n"
+        "libdl = ctypes.CDLL(None)\n"
+        "libdl.dlsym.restype = ctypes.c_void_p\n"
+        "libdl.dlsym.argtypes = [ctypes.c_void_p, ctypes.c_char_p]\n"
+        f"print(libdl.dlsym(None, b'{name}'), hasattr(libdl, '{name}'))\n"
+        "try:\n    ctypes.CDLL('libcuda.so.1')\nexcept OSError as fault:\n    print(fault)\n"
+    )
+    env = {"LD_LIBRARY_PATH": "/nonexistent", "VGPU_LIMITS_FILE": str(host.limits)}
+    assert python(code, **env).stdout == python(code, LD_PRELOAD="", **env).stdout
+
+
+def test_the_driver_is_not_loaded_for_a_program_that_asks_nvml(host: Host) -> None:
+    puppet = host.puppet("link")
+    assert puppet.say("nvml 0")[:2] == [OK, LIMIT]
+    assert layouts.parse_ledger(host.ledger.read_bytes())["slots"] == [], "nvidia-smi must not take a slot"
+
+
+def test_two_builds_are_the_same_file(built: None, tmp_path: Path) -> None:
+    """The role compiles the sources in another folder and the tests compare digests."""
+    shutil.copytree(ROOT / "native/vcuda", tmp_path / "native/vcuda")
+    subprocess.run(["make", "-s", "-C", tmp_path / "native/vcuda"], check=True)
+    for name in ("libvgpu.so", "vgpu-probe"):
+        assert (tmp_path / "native/build" / name).read_bytes() == (ROOT / "native/build" / name).read_bytes()
