@@ -12,7 +12,8 @@ from .pool import Pool
 
 # Faults of the application and not of the GPU, by NVIDIA's list of Xid errors.
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-WAIT_MS = 5000
+# Also how long a stop may wait for the driver.
+WAIT_MS = 1000
 PAUSE_S = 5.0
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node in a folder, with real programs: gpusim, libvgpu.so, vgpu-probe, the device plugin as a process, real mounts.
+
+Only the kubelet is a double, in this process. Needs root (mounts) and `make native`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PLUGIN = ROOT / "native" / "plugin"
+BUILD = ROOT / "native" / "build"
+SOURCES = [PLUGIN / "src", PLUGIN / "kubelet_double" / "src"]
+for folder in SOURCES:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
+
+from vgpu_kubelet_double.manager import Manager  # noqa: E402
+
+# The table of the issue: a V100 of 16160 MiB split by 3 gives slices of 5386 MiB.
+PROFILE = """\
+driver_version = 535.261.03
+cuda_version = 12.2
+[gpu]
+model = V100-16GB
+"""
+SPLIT, SLICE_MIB = 3, 5386
+RESOURCE = "nvidia.com/gpu"
+
+
+def until(what: Callable[[], Any], about: str) -> Any:
+    """Waits for something that other processes bring about; the limit only ends a test that would hang."""
+    limit = time.monotonic() + 60
+    while True:
+        found = what()
+        if found:
+            return found
+        assert time.monotonic() < limit, f"never came: {about}"
+        time.sleep(0.01)
+
+
+@dataclass
+class RealNode:
+    folder: Path
+    environment: dict[str, str]
+    kubelet: Manager
+    process: subprocess.Popen | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "run" / "plugin.sock"
+
+    @property
+    def vgpuctl_program(self) -> Path:
+        return self.folder / "vgpuctl"
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "vgpu_plugin.main", "--config", str(self.folder / "node.yaml")]
+        for name in ("kubelet", "run", "state", "sys"):
+            option = {"kubelet": "kubelet-dir", "run": "run-dir", "state": "state-dir", "sys": "sys-root"}[name]
+            command += [f"--{option}", str(self.folder / name)]
+        with open(self.folder / "plugin.log", "ab") as log:
+            self.process = subprocess.Popen(command, env=self.environment, stderr=log)
+        until(self.offered, "the slices at the kubelet")
+
+    def offered(self) -> bool:
+        assert self.process is None or self.process.poll() is None, (self.folder / "plugin.log").read_text()
+        found = self.kubelet.state()["resources"].get(RESOURCE, {})
+        return found.get("connected", False) and found["allocatable"] > 0
+
+    def end(self, kill: bool = False) -> None:
+        if self.process is not None:
+            (self.process.kill if kill else self.process.terminate)()
+            self.process.wait(30)
+            self.process = None
+
+    def vgpuctl(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [str(self.vgpuctl_program), "--socket", str(self.socket), *arguments, "--json"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    def isolation(self, **options: Any) -> tuple[int, dict[str, Any]]:
+        """Runs the module vgpu_isolation as Ansible runs it on a host; (exit status, result)."""
+        defaults = {
+            "vgpuctl": str(self.vgpuctl_program),
+            "socket": str(self.socket),
+            "runtime": "namespace",
+            "environment": {
+                name: self.environment[name] for name in ("LD_LIBRARY_PATH", "GPUSIM_PROFILE", "GPUSIM_STATE")
+            },
+        }
+        arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {**defaults, **options}})
+        done = subprocess.run(
+            [sys.executable, "-m", "ansible_collections.vgpu.fleet.plugins.modules.vgpu_isolation"],
+            input=arguments,
+            env={**self.environment, "PYTHONPATH": str(ROOT / ".build" / "collections")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    def mounts(self) -> list[str]:
+        with open("/proc/self/mounts") as stream:
+            return [line.split()[1] for line in stream if str(self.folder) in line]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[RealNode]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: mounts a tmpfs for each allocation")
+    library = tmp_path / "lib" / "0.1.0-aaaaaaaaaaaa"
+    library.mkdir(parents=True)
+    for name in ("libvgpu.so", "vgpu-probe"):
+        shutil.copy(BUILD / name, library / name)
+    (tmp_path / "lib" / "current").symlink_to(library.name)
+    (tmp_path / "host.profile").write_text(PROFILE)
+    vcuda = {"libraryRoot": str(tmp_path / "lib"), "splitCount": SPLIT, "coresScaling": "1"}
+    (tmp_path / "node.yaml").write_text(json.dumps({"version": "v1", "sharing": {"vcuda": vcuda}}))
+    state = Path("/dev/shm") / f"gpusim-{tmp_path.name}-{os.getpid()}.state"
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "GPUSIM_", "NVIDIA_"))},
+        "PYTHONPATH": os.pathsep.join(str(one) for one in SOURCES),
+        "LD_LIBRARY_PATH": str(BUILD / "gpusim"),
+        "GPUSIM_PROFILE": str(tmp_path / "host.profile"),
+        "GPUSIM_STATE": str(state),
+    }
+    program = tmp_path / "vgpuctl"
+    program.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
+        "from vgpu_plugin.ctl import main\nsys.exit(main())\n"
+    )
+    program.chmod(0o755)
+    kubelet = Manager(tmp_path / "kubelet")
+    kubelet.start()
+    out = RealNode(tmp_path, environment, kubelet)
+    try:
+        out.start()
+        yield out
+    finally:
+        out.end()
+        kubelet.stop()
+        for mount in out.mounts():
+            subprocess.run(["umount", "--lazy", mount], check=False)
+        state.unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The isolation check in real slices of a simulated GPU, and above all: that it turns red where a slice is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from .conftest import SLICE_MIB, SPLIT
+
+MIB = 1 << 20
+# Not there on every machine; without it the module says not-run for that check alone.
+OPTIONAL = {"nvidia-smi"}
+
+
+def verdicts(result: dict) -> dict[str, str]:
+    (one,) = result["results"]
+    return {check["name"]: check["verdict"] for check in one["checks"]}
+
+
+def test_whole_slice_holds(node):
+    rc, result = node.isolation()
+    (one,) = result["results"]
+    assert (rc, result["verdict"], one["memory_mib"], one["runtime"]) == (0, "held", SLICE_MIB, "namespace"), result
+    found = {check["name"]: check for check in one["checks"]}
+    assert {name for name, check in found.items() if check["verdict"] != "held"} <= OPTIONAL
+    assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
+    # The driver's account, read outside while the probe took all that it could get.
+    assert 0 < int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
+    assert node.vgpuctl("status")["allocations"] == []  # given back
+    assert node.mounts() == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/usr/local/lib/vgpu/libvgpu.so", "/etc/ld.so.preload", "/etc/vgpu/limits", "/run/vgpu/ledger"]
+)
+def test_one_mount_less_is_red(node, path):
+    rc, result = node.isolation(omit_mounts=[path])
+    assert (rc, result["verdict"]) == (1, "violated"), result
+    assert verdicts(result)["mounts"] == "violated"
+    # And not by that witness alone: whoever did not count mounts would notice too.
+    others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "held"]
+    assert set(others) - OPTIONAL, result
+    assert "mounts violated" in result["msg"]
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+def test_library_that_does_nothing_is_red(node, tmp_path):
+    empty = tmp_path / "empty.c"
+    empty.write_text("int vgpu_nothing;\n")
+    library = tmp_path / "lib" / "current" / "libvgpu.so"
+    subprocess.run(["cc", "-shared", "-o", str(library), str(empty)], check=True)
+    rc, result = node.isolation()
+    assert (rc, result["verdict"]) == (1, "violated"), result
+    found = verdicts(result)
+    assert found["mounts"] == "held"
+    assert (found["limit-as-configured"], found["outside-memory"]) != ("held", "held")
+
+
+def test_probe_that_lies_is_not_believed(node, tmp_path):
+    """A probe that says that all is well, in a slice that is not limited."""
+    library = tmp_path / "lib" / "current"
+    names = ("totals", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed")
+    checks = [{"name": name, "verdict": "held", "expected": 1, "found": 1, "unit": "", "detail": ""} for name in names]
+    report = json.dumps({"version": 1, "devices": [], "checks": checks})
+    (library / "vgpu-probe").write_text(f"#!/bin/sh\necho '{report}'\n")
+    rc, result = node.isolation()
+    assert (rc, result["verdict"]) == (1, "violated"), result
+    found = verdicts(result)
+    assert (found["gpu-as-leased"], found["limit-as-configured"]) == ("violated", "violated")
+    assert found["visible-devices"] == "not-run"  # not reported at all is no pass either
+
+
+@pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])
+def test_no_free_slice_is_not_run(node, fail_on, rc):
+    for n in range(SPLIT):
+        node.kubelet.run_pod(f"pod-{n}")
+    found, result = node.isolation(fail_on=fail_on)
+    assert (found, result["verdict"]) == (rc, "not-run"), result
+    assert "no free slice" in result["results"][0]["detail"]
+
+
+def test_probe_that_hangs_is_ended(node, tmp_path):
+    (tmp_path / "lib" / "current" / "vgpu-probe").write_text("#!/bin/sh\nsleep 1000\n")
+    rc, result = node.isolation(timeout=1)
+    assert (rc, result["verdict"]) == (1, "violated"), result
+    assert "ran past its time" in result["msg"]
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+def test_no_probe(node, tmp_path):
+    (tmp_path / "lib" / "current" / "vgpu-probe").unlink()
+    rc, result = node.isolation()
+    assert (rc, result["verdict"]) == (1, "not-run"), result
+    assert "vgpu-probe" in result["msg"]
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+def test_plugin_that_does_not_run(node):
+    node.end()
+    rc, result = node.isolation()
+    assert (rc, result["verdict"], result["failed"]) == (1, "not-run", True)
+    assert "plugin" in result["msg"]
+
+
+def test_check_mode_touches_nothing(node):
+    rc, result = node.isolation(_ansible_check_mode=True)
+    assert (rc, result["verdict"], result["results"]) == (0, "not-run", [])
+
+
+def test_nvidia_smi_that_shows_the_whole_card_is_red(node, tmp_path):
+    uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\necho '{uuid}, 16160'\n")
+    fake.chmod(0o755)
+    rc, result = node.isolation(nvidia_smi=str(fake))
+    assert (rc, verdicts(result)["nvidia-smi"]) == (1, "violated"), result
+    fake.write_text(f"#!/bin/sh\necho '{uuid}, {SLICE_MIB}'\n")
+    rc, result = node.isolation(nvidia_smi=str(fake))
+    assert (rc, verdicts(result)["nvidia-smi"]) == (0, "held"), result
+
+
+def test_docker_that_has_no_image_is_said(node):
+    rc, result = node.isolation(runtime="docker", image="localhost/nothing:1", docker="/nonexistent/docker")
+    assert (rc, result["verdict"]) == (1, "not-run"), result
+    assert "/nonexistent/docker does not exist" in result["msg"]
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+def test_restart_with_running_container(node):
+    """The tmpfs of a container stays when the plugin is killed and comes back."""
+    pod = node.kubelet.run_pod("one")
+    before = node.mounts()
+    assert len(before) == 1
+    node.end(kill=True)
+    node.start()
+    assert node.mounts() == before
+    status = node.vgpuctl("status")
+    assert {one["id"] for one in status["slices"] if one["in_use"]} == set(pod["ids"])
+    assert node.kubelet.restart_container("one")["ids"] == pod["ids"]
+    assert node.mounts() == before
+
+
+def test_reboot(node):
+    """/run is empty: the files come back before the container starts, at the same place."""
+    pod = node.kubelet.run_pod("one")
+    node.end(kill=True)
+    for mount in node.mounts():
+        subprocess.run(["umount", mount], check=True)
+    shutil.rmtree(node.folder / "run")
+    node.start()
+    node.kubelet.restart_container("one")
+    for mount in pod["answer"]["mounts"]:
+        assert subprocess.run(["test", "-s", mount["host_path"]], check=False).returncode == 0, mount
+    assert len(node.mounts()) == 1
+
+
+def test_full_ledger_tmpfs_is_bounded(node):
+    pod = node.kubelet.run_pod("one")
+    ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/ledger")
+    descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                os.write(descriptor, b"x" * 65536)
+    finally:
+        os.close(descriptor)
