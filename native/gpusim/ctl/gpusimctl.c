@@ -1,14 +1,170 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* gpusimctl: the truth about the simulated host, and its faults, for tests and people. */
-#include "sim.h"
+#include "ctl.h"
 
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
 
-int main(void)
+static const char usage[] =
+    "usage: gpusimctl COMMAND\n"
+    "  devices [--json]             the GPUs of the host\n"
+    "  usage [--json]               memory in use, by GPU and process\n"
+    "  log [--json] [--window MS] [--intervals]\n"
+    "                               what ran: totals, shares in windows of MS, each interval\n"
+    "  reset [--force]              read the profile anew, forget log, faults and modes (--force: although processes run)\n"
+    "  xid GPU NUMBER               raise an Xid\n"
+    "  ecc GPU COUNT [single]       COUNT uncorrectable (or corrected) ECC errors\n"
+    "  fall-off GPU | recover GPU   take the GPU off the bus; bring it back\n"
+    "  nvml-fail on|off             let nvmlInit fail\n"
+    "  clock real|manual|auto       which clock rules; clock advance MS moves a manual one; clock shows it\n"
+    "GPU is an index or a UUID. GPUSIM_STATE and GPUSIM_PROFILE name the host's files.\n";
+
+static int die(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static int die(const char *format, ...)
 {
-    if (sim_attach(SIM_ROLE_TOOL) != SIM_OK) {
-        fprintf(stderr, "gpusimctl: %s\n", sim_error());
-        return 1;
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("gpusimctl: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputs("\n", stderr);
+    va_end(arguments);
+    return 2;
+}
+
+static int gpu_of(const char *text)
+{
+    char *end;
+    unsigned long index = strtoul(text, &end, 10);
+    for (uint32_t i = 0; i < sim_state()->gpu_count; i++)
+        if ((*text && !*end && index == i) || strcasecmp(text, sim_state()->gpus[i].uuid) == 0)
+            return (int)i;
+    return -1;
+}
+
+static bool number(const char *text, double *out)
+{
+    char *end;
+    *out = strtod(text, &end);
+    return end != text && !*end && *out >= 0;
+}
+
+static int on_gpu(int argc, char **argv)
+{
+    struct sim_state *state = sim_state();
+    int gpu = argc >= 2 ? gpu_of(argv[1]) : -1;
+    double value = 0;
+    if (gpu < 0)
+        return die("%s: expected a GPU (0 to %u, or a UUID), found \"%s\"; see gpusimctl devices", argv[0],
+                   state->gpu_count - 1, argc >= 2 ? argv[1] : "");
+    bool needs_number = !strcmp(argv[0], "xid") || !strcmp(argv[0], "ecc");
+    if (needs_number && (argc < 3 || !number(argv[2], &value) || value < 1))
+        return die("%s: expected a number from 1 on, found \"%s\"", argv[0], argc >= 3 ? argv[2] : "");
+    sim_lock();
+    struct sim_gpu *g = &state->gpus[gpu];
+    sim_advance(gpu, sim_now());
+    if (!strcmp(argv[0], "xid")) {
+        sim_event_add(gpu, SIM_EVENT_XID, (uint64_t)value);
+    } else if (!strcmp(argv[0], "ecc")) {
+        bool single = argc >= 4 && !strcmp(argv[3], "single");
+        uint64_t *counters = single ? g->ecc_single : g->ecc_double;
+        counters[0] += (uint64_t)value;
+        counters[1] += (uint64_t)value;
+        sim_event_add(gpu, single ? SIM_EVENT_ECC_SINGLE : SIM_EVENT_ECC_DOUBLE, (uint64_t)value);
+        if (!single)
+            sim_event_add(gpu, SIM_EVENT_XID, 48); /* double-bit ECC error */
+    } else if (!strcmp(argv[0], "fall-off")) {
+        g->lost = 1;
+        sim_event_add(gpu, SIM_EVENT_XID, 79); /* GPU has fallen off the bus */
+    } else {
+        g->lost = 0;
     }
+    sim_unlock();
     return 0;
+}
+
+static int clock_command(int argc, char **argv)
+{
+    static const char *const modes[] = {"real", "manual", "auto"};
+    double ms;
+    if (argc == 1) {
+        printf("%s %.6f s\n", modes[sim_state()->clock_mode % 3], (double)sim_now() / 1e9);
+        return 0;
+    }
+    for (unsigned i = 0; i < 3; i++)
+        if (argc == 2 && !strcmp(argv[1], modes[i])) {
+            sim_clock_set((enum sim_clock)i);
+            return 0;
+        }
+    if (argc == 3 && !strcmp(argv[1], "advance") && number(argv[2], &ms)) {
+        if (sim_state()->clock_mode == SIM_CLOCK_REAL)
+            return die("clock advance: expected a manual clock, found the real one; run gpusimctl clock manual");
+        sim_clock_advance((uint64_t)(ms * 1e6));
+        return 0;
+    }
+    return die("clock: expected real, manual, auto or advance MS, found \"%s\"", argv[1]);
+}
+
+static int log_command(int argc, char **argv, bool json)
+{
+    double window = 0;
+    bool intervals = false;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--intervals"))
+            intervals = true;
+        else if (!strcmp(argv[i], "--window") && i + 1 < argc && number(argv[i + 1], &window) && window > 0)
+            i++;
+        else if (strcmp(argv[i], "--json"))
+            return die("log: unknown option \"%s\"; see gpusimctl", argv[i]);
+    }
+    report_log(json, (uint64_t)(window * 1e6), intervals);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        fputs(usage, stderr);
+        return 2;
+    }
+    argc--;
+    argv++;
+    if (!strcmp(argv[0], "--help") || !strcmp(argv[0], "help")) {
+        fputs(usage, stdout);
+        return 0;
+    }
+    if (sim_attach(SIM_ROLE_TOOL) != SIM_OK)
+        return die("%s", sim_error());
+    bool json = false;
+    for (int i = 1; i < argc; i++)
+        json = json || !strcmp(argv[i], "--json");
+    if (!strcmp(argv[0], "devices")) {
+        report_devices(json);
+        return 0;
+    }
+    if (!strcmp(argv[0], "usage")) {
+        report_usage(json);
+        return 0;
+    }
+    if (!strcmp(argv[0], "log"))
+        return log_command(argc, argv, json);
+    if (!strcmp(argv[0], "reset"))
+        return sim_reset(argc > 1 && !strcmp(argv[1], "--force")) == SIM_OK ? 0 : die("%s", sim_error());
+    if (!strcmp(argv[0], "clock"))
+        return clock_command(argc, argv);
+    if (!strcmp(argv[0], "nvml-fail")) {
+        if (argc != 2 || (strcmp(argv[1], "on") && strcmp(argv[1], "off")))
+            return die("nvml-fail: expected on or off, found \"%s\"", argc > 1 ? argv[1] : "");
+        sim_lock();
+        sim_state()->nvml_fail = !strcmp(argv[1], "on");
+        sim_unlock();
+        return 0;
+    }
+    static const char *const gpu_commands[] = {"xid", "ecc", "fall-off", "recover"};
+    for (unsigned i = 0; i < sizeof gpu_commands / sizeof gpu_commands[0]; i++)
+        if (!strcmp(argv[0], gpu_commands[i]))
+            return on_gpu(argc, argv);
+    return die("unknown command \"%s\"; run gpusimctl for the list", argv[0]);
 }

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef GPUSIM_CTL_H
+#define GPUSIM_CTL_H
+
+#include "sim.h"
+
+/* report.c: with the lock held none of them; they take it. */
+void report_devices(bool json);
+void report_usage(bool json);
+void report_log(bool json, uint64_t window_ns, bool intervals);
+
+#endif
