@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 
+#define POOL_UNIT (2 * MIB) /* a pool takes from the card in multiples of this */
+
 struct pool {
     struct pool *next;
     struct lock lock;
@@ -168,6 +170,11 @@ static bool capturing(CUstream stream, bool per_thread)
     return capture != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+static uint64_t round_up(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - POOL_UNIT ? UINT64_MAX : (bytes + POOL_UNIT - 1) / POOL_UNIT * POOL_UNIT;
+}
+
 static void take_back(const struct request *request, struct pool *pool)
 {
     if (REAL(cuMemFreeAsync)(*request->pointer, request->stream) == CUDA_SUCCESS)
@@ -181,16 +188,19 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     const struct device *device = pool->device;
     lock_take(&pool->lock);
     settle_down(pool);
-    uint64_t slack = pool->charged - attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
-    uint64_t charged = request->bytes;
+    /* A whole number of units, so that the pool cannot grow by more than was charged before. */
+    uint64_t charged = round_up(request->bytes);
     CUresult status = memory_charge(device, ACCOUNT_USED, charged);
-    if (status == CUDA_ERROR_OUT_OF_MEMORY && slack <= pool->charged && slack >= request->bytes) {
-        charged = 0; /* what the pool holds and nobody uses is charged already; the check below sees if it grows */
-        status = CUDA_SUCCESS;
-    }
-    if (status == CUDA_ERROR_OUT_OF_MEMORY && REAL_HAS(cuMemPoolTrimTo)) {
-        REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
-        settle_down(pool);
+    for (int trim = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trim < 2; trim++) {
+        if (trim && REAL_HAS(cuMemPoolTrimTo)) {
+            REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+            settle_down(pool);
+        }
+        /* It may fit into what the pool holds already and nobody uses. If the pool grows all the same, because its free
+         * space is in pieces, the check after the call sees it. */
+        uint64_t used = attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
+        uint64_t needed = request->bytes > UINT64_MAX - used ? UINT64_MAX : round_up(used + request->bytes);
+        charged = needed > pool->charged ? needed - pool->charged : 0;
         status = memory_charge(device, ACCOUNT_USED, charged);
     }
     if (status != CUDA_SUCCESS) {

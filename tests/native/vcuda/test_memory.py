@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of one process: every way to get it is charged what the driver really took, and every way to free it frees it."""
+"""Memory of one process: every way to get it is charged what the driver really took; every way to free it frees it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,24 @@ def test_without_the_library_the_card_is_the_limit(host: Host) -> None:
     puppet = host.puppet(preload=False).start()
     puppet.get("alloc", LIMIT)
     assert host.on_card() > LIMIT
+
+
+def test_a_pool_at_the_limit_never_holds_more(host: Host) -> None:
+    """Pools take whole units of the card; the peak that the driver keeps of this process is the judge."""
+    puppet = host.puppet().start()
+    blocks = []
+    while True:
+        status = puppet.result(f"async {100 + len(blocks)} {97 * MIB + 12345}")
+        if status != OK:
+            break
+        blocks.append(100 + len(blocks))
+    assert status == OOM and len(blocks) > 40
+    assert host.charged() == host.on_card() <= LIMIT
+    for block in blocks:
+        assert puppet.result(f"free-async {block}") == OK
+    assert puppet.result("sync") == OK
+    assert host.charged() == host.on_card()
+    puppet.get("alloc", LIMIT - host.on_card())
 
 
 def test_contexts_count_only_where_they_should(host: Host) -> None:
@@ -162,6 +180,18 @@ def test_a_second_context_is_charged_too(host: Host) -> None:
     cost = host.on_card()
     puppet.get("ctx", 0)
     assert host.charged() == host.on_card() == 2 * cost
+
+
+def test_modules_count_with_the_contexts(host: Host) -> None:
+    puppet = host.puppet().start()
+    before = host.on_card()
+    module = puppet.get("module", 20 * MIB)
+    assert host.charged() == host.on_card() >= before + 20 * MIB
+    puppet.get("alloc", LIMIT - host.on_card() - MIB)
+    assert puppet.refused("module", 20 * MIB) == OOM
+    assert host.charged() == host.on_card() == LIMIT - MIB
+    assert puppet.result(f"unload {module}") == OK
+    assert host.charged() == host.on_card() < LIMIT - 20 * MIB
 
 
 def test_a_context_that_does_not_fit_is_refused(host: Host) -> None:

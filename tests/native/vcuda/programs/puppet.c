@@ -105,6 +105,8 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
     CUdeviceptr pointer = 0;
     CUresult status;
     size_t pitch = 0;
+    char image[160];
+    snprintf(image, sizeof image, ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim bytes %llu\n", a);
     CUDA_ARRAY_DESCRIPTOR flat = {a, b, (int)c, 1};
     CUDA_ARRAY3D_DESCRIPTOR deep = {a, b, c, 0x20, 1, 0};
     CUmemAllocationProp memory = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)b}};
@@ -145,7 +147,7 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
     else if (strcmp(verb, "retain") == 0)
         status = CALL(cuDevicePrimaryCtxRetain, (CUcontext *)&pointer, (int)a);
     else if (strcmp(verb, "module") == 0)
-        status = CALL(cuModuleLoadData, (CUmodule *)&pointer, ".version 7.0\n.target sm_50\n.address_size 64\n");
+        status = CALL(cuModuleLoadData, (CUmodule *)&pointer, image);
     else if (strcmp(verb, "graph-node") == 0)
         status = CALL(cuGraphAddMemAllocNode, (CUgraphNode *)&pointer, NULL, NULL, 0, NULL);
     else
