@@ -18,6 +18,8 @@
  */
 #include "nvml_internal.h"
 
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define TABLE_SLOTS 400 /* more than any known table has, so that an unknown build finds its slots within bounds */
@@ -73,14 +75,14 @@ static nvmlReturn_t slot_monitored(nvmlDevice_t device, unsigned *answer)
 static nvmlReturn_t slot_compute_processes(nvmlDevice_t device, unsigned *count, struct smi_process *entries)
 {
     struct nvml_target target;
-    static _Thread_local struct nvml_process list[SIM_MAX_PROCS];
     NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
     NVML_NEED(count != NULL);
+    struct nvml_process *list = calloc(SIM_MAX_PROCS, sizeof *list);
+    if (list == NULL)
+        return NVML_ERROR_MEMORY;
     unsigned room = *count, found = target.gi < 0 ? nvml_processes(&target, list, SIM_MAX_PROCS) : 0;
     *count = found;
-    if (found > room)
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < found; i++) {
+    for (unsigned i = 0; i < found && found <= room; i++) {
         memset(&entries[i], 0, sizeof entries[i]);
         entries[i].pid = list[i].pid;
         entries[i].bytes = list[i].bytes;
@@ -88,7 +90,8 @@ static nvmlReturn_t slot_compute_processes(nvmlDevice_t device, unsigned *count,
         entries[i].ci = list[i].ci;
         nvml_process_name(list[i].pid, entries[i].name, sizeof entries[i].name);
     }
-    return NVML_SUCCESS;
+    free(list);
+    return found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 static nvmlReturn_t slot_no_processes(nvmlDevice_t device, unsigned *count)
@@ -178,7 +181,8 @@ NVML_API nvmlReturn_t nvmlInternalGetExportTable(const void **answer, const void
     if (memcmp(id, table_id, sizeof table_id) != 0)
         return NVML_ERROR_INVALID_ARGUMENT;
     NVML_TRY(nvml_status(sim_attach(SIM_ROLE_NVML)));
-    fill();
+    static pthread_once_t filled = PTHREAD_ONCE_INIT; /* the driver's version never changes under a running host */
+    pthread_once(&filled, fill);
     *answer = table;
     return NVML_SUCCESS;
 }

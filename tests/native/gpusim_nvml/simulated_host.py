@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
-LIBRARIES = ROOT / "native" / "build" / "gpusim"
+# VGPU_GPUSIM: another build of the simulated driver, such as native/build/gpusim-san
+LIBRARIES = Path(os.environ.get("VGPU_GPUSIM", ROOT / "native" / "build" / "gpusim"))
 PROFILES = ROOT / "native" / "gpusim" / "profiles"
 
 

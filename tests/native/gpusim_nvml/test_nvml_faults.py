@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from simulated_host import HERE
+from simulated_host import HERE, LIBRARIES
 
 XID, SINGLE_BIT, DOUBLE_BIT = 0x8, 0x1, 0x2
 # What a device plugin does: one set, all events that a GPU has, a wait with a time-out in a loop.
@@ -28,7 +28,8 @@ print("watching", flush=True)
 EVENTS = [
     (["xid", "0", "79"], [0, XID, 79]),
     (["xid", "1", "31"], [1, XID, 31]),
-    (["ecc", "1", "2"], [1, SINGLE_BIT, 0]),
+    (["ecc", "1", "2", "single"], [1, SINGLE_BIT, 0]),
+    (["ecc", "1", "2"], [1, DOUBLE_BIT, 0]),
 ]
 
 
@@ -92,7 +93,7 @@ def test_unsupported_event_types_are_refused(mixed):
 
 
 def test_a_gpu_off_the_bus_is_lost_and_the_others_are_not(mixed):
-    hold = "held = gpu(1)\nimport subprocess, os"
+    hold = "held = gpu(1)\nimport subprocess"
     lost = {
         "gpu(1)": "NVML_ERROR_GPU_IS_LOST",
         "nvmlDeviceGetMemoryInfo(held)": "NVML_ERROR_GPU_IS_LOST",
@@ -104,8 +105,6 @@ def test_a_gpu_off_the_bus_is_lost_and_the_others_are_not(mixed):
         "nvmlDeviceGetCount()": 4,
         "nvmlDeviceGetName(gpu(0))": "Tesla T4",
     }
-    from simulated_host import LIBRARIES
-
     fall = f"{hold}\nsubprocess.run(['{LIBRARIES}/gpusimctl', 'fall-off', '1'], check=True)"
     assert dict(zip(lost, mixed.nvml(*lost, setup=fall))) == lost
     mixed.ctl("recover", "1")
@@ -113,7 +112,6 @@ def test_a_gpu_off_the_bus_is_lost_and_the_others_are_not(mixed):
 
 
 def test_a_driver_that_does_not_load(mixed):
-    mixed.nvml("1")
     mixed.ctl("nvml-fail", "on")
     code = "import pynvml\ntry:\n    pynvml.nvmlInit()\nexcept pynvml.NVMLError as error:\n    print(error.value)"
     assert mixed.run(sys.executable, "-c", code).stdout == "9\n"
@@ -132,7 +130,7 @@ def test_ecc_errors_are_counted_and_cleared(mixed):
     every = [total.format(kind, scope) for kind in (0, 1) for scope in (0, 1)]
     dram = "nvmlDeviceGetMemoryErrorCounter(gpu(0), 0, 0, NVML_MEMORY_LOCATION_DRAM)"
     sram = "nvmlDeviceGetMemoryErrorCounter(gpu(0), 0, 0, NVML_MEMORY_LOCATION_SRAM)"
-    mixed.nvml("1")
-    mixed.ctl("ecc", "0", "5")
-    assert mixed.nvml(*every, dram, sram) == [5, 5, 0, 0, 5, 0]
-    assert mixed.nvml("nvmlDeviceClearEccErrorCounts(gpu(0), NVML_VOLATILE_ECC)", *every) == [None, 0, 5, 0, 0]
+    mixed.ctl("ecc", "0", "5", "single")
+    mixed.ctl("ecc", "0", "2")
+    assert mixed.nvml(*every, dram, sram) == [5, 5, 2, 2, 5, 0]
+    assert mixed.nvml("nvmlDeviceClearEccErrorCounts(gpu(0), NVML_VOLATILE_ECC)", *every) == [None, 0, 5, 0, 2]
