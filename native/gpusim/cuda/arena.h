@@ -11,7 +11,7 @@
 
 #include <stdbool.h>
 
-enum block_kind { BLOCK_PLAIN = 1, BLOCK_MANAGED, BLOCK_POOL, BLOCK_BACKING, BLOCK_ARRAY };
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_MANAGED, BLOCK_POOL, BLOCK_BACKING, BLOCK_ARRAY, BLOCK_GRAPH };
 
 struct block {
     uintptr_t base;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Contexts: making and ending them, what each costs, and the stack of current contexts of a thread. */
-#include "driver.h"
+#include "graph.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -119,8 +119,10 @@ static void context_stop(CUcontext context)
     events_destroy(context);
     modules_unload(context);
     memory_release_all(context);
-    if (!device_in_use(context->device))
+    if (!device_in_use(context->device)) {
         pools_end(context->device);
+        graph_memory_end_device(context->device);
+    }
     sim_channel_close(context->gpu, context->channel);
     sim_uncharge(context->gpu, SIM_CONTEXT, sim_state()->gpus[context->gpu].context_bytes);
 }

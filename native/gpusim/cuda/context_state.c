@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a program asks of its current context: device, limits, configuration, peers, synchronisation. */
-#include "driver.h"
+#include "capture.h"
 
 EXPORT CUresult cuCtxGetDevice(CUdevice *device);
 CUresult cuCtxGetDevice(CUdevice *device)
@@ -59,6 +59,7 @@ EXPORT CUresult cuCtxSynchronize(void);
 CUresult cuCtxSynchronize(void)
 {
     ENTER_CONTEXT(context);
+    REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return context_wait(context);
 }
 

@@ -212,6 +212,7 @@ CUresult cuEventQuery(CUevent event)
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(!event->capture, CUDA_ERROR_CAPTURED_EVENT);
+    REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return passed(event, &when) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -223,6 +224,7 @@ CUresult cuEventSynchronize(CUevent event)
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(!event->capture, CUDA_ERROR_CAPTURED_EVENT);
+    REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     if (!event->seq || event->finish)
         return CUDA_SUCCESS;
     if (!sim_work_wait(event->context->gpu, event->context->channel, event->seq, NULL))

@@ -24,7 +24,7 @@ def main(exports_path: str, procaddress_path: str) -> int:
               "make it static or give it another prefix", file=sys.stderr)  # fmt: skip
         return 1
     print('/* Generated from exports-535.txt and procaddress-535.txt. */\n#include "procaddress.h"\n')
-    print("#define EXPORT __attribute__((visibility(\"default\")))\n")
+    print('#define EXPORT __attribute__((visibility("default")))\n')
     for name in sorted(exports):
         if name not in defined:
             if exports[name]:

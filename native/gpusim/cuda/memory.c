@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. */
-#include "driver.h"
+#include "capture.h"
+#include "graph.h"
 
 #define FREEABLE (1u << BLOCK_PLAIN | 1u << BLOCK_MANAGED)
 #define OWNED (FREEABLE | 1u << BLOCK_ARRAY) /* by a context, and gone with it */
@@ -71,6 +72,8 @@ CUresult memory_free(CUdeviceptr pointer)
     /* Memory of cuMemAllocAsync may be freed here too. */
     if (arena_find(arena, pointer, &block) && block.base == pointer && block.kind == BLOCK_POOL)
         return pool_free(pointer, &block);
+    if (graph_memory_unuse(pointer))
+        return CUDA_SUCCESS;
     return CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -92,6 +95,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     ENTER_CONTEXT(context);
     REQUIRE(pointer && bytes, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return memory_alloc(context, bytes, BLOCK_PLAIN, pointer);
 }
 
@@ -100,6 +104,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);
+    REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CUresult result = context_wait(context);
     return result == CUDA_SUCCESS ? memory_free(pointer) : result;
 }
@@ -128,6 +133,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE(pointer && bytes && (flags == 1 || flags == 2), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     return memory_alloc(context, bytes, BLOCK_MANAGED, pointer);
 }
 

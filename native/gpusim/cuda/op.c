@@ -2,6 +2,8 @@
 /* Running one operation in a stream. */
 #include "op.h"
 
+#include "capture.h"
+
 CUresult op_check(CUcontext context, const struct op *op)
 {
     (void)context;
@@ -47,6 +49,8 @@ CUresult op_issue(CUstream handle, const struct op *op)
     CUresult result = stream_resolve(context, handle, &stream);
     if (result != CUDA_SUCCESS)
         return result;
+    if (stream == &stream->context->legacy)
+        REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
     if (stream->capture) {
         result = op_check(context, op);
         return result == CUDA_SUCCESS ? capture_op(stream, op) : result;

@@ -5,7 +5,7 @@
  *
  * A block that is freed in a stream can be handed out again at once: no kernel computes here, so nothing can be overtaken.
  */
-#include "op.h"
+#include "graph.h"
 
 #include <stdlib.h>
 
@@ -169,11 +169,14 @@ static CUresult alloc_async(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, C
     if (!pool)
         pool = pool_current(stream->context->device);
     REQUIRE(valid(pool), CUDA_ERROR_INVALID_VALUE);
-    result = pool_alloc(pool, bytes, out);
-    if (result == CUDA_SUCCESS && stream->capture) {
-        struct op op = {.kind = OP_ALLOC, .as.memory = {.pointer = *out, .bytes = bytes}};
+    if (!stream->capture)
+        return pool_alloc(pool, bytes, out);
+    struct op op = {.kind = OP_ALLOC, .as.memory = {.bytes = bytes}};
+    result = graph_memory_new(pool->device, bytes, &op.as.memory.pointer);
+    if (result == CUDA_SUCCESS)
         result = capture_op(stream, &op);
-    }
+    if (result == CUDA_SUCCESS)
+        *out = op.as.memory.pointer;
     return result;
 }
 
