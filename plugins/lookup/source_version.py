@@ -34,11 +34,14 @@ _raw:
   elements: str
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import re
+from typing import Callable
 
+from ansible import constants as C
 from ansible.errors import AnsibleLookupError
 from ansible.plugins.lookup import LookupBase
 
@@ -46,8 +49,6 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 # What builds and tests leave between sources.
 LEAVINGS = re.compile(r"(^|/)(__pycache__|build|dist|\.[^/]*|[^/]*\.egg-info)(/|$)|\.(pyc|o|so|a|md)$")
-
-_known: dict[tuple[str, ...], str] = {}
 
 
 def collection_version(root: str) -> str:
@@ -92,11 +93,30 @@ def digest(root: str, paths: list[str]) -> str:
     return total.hexdigest()
 
 
+def settled(folder: str, key: str, compute: Callable[[], str]) -> str:
+    """The version that this run settled on: computed by the first worker that asks, read by all others.
+
+    Sources that are edited while a playbook runs would otherwise be one version in one task and another in the next.
+    ``folder`` is the temporary folder that all processes of a run share and that ends with it.
+    """
+    path = os.path.join(folder, "source_version-" + hashlib.sha256(key.encode()).hexdigest()[:16])
+    if not os.path.exists(path):
+        fresh = f"{path}.{os.getpid()}"
+        with open(fresh, "w", encoding="utf-8") as stream:
+            stream.write(compute())
+        with contextlib.suppress(FileExistsError):
+            os.link(fresh, path)
+        os.unlink(fresh)
+    with open(path, encoding="utf-8") as stream:
+        return stream.read()
+
+
 class LookupModule(LookupBase):
     def run(self, terms, variables=None, **kwargs):
         self.set_options(var_options=variables, direct=kwargs)
-        key = tuple(str(term) for term in terms)
-        # A role asks for its version many times in a run; sources do not change meanwhile.
-        if key not in _known:
-            _known[key] = f"{collection_version(ROOT)}-{digest(ROOT, sources(ROOT, list(key)))[:12]}"
-        return [_known[key]]
+        names = [str(term) for term in terms]
+
+        def compute() -> str:
+            return f"{collection_version(ROOT)}-{digest(ROOT, sources(ROOT, names))[:12]}"
+
+        return [settled(C.DEFAULT_LOCAL_TMP, "\0".join([ROOT, *names]), compute)]

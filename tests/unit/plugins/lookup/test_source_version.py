@@ -59,3 +59,10 @@ def test_the_version_of_the_collection(root):
 def test_a_source_that_is_absent_is_an_error(root):
     with pytest.raises(AnsibleLookupError, match='no "native/nothing"'):
         source_version.sources(str(root), ["native/nothing"])
+
+
+def test_a_run_settles_on_one_version_while_sources_change(tmp_path):
+    answers = iter(["first", "second", "third"])
+    asked = [source_version.settled(str(tmp_path), key, lambda: next(answers)) for key in ("a", "a", "b", "a")]
+    assert asked == ["first", "first", "second", "first"]
+    assert not [path for path in tmp_path.iterdir() if "." in path.name]  # nothing half written is left
