@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -228,9 +227,3 @@ class Manager(rpc.RegistrationServicer):
         return (
             {uid: (pod, space) for uid, (pod, space) in json.loads(path.read_text()).items()} if path.exists() else {}
         )
-
-    def wipe(self) -> None:
-        """Forgets everything, as a node that was set up anew."""
-        self.stop()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.start()

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one file that installs the node programs: what is in it, and that it installs without network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .conftest import PLUGIN, ROOT
+
+VERSION = "9.8.7-0123456789ab"
+TOOL = PLUGIN / "tools" / "wheelhouse.py"
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def wheelhouse(out: Path, *arguments: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(TOOL), "--out", str(out), "--python", PYTHON, "--arch", os.uname().machine]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    done = wheelhouse(tmp_path_factory.mktemp("wheelhouse"), "--version", VERSION, "--double")
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout)["archive"])
+
+
+@pytest.fixture(scope="module")
+def installed(archive, tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("opt")
+    # No route but the archive: an index that nobody serves.
+    environment = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, str(archive), "--root", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return root
+
+
+def test_wheels_are_those_of_the_lock(archive):
+    locked = (ROOT / "requirements" / "plugin.txt").read_text()
+    with zipfile.ZipFile(archive) as content:
+        foreign = [one for one in content.namelist() if one.endswith(".whl") and "vgpu_fleet" not in one]
+        assert len(foreign) >= 4
+        for name in foreign:
+            assert hashlib.sha256(content.read(name)).hexdigest() in locked, name
+        # Each line of the installation names a hash, ours too.
+        lines = content.read("requirements.txt").decode().replace("\\\n", " ").strip().splitlines()
+    assert all("--hash=sha256:" in line for line in lines)
+    assert [line.split("==")[0] for line in lines if "vgpu" in line] == [
+        "vgpu_fleet_kubelet_double",
+        "vgpu_fleet_plugin",
+    ]
+
+
+def test_same_sources_same_bytes(archive, tmp_path):
+    again = tmp_path / "again"
+    again.mkdir()
+    for folder in archive.parent.glob("wheels-*"):  # spares the download
+        (again / folder.name).symlink_to(folder)
+    done = wheelhouse(again, "--version", VERSION, "--double")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert Path(answer["archive"]).read_bytes() == archive.read_bytes()
+    assert (answer["made"], json.loads(wheelhouse(again, "--version", VERSION, "--double").stdout)["made"]) == (
+        True,
+        False,
+    )
+
+
+def test_version_that_cannot_be(tmp_path):
+    done = wheelhouse(tmp_path, "--version", "one")
+    assert done.returncode == 1
+    assert "version 'one': expected digits with dots" in done.stderr
+
+
+def test_programs_run_from_the_installation_alone(installed, tmp_path):
+    programs = installed / VERSION / "bin"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in ("vgpu-device-plugin", "vgpuctl"):
+        done = subprocess.run(
+            [programs / name, "--version"], capture_output=True, text=True, env=environment, check=True
+        )
+        assert done.stdout.strip() == VERSION
+    script = (
+        "import sys, vgpu_plugin.daemon, vgpu_plugin.ctl, vgpu_kubelet_double.cli\n"
+        "ours = [one for one in sys.modules.values() if one.__name__.startswith('vgpu_')]\n"
+        "print(*{one.__file__ for one in ours}, sep='\\n')\n"
+    )
+    done = subprocess.run([programs / "python", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
+    files = done.stdout.split()
+    assert len(files) > 25
+    assert [one for one in files if not one.startswith(str(installed / VERSION))] == []
+
+
+def test_installation_that_was_cut_off_is_made_anew(archive, installed):
+    marker = installed / VERSION / ".complete"
+    program = installed / VERSION / "bin" / "vgpuctl"
+    command = [sys.executable, str(archive), "--root", str(installed)]
+    program.unlink()
+    assert "is there" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert not program.exists()
+    marker.unlink()
+    assert "is installed" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert program.exists()
+
+
+def test_old_versions_go_and_the_current_one_stays(archive, installed):
+    for name in ("1.0.0-a", "2.0.0-b"):
+        (installed / name).mkdir()
+    (installed / "current").symlink_to("2.0.0-b")
+    (installed / VERSION / ".complete").unlink()
+    subprocess.run([sys.executable, str(archive), "--root", str(installed)], capture_output=True, check=True)
+    assert sorted(one.name for one in installed.iterdir()) == ["2.0.0-b", VERSION, "current"]
