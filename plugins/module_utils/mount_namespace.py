@@ -11,7 +11,6 @@ import ctypes
 import os
 import signal
 import stat
-import sys
 import tempfile
 import time
 from typing import Any, Callable, NamedTuple, Sequence
@@ -277,6 +276,5 @@ def _child(
             os._exit(126)  # the parent is gone
         os.execvpe(argv[0], list(argv), environment)
     except OSError as fault:
-        sys.stderr.write(f"{argv[0]}: {fault.strerror}\n")
-        sys.stderr.flush()
+        os.write(2, f"{argv[0]}: {fault.strerror}\n".encode())
         os._exit(127)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judging a slice: tables of what each witness says, and the verdict."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils import isolation as it
+from ansible_collections.vgpu.fleet.plugins.module_utils import slice_outside
+from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
+from ansible_collections.vgpu.fleet.plugins.module_utils.nvml import NvmlError
+
+MIB = 1 << 20
+EXPECTED = it.Expected("GPU-1", 5386)
+LIMIT = 5386 * MIB
+DEVICE = {"index": 0, "uuid": "GPU-1", "total_cuda": LIMIT, "total_nvml": LIMIT}
+CHECK = {"name": "totals", "verdict": "held", "expected": 1, "found": 1, "unit": "", "detail": ""}
+
+
+def report(devices=(DEVICE,), checks=(CHECK,)) -> str:
+    return json.dumps({"version": 1, "devices": list(devices), "checks": list(checks)})
+
+
+def verdicts(checks) -> dict:
+    return {one["name"]: one["verdict"] for one in checks}
+
+
+PROBE = [
+    # about, rc, output, timed out, what must be found
+    ("all well", 0, report(), False, {"totals": "held", "gpu-as-leased": "held", "limit-as-configured": "held"}),
+    ("no report", 1, "Segmentation fault", False, {"probe": "violated"}),
+    ("a report that is no object", 0, "[]", False, {"probe": "violated"}),
+    ("half a report", 0, '{"devices": []}', False, {"probe": "violated"}),
+    ("ended by a signal after its report", -9, report(), False, {"probe": "violated", "totals": "held"}),
+    ("past its time", 0, report(), True, {"probe": "violated"}),
+    ("a check that was asked for is missing", 0, report(checks=()), False, {"totals": "not-run"}),
+    ("another GPU", 0, report([dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
+    ("a second GPU", 0, report([DEVICE, dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
+    ("no GPU", 0, report([]), False, {"gpu-as-leased": "violated", "limit-as-configured": "violated"}),
+    ("one byte more", 0, report([dict(DEVICE, total_cuda=LIMIT + 1)]), False, {"limit-as-configured": "violated"}),
+    (
+        "NVML tells another",
+        0,
+        report([dict(DEVICE, total_nvml=16160 * MIB)]),
+        False,
+        {"limit-as-configured": "violated"},
+    ),
+    ("a word that is no verdict", 0, report(checks=[dict(CHECK, verdict="ok")]), False, {"totals": "violated"}),
+    ("the probe's own red", 1, report(checks=[dict(CHECK, verdict="violated")]), False, {"totals": "violated"}),
+]
+
+
+@pytest.mark.parametrize(("about", "rc", "out", "timed_out", "wanted"), PROBE, ids=[one[0] for one in PROBE])
+def test_probe(about, rc, out, timed_out, wanted):
+    found = verdicts(it.of_probe(rc, out, "", timed_out, EXPECTED, ["totals"]))
+    assert {name: found[name] for name in wanted} == wanted
+    if "violated" not in wanted.values() and "not-run" not in wanted.values():
+        assert set(found.values()) == {"held"}
+
+
+SMI = [
+    (0, "GPU-1, 5386\n", "held"),
+    (0, "GPU-1, 16160\n", "violated"),
+    (0, "GPU-2, 5386\n", "violated"),
+    (0, "GPU-1, 5386\nGPU-2, 5386\n", "violated"),
+    (0, "", "violated"),
+    (9, "GPU-1, 5386\n", "violated"),
+    (127, "", "not-run"),
+]
+
+
+@pytest.mark.parametrize(("rc", "out", "verdict"), SMI)
+def test_nvidia_smi(rc, out, verdict):
+    assert it.of_nvidia_smi(rc, out, "", EXPECTED)["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("most", "verdict"), [(LIMIT, "held"), (LIMIT + 1, "violated"), (0, "held"), (None, "not-run")]
+)
+def test_outside(most, verdict):
+    assert it.of_outside(most, 3, "", EXPECTED)["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("missing", "verdict", "found"), [([], "held", "/a, /b"), (["/a"], "violated", "/b"), (None, "not-run", "")]
+)
+def test_mounts(missing, verdict, found):
+    one = it.of_mounts(missing, ["/a", "/b"])
+    assert (one["verdict"], one["found"]) == (verdict, found)
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [
+        ([], "not-run"),
+        ([("totals", "held")], "held"),
+        ([("totals", "held"), ("freed", "not-run")], "not-run"),
+        ([("totals", "violated"), ("freed", "not-run")], "violated"),
+        ([("totals", "held"), ("nvidia-smi", "not-run"), ("outside-memory", "not-run")], "held"),
+        ([("totals", "held"), ("nvidia-smi", "violated")], "violated"),
+        ([("nvidia-smi", "not-run")], "not-run"),
+    ],
+)
+def test_overall(checks, verdict):
+    assert it.overall([it.check(name, word, "", "") for name, word in checks]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ([], "not-run"),
+        (["held", "held"], "held"),
+        (["held", "not-run"], "not-run"),
+        (["not-run", "violated"], "violated"),
+    ],
+)
+def test_worst(words, verdict):
+    assert it.worst(words) == verdict
+
+
+# ---- the host's own look
+
+
+class FakeReader:
+    def __init__(self, looks):
+        self.looks = list(looks)
+
+    def start(self):
+        return None
+
+    stop = start
+
+    def count(self):
+        return 2
+
+    def handle(self, index):
+        return index
+
+    def uuid(self, handle):
+        return f"GPU-{handle}"
+
+    def processes(self, handle):
+        assert handle == 1
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@pytest.fixture
+def proc(tmp_path):
+    """Processes 10 and 11 in the slice, 20 on the host, 30 gone."""
+    for pid, name in ((10, "mnt:[1]"), (11, "mnt:[1]"), (20, "mnt:[2]")):
+        (tmp_path / str(pid) / "ns").mkdir(parents=True)
+        (tmp_path / str(pid) / "ns" / "mnt").symlink_to(name)
+    return str(tmp_path)
+
+
+def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
+    looks = [{}, {10: 5, 20: 1000}, {10: 5, 11: 7, 20: 1000, 30: 1000}, {11: 1}, NvmlError(15, "x")]
+    watch = slice_outside.MemoryWatch(FakeReader(looks), "GPU-1", proc)
+    for _ in looks:
+        watch.look(10)
+    assert (watch.most_bytes, watch.looks) == (12, 4)
+    assert "15" in watch.fault
+
+
+def test_memory_that_is_not_told(proc):
+    watch = slice_outside.MemoryWatch(FakeReader([{10: None}]), "GPU-1", proc)
+    watch.look(10)
+    assert watch.most_bytes is None
+
+
+def test_gpu_that_the_host_does_not_list(proc):
+    watch = slice_outside.MemoryWatch(FakeReader([]), "GPU-7", proc)
+    watch.look(10)
+    assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")
+
+
+def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
+    root = tmp_path / "10" / "root"
+    for name in ("same", "copy"):
+        (tmp_path / name).write_text("x")
+        (root / name).parent.mkdir(exist_ok=True)
+    (root / "same").hardlink_to(tmp_path / "same")
+    (root / "copy").write_text("x")
+    mounts = [Mount("/same", str(tmp_path / "same"), True), Mount("/copy", str(tmp_path / "copy"), True)]
+    mounts.append(Mount("/gone", str(tmp_path / "same"), True))
+    assert slice_outside.missing_mounts(10, mounts, proc) == ["/copy", "/gone"]
+    assert slice_outside.missing_mounts(30, mounts, proc) is None
