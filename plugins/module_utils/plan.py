@@ -211,7 +211,9 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
             changes.append(f"remove {unit_name}")
         return Part("the device plugin is to be absent", changes)
     changes = []
-    if found["current"] != version or version not in found["versions"]:
+    if version not in found["versions"]:
+        changes.append(f"install {root}/{version}")
+    if found["current"] != version:
         changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
     changes += node_yaml_changes(wanted["config_path"], wish["node_config"], state["node_config"]["text"])
     on_disk = state["files"].get(wanted["unit_path"])

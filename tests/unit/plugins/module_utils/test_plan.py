@@ -146,7 +146,7 @@ STATES = [
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
     ({"plugin.current": "0.0.9-x"}, "device_plugin", "from 0.0.9-x to 0.1.0-plug"),
-    ({"plugin.versions": []}, "device_plugin", "switch the device plugin"),
+    ({"plugin.versions": []}, "device_plugin", "install /opt/vgpu/plugin/0.1.0-plug"),
     ({"node_config.text": None}, "device_plugin", "write /etc/vgpu/node.yaml"),
     ({"node_config.text": "not json"}, "device_plugin", "anew (/etc/vgpu/node.yaml: text: not valid JSON"),
     (
