@@ -176,6 +176,22 @@ static enum sim_status map_file(const char *path, int fd)
     return status;
 }
 
+/* The mapping has an open file description of its own: a mapping keeps its description alive, so a forked child, which
+ * inherits the mapping, would otherwise keep its parent's locks, and with them its slot, whatever it closes. */
+static enum sim_status map_state(const char *path, int lock_fd)
+{
+    struct stat one, other;
+    int fd = open_file(path);
+    if (fd < 0 || fstat(fd, &one) < 0 || fstat(lock_fd, &other) < 0 || one.st_ino != other.st_ino) {
+        sim_fail("%s: the state file was replaced while it was opened: %s; try again", path, strerror(errno));
+        if (fd >= 0)
+            close(fd);
+        return SIM_ERR_IO;
+    }
+    /* Stays open: closing any descriptor of the file would drop this process's POSIX locks (process.c). */
+    return map_file(path, fd);
+}
+
 static enum sim_status attach_locked(enum sim_role role)
 {
     static bool fork_handler;
@@ -188,15 +204,13 @@ static enum sim_status attach_locked(enum sim_role role)
     }
     enum sim_status status = SIM_OK;
     if (!sim_self.state)
-        status = map_file(path, fd);
-    if (status != SIM_OK) {
-        close(fd);
-        return status;
+        status = map_state(path, fd);
+    if (status == SIM_OK) {
+        if (!fork_handler)
+            fork_handler = pthread_atfork(NULL, NULL, after_fork) == 0;
+        sim_self.fd = fd;
+        status = sim_register(role);
     }
-    if (!fork_handler)
-        fork_handler = pthread_atfork(NULL, NULL, after_fork) == 0;
-    sim_self.fd = fd;
-    status = sim_register(role);
     if (status != SIM_OK) {
         close(fd);
         sim_self.fd = -1;

@@ -91,8 +91,10 @@ CUresult stream_wait(CUstream stream)
     if (stream == &context->legacy) {
         /* The legacy stream is behind all blocking streams: a mark in it is done when they are. */
         struct sim_work mark = {.kind = SIM_WORK_MARK};
-        if (atomic_load(&context->last) <= atomic_load(&context->waited))
+        if (atomic_load(&context->last) <= atomic_load(&context->waited)) {
+            pools_trim_if_due(context->device);
             return CUDA_SUCCESS;
+        }
         CUresult result = stream_submit(stream, &mark, &last);
         if (result != CUDA_SUCCESS)
             return result;
@@ -107,8 +109,10 @@ CUresult stream_wait(CUstream stream)
 CUresult context_wait(CUcontext context)
 {
     uint64_t last = atomic_load_explicit(&context->last, memory_order_acquire);
-    if (last <= atomic_load_explicit(&context->waited, memory_order_relaxed))
+    if (last <= atomic_load_explicit(&context->waited, memory_order_relaxed)) {
+        pools_trim_if_due(context->device);
         return CUDA_SUCCESS;
+    }
     if (!sim_channel_wait(context->gpu, context->channel))
         return context_check(context) ? context_check(context) : CUDA_ERROR_UNKNOWN;
     raise(&context->waited, last);

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small CUDA program for the tests: evaluates one Python expression a line with the driver API at hand (`cu`), and
+answers with one line of JSON. Ends with its input."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+
+U32, U64, SIZE, PTR = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p
+MIB = 1 << 20
+
+
+class Driver:
+    def __init__(self, path: str) -> None:
+        self.library = ctypes.CDLL(path)
+        self.modules: dict[str, object] = {}
+
+    def raw(self, name: str, *arguments) -> int:
+        """The bare result; Python whole numbers are passed as 64 bits."""
+        converted = [ctypes.c_uint64(a & (2**64 - 1)) if isinstance(a, int) else a for a in arguments]
+        return getattr(self.library, name)(*converted)
+
+    def __getattr__(self, name: str):
+        def call(*arguments):
+            result = self.raw(name, *arguments)
+            if result:
+                raise RuntimeError(f"{name}: {result}")
+
+        return call
+
+    def out(self, kind, name: str, *arguments):
+        """For calls whose first argument is where the answer goes."""
+        value = kind()
+        getattr(self, name)(ctypes.byref(value), *arguments)
+        return value.value
+
+    # ---- shorthand -------------------------------------------------------------------------------------------------
+
+    def context(self, device: int = 0) -> int:
+        self.cuInit(0)
+        return self.out(PTR, "cuCtxCreate_v2", 0, device)
+
+    def alloc(self, size: int) -> int:
+        return self.out(U64, "cuMemAlloc_v2", SIZE(size))
+
+    def try_alloc(self, size: int) -> int:
+        return self.raw("cuMemAlloc_v2", ctypes.byref(U64()), SIZE(size))
+
+    def info(self) -> list[int]:
+        free, total = SIZE(), SIZE()
+        self.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        return [free.value, total.value]
+
+    def write(self, pointer: int, data: bytes) -> None:
+        self.cuMemcpyHtoD_v2(pointer, data, len(data))
+
+    def read(self, pointer: int, size: int) -> str:
+        buffer = ctypes.create_string_buffer(size)
+        self.cuMemcpyDtoH_v2(buffer, pointer, size)
+        return buffer.raw.hex()
+
+    def module(self, text: str) -> int:
+        return self.out(PTR, "cuModuleLoadData", text.encode())
+
+    def kernel(self, microseconds: object, sms: int = 0) -> int:
+        module = self.module(f".gpusim kernel k {microseconds} {sms}\n")
+        return self.out(PTR, "cuModuleGetFunction", module, b"k")
+
+    def launch(self, function: int, stream: int = 0, times: int = 1, name: str = "cuLaunchKernel") -> None:
+        for _ in range(times):
+            getattr(self, name)(function, 40, 1, 1, 32, 1, 1, 0, stream, None, None)
+
+    def stream(self, flags: int = 0) -> int:
+        return self.out(PTR, "cuStreamCreate", flags)
+
+    def event(self, stream: int = 0) -> int:
+        event = self.out(PTR, "cuEventCreate", 0)
+        self.cuEventRecord(event, stream)
+        return event
+
+    def elapsed(self, start: int, end: int) -> float:
+        return self.out(ctypes.c_float, "cuEventElapsedTime", start, end)
+
+
+def main() -> None:
+    names = {"cu": Driver(sys.argv[1]), "ctypes": ctypes, "MIB": MIB, "U32": U32, "U64": U64, "SIZE": SIZE, "PTR": PTR}
+    for line in sys.stdin:
+        try:
+            try:
+                value = eval(line, names)
+            except SyntaxError:
+                exec(line, names)
+                value = None
+            print(json.dumps({"value": value}), flush=True)
+        except Exception as error:  # the test decides what an error means
+            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

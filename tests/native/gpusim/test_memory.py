@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory is accounted per process and physical: what gpusimctl reads in the shared state is the yardstick."""
+
+from __future__ import annotations
+
+import pytest
+
+MIB = 1 << 20
+CONTEXT = 100 * MIB  # context_mib of the profile
+TOTAL = 15360 * MIB
+
+
+def held(host, program) -> dict:
+    found = [p for p in host.usage()["processes"] if p["pid"] == program.pid]
+    assert len(found) <= 1
+    return found[0] if found else {"memory": 0, "context": 0, "module": 0, "total": 0}
+
+
+def test_context_costs_and_gives_back(host):
+    a = host.start()
+    a.ask("cu.cuInit(0)")
+    assert held(host, a)["total"] == 0
+    a.ask("c = cu.context()")
+    assert held(host, a)["context"] == CONTEXT
+    a.ask("d = cu.context()")
+    assert held(host, a)["context"] == 2 * CONTEXT
+    a.ask("cu.cuCtxDestroy_v2(d)")
+    a.ask("p = cu.out(PTR, 'cuDevicePrimaryCtxRetain', 0)")
+    a.ask("q = cu.out(PTR, 'cuDevicePrimaryCtxRetain', 0)")
+    assert a.ask("p == q") is True
+    assert held(host, a)["context"] == 2 * CONTEXT
+    a.ask("cu.cuDevicePrimaryCtxRelease_v2(0)")
+    assert held(host, a)["context"] == 2 * CONTEXT
+    a.ask("cu.cuDevicePrimaryCtxRelease_v2(0)")
+    assert held(host, a)["context"] == CONTEXT
+    a.end()
+    assert host.usage()["used"] == 0
+
+
+# Each way to get memory, the bytes that it must cost, and the way to give them back.
+WAYS = {
+    "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
+    "one byte": ("p = cu.alloc(1)", 1, "cu.cuMemFree_v2(p)"),
+    "large": ("p = cu.alloc(9 << 30)", 9 << 30, "cu.cuMemFree_v2(p)"),
+    "first version": ("p = cu.out(U32, 'cuMemAlloc', 5 * MIB)", 5 * MIB, "cu.cuMemFree(p)"),
+    "pitch": (
+        "pitch = SIZE(); p = cu.out(U64, 'cuMemAllocPitch_v2', ctypes.byref(pitch), 100, 7, 4)",
+        512 * 7,
+        "cu.cuMemFree_v2(p)",
+    ),
+    "managed": ("p = cu.out(U64, 'cuMemAllocManaged', 3 * MIB, 1)", 3 * MIB, "cu.cuMemFree_v2(p)"),
+    "async, freed in its stream": (
+        "p = cu.out(U64, 'cuMemAllocAsync', 3 * MIB, 0)",
+        4 * MIB,
+        "cu.cuMemFreeAsync(p, 0); cu.cuStreamSynchronize(0)",
+    ),
+    "async, freed as plain": (
+        "p = cu.out(U64, 'cuMemAllocAsync_ptsz', 2 * MIB, 0)",
+        2 * MIB,
+        "cu.cuMemFree_v2(p); cu.cuCtxSynchronize()",
+    ),
+    "plain, freed in a stream": ("p = cu.alloc(77)", 77, "cu.cuMemFreeAsync(p, 0)"),
+    "array": (
+        "d = (ctypes.c_uint64 * 3)(64, 32, 4 << 32 | 0x20); p = cu.out(PTR, 'cuArrayCreate_v2', d)",
+        64 * 32 * 4 * 4,
+        "cu.cuArrayDestroy(p)",
+    ),
+    "3D array": (
+        "d = (ctypes.c_uint64 * 5)(16, 8, 4, 1 << 32 | 0x01, 0); p = cu.out(PTR, 'cuArray3DCreate_v2', d)",
+        16 * 8 * 4,
+        "cu.cuArrayDestroy(p)",
+    ),
+    "mipmap": (
+        "d = (ctypes.c_uint64 * 5)(16, 16, 0, 1 << 32 | 0x01, 0); p = cu.out(PTR, 'cuMipmappedArrayCreate', d, 5)",
+        256 + 64 + 16 + 4 + 1,
+        "cu.cuMipmappedArrayDestroy(p)",
+    ),
+    "host memory costs nothing": ("p = cu.out(PTR, 'cuMemAllocHost_v2', 8 * MIB)", 0, "cu.cuMemFreeHost(p)"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_ways_to_get_memory(host, way):
+    get, bytes_, give = WAYS[way]
+    a = host.start()
+    a.ask("cu.context()")
+    a.ask("k = cu.kernel(1)")
+    for _ in range(2):
+        a.ask(get)
+        assert held(host, a)["memory"] == bytes_
+        assert a.ask("cu.info()") == [TOTAL - CONTEXT - bytes_, TOTAL]
+        a.ask(give)
+        assert held(host, a)["memory"] == 0
+
+
+def test_modules_are_charged(host):
+    a = host.start()
+    a.ask("cu.context()")
+    a.ask(r"m = cu.module('.gpusim bytes 4096\n.gpusim kernel k 5\n.gpusim global g 1000\n')")
+    assert held(host, a)["module"] == 4096 + 1000
+    a.ask("n = SIZE(); g = U64(); cu.cuModuleGetGlobal_v2(ctypes.byref(g), ctypes.byref(n), m, b'g')")
+    assert a.ask("n.value") == 1000
+    a.ask("cu.cuModuleUnload(m)")
+    assert held(host, a)["module"] == 0
+
+
+def test_physical_memory_lives_until_unmapped_and_released(host):
+    a = host.start()
+    a.ask("cu.context()")
+    a.ask("prop = (ctypes.c_uint32 * 8)(1, 0, 1, 0, 0, 0, 0, 0); size = 4 * MIB")
+    a.ask("h = cu.out(U64, 'cuMemCreate', size, prop, 0)")
+    assert held(host, a)["memory"] == 4 * MIB
+    a.ask("v = cu.out(U64, 'cuMemAddressReserve', 2 * size, 0, 0, 0); cu.cuMemMap(v, size, 0, h, 0)")
+    a.ask("cu.cuMemRelease(h)")
+    assert held(host, a)["memory"] == 4 * MIB, "a live mapping keeps the memory"
+    a.ask("data = bytes(range(256)) * 16")
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', v, data, len(data))") == 1, "not accessible yet"
+    a.ask("acc = (ctypes.c_uint32 * 3)(1, 0, 3); cu.cuMemSetAccess(v, size, acc, 1); cu.write(v + 5, data)")
+    assert a.ask("cu.read(v + 5, len(data)) == data.hex()") is True
+    assert a.ask("cu.raw('cuMemFree_v2', v)") == 1
+    a.ask("cu.cuMemUnmap(v, size)")
+    assert held(host, a)["memory"] == 0
+    a.ask("cu.cuMemAddressFree(v, 2 * size)")
+    assert a.ask("cu.raw('cuMemCreate', ctypes.byref(U64()), 4096, prop, 0)") == 1, "2 MiB granularity"
+
+
+def test_pool_keeps_what_its_threshold_says(host):
+    a = host.start()
+    a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")
+    a.ask("cu.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(6 * MIB)))")
+    a.ask("p = cu.out(U64, 'cuMemAllocAsync', 10 * MIB, 0); cu.cuMemFreeAsync(p, 0); k = cu.kernel(1); cu.launch(k)")
+    assert held(host, a)["memory"] == 10 * MIB, "nothing was synchronised"
+    a.ask("cu.cuCtxSynchronize()")
+    assert held(host, a)["memory"] == 6 * MIB
+    a.ask("cu.cuMemPoolTrimTo(pool, 0)")
+    assert held(host, a)["memory"] == 0
+
+
+def test_pool_gives_way_to_plain_memory(host):
+    a = host.start()
+    a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")
+    a.ask("cu.cuMemPoolSetAttribute(pool, 4, ctypes.byref(U64(2**63)))")
+    a.ask("p = cu.out(U64, 'cuMemAllocAsync', 8 << 30, 0); cu.cuMemFreeAsync(p, 0); cu.cuCtxSynchronize()")
+    assert held(host, a)["memory"] == 8 << 30
+    assert a.ask("cu.try_alloc(12 << 30)") == 0
+
+
+def test_full_device_refuses_the_next_byte(host):
+    a, b = host.start(), host.start()
+    a.ask("cu.context()")
+    b.ask("cu.context()")
+    rest = TOTAL - 2 * CONTEXT
+    assert a.ask(f"cu.try_alloc({rest + 1})") == 2
+    assert a.ask(f"cu.try_alloc({rest - 1})") == 0
+    assert b.ask("cu.try_alloc(2)") == 2
+    assert b.ask("cu.try_alloc(1)") == 0
+    assert b.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 2, "no room for a context"
+    assert host.usage()["free"] == 0
+
+
+def test_kill_frees(host):
+    a, b = host.start(), host.start()
+    a.ask("cu.context(); cu.alloc(10 << 30)")
+    b.ask("cu.context()")
+    assert b.ask("cu.try_alloc(10 << 30)") == 2
+    a.kill()
+    assert b.ask("cu.info()[0]") == TOTAL - CONTEXT
+    assert b.ask("cu.try_alloc(10 << 30)") == 0
+    assert host.usage()["used"] == CONTEXT + (10 << 30)
+
+
+def test_allocation_finds_what_a_killed_process_left(host):
+    """Nobody looks between the kill and the allocation."""
+    a, b = host.start(), host.start()
+    a.ask("cu.context(); cu.alloc(12 << 30)")
+    b.ask("cu.context()")
+    a.kill()
+    assert b.ask("cu.try_alloc(12 << 30)") == 0
+
+
+def test_many_killed_processes_leave_nothing(host):
+    for _ in range(12):
+        programs = [host.start() for _ in range(3)]
+        for program in programs:
+            program.send("cu.context(); [cu.alloc(1000 * MIB) for _ in range(3)]; 0")
+        programs[0].receive()
+        for program in programs:
+            program.kill()
+    usage = host.usage()
+    assert (usage["used"], usage["processes"]) == (0, [])
+
+
+def test_forked_child_has_no_driver_and_holds_nothing(host):
+    a = host.start()
+    a.ask("import os, time; cu.context(); cu.alloc(5 << 30)")
+    child = a.ask(
+        "exec('pid = os.fork()\\nif pid == 0:\\n time.sleep(30 if (cu.raw(\"cuInit\", 0), cu.try_alloc(1)) == (3, 3)"
+        " else 0)\\n os._exit(0)') or pid"
+    )
+    assert host.usage()["used"] == CONTEXT + (5 << 30)
+    a.kill()
+    try:
+        assert host.usage()["used"] == 0, "the child must not keep its parent's slot"
+        with open(f"/proc/{child}/status", encoding="ascii") as status:
+            assert "zombie" not in status.read()
+    finally:
+        import os
+
+        os.kill(int(child), 9)
+
+
+def test_data_survives_and_bounds_hold(host):
+    a = host.start()
+    a.ask("cu.context(); p = cu.alloc(1000); q = cu.alloc(3 * MIB); import random; r = random.Random(7)")
+    a.ask("x = r.randbytes(1000); y = r.randbytes(3 * MIB); cu.write(p, x); cu.write(q, y)")
+    assert a.ask("cu.read(p, 1000) == x.hex() and cu.read(q, 3 * MIB) == y.hex()") is True
+    a.ask("cu.cuMemcpyDtoD_v2(q + 100, p, 1000); cu.cuMemsetD8_v2(p, 0xab, 500)")
+    assert a.ask("cu.read(q + 100, 1000) == x.hex() and cu.read(p, 1000) == ('ab' * 500 + x[500:].hex())") is True
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x + b'1', 1001)") == 1, "past the end"
+    assert a.ask("cu.raw('cuMemFree_v2', p + 512)") == 1, "not the start of a block"
+    a.ask("cu.cuMemFree_v2(p)")
+    assert a.ask("cu.raw('cuMemcpyHtoD_v2', p, x, 1000)") == 1, "freed"
+    assert a.ask("cu.raw('cuMemFree_v2', p)") == 1, "freed twice"
+
+
+def test_graph_memory(host):
+    a = host.start()
+    a.ask("cu.context(); g = cu.out(PTR, 'cuGraphCreate', 0)")
+    a.ask("P = (ctypes.c_uint64 * 15)(1, 1, *[0] * 9, 0, 0, 6 * MIB, 0)")
+    a.ask("n = cu.out(PTR, 'cuGraphAddMemAllocNode', g, None, 0, P)")
+    a.ask("deps = (ctypes.c_void_p * 1)(n); f = cu.out(PTR, 'cuGraphAddMemFreeNode', g, deps, 1, P[14])")
+    assert held(host, a)["memory"] == 0
+    a.ask("e = cu.out(PTR, 'cuGraphInstantiateWithFlags', g, 0)")
+    assert held(host, a)["memory"] == 6 * MIB
+    a.ask("cu.cuGraphDestroy(g); cu.cuGraphLaunch(e, 0); cu.cuGraphLaunch(e, 0); cu.cuCtxSynchronize()")
+    a.ask("cu.cuDeviceGraphMemTrim(0)")
+    assert held(host, a)["memory"] == 0
+    a.ask("cu.cuGraphLaunch(e, 0)")
+    assert held(host, a)["memory"] == 6 * MIB
+    a.ask("cu.cuGraphExecDestroy(e)")
+    assert held(host, a)["memory"] == 0
+
+
+def test_ipc_memory_is_shared_and_charged_once(host):
+    a, b = host.start(), host.start()
+    a.ask("cu.context(); p = cu.alloc(5000); cu.write(p, b'hello'); h = (ctypes.c_char * 64)()")
+    a.ask("cu.cuIpcGetMemHandle(h, p)")
+    handle = a.ask("bytes(h).hex()")
+    b.ask("cu.context(); H = type('H', (ctypes.Structure,), {'_fields_': [('b', ctypes.c_ubyte * 64)]})")
+    b.ask(f"q = cu.out(U64, 'cuIpcOpenMemHandle_v2', H.from_buffer_copy(bytes.fromhex('{handle}')), 1)")
+    assert b.ask("bytes.fromhex(cu.read(q, 5)).decode()") == "hello"
+    b.ask("cu.write(q, b'world')")
+    assert a.ask("bytes.fromhex(cu.read(p, 5)).decode()") == "world"
+    assert (held(host, a)["memory"], held(host, b)["memory"]) == (5000, 0)
+    b.ask("cu.cuIpcCloseMemHandle(q)")
+    assert b.ask("cu.raw('cuMemcpyHtoD_v2', q, b'x', 1)") == 1
