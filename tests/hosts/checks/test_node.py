@@ -157,8 +157,9 @@ def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) ->
 
 def driver_usage(node: Node, uuid: str) -> list[int]:
     """Bytes that each process holds on a GPU, contexts included, from the simulated driver's accounts."""
-    accounts = node.json("gpusimctl", "usage", "--json")
-    return [bytes_ for bytes_ in usage_of(accounts, uuid) if bytes_]
+    gpus = node.json("gpusimctl", "usage", "--json")["gpus"]
+    processes = [process for gpu in gpus if gpu["uuid"] == uuid for process in gpu["processes"]]
+    return [process["total"] for process in processes if process["total"]]
 
 
 def test_nothing_is_left_in_the_cards(node: Node) -> None:

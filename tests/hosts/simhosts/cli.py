@@ -26,12 +26,13 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
     if found:
         path = f"/{hardware.DIGEST_FILE}"
         have = podman.podman("exec", host.container, "cat", path, check=False).strip()
-        if found["state"] == "running" and have == wanted.digest:
+        if found["state"] == "running" and have == wanted.files[hardware.DIGEST_FILE][0].decode().strip():
             return "was running"
         # New hardware comes as it does to a real host: with the power off.
         podman.podman("stop", "--time", "20", host.container, check=False)
     else:
         podman.create(host, built.tag)
+        podman.podman("cp", "-", f"{host.container}:/", stdin=hardware.history().archive())
     podman.podman("cp", "-", f"{host.container}:/", stdin=wanted.archive())
     seconds = podman.boot(host)
     podman.podman("exec", host.container, "ldconfig")

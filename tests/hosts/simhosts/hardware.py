@@ -93,16 +93,15 @@ class Payload:
         return digest.hexdigest()
 
     def archive(self) -> bytes:
-        """Return the payload as a tar archive, with its digest as one more file."""
-        everything = {**self.files, DIGEST_FILE: ((self.digest + "\n").encode(), 0o644)}
+        """Return the payload as a tar archive."""
         buffer = io.BytesIO()
         with tarfile.open(fileobj=buffer, mode="w") as archive:
-            folders = {str(parent) for path in [*everything, *self.links] for parent in Path(path).parents}
+            folders = {str(parent) for path in [*self.files, *self.links] for parent in Path(path).parents}
             for folder in sorted(folders - {"."}):
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(entry)
-            for path, (content, mode) in sorted(everything.items()):
+            for path, (content, mode) in sorted(self.files.items()):
                 entry = tarfile.TarInfo(path)
                 entry.size, entry.mode = len(content), mode
                 archive.addfile(entry, io.BytesIO(content))
@@ -158,8 +157,15 @@ def payload(profile: str, driver_version: str) -> Payload:
     files.links["etc/systemd/system/docker.service.wants/vgpu-demo-image.service"] = (
         "/etc/systemd/system/vgpu-demo-image.service"
     )
-    files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
     add_kubelet_double(files)
+    files.add(DIGEST_FILE, files.digest + "\n")
+    return files
+
+
+def history() -> Payload:
+    """Collect what someone left on the host before us. It comes with the host and never again: roles change it."""
+    files = Payload()
+    files.add("etc/docker/daemon.json", json.dumps(DAEMON_JSON, indent=2) + "\n")
     return files
 
 
