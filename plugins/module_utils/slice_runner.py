@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import time
 from typing import Any, Callable, Sequence
 
@@ -13,6 +14,9 @@ from .mount_namespace import Mount, NamespaceError, Outcome, gpu_nodes, run
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LABEL = "vgpu.isolation"
+# The program starts on our word, when the host has looked at the container; it takes the place of the shell.
+SHELL = "/bin/sh"
+WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
 
 
 class RunnerError(Exception):
@@ -89,7 +93,8 @@ class DockerRunner:
         before_start: Callable[[int], None] = _nothing,
         while_running: Callable[[int], None] = _nothing,
     ) -> Outcome:
-        container = self._ask("create", *self._options, "--entrypoint", argv[0], self._image, *argv[1:])
+        command = ["create", "--interactive", *self._options, "--entrypoint", SHELL, self._image, "-c", WAIT_FOR_GO]
+        container = self._ask(*command, *argv)
         try:
             return self._run(container, timeout, before_start, while_running)
         finally:
@@ -102,28 +107,47 @@ class DockerRunner:
         before_start: Callable[[int], None],
         while_running: Callable[[int], None],
     ) -> Outcome:
-        started = subprocess.run([self._docker, "start", container], capture_output=True, text=True, check=False)
-        if started.returncode != 0:
-            if "executable file not found" in started.stderr or "no such file" in started.stderr:
-                return Outcome(127, "", started.stderr, False)
-            raise RunnerError(f"docker start: {started.stderr.strip()}")
-        pid = int(self._ask("inspect", "--format", "{{.State.Pid}}", container))
-        if pid:
-            before_start(pid)
-        timed_out = False
-        deadline = time.monotonic() + timeout
-        while self._ask("inspect", "--format", "{{.State.Running}}", container) == "true":
-            if not timed_out and time.monotonic() > deadline:
-                timed_out = True
-                subprocess.run([self._docker, "kill", container], capture_output=True, check=False)
-            # Looks are much denser than questions to docker, which cost a process each.
-            for _ in range(20):
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            attached = subprocess.Popen(
+                [self._docker, "start", "--attach", "--interactive", container],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+            )
+            pid = self._pid(container, attached)
+            if pid:
+                before_start(pid)
+            try:
+                assert attached.stdin is not None
+                attached.stdin.write(b"go\n")
+                attached.stdin.close()
+            except BrokenPipeError:
+                pid = 0  # it could not be started; what docker said is on its stderr
+            deadline = time.monotonic() + timeout
+            timed_out = False
+            while attached.poll() is None:
+                if not timed_out and time.monotonic() > deadline:
+                    timed_out = True
+                    subprocess.run([self._docker, "kill", container], capture_output=True, check=False)
                 if pid:
                     while_running(pid)
                 time.sleep(0.005)
-        rc = int(self._ask("inspect", "--format", "{{.State.ExitCode}}", container))
-        logs = subprocess.run([self._docker, "logs", container], capture_output=True, text=True, check=False)
-        return Outcome(rc, logs.stdout, logs.stderr, timed_out)
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                texts.append(stream.read().decode("utf-8", "replace"))
+        if not pid:
+            raise RunnerError(f"docker start: {' '.join(texts[1].split())}; the image needs {SHELL} and glibc")
+        return Outcome(attached.returncode, texts[0], texts[1], timed_out)
+
+    def _pid(self, container: str, attached: Any) -> int:
+        """The pid on the host of the container's shell, which waits for our word; 0 where it did not start."""
+        while attached.poll() is None:
+            pid = int(self._ask("inspect", "--format", "{{.State.Pid}}", container))
+            if pid:
+                return pid
+            time.sleep(0.02)
+        return 0
 
 
 def docker_at_hand(docker: str, image: str) -> str:

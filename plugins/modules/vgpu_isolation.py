@@ -56,7 +56,7 @@ options:
     default: auto
   image:
     description:
-      - A local image with glibc for the container. Nothing is ever pulled.
+      - A local image with glibc and C(/bin/sh) for the container. Nothing is ever pulled.
     type: str
     default: ""
   timeout:
@@ -263,8 +263,9 @@ class SliceCheck:
         self._params = module.params
         self._lease = lease
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
-        self._minors = [one["minor"] for one in status["gpus"] if one["uuid"] == self.slice["uuid"]]
-        self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"])
+        gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
+        self._minors = [gpu["minor"]]
+        self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"], gpu["memory_mib"])
         self._promised = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()

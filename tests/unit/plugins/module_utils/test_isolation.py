@@ -59,6 +59,26 @@ def test_probe(about, rc, out, timed_out, wanted):
         assert set(found.values()) == {"held"}
 
 
+CARD = 4000 * MIB
+FULL = [
+    # name, found, card MiB, verdict
+    ("limit-exact", CARD, 4000, "held"),
+    ("four-processes", CARD, 4000, "held"),
+    ("limit-exact", CARD - 1, 4000, "violated"),
+    ("limit-exact", CARD + 1, 4000, "violated"),
+    ("totals", CARD, 4000, "violated"),
+    ("limit-exact", 5386 * MIB, 5386, "violated"),  # the limit is reachable, so the probe's word stands
+    ("limit-exact", 16160 * MIB, 16160, "violated"),
+]
+
+
+@pytest.mark.parametrize(("name", "found", "card", "verdict"), FULL)
+def test_slice_that_is_larger_than_its_card(name, found, card, verdict):
+    checks = [dict(CHECK, name=name, verdict="violated", found=found)]
+    expected = it.Expected("GPU-1", 5386, card)
+    assert verdicts(it.of_probe(1, report(checks=checks), "", False, expected, [name]))[name] == verdict
+
+
 SMI = [
     (0, "GPU-1, 5386\n", "held"),
     (0, "GPU-1, 16160\n", "violated"),
