@@ -15,8 +15,10 @@ static bool show(const char *uuid, int nvml_index, struct shown *shown)
 {
     bool known;
     shown->total = limits_memory(uuid, nvml_index, &known);
-    if (!known || shown->total == UINT64_MAX || !ledger_total(uuid, &shown->used))
+    if (!known || shown->total == UINT64_MAX)
         return false;
+    if (!ledger_total(uuid, &shown->used))
+        shown->used = 0; /* without a ledger nobody gets a context */
     /* After a limit was lowered more may be in use than there is: then nothing is free. */
     if (shown->used > shown->total)
         shown->used = shown->total;

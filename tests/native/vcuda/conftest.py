@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -57,7 +58,6 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_program(folder, "puppet", "puppet.c", "routes.c", flags=LINKED)
     unlinked = ("-DUNLINKED", "-ldl", "-lpthread")
     compile_program(folder, "puppet-unlinked", "puppet.c", "routes.c", flags=unlinked)
-    compile_program(folder, "truth", "truth.c", flags=LINKED)
     compile_program(folder, "racers", "racers.c", flags=LINKED)
     return folder
 
@@ -124,23 +124,28 @@ class Host:
             "GPUSIM_STATE": str(folder / "gpusim.state"),
             "GPUSIM_PROFILE": str(folder / "host.profile"),
         }
-        self.uuids = [line for line in self._truth() if line.startswith("GPU-")]
+        self.uuids = [one["uuid"] for one in self._usage()]
         assert len(self.uuids) == 2
 
-    def _truth(self) -> list:
-        done = subprocess.run(
-            [self.programs / "truth"], env=self.driver_env, check=True, stdout=subprocess.PIPE, text=True
-        )
-        return done.stdout.splitlines()
+    def _usage(self) -> list:
+        """The simulated driver's own account, by GPU."""
+        command = [SIMULATOR / "gpusimctl", "usage", "--json"]
+        done = subprocess.run(command, env=self.driver_env, check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)["gpus"]
+
+    def _processes(self, gpu: int, figure: str) -> dict:
+        found: dict = {}
+        for one in self._usage()[gpu]["processes"]:
+            found[one["pid"]] = found.get(one["pid"], 0) + one[figure]
+        return {pid: size for pid, size in found.items() if size}
 
     def physical(self, gpu: int = 0) -> dict:
-        """pid → bytes on the card, contexts included, as the driver accounts them."""
-        rows = [line.split() for line in self._truth() if not line.startswith("GPU-")]
-        found: dict = {}
-        for index, pid, size in rows:
-            if int(index) == gpu:
-                found[int(pid)] = found.get(int(pid), 0) + int(size)
-        return found
+        """pid → bytes on the card, contexts and modules included."""
+        return self._processes(gpu, "total")
+
+    def peak(self, gpu: int = 0) -> int:
+        """The most that any one process ever held at once."""
+        return max(self._processes(gpu, "peak").values(), default=0)
 
     def on_card(self, gpu: int = 0) -> int:
         return sum(self.physical(gpu).values())

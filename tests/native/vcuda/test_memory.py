@@ -44,6 +44,7 @@ def test_a_pool_at_the_limit_never_holds_more(host: Host) -> None:
     assert puppet.result("sync") == OK
     assert host.charged() == host.on_card()
     puppet.get("alloc", LIMIT - host.on_card())
+    assert host.peak() == LIMIT
 
 
 def test_contexts_count_only_where_they_should(host: Host) -> None:

@@ -74,3 +74,8 @@ def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:
         tenant.get("alloc", tenant.free_bytes())
         assert tenant.refused("alloc", 1) == OOM
     assert sorted(host.physical().values()) == [LIMIT] * 3
+
+
+def test_without_a_ledger_the_slice_is_empty_not_the_card(host: Host) -> None:
+    host.ledger.unlink()
+    assert host.puppet().say("nvml 0")[1:4] == [LIMIT, 0, LIMIT]

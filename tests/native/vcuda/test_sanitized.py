@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts that need no driver, under the address, undefined-behaviour and thread sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import ROOT, compile_program
+
+SOURCES = ["limits_file.c", "env.c", "log.c", "blocks.c", "ledger.c", "ledger_lock.c", "ledger_file.c"]
+BUILDS = {
+    "address,undefined": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread", "-Wno-unknown-warning-option", "-Wno-tsan"),
+}
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def unit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = [str(ROOT / "native/vcuda/src" / name) for name in SOURCES]
+    folder = tmp_path_factory.mktemp("unit")
+    return compile_program(folder, "unit", "unit.c", *sources, flags=(*BUILDS[request.param], "-lpthread"))
+
+
+@pytest.mark.parametrize("what", ["parse", "blocks", "ledger", "ledger-kills"])
+def test_unit(unit: Path, tmp_path: Path, what: str, request: pytest.FixtureRequest) -> None:
+    if what == "parse" and "thread" in request.node.name:
+        return  # one thread only
+    arguments = [tmp_path / "ledger"] if what.startswith("ledger") else []
+    done = subprocess.run(
+        [unit, what, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-4000:]
+    if arguments:
+        ledger = layouts.read_ledger(str(arguments[0]))
+        assert ledger["totals"] == [{"uuid": "GPU-0", "used": 0, "context": 0}]
