@@ -6,10 +6,14 @@
  * nvidia-smi on a library that logs every call: 535.261.03 and 550.163.01 agree on all of them, and so does 580.65.06 on
  * those marked *. Every other slot answers NOT_SUPPORTED without touching an argument, and nvidia-smi then prints N/A.
  *
+ *   20          is this the primary GPU of the console? (handle, &answer)
  *   26 *        housekeeping, called often; must succeed
  *   108         the public nvmlDeviceGetEnforcedPowerLimit
  *   72          does dmon and pmon know this GPU? (handle, &answer)
  *   81 *        handle by index (index, &handle)
+ *   168         reset these GPUs (count, handles)
+ *   169         state of the fabric; success with nothing written: none
+ *   182, 183    gather the GPUs that must be reset together; success with nothing written: those that were named
  *   192, 193    set and get compute policies; policy 0 is the time slice
  *   213-215 *   processes: compute, MPS, graphics (handle, &count, entries)
  *
@@ -27,7 +31,7 @@
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-/* size: of the table in the driver's own library of that branch; complete: 72, 108, 192 and 193 were seen there */
+/* size: of the table in the driver's own library of that branch; complete: those without a star were seen there too */
 static const struct branch {
     const char *prefix;
     unsigned size;
@@ -58,8 +62,17 @@ struct smi_policies {
 NVML_API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
 NVML_API nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned *milliwatts);
 
-static nvmlReturn_t slot_housekeeping(void)
+static nvmlReturn_t slot_success(void)
 {
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t slot_primary(nvmlDevice_t device, unsigned *answer)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
+    NVML_NEED(answer != NULL);
+    *answer = 0;
     return NVML_SUCCESS;
 }
 
@@ -159,11 +172,14 @@ static void fill(void)
         if (strncmp(sim_state()->driver_version, measured[i].prefix, strlen(measured[i].prefix)) == 0)
             known = &measured[i];
     table[0] = (void *)(uintptr_t)(known ? known->size : sizeof table);
-    table[26] = (void *)slot_housekeeping;
+    table[26] = (void *)slot_success;
     table[81] = (void *)nvmlDeviceGetHandleByIndex_v2;
     if (known != NULL && known->complete) {
+        table[20] = (void *)slot_primary;
         table[72] = (void *)slot_monitored;
         table[108] = (void *)nvmlDeviceGetEnforcedPowerLimit;
+        table[168] = (void *)nvml_reset;
+        table[169] = table[182] = table[183] = (void *)slot_success;
         table[192] = (void *)slot_set_policy;
         table[193] = (void *)slot_get_policies;
     }

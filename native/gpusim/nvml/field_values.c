@@ -74,7 +74,7 @@ static nvmlReturn_t ecc_field(const struct nvml_target *target, unsigned field, 
 static nvmlReturn_t power_field(const struct nvml_target *target, unsigned field, unsigned scope,
                                 unsigned long long *value)
 {
-    if (scope != 0)
+    if (scope == 1)
         return NVML_ERROR_NOT_SUPPORTED;
     unsigned limit = target->model->power_limit_mw;
     switch (field) {

@@ -52,11 +52,8 @@ NVML_API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *curren
 
 static bool has_clients(const struct nvml_target *target)
 {
-    const struct sim_state *state = sim_state();
-    sim_reap();
-    for (unsigned slot = 0; slot < state->proc_high; slot++)
-        if (state->procs[slot].role != SIM_ROLE_NONE && state->procs[slot].use[target->number].contexts > 0)
-            return true;
+    if (nvml_has_processes(target->number))
+        return true;
     for (unsigned gi = 0; gi < SIM_MAX_GI; gi++)
         if (target->gpu->gi[gi].used)
             return true;

@@ -81,6 +81,10 @@ void nvml_utilization(const struct nvml_target *target, unsigned *gpu_percent, u
 unsigned nvml_power_mw(const struct nvml_target *target);
 unsigned nvml_celsius(const struct nvml_target *target);
 
+/* reset.c */
+bool nvml_has_processes(int gpu); /* state lock held */
+nvmlReturn_t nvml_reset(unsigned count, const nvmlDevice_t *devices);
+
 /* field_values.c */
 unsigned long long nvml_energy_mj(const struct nvml_target *target);
 

@@ -220,7 +220,7 @@ typedef struct {
 
 typedef struct {
     unsigned version;
-    unsigned powerScope; /* 0: GPU */
+    unsigned char powerScope; /* 0: GPU; a byte: what follows is padding that nvidia-smi does not clear */
     unsigned powerValueMw;
 } nvmlPowerValue_v2_t;
 

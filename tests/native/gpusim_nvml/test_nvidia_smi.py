@@ -222,6 +222,29 @@ def test_mig(smi):
     assert "Disabled MIG Mode for GPU 00000000:AF:00.0" in smi("-i", "2", "-mig", "0")
 
 
+def test_a_reset_makes_pending_modes_current(smi):
+    """A process holds the GPU: MIG mode stays pending, a reset is refused; without it the reset brings both modes."""
+    modes = "mig.mode.current,mig.mode.pending,ecc.mode.current,ecc.mode.pending"
+    with smi.host.worker(2):
+        assert "pending" in smi("-i", "2", "-mig", "1")
+        smi("-i", "2", "-e", "0")
+        assert "In use by another client" in smi("--gpu-reset", "-i", "2", code=19)
+        assert query(smi, "gpu", modes)[2] == ["Disabled", "Enabled", "Enabled", "Disabled"]
+    assert "was successfully reset" in smi("--gpu-reset", "-i", "2")
+    assert query(smi, "gpu", modes)[2] == ["Enabled", "Enabled", "Disabled", "Disabled"]
+
+
+def test_faults(smi):
+    smi.host.ctl("ecc", "0", "3")
+    assert re.search(r"Tesla T4 .* Off \| +3 \|", smi()), "uncorrected volatile errors in the table"
+    smi.host.ctl("fall-off", "1")
+    assert "GPU is lost" in smi(code=15)
+    smi.host.ctl("recover", "1")
+    smi("-L")
+    smi.host.ctl("nvml-fail", "on")
+    assert "couldn't communicate with the NVIDIA driver" in smi(code=9)
+
+
 @pytest.mark.parametrize("profile", sorted(path.stem for path in PROFILES.glob("*.profile")))
 def test_example_profiles(smi, profile):
     """Every example is a host that nvidia-smi can show; memory by model is checked against the vendor's figure."""

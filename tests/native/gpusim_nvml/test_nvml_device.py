@@ -177,3 +177,16 @@ def test_texts_are_never_cut(mixed):
     small = "lib.nvmlDeviceGetName(gpu(0), b, 8)"
     right = "lib.nvmlDeviceGetName(gpu(0), b, 9)"
     assert mixed.nvml(small, right, "b.value.decode()", setup=setup) == [7, 0, "Tesla T4"]
+
+
+def test_threads_may_call_at_once(mixed):
+    """ctypes lets go of the interpreter's lock in a call, so the calls really overlap."""
+    setup = (
+        "import threading\nwrong = []\n"
+        "def ask(i):\n    for _ in range(200):\n"
+        "        if nvmlDeviceGetIndex(gpu(i)) != i or nvmlDeviceGetMemoryInfo(gpu(i)).used != 0:\n"
+        "            wrong.append(i)\n"
+        "threads = [threading.Thread(target=ask, args=(n % 4,)) for n in range(8)]\n"
+        "[thread.start() for thread in threads]\n[thread.join() for thread in threads]"
+    )
+    assert mixed.nvml("wrong", "len(threads)", setup=setup) == [[], 8]

@@ -41,3 +41,16 @@ def test_root_sets_for_every_process(mixed, setter, getter, value):
 @pytest.mark.parametrize(("setter", "error"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_refused(mixed, setter, error):
     assert mixed.nvml(setter) == [error]
+
+
+def test_a_power_limit_is_scoped_by_one_byte(mixed):
+    """nvidia-smi leaves the padding behind the scope's byte unset: only the byte counts."""
+    setup = (
+        "lib = ctypes.CDLL('libnvidia-ml.so.1')\n"
+        "def limit(scope, milliwatts, version=nvmlPowerValue_v2):\n"
+        "    value = c_nvmlPowerValue_v2_t(version, scope, milliwatts)\n"
+        "    return lib.nvmlDeviceSetPowerManagementLimit_v2(gpu(0), ctypes.byref(value))"
+    )
+    calls = ["limit(0xABCDEF00, 61000)", "limit(1, 62000)", "limit(0, 62000, 12)", "limit(0, 71000)"]
+    enforced = "nvmlDeviceGetEnforcedPowerLimit(gpu(0))"
+    assert mixed.nvml(*calls, enforced, setup=setup) == [0, 3, 25, 2, 61000]
