@@ -108,10 +108,10 @@ def _full_card(one: dict[str, Any], expected: Expected) -> dict[str, Any]:
 
     Only where it got the card to the last byte; less is a fault as ever.
     """
-    card = expected.card_mib * MIB
-    if one["name"] in FILLING and 0 < expected.card_mib < expected.memory_mib and one["found"] == str(card):
+    card, limit = expected.card_mib * MIB, expected.memory_mib * MIB
+    if one["name"] in FILLING and 0 < card < limit and (one["expected"], one["found"]) == (str(limit), str(card)):
         told = f"the card is full at {card} bytes, before the limit; {one['detail']}"
-        return check(one["name"], HELD, f"at most {expected.memory_mib * MIB}", one["found"], one["unit"], told)
+        return check(one["name"], HELD, f"at most {limit}", one["found"], one["unit"], told)
     return one
 
 

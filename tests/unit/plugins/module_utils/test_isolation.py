@@ -61,20 +61,21 @@ def test_probe(about, rc, out, timed_out, wanted):
 
 CARD = 4000 * MIB
 FULL = [
-    # name, found, card MiB, verdict
-    ("limit-exact", CARD, 4000, "held"),
-    ("four-processes", CARD, 4000, "held"),
-    ("limit-exact", CARD - 1, 4000, "violated"),
-    ("limit-exact", CARD + 1, 4000, "violated"),
-    ("totals", CARD, 4000, "violated"),
-    ("limit-exact", 5386 * MIB, 5386, "violated"),  # the limit is reachable, so the probe's word stands
-    ("limit-exact", 16160 * MIB, 16160, "violated"),
+    # name, the probe's expected and found, card MiB, verdict
+    ("limit-exact", LIMIT, CARD, 4000, "held"),
+    ("four-processes", LIMIT, CARD, 4000, "held"),
+    ("limit-exact", LIMIT, CARD - 1, 4000, "violated"),
+    ("limit-exact", LIMIT, CARD + 1, 4000, "violated"),
+    ("limit-exact", 0, CARD, 4000, "violated"),  # the probe found no limit at all
+    ("totals", LIMIT, CARD, 4000, "violated"),
+    ("limit-exact", LIMIT, LIMIT, 5386, "violated"),  # the limit is reachable, so the probe's word stands
+    ("limit-exact", LIMIT, 16160 * MIB, 16160, "violated"),
 ]
 
 
-@pytest.mark.parametrize(("name", "found", "card", "verdict"), FULL)
-def test_slice_that_is_larger_than_its_card(name, found, card, verdict):
-    checks = [dict(CHECK, name=name, verdict="violated", found=found)]
+@pytest.mark.parametrize(("name", "wanted", "found", "card", "verdict"), FULL)
+def test_slice_that_is_larger_than_its_card(name, wanted, found, card, verdict):
+    checks = [dict(CHECK, name=name, verdict="violated", expected=wanted, found=found)]
     expected = it.Expected("GPU-1", 5386, card)
     assert verdicts(it.of_probe(1, report(checks=checks), "", False, expected, [name]))[name] == verdict
 
