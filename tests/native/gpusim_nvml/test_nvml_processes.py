@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from simulated_host import HERE, ROOT
@@ -33,8 +35,8 @@ def host(make_host, busy_gpu):
     host = make_host(PROFILE)
 
     @contextlib.contextmanager
-    def client(gpu: int, size: int = 0, kernel_ms: int = 0):
-        command = [busy_gpu, "hold", str(gpu), str(size), str(kernel_ms)]
+    def client(gpu: int, size: int = 0, kernel_ms: int = 0, prefix: tuple = ()):
+        command = [*prefix, busy_gpu, "hold", str(gpu), str(size), str(kernel_ms)]
         with subprocess.Popen(
             command, env=host.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
@@ -69,6 +71,19 @@ def test_processes_and_their_memory(host):
         second.wait()
         assert host.nvml(calls[0], used[0]) == [[entry(first, CONTEXT[0] + 1000)], CONTEXT[0] + 1000]
     assert host.nvml(calls[0], calls[3], *used) == [[], [], 0, 0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_pids_are_those_of_the_observers_namespace(host):
+    """As with a driver: the host sees a container's process by its own number, the container not the host's."""
+    call, used = "[p.pid for p in nvmlDeviceGetComputeRunningProcesses(gpu(0))]", "nvmlDeviceGetMemoryInfo(gpu(0)).used"
+    container = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    with host.client(0) as outside, host.client(0, prefix=container) as shell:
+        inside = int(Path(f"/proc/{shell.pid}/task/{shell.pid}/children").read_text())
+        assert sorted(host.nvml(call)[0]) == sorted([outside.pid, inside])
+        assert host.nvml(call, used, prefix=container) == [[], 2 * CONTEXT[0]]
+        enter = ("nsenter", "-t", str(inside), "-p", "-m")
+        assert host.nvml(call, prefix=enter) == [[1]]
 
 
 def test_a_list_that_does_not_fit_tells_its_length(host):
