@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import subprocess
+import time
 from typing import Any, Sequence
 
 from . import apt_text
@@ -14,6 +16,7 @@ from . import apt_text
 SOURCES = "/etc/apt/sources.list.d"
 MAIN_LIST = "/etc/apt/sources.list"
 KEYRINGS = "/etc/apt/keyrings"
+LOCK = "/var/lib/dpkg/lock-frontend"
 
 
 class AptError(Exception):
@@ -82,6 +85,21 @@ class AptHost:
 
     def policy(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         return apt_text.parse_policy(self.must("asking apt for the packages", "apt-cache", "policy", *names))
+
+    def wait_for_lock(self) -> None:
+        """Wait until nobody else changes packages: what a killed play started on the host may still be running."""
+        end = time.monotonic() + self.lock_timeout
+        with open(LOCK, "a", encoding="ascii") as stream:
+            while True:
+                try:
+                    fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except OSError:
+                    if time.monotonic() >= end:
+                        raise AptError(
+                            f"another program has held {LOCK} for {self.lock_timeout} s; look with: fuser -v {LOCK}"
+                        ) from None
+                    time.sleep(0.5)
 
     def half_done(self) -> bool:
         """Whether an interrupted dpkg left packages unpacked and not configured."""

@@ -95,6 +95,7 @@ class PackageSet:
         self.install(lacking)
 
     def heal(self) -> None:
+        self.host.wait_for_lock()
         if self.host.half_done():
             self.plan.append("finish the interrupted dpkg")
             if not self.check_mode:

@@ -54,6 +54,9 @@ class Apt:
     def codename(self) -> str:
         return "bookworm"
 
+    def wait_for_lock(self) -> None:
+        pass
+
     def half_done(self) -> bool:
         return self.broken
 
