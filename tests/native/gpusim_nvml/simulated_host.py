@@ -14,10 +14,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 # VGPU_GPUSIM: another build of the simulated driver, such as native/build/gpusim-san
 LIBRARIES = Path(os.environ.get("VGPU_GPUSIM", ROOT / "native" / "build" / "gpusim"))
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the driver lets only root change a GPU")
 PROFILES = ROOT / "native" / "gpusim" / "profiles"
 
 

@@ -8,7 +8,7 @@ import io
 import re
 
 import pytest
-from simulated_host import PROFILES
+from simulated_host import PROFILES, needs_root
 
 MIB = 1 << 20
 UUIDS = [f"GPU-5a4f1d3e-000{n}-4c6b-9d57-7430c1a2b3d4" for n in (1, 2, 3, 4)]
@@ -170,6 +170,7 @@ def test_an_unmeasured_branch_shows_no_processes(make_host, real_smi):
         assert "python" not in result.stdout
 
 
+@needs_root
 def test_settings(smi):
     smi("-i", "0", "-c", "EXCLUSIVE_PROCESS")
     smi("-i", "0", "-pm", "1")
@@ -183,6 +184,7 @@ def test_settings(smi):
     assert policies == [("0", "Long"), ("1", "Default"), ("2", "Default"), ("3", "Default")]
 
 
+@needs_root
 def test_mig(smi):
     if smi.version.startswith("535."):
         assert "No MIG-enabled devices found" in smi("mig", "-lgip", code=6)
@@ -222,6 +224,7 @@ def test_mig(smi):
     assert "Disabled MIG Mode for GPU 00000000:AF:00.0" in smi("-i", "2", "-mig", "0")
 
 
+@needs_root
 def test_a_reset_makes_pending_modes_current(smi):
     """A process holds the GPU: MIG mode stays pending, a reset is refused; without it the reset brings both modes."""
     modes = "mig.mode.current,mig.mode.pending,ecc.mode.current,ecc.mode.pending"

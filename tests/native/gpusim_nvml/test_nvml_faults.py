@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from simulated_host import HERE, LIBRARIES
+from simulated_host import HERE, LIBRARIES, needs_root
 
 XID, SINGLE_BIT, DOUBLE_BIT = 0x8, 0x1, 0x2
 # What a device plugin does: one set, all events that a GPU has, a wait with a time-out in a loop.
@@ -125,6 +125,7 @@ def test_no_profile_is_a_driver_that_is_not_loaded(mixed):
     assert mixed.run(sys.executable, "-c", code).stdout == "9\n"
 
 
+@needs_root
 def test_ecc_errors_are_counted_and_cleared(mixed):
     total = "nvmlDeviceGetTotalEccErrors(gpu(0), {}, {})"
     every = [total.format(kind, scope) for kind in (0, 1) for scope in (0, 1)]

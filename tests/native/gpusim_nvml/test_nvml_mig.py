@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from simulated_host import needs_root
 
+pytestmark = needs_root
 MIB = 1 << 20
 ENABLE = "nvmlDeviceSetMigMode(gpu(0), 1)"
 PROFILES = {

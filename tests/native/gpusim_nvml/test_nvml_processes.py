@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from simulated_host import HERE, ROOT
+from simulated_host import HERE, ROOT, needs_root
 
 MIB = 1 << 20
 PROFILE = "clock = manual\njitter_percent = 0\nseed = 7\n[gpu]\nmodel = T4\n[gpu]\nmodel = V100-16GB\n"
@@ -156,6 +156,7 @@ def test_a_short_kernel_leaves_no_trace_after_it_ended(host):
         assert values[1:] == [0] * 6
 
 
+@needs_root
 def test_accounting_of_live_and_ended_processes(host):
     host.nvml("nvmlDeviceSetAccountingMode(gpu(0), 1)")
     stats = "nvmlDeviceGetAccountingStats(gpu(0), {})"

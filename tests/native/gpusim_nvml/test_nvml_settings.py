@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import pytest
+from simulated_host import needs_root
 
+pytestmark = needs_root
 AS_NOBODY = "import os\nos.seteuid(65534)"
 
 # setter, then a getter and what it answers in another process afterwards
