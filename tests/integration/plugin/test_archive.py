@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .conftest import PLUGIN, ROOT
 
@@ -118,3 +119,16 @@ def test_old_versions_go_and_the_current_one_stays(archive, installed):
     (installed / VERSION / ".complete").unlink()
     subprocess.run([sys.executable, str(archive), "--root", str(installed)], capture_output=True, check=True)
     assert sorted(one.name for one in installed.iterdir()) == ["2.0.0-b", VERSION, "current"]
+
+
+def test_role_versions_by_what_the_wheel_holds(archive, tmp_path):
+    """A file of the core that the wheel copies and the version leaves out would change hosts unseen."""
+    with zipfile.ZipFile(archive) as content:
+        (wheel,) = [one for one in content.namelist() if "vgpu_fleet_plugin" in one]
+        content.extract(wheel, tmp_path)
+    with zipfile.ZipFile(tmp_path / wheel) as content:
+        shared = {Path(one).name for one in content.namelist() if one.startswith("vgpu_plugin/_shared/")}
+    variables = yaml.safe_load((ROOT / "roles/device_plugin/vars/main.yml").read_text())
+    sources = variables["__device_plugin_sources"]
+    assert {Path(one).name for one in sources if one.startswith("plugins/")} == shared - {"__init__.py"}
+    assert [one for one in sources if not (ROOT / one).exists()] == []
