@@ -17,9 +17,6 @@ from . import daemon_check, daemon_json, daemon_record
 from .daemon_json import Change, Lack
 from .docker_host import DockerHost, DockerHostError
 
-# Exists from before the write until the daemon has taken the file over. In /run, for a reboot takes it over anyway.
-MARKER = "/run/vgpu-docker-daemon.pending"
-
 
 class ApplyError(Exception):
     """The wish was not carried out; the text says what was found and what to do."""
@@ -36,7 +33,7 @@ class Options(NamedTuple):
     restart: str = "if_idle"
     timeout: float = 60.0
     check_mode: bool = False
-    marker: str = MARKER
+    marker: str = daemon_json.PENDING
 
 
 class Applier:
@@ -51,6 +48,7 @@ class Applier:
         self.changes: list[Change] = []
         self.lacks: list[Lack] = []
         self.applied = "none"
+        self.enable = False
         self.restart_keys: list[str] = []
         self.containers: list[str] = []
         self.warnings: list[str] = []
@@ -102,6 +100,7 @@ class Applier:
         """Whether the daemon must be reloaded, restarted or started, and whether that is allowed."""
         if not self.host.present():
             return
+        self.enable = not self.options.absent and not self.host.enabled()
         if not self.host.active():
             self.applied = "none" if self.options.absent else "start"
             return
@@ -137,12 +136,16 @@ class Applier:
             steps += [str(lack) for lack in self.lacks]
         if self.applied != "none":
             steps.append(f"{self.applied} {self.host.service}")
+        if self.enable:
+            steps.append(f"enable {self.host.service}")
         return steps
 
     # Carry out ------------------------------------------------------------------------------------------------------
 
     def carry_out(self) -> None:
-        if not self.changes and self.before == self.after and self.applied == "none":
+        if self.enable:
+            self.host.enable()
+        if self.before == self.after and self.applied == "none":
             self.drop_record()
             return
         former = read_bytes(self.target)

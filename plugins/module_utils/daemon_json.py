@@ -44,6 +44,10 @@ BUILTIN_RUNTIMES = frozenset(
     ("runc", "io.containerd.runc.v1", "io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
 )
 
+# Exists from before the file is written until the daemon has taken it over: a change that the daemon's answers do not
+# show (default-shm-size) is so finished after a kill all the same. In /run, for a reboot takes the file over anyway.
+PENDING = "/run/vgpu-docker-daemon.pending"
+
 _MISSING = object()
 
 

@@ -66,8 +66,8 @@ class DockerHost:
         self.service, self.address = service, address
 
     def unit(self) -> dict[str, str]:
-        """LoadState, ActiveState, SubState, MainPID and Result of the service; empty without systemd."""
-        wanted = "LoadState,ActiveState,SubState,MainPID,Result"
+        """LoadState, ActiveState, SubState, UnitFileState, MainPID and Result of the service; empty without systemd."""
+        wanted = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result"
         code, text = run(["systemctl", "show", self.service + ".service", "--property", wanted])
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
 
@@ -76,6 +76,13 @@ class DockerHost:
 
     def active(self) -> bool:
         return self.unit().get("ActiveState") == "active"
+
+    def enabled(self) -> bool:
+        """Whether it starts at boot, or cannot be enabled (static, masked on purpose, without systemd)."""
+        return self.unit().get("UnitFileState") != "disabled"
+
+    def enable(self) -> None:
+        self.systemctl("enable")
 
     def argv(self) -> list[str]:
         """The live daemon's command line, in which the unit's variables are expanded."""

@@ -169,6 +169,9 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
         if todo:
             changes += [str(lack) for lack in todo]
             reason = f"the running daemon has not taken {path} over"
+    if not todo and state["files"].get(daemon_json.PENDING) is not None:
+        changes.append("finish an interrupted change of the running daemon")
+        reason = f"a run was interrupted before docker had taken {path} over"
     if unit.get("present") and not unit.get("active"):
         changes.append(f"start {DOCKER_UNIT}")
         reason = f"{DOCKER_UNIT} is not running" if len(changes) == 1 else reason

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import node_config, schema
+from . import daemon_json, node_config, schema
 
 # The order in which roles run; each builds on those before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "device_plugin")
@@ -70,6 +70,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     options["files"] += [record for part in roles.values() for record in records(part)]
     if "container_runtime" in roles:
         options["units"].append(DOCKER_UNIT)
+        options["files"].append(daemon_json.PENDING)
         options["docker_config"] = roles["container_runtime"]["docker_config"]
     if "vcuda" in roles:
         options["library_root"] = roles["vcuda"]["root"]

@@ -64,7 +64,8 @@ options:
     default: false
   apply:
     description:
-      - V(auto) makes the running daemon take the file over, and starts one that is installed but does not run.
+      - V(auto) makes the running daemon take the file over, and starts and enables one that is installed but does not
+        run or would not at boot.
       - V(none) only writes the file.
     type: str
     choices: [auto, none]
@@ -166,7 +167,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import daemon_json
 from ..module_utils.daemon_apply import Applier, ApplyError, Options
-from ..module_utils.docker_host import DockerHost
+from ..module_utils.docker_host import DockerHost, DockerHostError
 
 
 def removals(module: AnsibleModule) -> list[tuple[str, ...]]:
@@ -182,7 +183,7 @@ def removals(module: AnsibleModule) -> list[tuple[str, ...]]:
 
 def result_of(applier: Applier) -> dict[str, Any]:
     return {
-        "changed": applier.before != applier.after or applier.applied != "none",
+        "changed": applier.before != applier.after or applier.applied != "none" or applier.enable,
         "plan": applier.plan(),
         "changes": [{**change._asdict(), "path": list(change.path)} for change in applier.changes],
         "applied": applier.applied,
@@ -236,7 +237,7 @@ def main() -> None:
             applier.carry_out()
     except daemon_json.DaemonJsonError as fault:
         module.fail_json(msg=f"{options.path}: {fault}", line=fault.line, column=fault.column)
-    except (ApplyError, OSError) as fault:
+    except (ApplyError, DockerHostError, OSError) as fault:
         module.fail_json(msg=f"{options.path}: {fault}", restored=applier.restored, **extra)
     for warning in applier.warnings:
         module.warn(warning)

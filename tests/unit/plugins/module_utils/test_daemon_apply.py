@@ -28,6 +28,7 @@ class Daemon:
         self.command_line = ["dockerd", "-H", "fd://"]
         self.complaint: str | None = None
         self.fails_with: str | None = None  # a key with which it does not start
+        self.at_boot = True
         self.deaf = False  # reloads without taking anything over
         self.state = self.read() if running else {}
 
@@ -39,6 +40,13 @@ class Daemon:
 
     def active(self) -> bool:
         return self.running
+
+    def enabled(self) -> bool:
+        return self.at_boot
+
+    def enable(self) -> None:
+        self.calls.append("enable")
+        self.at_boot = True
 
     def argv(self) -> list[str]:
         return self.command_line if self.running else []
@@ -154,6 +162,16 @@ def test_a_stopped_daemon_is_started_with_the_file(path: Path) -> None:
     assert run(path, daemon, NVIDIA).applied == "start"
     assert daemon.running
     assert daemon.state == NVIDIA
+
+
+def test_a_daemon_that_would_not_start_at_boot_is_enabled(path: Path) -> None:
+    path.write_text(json.dumps(NVIDIA))
+    daemon = Daemon(path)
+    daemon.at_boot = False
+    assert run(path, daemon, NVIDIA, check_mode=True).plan() == ["enable docker"]
+    assert run(path, daemon, NVIDIA).plan() == ["enable docker"]
+    assert daemon.calls == ["enable"]
+    assert run(path, daemon, NVIDIA).plan() == []
 
 
 # what is wrong, the words of the refusal; the file stays and the daemon hears nothing

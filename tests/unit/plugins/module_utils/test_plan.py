@@ -128,6 +128,7 @@ UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
 # What of the state differs, the role that must run, a word of its changes or reason.
 STATES = [
     ({"packages.nvidia-smi": None}, "nvidia_driver", "install nvidia-smi"),
+    ({("files", "/run/vgpu-docker-daemon.pending"): {}}, "container_runtime", "interrupted"),
     ({"packages.nvidia-docker2": None}, "nvidia_docker", "install nvidia-docker2"),
     ({("packages", "docker.io"): None}, "container_runtime", "install docker.io"),
     ({"docker.config_text": None}, "container_runtime", 'set default-runtime to "nvidia"'),
@@ -302,6 +303,7 @@ def test_what_is_read_is_what_is_compared():
     assert options["units"] == ["docker.service", "vgpu-device-plugin.service"]
     assert options["files"] == [
         "/var/lib/vgpu/baseline/nvidia_docker.json",
+        "/run/vgpu-docker-daemon.pending",
         "/etc/systemd/system/vgpu-device-plugin.service",
     ]
 
