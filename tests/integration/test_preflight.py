@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The role preflight: mistakes are found before any host is called, with variable, group and host; then the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import Run, Workplace
+
+PREFLIGHT = {"name": "check", "ansible.builtin.import_role": {"name": "vgpu.fleet.preflight"}}
+AFTER = {"name": "change", "ansible.builtin.debug": {"msg": "CHANGED A HOST"}}
+
+
+def run_preflight(place: Workplace, *options: str, **variables: Any) -> Run:
+    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": [PREFLIGHT, AFTER]}
+    return place.play([play], *options)
+
+
+# Variables of the group t4, what every message must hold.
+MISTAKES = [
+    ({"vgpu_split_count": 0}, ["vgpu_split_count: expected a whole number from 1"]),
+    ({"vgpu_split_count": "seven"}, ['found "seven"']),
+    ({"vgpu_sharing": "slicing"}, ["vgpu_sharing: expected one of vcuda"]),
+    ({"vgpu_sharing": "mig"}, ["mig is not available in this version"]),
+    ({"vgpu_memory_scaling": 0}, ["vgpu_memory_scaling: expected a decimal above 0"]),
+    ({"vgpu_memory_scaling": -0.5}, ["found -0.5"]),
+    (
+        {"vgpu_devices": [{"match": {"index": 0}, "splitcount": 1}]},
+        ["vgpu_devices[0].splitcount", 'did you mean "split_count"?'],
+    ),
+    ({"vgpu_splitcount": 3}, ['unknown variable "vgpu_splitcount"; did you mean "vgpu_split_count"?']),
+    ({"vgpu_split_count": "{{ no_such_variable }}"}, ["vgpu_split_count: its template cannot be evaluated"]),
+]
+
+
+@pytest.mark.parametrize(("variables", "words"), MISTAKES)
+def test_a_mistake_stops_all_hosts_before_any_is_called(
+    place: Workplace, variables: dict[str, Any], words: list[str]
+) -> None:
+    place.hosts({"t4": ["good-1", "bad-1"], "a100": ["good-2"]})
+    place.group("t4")
+    place.host("bad-1", **variables)
+    run = run_preflight(place)
+    assert run.code != 0
+    assert run.calls == {"good-1": 0, "bad-1": 0, "good-2": 0}, run.output
+    assert "CHANGED A HOST" not in run.output
+    for word in [*words, "host bad-1"]:
+        assert word in run.output
+
+
+# Where a value is set, and what the message calls that place.
+SETTERS = [
+    (("group", "t4"), "group t4 (group_vars/t4.yml:1)"),
+    (("group", "gpu_nodes"), "group gpu_nodes (group_vars/gpu_nodes.yml:1)"),
+    (("group", "all"), "group all (group_vars/all.yml:1)"),
+    (("host", "gpu-1"), "host gpu-1 (host_vars/gpu-1.yml:1)"),
+]
+
+
+@pytest.mark.parametrize(("setter", "words"), SETTERS)
+def test_the_message_names_who_set_the_value(place: Workplace, setter: tuple[str, str], words: str) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    kind, name = setter
+    (place.group if kind == "group" else place.host)(name, vgpu_split_count=0)
+    assert f"host gpu-1, {words}: vgpu_split_count" in run_preflight(place).output
+
+
+def test_the_group_that_wins_is_named(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("all", vgpu_split_count=2)
+    place.group("t4", vgpu_split_count=0)
+    assert "group t4 (group_vars/t4.yml:1): vgpu_split_count" in run_preflight(place).output
+
+
+def test_a_value_from_the_command_line_is_said_to_be(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("t4", vgpu_split_count=2)
+    run = run_preflight(place, "-e", "vgpu_split_count=0")
+    assert "host gpu-1, the play or the command line" in run.output
+
+
+def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("t4", vgpu_split_count=0, vgpu_sharing="x", vgpu_verfy="always")
+    output = run_preflight(place).output
+    assert "3 mistakes" in output
+    assert 'did you mean "vgpu_verify"?' in output
+
+
+def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"], "a100": ["gpu-2"]})
+    place.group("t4", vgpu_split_count=7)
+    # A version that no host has, of a role that this play is made to believe in.
+    run = run_preflight(place, vcuda_state="present", vcuda_version="9.9.9-x", vcuda_root=str(place.folder / "none"))
+    assert run.code == 0, run.output
+    assert run.calls == {"gpu-1": 1, "gpu-2": 1}
+    assert f"deploy {place.folder}/none/9.9.9-x" in run.output
+    assert run.output.count("CHANGED A HOST") == 2
