@@ -11,6 +11,7 @@ import fcntl
 import os
 import struct
 import zlib
+from typing import Any, Mapping, Sequence, Tuple
 
 MAX_DEVICES = 16
 UUID_SIZE = 48
@@ -28,8 +29,10 @@ LEDGER_SLOTS = 1024
 LEDGER_SLOT_OFFSET = 4096
 LEDGER_ALIVE_BASE = 0x40000000
 
+Fields = Mapping[str, Tuple[int, str]]
+
 # Field → (offset, struct format). Offsets are spelled out so that the test can compare them with offsetof().
-LIMITS_FIELDS = {
+LIMITS_FIELDS: Fields = {
     "magic": (0, "8s"),
     "version": (8, "I"),
     "min_reader": (12, "I"),
@@ -47,7 +50,7 @@ LIMITS_FIELDS = {
     "allocation": (64, "64s"),
     "devices": (128, "1152s"),
 }
-LIMITS_DEVICE_FIELDS = {
+LIMITS_DEVICE_FIELDS: Fields = {
     "uuid": (0, "48s"),
     "memory_bytes": (48, "Q"),
     "sm_percent": (56, "I"),
@@ -55,7 +58,7 @@ LIMITS_DEVICE_FIELDS = {
     "reserved": (64, "Q"),
 }
 LIMITS_DEVICE_SIZE = 72
-LEDGER_FIELDS = {
+LEDGER_FIELDS: Fields = {
     "magic": (0, "8s"),
     "version": (8, "I"),
     "min_reader": (12, "I"),
@@ -72,7 +75,7 @@ LEDGER_FIELDS = {
     "context_bytes": (256, "16Q"),
     "devices": (384, "768s"),
 }
-LEDGER_SLOT_FIELDS = {
+LEDGER_SLOT_FIELDS: Fields = {
     "used": (0, "16Q"),
     "context": (128, "16Q"),
     "generation": (256, "I"),
@@ -100,12 +103,12 @@ class LayoutError(ValueError):
     """Bytes or values that cannot be a limits file or a ledger; the text is a sentence for the operator."""
 
 
-def _put(buffer, base, fields, name, *values):
+def _put(buffer: bytearray, base: int, fields: Fields, name: str, *values: Any) -> None:
     offset, fmt = fields[name]
     struct.pack_into("<" + fmt, buffer, base + offset, *values)
 
 
-def _get(data, base, limit, fields, name):
+def _get(data: bytes, base: int, limit: int, fields: Fields, name: str) -> Any:
     """The field's value, or 0 where the writer's header or entry ends before it."""
     offset, fmt = fields[name]
     if offset + struct.calcsize("<" + fmt) > limit:
@@ -114,27 +117,27 @@ def _get(data, base, limit, fields, name):
     return values[0] if len(values) == 1 else list(values)
 
 
-def _text(raw, what):
+def _text(raw: bytes, what: str) -> str:
     try:
         return raw.split(b"\0", 1)[0].decode("ascii")
     except UnicodeDecodeError:
         raise LayoutError(f"{what} is not ASCII text") from None
 
 
-def _encode(value, size, what):
+def _encode(value: Any, size: int, what: str) -> bytes:
     raw = str(value).encode("ascii", "strict") if str(value).isascii() else None
     if raw is None or b"\0" in raw or len(raw) >= size:
         raise LayoutError(f"{what} {value!r} must be ASCII text shorter than {size} bytes")
     return raw
 
 
-def _number(value, top, what):
+def _number(value: Any, top: int, what: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= top:
         raise LayoutError(f"{what} must be a whole number from 0 to {top}, found {value!r}")
     return value
 
 
-def limits_crc(data):
+def limits_crc(data: bytes | bytearray) -> int:
     """The crc32 field that belongs to these bytes of a limits file."""
     clean = bytearray(data)
     for name in ("sequence", "crc32"):
@@ -142,7 +145,7 @@ def limits_crc(data):
     return zlib.crc32(bytes(clean)) & 0xFFFFFFFF
 
 
-def pack_limits(limits):
+def pack_limits(limits: Mapping[str, Any]) -> bytes:
     """The limits file of an allocation.
 
     Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``), and, each
@@ -211,12 +214,12 @@ def pack_limits(limits):
     return bytes(out)
 
 
-def parse_limits(data):
+def parse_limits(data: bytes) -> dict[str, Any]:
     """What a limits file says, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
     if len(data) < LIMITS_FIELDS["devices"][0]:
         raise LayoutError("limits hold {} bytes, a header is {}".format(len(data), LIMITS_FIELDS["devices"][0]))
 
-    def get(name):
+    def get(name: str) -> Any:
         return _get(data, 0, len(data), LIMITS_FIELDS, name)
 
     if get("magic") != LIMITS_MAGIC:
@@ -267,7 +270,7 @@ def parse_limits(data):
     return out
 
 
-def pack_ledger(uuids, allocation=""):
+def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
     """An empty ledger for these devices, in the order of the limits file."""
     if len(uuids) > MAX_DEVICES:
         raise LayoutError(f"a ledger of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
@@ -292,7 +295,7 @@ def pack_ledger(uuids, allocation=""):
     return bytes(out)
 
 
-def parse_ledger(data):
+def parse_ledger(data: bytes) -> dict[str, Any]:
     """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "used": [..], "context": [..]}], "totals":
@@ -302,7 +305,7 @@ def parse_ledger(data):
     if len(data) < LEDGER_SLOT_OFFSET:
         raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
 
-    def get(name):
+    def get(name: str) -> Any:
         return _get(data, 0, len(data), LEDGER_FIELDS, name)
 
     if get("magic") != LEDGER_MAGIC:
@@ -337,14 +340,14 @@ def parse_ledger(data):
     }
 
 
-def _totals(devices, slots):
+def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {"uuid": uuid, "used": sum(s["used"][i] for s in slots), "context": sum(s["context"][i] for s in slots)}
         for i, uuid in enumerate(devices)
     ]
 
 
-def slot_is_alive(fd, slot):
+def slot_is_alive(fd: int, slot: int) -> bool:
     """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
     probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LEDGER_ALIVE_BASE + slot, 1, 0)
     # A write lock is probed with a descriptor that may be read-only: GETLK only asks.
@@ -352,7 +355,7 @@ def slot_is_alive(fd, slot):
     return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
-def read_ledger(path):
+def read_ledger(path: str) -> dict[str, Any]:
     """parse_ledger of a file, with the slots of dead processes left out."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -366,7 +369,7 @@ def read_ledger(path):
     return ledger
 
 
-def rewrite_limits(path, limits):
+def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
     """Change a limits file in place while containers have it mapped; a first one is written to a new file instead.
 
     The order of the three writes is the contract with the readers: odd sequence, body, even sequence.

@@ -52,6 +52,11 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         return NULL;
     struct device device = {.nvml_index = -1};
     spell(&uuid, device.uuid);
+    /* CUDA does not tell whether it is a GPU or a MIG device, NVML must be asked by the full name. */
+    char names[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+    for (int i = limits_devices(names) - 1; i >= 0; i--)
+        if (uuid_same(names[i], device.uuid))
+            memcpy(device.uuid, names[i], VGPU_UUID_SIZE);
     device.nvml_index = index_in_nvml(device.uuid);
     if (device.nvml_index < 0)
         device.nvml_index = ordinal; /* no NVML in this container: CUDA's order is all there is */

@@ -20,6 +20,11 @@
 struct membership ledger_self;
 static struct lock join_lock;
 
+static bool is_member(void)
+{
+    return atomic_load_explicit(&ledger_self.joined, memory_order_acquire);
+}
+
 static bool claim(int descriptor, struct vgpu_ledger *map)
 {
     for (uint32_t i = 0; i < VGPU_LEDGER_SLOTS; i++) {
@@ -34,7 +39,8 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         ledger_self.slot = i;
         ledger_self.word = (uint64_t)generation << 32 | (i + 1);
         if (!ledger_lock_take()) {
-            ledger_self.map = NULL;
+            vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run; no context is created",
+                          ledger_self.path);
             return false;
         }
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
@@ -44,6 +50,7 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
             map->slot_high = i + 1;
         ledger_recount();
         ledger_lock_drop();
+        atomic_store_explicit(&ledger_self.joined, true, memory_order_release);
         return true;
     }
     vgpu_log_line(LOG_ERROR, "ledger %s: all %u slots are taken by processes; no context is created", ledger_self.path,
@@ -67,25 +74,23 @@ static bool join(void)
     void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     bool joined = map != MAP_FAILED && madvise(map, VGPU_LEDGER_FILE_SIZE, MADV_DONTFORK) == 0 && claim(descriptor, map);
     close(descriptor);
-    if (!joined && map != MAP_FAILED)
+    if (map == MAP_FAILED)
+        vgpu_log_line(LOG_ERROR, "ledger %s cannot be mapped; no context is created", path);
+    else if (!joined)
         munmap(map, VGPU_LEDGER_FILE_SIZE);
     return joined;
 }
 
 bool ledger_join(void)
 {
-    static _Atomic unsigned count;
-    if (__atomic_load_n(&ledger_self.map, __ATOMIC_ACQUIRE))
+    if (is_member())
         return true;
     char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
     lock_take(&join_lock);
-    bool joined = ledger_self.map || join();
+    bool joined = is_member() || join();
     lock_drop(&join_lock);
-    if (!joined) {
-        if (vgpu_log_again(&count))
-            vgpu_log_line(LOG_ERROR, "ledger %s cannot be used", limits_ledger_path());
+    if (!joined)
         return false;
-    }
     int devices = limits_devices(uuids);
     for (int i = 0; i < devices; i++)
         ledger_device(uuids[i]);
@@ -104,7 +109,7 @@ static int device_index(const struct vgpu_ledger *ledger, const char *uuid)
 int ledger_device(const char *uuid)
 {
     struct vgpu_ledger *ledger = ledger_self.map;
-    if (!ledger)
+    if (!is_member())
         return -1;
     int index = device_index(ledger, uuid);
     if (index >= 0 || !ledger_lock_take())
@@ -155,7 +160,7 @@ static bool fits(int device, uint64_t bytes, uint64_t limit)
 
 enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
 {
-    if (!ledger_self.map || device < 0)
+    if (!is_member() || device < 0)
         return CHARGE_BROKEN;
     if (!ledger_lock_take()) {
         vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run", ledger_self.path);
@@ -176,7 +181,7 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
 
 void ledger_uncharge(int device, enum account account, uint64_t bytes)
 {
-    if (!ledger_self.map || device < 0 || bytes == 0)
+    if (!is_member() || device < 0 || bytes == 0)
         return;
     atomic_fetch_add_explicit(&ledger_self.owed[account][device], bytes, memory_order_relaxed);
     if (!ledger_lock_take())
@@ -217,9 +222,9 @@ static bool total_from_outside(const char *uuid, uint64_t *bytes)
 
 bool ledger_total(const char *uuid, uint64_t *bytes)
 {
-    struct vgpu_ledger *ledger = __atomic_load_n(&ledger_self.map, __ATOMIC_ACQUIRE);
-    if (!ledger)
+    if (!is_member())
         return total_from_outside(uuid, bytes);
+    struct vgpu_ledger *ledger = ledger_self.map;
     int device = device_index(ledger, uuid);
     *bytes = 0;
     if (device < 0)
@@ -239,12 +244,12 @@ bool ledger_total(const char *uuid, uint64_t *bytes)
 
 uint64_t ledger_context_bytes(int device)
 {
-    return ledger_self.map && device >= 0 ? __atomic_load_n(&ledger_self.map->context_bytes[device], __ATOMIC_RELAXED) : 0;
+    return is_member() && device >= 0 ? __atomic_load_n(&ledger_self.map->context_bytes[device], __ATOMIC_RELAXED) : 0;
 }
 
 void ledger_learn_context(int device, uint64_t bytes)
 {
-    if (ledger_self.map && device >= 0)
+    if (is_member() && device >= 0)
         __atomic_store_n(&ledger_self.map->context_bytes[device], bytes, __ATOMIC_RELAXED);
 }
 

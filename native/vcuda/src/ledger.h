@@ -7,6 +7,7 @@
 
 /* This process's part in the ledger; all zero before it joins. */
 struct membership {
+    _Atomic bool joined; /* last to be set: what follows is complete */
     struct vgpu_ledger *map;
     struct vgpu_ledger_slot *mine;
     uint64_t word; /* what this process writes into the lock */

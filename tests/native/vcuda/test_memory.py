@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, Host
+from conftest import LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, SIMULATOR, Host
 
 ROUTES = ["link", "handle", "default", "next", "self", "dlsym-of-libc", "dlvsym-of-libc", "proc", "proc-of-proc"]
 
@@ -252,3 +252,33 @@ def test_a_live_change_takes_effect_without_a_restart(host: Host) -> None:
     layouts.rewrite_limits(str(host.limits), dict(changed, deny=True))
     assert puppet.refused("ctx", 0) == NOT_PERMITTED
     puppet.get("alloc", MIB)
+
+
+def libraries(host: Host, nvml: str) -> dict:
+    """A folder of libraries like a container's: the driver, and NVML as it is there."""
+    folder = host.folder / "lib"
+    folder.mkdir()
+    (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
+    if nvml == "shows no processes":
+        # As some drivers do inside a container; here the names are spelled so that nobody finds them.
+        known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
+        assert known.count(b"RunningProcesses") > 3
+        (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
+    return {"LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])
+def test_contexts_are_measured_where_nvml(host: Host, nvml: str) -> None:
+    environment = libraries(host, nvml)
+    neighbour = host.puppet(preload=False).start()
+    neighbour.get("alloc", 100 * MIB)
+    others = host.on_card()
+    puppets = [host.puppet("handle", program="puppet-unlinked", **environment) for _ in range(2)]
+    for puppet in puppets:
+        puppet.start()
+        assert host.charged() == host.on_card() - others > 0
+    puppets[0].get("retain", 0)
+    assert host.charged() == host.on_card() - others
+    puppets[1].get("alloc", LIMIT - host.charged())
+    assert puppets[0].refused("alloc", 1) == OOM
+    assert host.on_card() - others == LIMIT
