@@ -101,7 +101,7 @@ class Host:
         }
 
     def os_release(self) -> dict[str, str]:
-        """The fields of os-release that the plan looks at, and machine, kernel and Python."""
+        """The fields of os-release that the plan looks at, and machine, kernel, Python and whether we are root."""
         text = self.text("/etc/os-release") or self.text("/usr/lib/os-release") or ""
         fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', text, re.MULTILINE))
         return {
@@ -113,6 +113,7 @@ class Host:
             "arch": platform.machine(),
             "kernel": platform.release(),
             "python": ".".join(str(part) for part in sys.version_info[:3]),
+            "root": str(os.geteuid() == 0).lower(),
         }
 
     def pci_gpus(self) -> list[dict[str, str]]:
@@ -145,7 +146,7 @@ class Host:
         answer = self.run(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", *names])
         versions: dict[str, str | None] = dict.fromkeys(names)
         for line in answer.out.splitlines():
-            name, _, version = line.partition(" ")
+            name, version = line.partition(" ")[::2]
             if name in versions and version and " " not in version:
                 versions[name] = version
         return versions

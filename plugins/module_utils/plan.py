@@ -16,6 +16,8 @@ from .node_state import fingerprint, sha256
 from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
 
 PRESENT = "present"
+# Distributions whose packages the roles can install.
+SUPPORTED = {"debian", "ubuntu"}
 
 
 class Part(NamedTuple):
@@ -33,7 +35,9 @@ NOTHING = Part("", [])
 
 def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """``{steps, roles, warnings, errors, disturbs}``; roles are the names of the steps."""
-    steps, warnings, errors = [], [], []
+    steps: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    errors = refusals(wish, state)
     for role in ROLES:
         wanted = wish["roles"].get(role)
         if wanted is None:
@@ -55,6 +59,20 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "errors": errors,
         "disturbs": any(step["disturbs"] for step in steps),
     }
+
+
+def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Why nothing at all can be done on this host."""
+    found = []
+    host = state["os"]
+    if not wish["roles"]:
+        return found
+    if host["root"] != "true":
+        found.append("the host is reached without root rights, and every role needs them; set become: true")
+    if not {host["id"], *host["id_like"].split()} & SUPPORTED:
+        name = host["name"] or host["id"] or "an unknown distribution"
+        found.append(f"{name} is not supported in this version; Debian and Ubuntu are")
+    return found
 
 
 def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
@@ -118,9 +136,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         changes = undone(wanted, state)
         return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
     changes = packages(wanted["packages"], wanted["version"], state)
-    notes = []
-    if changes:
-        reason = "driver packages are missing or of another version"
+    reason, notes = "driver packages are missing or of another version", []
     if wanted["kernel_module"] != "none":
         loaded = state["driver"]["loaded_version"]
         if state["driver"]["nouveau"]:

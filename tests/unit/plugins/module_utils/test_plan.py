@@ -43,7 +43,7 @@ RUNNING = {
     "argv": ["/usr/sbin/dockerd", "-H", "fd://"],
 }
 CONVERGED = {
-    "os": {"id": "debian"},
+    "os": {"id": "debian", "id_like": "", "name": "Debian GNU/Linux 12 (bookworm)", "root": "true"},
     "gpus": [
         {"index": 0, "uuid": "GPU-a", "model": "Tesla V100-SXM2-16GB", "memory_mib": 16160},
         {"index": 1, "uuid": "GPU-b", "model": "Tesla V100-SXM2-16GB", "memory_mib": 16160},
@@ -272,6 +272,23 @@ def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
     found = made(state={(*DOCKER, "argv"): ["/usr/sbin/dockerd", "--default-runtime=nvidia"]})
     assert "default-runtime" in found["errors"][0]
     assert "command line" in found["errors"][0]
+
+
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        ({"os.root": "false"}, "set become: true"),
+        ({"os.id": "fedora", "os.name": "Fedora 41"}, "Fedora 41 is not supported"),
+        ({"os.id": "", "os.name": ""}, "an unknown distribution is not supported"),
+    ],
+)
+def test_a_host_that_cannot_be_changed_is_refused(state, words):
+    assert words in made(state=state)["errors"][0]
+
+
+@pytest.mark.parametrize("like", [{"os.id": "ubuntu"}, {"os.id": "linuxmint", "os.id_like": "ubuntu debian"}])
+def test_relatives_of_debian_are_not_refused(like):
+    assert made(state=like)["errors"] == []
 
 
 # GPUs of the host, exceptions, levels and paths of what is found.
