@@ -56,5 +56,5 @@ def test_check_and_diff_show_nothing(nodes: dict[str, Node]) -> None:
     assert result.returncode == 0, result.stdout
     counters = recap(result.stdout)
     assert {host: counters[host]["changed"] for host in nodes} == dict.fromkeys(nodes, 0), result.stdout
-    shown = [line for line in result.stdout.splitlines() if re.match(r"\s*(---|\+\+\+|@@) ", line)]
+    shown = [line for line in result.stdout.splitlines() if re.match(r"(---|\+\+\+|@@) ", line)]
     assert shown == []
