@@ -7,6 +7,7 @@
  * those marked *. Every other slot answers NOT_SUPPORTED without touching an argument, and nvidia-smi then prints N/A.
  *
  *   20          is this the primary GPU of the console? (handle, &answer)
+ *   23          how two GPUs are linked (PCI address, PCI address, &link): 0 PIX, 1 PXB, 2 PHB, 3 NODE, 4 SYS, 5… NVLinks
  *   26 *        housekeeping, called often; must succeed
  *   108         the public nvmlDeviceGetEnforcedPowerLimit
  *   72          does dmon and pmon know this GPU? (handle, &answer)
@@ -73,6 +74,14 @@ static nvmlReturn_t slot_primary(nvmlDevice_t device, unsigned *answer)
     NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
     NVML_NEED(answer != NULL);
     *answer = 0;
+    return NVML_SUCCESS;
+}
+
+/* All GPUs hang on the host's one bridge, as nvmlDeviceGetTopologyCommonAncestor says too. */
+static nvmlReturn_t slot_link(const char *first, const char *second, unsigned *link)
+{
+    NVML_NEED(first != NULL && second != NULL && link != NULL);
+    *link = 2;
     return NVML_SUCCESS;
 }
 
@@ -176,6 +185,7 @@ static void fill(void)
     table[81] = (void *)nvmlDeviceGetHandleByIndex_v2;
     if (known != NULL && known->complete) {
         table[20] = (void *)slot_primary;
+        table[23] = (void *)slot_link;
         table[72] = (void *)slot_monitored;
         table[108] = (void *)nvmlDeviceGetEnforcedPowerLimit;
         table[168] = (void *)nvml_reset;

@@ -248,3 +248,15 @@ NVML_API nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t first, nvmlDevice_t sec
     *same = a.number == b.number;
     return NVML_SUCCESS;
 }
+
+/* GPUs of one generation reach each other over PCIe, others do not; libcuda answers the same. index: read, write, … */
+NVML_API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second, unsigned index, unsigned *status)
+{
+    enum { P2P_OK = 0, P2P_GPU_NOT_SUPPORTED = 2, CAPABILITIES = 6 };
+    struct nvml_target a, b;
+    NVML_TRY(nvml_open(first, NVML_WHOLE_GPU, &a));
+    NVML_TRY(nvml_open(second, NVML_WHOLE_GPU, &b));
+    NVML_NEED(status != NULL && index < CAPABILITIES && a.number != b.number);
+    *status = a.gpu->arch == b.gpu->arch ? P2P_OK : P2P_GPU_NOT_SUPPORTED;
+    return NVML_SUCCESS;
+}

@@ -170,6 +170,11 @@ def test_an_unmeasured_branch_shows_no_processes(make_host, real_smi):
         assert "python" not in result.stdout
 
 
+def test_topology(smi):
+    rows = [line.split()[1:5] for line in smi("topo", "-m").splitlines() if re.match(r"GPU\d", line)]
+    assert rows == [["X" if i == j else "PHB" for j in range(4)] for i in range(4)]
+
+
 @needs_root
 def test_settings(smi):
     smi("-i", "0", "-c", "EXCLUSIVE_PROCESS")

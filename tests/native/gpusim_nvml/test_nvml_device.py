@@ -114,6 +114,8 @@ CALLS = {
     "nvmlDeviceGetSupportedEventTypes(gpu(0))": 0x1 | 0x2 | 0x8,
     "nvmlDeviceGetSupportedEventTypes(gpu(3))": 0x8,
     "nvmlDeviceGetTopologyCommonAncestor(gpu(0), gpu(1))": 30,
+    "nvmlDeviceGetP2PStatus(gpu(0), gpu(1), 0)": 2,
+    "nvmlDeviceGetP2PStatus(gpu(0), gpu(0), 0)": "NVML_ERROR_INVALID_ARGUMENT",
     "nvmlDeviceOnSameBoard(gpu(0), gpu(0))": 1,
     "nvmlDeviceIsMigDeviceHandle(gpu(2))": 0,
     "nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), 0)": "NVML_ERROR_NOT_SUPPORTED",
