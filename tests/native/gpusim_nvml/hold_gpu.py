@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold a CUDA context on a GPU, with memory, until standard input ends.
 
-Arguments: GPU, bytes to allocate, and 0 (the GPU stays idle); prints `ready` when the memory is held.
+Arguments: GPU, bytes to allocate. Prints `ready` when the memory is held; the GPU stays idle.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ class Host:
         return self.run(str(LIBRARIES / "gpusimctl"), *arguments).stdout
 
     @contextlib.contextmanager
-    def worker(self, gpu: int, size: int = 0, busy_us: int = 0):
+    def worker(self, gpu: int, size: int = 0):
         """Hold a CUDA context and memory on a GPU in another process while the block runs; yields its pid."""
         worker = subprocess.Popen(
-            [sys.executable, str(HERE / "hold_gpu.py"), str(gpu), str(size), str(busy_us)],
+            [sys.executable, str(HERE / "hold_gpu.py"), str(gpu), str(size)],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
