@@ -36,6 +36,14 @@ def test_a_slice_is_held(host: Host) -> None:
     assert host.on_card() == host.charged() == 0, "the probe left something behind"
 
 
+@pytest.mark.parametrize("mib", [700, 1000])
+def test_a_slice_too_small_for_four_contexts_is_held_too(host: Host, mib: int) -> None:
+    host.write_limits(memory=mib << 20)
+    status, report = run(host)
+    assert verdicts(report) == dict.fromkeys(NAMES, "held"), report
+    assert status == 0
+
+
 def test_without_the_preload_the_limits_are_violated(host: Host) -> None:
     status, report = run(host, preload=False)
     assert status == 1

@@ -228,3 +228,46 @@ def test_an_allocation_that_fits_makes_no_system_call(host: Host) -> None:
     assert host.charged() == 0
     # The table of blocks and the like may grow once; 20 000 pairs may not.
     assert calls[20100] - calls[100] < 200, calls
+
+
+def test_kills_during_start_up_leave_a_ledger_that_works(host: Host) -> None:
+    import random
+    import time
+
+    choice = random.Random(7)
+    for round_number in range(15):
+        if round_number % 5 == 0:
+            host.ledger.write_bytes(b"")  # with the laying out of the file in it
+        starting = [host.puppet() for _ in range(5)]
+        for puppet in starting:
+            assert puppet.process.stdin
+            puppet.process.stdin.write("init\nctx 1 0\nalloc 2 1000000\n")
+        for puppet in starting:
+            time.sleep(choice.uniform(0, 0.008))
+            puppet.process.kill()
+        for puppet in starting:
+            puppet.process.wait()
+        assert host.charged() == host.on_card() == 0
+    last = host.puppet().start()
+    last.get("alloc", LIMIT - host.on_card())
+    assert host.charged() == host.on_card() == LIMIT
+
+
+def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
+    """A process frozen inside the lock, made by hand: an allocation is refused, a free works and is booked later."""
+    frozen, other = host.puppet().start(), host.puppet().start()
+    block = other.get("alloc", 50 * MIB)
+    before = host.charged()
+
+    def write_lock(word: int) -> None:
+        with host.ledger.open("r+b") as ledger:
+            ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+            ledger.write(struct.pack("<Q", word))
+
+    write_lock(slot_word(host, frozen.process.pid))
+    assert other.refused("alloc", MIB) == OOM
+    assert other.result(f"free {block}") == OK
+    assert host.charged() == before, "nothing is booked without the lock"
+    write_lock(0)
+    other.get("alloc", MIB)
+    assert host.charged() == host.on_card() == before - 49 * MIB

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 
 import layouts
 from conftest import CARD, LIMIT, MIB, OK, OOM, Host
@@ -79,3 +81,28 @@ def test_all_slices_of_a_card_can_be_full_at_once(host: Host) -> None:
 def test_without_a_ledger_the_slice_is_empty_not_the_card(host: Host) -> None:
     host.ledger.unlink()
     assert host.puppet().say("nvml 0")[1:4] == [LIMIT, 0, LIMIT]
+
+
+def test_nvidia_ml_py_shows_the_slice(host: Host) -> None:
+    code = (
+        "import pynvml; pynvml.nvmlInit()\n"
+        "for i in range(pynvml.nvmlDeviceGetCount()):\n"
+        "    handle = pynvml.nvmlDeviceGetHandleByIndex(i)\n"
+        "    one = pynvml.nvmlDeviceGetMemoryInfo(handle)\n"
+        "    two = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)\n"
+        "    print(one.total, one.used, one.free, two.total, two.used, two.free, two.reserved)\n"
+    )
+    puppet = host.puppet().start()
+    puppet.get("alloc", 7 * MIB)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=host.env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    used = host.on_card()
+    rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert rows == [[LIMIT, held, LIMIT - held] * 2 + [0] for held in (used, 0)]
+    assert done.stderr == ""
