@@ -32,7 +32,8 @@
 static const unsigned char table_id[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4e,
                                            0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 
-/* size: of the table in the driver's own library of that branch (580's was not seen, it gets all); complete: those without a star were seen there too */
+/* size: of the table in the driver's own library of that branch (580's was not seen, it gets all);
+ * complete: those without a star were seen there too */
 static const struct branch {
     const char *prefix;
     unsigned size;
