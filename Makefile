@@ -16,7 +16,7 @@ APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
 APT_TEST  := shellcheck clang git
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-fast lint sanity unit native-test molecule native venv collection docs lock clean apt-base apt-hosts apt-test
+.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test molecule native venv collection docs lock clean apt-base apt-hosts apt-test
 
 help:
 	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
@@ -56,9 +56,9 @@ test: apt-test venv collection
 
 # What a person runs while working: everything but the simulated hosts.
 test-fast: apt-test venv collection
-	@$(BIN)/python tools/gates.py lint sanity unit native
+	@$(BIN)/python tools/gates.py lint unit native integration
 
-lint sanity unit molecule: apt-test venv collection
+lint sanity unit integration molecule: apt-test venv collection
 	@$(BIN)/python tools/gates.py $@
 
 native-test: apt-test venv

@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / ".build"
 LOGS = BUILD / "logs"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
-COLLECTION = BUILD / "collections" / "ansible_collections" / "vgpu" / "fleet"
 
 
 @dataclass
 class Gate:
-    """One gate. ``commands`` are run in turn; ``tests`` are folders given to pytest after them."""
+    """One gate: ``commands`` are run in turn, then ``tests``, folders that get a pytest process of their own each
+    (their helpers share names)."""
 
     name: str
     commands: dict[str, list[str]] = field(default_factory=dict)
@@ -53,14 +53,19 @@ GATES = [
         },
     ),
     Gate("unit", {}, ["tests/unit"]),
-    Gate("native", {"build": ["make", "--no-print-directory", "native"]}, ["tests/native", "tests/integration"]),
+    Gate(
+        "native",
+        {"build": ["make", "--no-print-directory", "native"]},
+        ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"],
+    ),
+    Gate("integration", {}, ["tests/integration"]),
     Gate("molecule", {"molecule default": ["tools/molecule.sh"]}),
 ]
 
 
 def run(title: str, command: list[str], environment: dict[str, str]) -> bool:
     """Run one command with its output in a log file; show the log's end when it fails."""
-    log = LOGS / (title.replace(" ", "-") + ".log")
+    log = LOGS / (title.replace(" ", "-").replace("/", "-") + ".log")
     started = time.monotonic()
     with log.open("wb") as output:
         code = subprocess.run(
@@ -88,12 +93,11 @@ def count(report: Path) -> tuple[int, int, list[str]]:
     return passed, failed, skipped
 
 
-def run_tests(gate: Gate) -> tuple[int, int]:
-    """Run a gate's pytest folders and count their tests; a run that collected none has failed."""
-    report = LOGS / f"{gate.name}.xml"
+def run_tests(folder: str, environment: dict[str, str]) -> tuple[int, int]:
+    """Run pytest in one folder and count its tests; a run that collected none has failed."""
+    report = LOGS / (folder.replace("/", "-") + ".xml")
     report.unlink(missing_ok=True)
-    folders = [folder for folder in gate.tests if (ROOT / folder).is_dir()]
-    fine = run(f"{gate.name} tests", [*PYTEST, f"--junitxml={report}", *folders], gate.environment)
+    fine = run(folder, [*PYTEST, f"--junitxml={report}", folder], environment)
     if not report.exists():
         return 0, 1
     passed, failed, skipped = count(report)
@@ -122,8 +126,8 @@ def main(names: list[str]) -> int:
                 passed += 1
             else:
                 failed += 1
-        if gate.tests:
-            more_passed, more_failed = run_tests(gate)
+        for folder in gate.tests:
+            more_passed, more_failed = run_tests(folder, gate.environment)
             passed += more_passed
             failed += more_failed
     print(f"{passed} passed, {failed} failed")
