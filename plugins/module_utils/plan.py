@@ -63,7 +63,7 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
 
 def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """Why nothing at all can be done on this host."""
-    found = []
+    found: list[str] = []
     host = state["os"]
     if not wish["roles"]:
         return found
