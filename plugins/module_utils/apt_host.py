@@ -8,6 +8,7 @@ import fcntl
 import glob
 import os
 import subprocess
+import tempfile
 import time
 from typing import Any, Sequence
 
@@ -16,6 +17,7 @@ from . import apt_text
 SOURCES = "/etc/apt/sources.list.d"
 MAIN_LIST = "/etc/apt/sources.list"
 KEYRINGS = "/etc/apt/keyrings"
+PREFERENCES = "/etc/apt/preferences"
 LOCK = "/var/lib/dpkg/lock-frontend"
 
 
@@ -54,9 +56,7 @@ class AptHost:
     def must(self, what: str, *arguments: str) -> str:
         code, text = self.run(*arguments)
         if code != 0:
-            faults = [line for line in text.splitlines() if line.startswith(("E:", "W:", "dpkg:", "Err:"))]
-            shown = "\n".join((faults or text.splitlines())[-8:])
-            raise AptError(f"{what} failed ({' '.join(arguments[:2])}, exit status {code}):\n{shown}")
+            raise AptError(f"{what} failed ({arguments[0]}, exit status {code}):\n{faults_of(text)}")
         return text
 
     def os_release(self) -> dict[str, str]:
@@ -121,9 +121,28 @@ class AptHost:
         """One transaction; ``verb`` is install or purge."""
         words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
         words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
-        if verb == "install" and any("=" in package for package in packages):
-            words.append("--allow-downgrades")
         if simulate:
             words.append("--simulate")
         what = ("simulating " if simulate else "") + f"the {verb} of {', '.join(packages)}"
-        return self.must(what, *words, verb, *packages)
+        pins = apt_text.preferences(packages)
+        if verb != "install" or not pins:
+            return self.must(what, *words, verb, *packages)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="apt-preferences-") as stream:
+            with contextlib.suppress(OSError), open(PREFERENCES, encoding="utf-8") as own:
+                stream.write(own.read() + "\n")
+            stream.write(pins)
+            stream.flush()
+            # The folder preferences.d is read as before.
+            words += ["--allow-downgrades", "-o", f"Dir::Etc::Preferences={stream.name}"]
+            return self.must(what, *words, verb, *packages)
+
+
+def faults_of(text: str) -> str:
+    """The lines of apt's or dpkg's output that say what is wrong."""
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        if line.endswith("unmet dependencies:"):
+            # What follows names the versions that do not go together; the line with E: does not.
+            return "\n".join(lines[place : place + 12])
+    faults = [line for line in lines if line.startswith(("E:", "W:", "dpkg:", "Err:"))]
+    return "\n".join((faults or lines)[-8:])

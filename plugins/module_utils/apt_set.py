@@ -92,7 +92,7 @@ class PackageSet:
             self.host.update()
         policy = self.host.policy(names)
         self.refuse_unavailable(lacking, policy)
-        self.install(lacking)
+        self.install([apt_text.resolve(one, policy) for one in lacking])
 
     def heal(self) -> None:
         self.host.wait_for_lock()

@@ -191,3 +191,22 @@ def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> l
             shown = ", ".join(versions[:5])
             found.append(f"{name}: no version {pin}; there are {shown}")
     return found
+
+
+def resolve(package: str, policy: dict[str, dict[str, Any]]) -> str:
+    """The package as apt-get takes it: ``name``, or ``name=version`` with the best version that fits the pin."""
+    name, pin = split_pin(package)
+    fitting = [version for version in policy.get(name, {}).get("versions", []) if fnmatch.fnmatchcase(version, pin)]
+    return f"{name}={fitting[0]}" if pin and fitting else name
+
+
+def preferences(packages: Iterable[str]) -> str:
+    """apt preferences by which the dependencies of pinned packages come in the same version.
+
+    Packages of one source depend on each other by exact version, and apt's resolver tries only candidates: a pin on
+    the packages that are named cannot be satisfied as long as the candidates of the others are newer.
+    """
+    versions = dict.fromkeys(package.partition("=")[2] for package in packages)
+    # "Package: *" takes no version; a regular expression that every name matches does.
+    stanzas = [f"Package: /./\nPin: version {version}\nPin-Priority: 1001\n" for version in versions if version]
+    return "\n".join(stanzas)

@@ -179,3 +179,26 @@ def test_simulation() -> None:
     assert moved.change == {"libc6": ("2.36-9", "2.36-9+deb12u14")}
     assert moved.remove == ["nvidia-container-runtime", "old"]
     assert moved.lines()[0] == "install gcc-12-base 12.2.0-14"
+
+
+# package, what apt-get is given
+RESOLVED = [
+    ("busybox", "busybox"),
+    ("busybox=*", "busybox"),
+    ("busybox=1:1.35*", "busybox=1:1.35.0-4+deb12u1+b1"),
+    ("runc=1.*", "runc=1.2.0-1"),
+    ("runc=1.1.5+ds1-1+deb12u1", "runc=1.1.5+ds1-1+deb12u1"),
+]
+
+
+@pytest.mark.parametrize(("package", "given"), RESOLVED)
+def test_resolve(package: str, given: str) -> None:
+    assert apt_text.resolve(package, apt_text.parse_policy(POLICY)) == given
+
+
+def test_preferences_hold_each_version_once() -> None:
+    assert apt_text.preferences(["a", "b"]) == ""
+    text = apt_text.preferences(["a=1-1", "b=1-1", "c", "d=2:2-1"])
+    assert text.count("Package: /./") == 2
+    assert "Pin: version 1-1\n" in text
+    assert "Pin: version 2:2-1\n" in text
