@@ -128,8 +128,8 @@ static enum sim_status initialise(struct sim_state *state)
     state->boot_now = sim_now();
     clock_gettime(CLOCK_REALTIME, &wall);
     state->boot_wall_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
-    atomic_store(&state->clock_now, state->boot_now);
     sim_profile_apply(&config, state);
+    atomic_store(&state->clock_now, sim_now()); /* not before the instant at which the engines start */
     atomic_store(&state->clock_mode, config.clock);
     atomic_thread_fence(memory_order_release);
     memcpy(state->magic, SIM_MAGIC, sizeof state->magic);
@@ -247,6 +247,7 @@ enum sim_status sim_reset(bool force)
                 status = SIM_ERR_ARGUMENT;
             }
     if (status == SIM_OK) {
+        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* the engines start anew at real time */
         sim_profile_apply(&config, state);
         state->epoch++;
         atomic_store(&state->clock_now, sim_now());

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,8 @@ class Program:
 
     def receive(self) -> object:
         assert self.process.stdout
+        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        assert ready, f"program {self.pid}: no answer within a minute"
         line = self.process.stdout.readline()
         assert line, f"program {self.pid} ended: {self.process.wait()}"
         answer = json.loads(line)
