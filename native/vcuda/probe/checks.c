@@ -123,53 +123,6 @@ void check_totals(const struct slice *slice, struct board *board)
     }
 }
 
-/* Takes all there is: halves the piece on each refusal, down to one byte. Answers the bytes granted. */
-static uint64_t take_all(const struct cuda *cuda, uint64_t first)
-{
-    uint64_t granted = 0;
-    for (uint64_t piece = first; piece; piece /= 2) {
-        CUdeviceptr pointer;
-        for (int times = 0; times < 128 && cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS; times++)
-            granted += piece;
-    }
-    return granted;
-}
-
-void check_limit_exact(const struct slice *slice, struct board *board)
-{
-    struct result *result = &board->result;
-    int count;
-    const struct cuda *cuda = begin(slice, result, "bytes", &count);
-    for (CUdevice i = 0; cuda && i < count; i++) {
-        char uuid[VGPU_UUID_SIZE];
-        const struct vgpu_limits_device *limit = limit_of(slice, cuda, i, uuid, result);
-        CUcontext context;
-        CUdeviceptr pointer;
-        struct nvml_figures figures;
-        size_t free_bytes = 0, total = 0;
-        if (!limit)
-            return;
-        CUresult status = cuda->ctx_create(&context, 0, i);
-        if (status != CUDA_SUCCESS || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS) {
-            result_set(result, VIOLATED, limit->memory_bytes, 0, "bytes", "%s: no context: the driver answers %d", uuid, status);
-            return;
-        }
-        uint64_t granted = take_all(cuda, free_bytes ? free_bytes : 1);
-        CUresult past = cuda->mem_alloc(&pointer, 1);
-        bool nvml = nvml_figures(uuid, &figures) && figures.own >= granted;
-        bool counted = (slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
-        /* NVML's own figure for this process is the driver's, context included. */
-        uint64_t found = nvml && counted ? figures.own : granted + (counted && total > free_bytes ? total - free_bytes : 0);
-        result_set(result, found == limit->memory_bytes && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED,
-                   limit->memory_bytes, found, "bytes",
-                   "%s: %llu bytes granted, the next byte answers %d; the whole is %s", uuid, (unsigned long long)granted, past,
-                   nvml && counted ? "NVML's figure of this process" : "what was granted and what was not free at first");
-        cuda->ctx_destroy(context);
-        if (result->verdict != HELD)
-            return;
-    }
-}
-
 void check_visible(const struct slice *slice, struct board *board)
 {
     struct result *result = &board->result;

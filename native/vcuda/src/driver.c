@@ -76,18 +76,26 @@ bool nvml_ready(void)
     return resolve("libnvidia-ml.so.1", true, &nvml_found);
 }
 
+static struct lock nvml_lock;
+static _Atomic int nvml_state; /* 0 not tried, 1 works, 2 there is none */
+
 bool nvml_load(void)
 {
-    static struct lock lock;
-    static _Atomic int state; /* 0 not tried, 1 works, 2 there is none */
-    if (atomic_load_explicit(&state, memory_order_acquire))
-        return atomic_load_explicit(&state, memory_order_relaxed) == 1;
-    lock_take(&lock);
-    if (!atomic_load_explicit(&state, memory_order_relaxed)) {
+    if (atomic_load_explicit(&nvml_state, memory_order_acquire))
+        return atomic_load_explicit(&nvml_state, memory_order_relaxed) == 1;
+    lock_take(&nvml_lock);
+    if (!atomic_load_explicit(&nvml_state, memory_order_relaxed)) {
         bool works = (nvml_ready() || real_dlopen("libnvidia-ml.so.1", RTLD_LAZY)) && nvml_ready() &&
                      REAL_HAS(nvmlInit_v2) && REAL(nvmlInit_v2)() == NVML_SUCCESS;
-        atomic_store_explicit(&state, works ? 1 : 2, memory_order_release);
+        atomic_store_explicit(&nvml_state, works ? 1 : 2, memory_order_release);
     }
-    lock_drop(&lock);
-    return atomic_load_explicit(&state, memory_order_relaxed) == 1;
+    lock_drop(&nvml_lock);
+    return atomic_load_explicit(&nvml_state, memory_order_relaxed) == 1;
+}
+
+void driver_reset(void)
+{
+    atomic_store_explicit(&resolve_lock.word, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvml_lock.word, 0, memory_order_relaxed);
+    atomic_store_explicit(&nvml_state, 0, memory_order_relaxed); /* what a parent initialised serves no child */
 }

@@ -77,6 +77,10 @@ static int look_after(const struct object *object, void *data)
         next->passed = next->after >= object->low && next->after < object->high;
         return 0;
     }
+    /* The next one after the main program is this library: what counts is what it stands before. */
+    uintptr_t self = (uintptr_t)&vgpu_decide;
+    if (self >= object->low && self < object->high)
+        return 0;
     next->function = object_symbol(object, next->name);
     next->driver = is_driver(object);
     return next->function != NULL;
@@ -120,8 +124,10 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     if (handle == RTLD_NEXT) {
         struct next next = {.name = name, .after = (uintptr_t)caller};
         object_each(look_after, &next);
-        if (!next.function)
-            return forward; /* the real one finds nothing either and leaves its message for dlerror */
+        if (!next.function) {
+            real_dlsym(RTLD_NEXT, name); /* finds nothing either, and leaves its message for dlerror */
+            return (struct decision){NULL, 1};
+        }
         return (struct decision){next.driver ? hook->ours : next.function, 1};
     }
     if (handle == RTLD_DEFAULT) {

@@ -23,6 +23,7 @@ static _Atomic uint32_t plain_witness;      /* where the kernel cannot empty a p
 static void reset(void)
 {
     atomic_store_explicit(&start_lock.word, 0, memory_order_relaxed);
+    driver_reset();
     blocks_reset();
     devices_reset();
     ledger_reset();

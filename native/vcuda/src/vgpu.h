@@ -100,6 +100,7 @@ const struct hook *hook_find(const char *symbol);
 
 bool driver_ready(void); /* libcuda.so.1 is loaded; never loads it */
 bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; never loads it */
+void driver_reset(void);
 bool nvml_load(void);    /* loads and initialises NVML for the library's own questions */
 
 /* --- route.c ---------------------------------------------------------------------------------------- */

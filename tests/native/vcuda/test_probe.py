@@ -92,3 +92,26 @@ def test_bad_arguments_are_told(host: Host, arguments: list) -> None:
     done = subprocess.run([PROBE, *arguments], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 64
     assert "usage" in done.stderr
+
+
+def test_a_slice_larger_than_the_card_is_measured_below_it(host: Host) -> None:
+    """Sold twice: what the card has is reached, so the limit is lowered to be reached first."""
+    host.write_limits(memory=2 * CARD, oversubscribe=True)
+    status, report = run(host)
+    assert verdicts(report) == dict.fromkeys(NAMES, "held"), report
+    assert status == 0
+    found = {one["name"]: one for one in report["checks"]}
+    assert found["totals"]["found"] == 2 * CARD
+    assert found["limit-exact"]["found"] == found["limit-exact"]["expected"] <= CARD // 2
+    # Where nothing was sold twice, a card that is full too early is a violation.
+    host.write_limits(memory=2 * CARD)
+    _, report = run(host, "--checks", "limit-exact,four-processes")
+    assert set(verdicts(report).values()) == {"violated"}
+
+
+def test_a_neighbour_who_fills_the_card_is_no_violation_of_an_oversold_slice(host: Host) -> None:
+    host.write_limits(memory=10773 << 20, oversubscribe=True)
+    neighbour = host.puppet(preload=False).start()
+    neighbour.get("alloc", 10000 << 20)
+    _, report = run(host, "--checks", "limit-exact,four-processes")
+    assert verdicts(report) == {"limit-exact": "held", "four-processes": "held"}, report

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checks that take all there is: one process alone, and four at once. Together they get the limit, to the byte.
+ *
+ * A slice that is sold larger than the card has room for (oversubscription) cannot be filled. There the fill must stay
+ * below the limit, and is then done again with the limit lowered by CUDA_DEVICE_MEMORY_LIMIT to what the card has.
+ */
+#include "probe.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define RACERS 4
+#define PATIENCE_MS 60000
+
+struct fill {
+    const struct slice *slice;
+    struct board *board;
+    CUdevice device;
+    const char *uuid;
+    uint64_t limit;
+};
+
+/* false: not all came within a minute. */
+static bool wait_for(_Atomic int *counter, int wanted)
+{
+    for (int waited = 0; waited < PATIENCE_MS; waited++) {
+        if (atomic_load(counter) >= wanted)
+            return true;
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    }
+    return false;
+}
+
+static bool counted(const struct fill *fill)
+{
+    return (fill->slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
+}
+
+/* Halves the piece on each refusal, down to one byte. Answers the bytes granted. */
+static uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first)
+{
+    uint64_t granted = 0;
+    size_t left = 0, total;
+    for (uint64_t piece = first; piece; piece /= 2) {
+        CUdeviceptr pointer;
+        for (int times = 0; times < 128 && cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS; times++)
+            granted += piece;
+    }
+    /* Refused one byte, and yet bytes of the slice are free: it was the card that had none. */
+    if (cuda->mem_info(&left, &total) == CUDA_SUCCESS && left > 0)
+        atomic_store(&fill->board->card_full, 1);
+    return granted;
+}
+
+/* --- one process ------------------------------------------------------------------------------------ */
+
+static void fill_alone(const struct fill *fill)
+{
+    struct result *result = &fill->board->result;
+    char reason[200];
+    CUcontext context;
+    CUdeviceptr pointer;
+    struct nvml_figures figures;
+    size_t free_bytes = 0, total = 0;
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    CUresult status = cuda ? cuda->ctx_create(&context, 0, fill->device) : CUDA_ERROR_NO_DEVICE;
+    if (status == CUDA_SUCCESS)
+        status = cuda->mem_info(&free_bytes, &total);
+    if (status != CUDA_SUCCESS) {
+        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: no context: the driver answers %d", fill->uuid, status);
+        return;
+    }
+    uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
+    CUresult past = cuda->mem_alloc(&pointer, 1);
+    /* NVML's figure of this process is the driver's, context included. */
+    bool nvml = counted(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
+    uint64_t found = nvml ? figures.own : granted + (counted(fill) && total > free_bytes ? total - free_bytes : 0);
+    result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED, fill->limit, found, "bytes",
+               "%s: %llu bytes granted, the next byte answers %d; the whole is %s", fill->uuid, (unsigned long long)granted,
+               past, nvml ? "NVML's figure of this process" : "what was granted and what was not free at first");
+}
+
+static void measure_alone(const struct fill *fill)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        fill_alone(fill);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+}
+
+/* --- four processes ----------------------------------------------------------------------------------- */
+
+static void race(const struct fill *fill, int racer)
+{
+    struct board *board = fill->board;
+    char reason[200];
+    CUcontext context;
+    struct nvml_figures figures;
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    CUresult status = cuda ? cuda->ctx_create(&context, 0, fill->device) : CUDA_ERROR_NO_DEVICE;
+    board->status[racer] = status;
+    atomic_fetch_add(&board->ready, 1);
+    if (status == CUDA_SUCCESS && wait_for(&board->go, 1)) {
+        if (nvml_figures(fill->uuid, &figures))
+            board->own[racer] = figures.own; /* the context alone */
+        board->granted[racer] = take_all(fill, cuda, fill->limit / 16 ? fill->limit / 16 : 1);
+    }
+    atomic_fetch_add(&board->done, 1);
+    wait_for(&board->go, 2); /* the others must meet what this one holds */
+    _exit(0);
+}
+
+static void measure_four(const struct fill *fill)
+{
+    struct board *board = fill->board;
+    int pids[RACERS], failed = 0, contextless = 0;
+    uint64_t granted = 0, contexts = 0;
+    board->ready = board->done = board->go = 0;
+    memset(board->granted, 0, sizeof board->granted);
+    memset(board->own, 0, sizeof board->own);
+    for (int i = 0; i < RACERS; i++) {
+        pids[i] = fork();
+        if (pids[i] == 0)
+            race(fill, i);
+    }
+    bool all = wait_for(&board->ready, RACERS);
+    atomic_store(&board->go, 1);
+    all = all && wait_for(&board->done, RACERS);
+    uint64_t outside = nvml_processes(fill->uuid, pids, RACERS);
+    atomic_store(&board->go, 2);
+    for (int i = 0; i < RACERS; i++) {
+        if (!all)
+            kill(pids[i], SIGKILL);
+        waitpid(pids[i], NULL, 0);
+        granted += board->granted[i];
+        contexts += board->own[i];
+        /* In a small slice the last context may not fit beside the others: that is the limit too. */
+        failed += board->status[i] != CUDA_SUCCESS && board->status[i] != CUDA_ERROR_OUT_OF_MEMORY;
+        contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    uint64_t found = counted(fill) && outside ? outside : granted + (counted(fill) ? contexts : 0);
+    bool known = !counted(fill) || outside || contexts; /* without NVML the contexts' bytes are not known here */
+    bool held = all && !failed && contextless < RACERS && (known ? found == fill->limit : found <= fill->limit);
+    result_set(&board->result, held ? HELD : VIOLATED, fill->limit, found, "bytes",
+               "%s: four processes were granted %llu bytes%s%s", fill->uuid, (unsigned long long)granted,
+               !all          ? "; not all came to an end"
+               : failed      ? "; one got no context"
+               : contextless ? "; not all contexts fit"
+                             : "",
+               !known ? "; what their contexts take is not shown here" : outside ? ", as NVML shows them" : "");
+}
+
+/* --- on every device ------------------------------------------------------------------------------------ */
+
+static void lowered(struct fill *fill, void (*measure)(const struct fill *fill))
+{
+    struct board *board = fill->board;
+    struct result *result = &board->result;
+    char text[32], detail[sizeof result->detail];
+    uint64_t sold = fill->limit, whole = result->found;
+    fill->limit = whole / 2 / MIB * MIB;
+    snprintf(text, sizeof text, "%llu", (unsigned long long)fill->limit);
+    setenv("CUDA_DEVICE_MEMORY_LIMIT", text, 1);
+    board->card_full = 0;
+    measure(fill);
+    unsetenv("CUDA_DEVICE_MEMORY_LIMIT");
+    snprintf(detail, sizeof detail, "%.120s; the card gave %llu of the %llu bytes sold, so the limit was lowered to be reached",
+             result->detail, (unsigned long long)whole, (unsigned long long)sold);
+    memcpy(result->detail, detail, sizeof detail);
+    if (result->verdict != HELD && board->card_full)
+        result->verdict = NOT_RUN; /* neighbours took the rest meanwhile: nothing is shown by this */
+}
+
+static void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill))
+{
+    static struct report report;
+    /* The devices are listed by a child: a process that has called cuInit must not fork users of CUDA. */
+    pid_t lister = fork();
+    if (lister == 0) {
+        list_devices(slice, board);
+        _exit(0);
+    }
+    waitpid(lister, NULL, 0);
+    report = board->report;
+    if (!report.device_count)
+        result_set(&board->result, NOT_RUN, 0, 0, "bytes", "the driver shows no GPU");
+    for (int i = 0; i < report.device_count; i++) {
+        const struct device_row *row = &report.devices[i];
+        const struct vgpu_limits_device *limit = slice_device(slice, row->uuid);
+        if (!limit || !limit->memory_bytes) {
+            result_set(&board->result, VIOLATED, 0, row->total_cuda, "bytes", "there is no limit: %s",
+                       slice->found ? "the device has none in the limits file" : slice->reason);
+            return;
+        }
+        struct fill fill = {slice, board, i, row->uuid, limit->memory_bytes};
+        board->card_full = 0;
+        measure(&fill);
+        if (board->card_full && (slice->flags & VGPU_LIMITS_OVERSUBSCRIBE) && board->result.found < fill.limit)
+            lowered(&fill, measure);
+        if (board->result.verdict != HELD)
+            return;
+    }
+}
+
+void check_limit_exact(const struct slice *slice, struct board *board)
+{
+    on_every_device(slice, board, measure_alone);
+}
+
+void check_four_processes(const struct slice *slice, struct board *board)
+{
+    on_every_device(slice, board, measure_four);
+}
