@@ -32,8 +32,12 @@ CUresult context_check(CUcontext context)
     REQUIRE(context && context->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
     if (!atomic_load_explicit(&context->alive, memory_order_acquire))
         return context->primary ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (__builtin_expect(sim_state()->gpus[context->gpu].lost, 0))
-        atomic_store(&context->broken, CUDA_ERROR_UNKNOWN); /* sticky: the context does not come back with the GPU */
+    const struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
+    /* Sticky: the context does not come back with the GPU. */
+    if (__builtin_expect(gpu->lost, 0))
+        atomic_store(&context->broken, CUDA_ERROR_UNKNOWN);
+    else if (__builtin_expect(gpu->ecc_double[1] != context->ecc_seen, 0))
+        atomic_store(&context->broken, CUDA_ERROR_ECC_UNCORRECTABLE);
     return atomic_load_explicit(&context->broken, memory_order_relaxed);
 }
 
@@ -88,6 +92,7 @@ static CUresult context_start(CUcontext context)
     atomic_store(&context->last, 0);
     atomic_store(&context->waited, 0);
     context->peers = 0;
+    context->ecc_seen = gpu->ecc_double[1];
     context->limits[0] = 1024;
     context->limits[1] = 1048576;
     context->limits[2] = 8388608;

@@ -40,6 +40,7 @@ struct CUctx_st {
     _Atomic bool alive;
     _Atomic int broken; /* a sticky error: every later call answers it */
     int gpu, channel;
+    uint64_t ecc_seen; /* uncorrectable errors of the GPU that it was not there for */
     uint64_t id;
     _Atomic uint64_t last;   /* newest item queued by anybody */
     _Atomic uint64_t waited; /* all up to here is known to be done */

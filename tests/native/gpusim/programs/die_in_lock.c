@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Dies by SIGKILL inside the simulated host's lock, between the two stores of a charge. */
+#include "sim.h"
+
+#include <signal.h>
+#include <stdio.h>
+
+int main(void)
+{
+    if (sim_attach(SIM_ROLE_CUDA) != SIM_OK) {
+        fprintf(stderr, "%s\n", sim_error());
+        return 1;
+    }
+    sim_lock();
+    sim_state()->procs[sim_slot()].use[0].memory += 123456;
+    sim_state()->gpus[0].used += 1000; /* torn on purpose */
+    raise(SIGKILL);
+    return 1;
+}

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared state: profiles, processes that die at the worst moment, faults, and sanitizers over all of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+
+MODELS = {  # model: NVML MiB, SMs, compute capability
+    "T4": (15360, 40, "7.5"),
+    "V100-16GB": (16160, 80, "7.0"),
+    "A100-40GB": (40960, 108, "8.0"),
+    "A100-80GB": (81920, 108, "8.0"),
+    "H100-80GB": (81559, 132, "9.0"),
+    "H200": (143771, 132, "9.0"),
+    "GTX-1080-Ti": (11178, 28, "6.1"),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models(make_host, model):
+    host = make_host(f"[gpu]\nmodel = {model}\ncount = 3\n")
+    gpus = json.loads(host.ctl("devices", "--json").stdout)["gpus"]
+    assert [(g["memory_bytes"] >> 20, g["sm_count"], g["compute_capability"]) for g in gpus] == [MODELS[model]] * 3
+    assert all(g["context_bytes"] > 0 for g in gpus)
+    assert len({g["uuid"] for g in gpus}) == len({g["pci"] for g in gpus}) == len({g["minor"] for g in gpus}) == 3
+
+
+BAD_PROFILES = {
+    "[gpu]\nmodel = T5\n": ("host.profile:2: model: expected one of T4, ", 'found "T5"'),
+    "[gpu]\ncount = 2\n": ("expected a model",),
+    "[gpu]\nmodel = T4\ncount = 17\n": ("host.profile:3: count: expected a number from 1 to 16",),
+    "[gpu]\nmodel = T4\ncount = 9\n[gpu]\nmodel = T4\ncount = 9\n": ("at most 16 GPUs",),
+    "[gpu]\nmodel = T4\ncontext_mib = 0\n": ("context_mib: expected a number from 1",),
+    "[gpu]\nmodel = T4\nuuid = T4-1\n": ("expected GPU-",),
+    "[gpu]\nmodel = T4\ncount = 2\nuuid = GPU-1\n": ("count = 1 where uuid",),
+    "[gpu]\nmodel = T4\nmemmory_mib = 5\n": ('found "memmory_mib"',),
+    "driver = 535\n": ("host.profile:1: key: expected driver_version, ",),
+    "device_nodes = maybe\n": ("expected require or ignore",),
+    "cuda_version = 12\n": ("expected major.minor",),
+    "nonsense\n": ("expected key = value",),
+    "[cpu]\n": ("expected [gpu]",),
+    "slice_us = 0\n": ("slice_us: expected a number from 1",),
+}
+
+
+@pytest.mark.parametrize("profile", BAD_PROFILES)
+def test_bad_profiles_are_named(make_host, profile):
+    host = make_host(profile)
+    done = host.ctl("devices", check=False)
+    assert done.returncode == 2
+    for part in BAD_PROFILES[profile]:
+        assert part in done.stderr
+    # Corrected, the host comes up: the failed attempt left nothing that stands in the way.
+    host.write("[gpu]\nmodel = T4\n")
+    assert "T4" in host.ctl("devices").stdout
+
+
+def test_without_profile_there_is_no_driver(make_host):
+    host = make_host("")
+    host.profile.unlink()
+    assert "GPUSIM_PROFILE" in host.ctl("devices", check=False).stderr
+    assert host.start().ask("cu.raw('cuInit', 0)") == 100
+
+
+def test_host_without_gpus(make_host):
+    assert make_host("driver_version = 535.261.03\n").start().ask("cu.raw('cuInit', 0)") == 100
+
+
+def test_reset_reads_the_profile_but_not_under_a_running_process(host):
+    a = host.start()
+    a.ask("cu.context()")
+    host.write("[gpu]\nmodel = H200\ncount = 2\n")
+    done = host.ctl("reset", check=False)
+    assert done.returncode == 2 and f"pid {a.pid}" in done.stderr
+    a.end()
+    host.ctl("reset")
+    assert host.ctl("devices").stdout.count("H200") == 2
+
+
+def test_death_inside_the_lock(host, core_program):
+    """The next one takes the lock over and makes the sums anew."""
+    host.ctl("devices")
+    a = host.start()
+    a.ask("cu.context(); cu.alloc(7 * MIB)")
+    before = host.usage()["used"]
+    for _ in range(3):
+        died = subprocess.run([core_program("die_in_lock")], env=host.environment())
+        assert died.returncode == -signal.SIGKILL
+        assert a.ask("cu.info()[0]") == host.usage()["total"] - before
+    assert host.usage()["used"] == before
+    assert json.loads(host.ctl("usage", "--json").stdout)["repairs"] == 3
+
+
+def test_charges_race(host, core_program):
+    """Four processes of four threads for more than the GPU has."""
+    race = core_program("race")
+    command = [race, "4", "4000", str(4 << 30)]
+    racers = [subprocess.Popen(command, env=host.environment(), stderr=subprocess.PIPE) for _ in range(4)]
+    for racer in racers:
+        assert (racer.wait(timeout=100), racer.stderr.read()) == (0, b"")
+    assert host.usage()["used"] == 0
+
+
+def test_slots_are_used_again(host):
+    """More processes one after another than there are slots."""
+    script = "for i in $(seq 1100); do \"$1\" clock >/dev/null || exit 1; done"
+    host.run("sh", "-c", script, "sh", str(ROOT / "native" / "build" / "gpusim" / "gpusimctl"))
+
+
+def test_fallen_off_the_bus(host):
+    a = host.start()
+    a.ask("cu.context(); k = cu.kernel('inf'); cu.launch(k); e = cu.event()")
+    a.send("cu.raw('cuEventSynchronize', e)")
+    host.ctl("fall-off", "0")
+    assert a.receive() == 999, "a waiter must not wait for ever"
+    assert a.ask("cu.try_alloc(1)") == 999
+    assert a.ask("cu.raw('cuCtxCreate_v2', ctypes.byref(PTR()), 0, 0)") == 46
+    assert host.start().ask("cu.raw('cuInit', 0)") == 100
+    host.ctl("recover", "0")
+    assert a.ask("cu.try_alloc(1)") == 999, "a broken context stays broken"
+    assert host.start().ask("cu.context() and cu.try_alloc(1)") == 0
+
+
+def test_uncorrectable_memory_error_breaks_contexts(host):
+    a = host.start()
+    a.ask("cu.context()")
+    host.ctl("ecc", "0", "5", "single")
+    assert a.ask("cu.try_alloc(1)") == 0
+    host.ctl("ecc", "0", "1")
+    assert a.ask("cu.try_alloc(1)") == 214
+    assert host.start().ask("cu.context() and cu.try_alloc(1)") == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["xid", "9", "31"], 'expected a GPU (0 to 0, or a UUID), found "9"'),
+        (["xid", "0", "x"], "expected a number from 1 on"),
+        (["nvml-fail", "maybe"], "expected on or off"),
+        (["clock", "advance", "5"], "expected a manual clock"),
+        (["what"], 'unknown command "what"'),
+    ],
+)
+def test_gpusimctl_says_what_is_wrong(host, arguments, message):
+    done = host.ctl(*arguments, check=False)
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_sanitizers(host, tmp_path, sanitizer):
+    """A build of its own, into the test's folder; one program that does a bit of everything in three threads."""
+    make = ["make", "-s", "-C", str(ROOT / "native" / "gpusim"), f"SANITIZE={sanitizer}", f"OBJ={tmp_path}/obj",
+            f"OUT={tmp_path}/out", f"{tmp_path}/out/libcuda.so.1"]  # fmt: skip
+    subprocess.run(make, check=True)
+    program = str(tmp_path / "exercise")
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", f"-fsanitize={sanitizer}"]
+    subprocess.run(
+        ["cc", *flags, "-I", str(ROOT / "native" / "gpusim" / "cuda"), str(HERE / "programs" / "exercise.c"), "-o", program,
+         f"{tmp_path}/out/libcuda.so.1", f"-Wl,-rpath,{tmp_path}/out"],
+        check=True,
+    )  # fmt: skip
+    command = [program] if "thread" not in sanitizer else ["setarch", "-R", program]
+    environment = host.environment(ASAN_OPTIONS="detect_leaks=0", TSAN_OPTIONS="halt_on_error=1")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert host.usage()["used"] == 0
+    assert os.path.exists(host.state)
