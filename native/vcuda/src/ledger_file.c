@@ -76,6 +76,19 @@ static bool blank(const struct vgpu_ledger *header)
     return memcmp(header->magic, none, sizeof none) == 0;
 }
 
+/* 0, or the error. A store into a hole would end the process where the file system is full. */
+static int fill_holes(int descriptor)
+{
+    struct stat status;
+    int error;
+    if (status_of(descriptor, &status) && (uint64_t)status.st_blocks * 512 >= VGPU_LEDGER_FILE_SIZE)
+        return 0;
+    do /* a program with a running timer interrupts it on tmpfs */
+        error = posix_fallocate(descriptor, 0, VGPU_LEDGER_FILE_SIZE);
+    while (error == EINTR);
+    return error;
+}
+
 /* The magic goes last: whoever dies on the way leaves a file that the next one lays out again. */
 static bool lay_out(const char *path, int descriptor)
 {
@@ -90,7 +103,7 @@ static bool lay_out(const char *path, int descriptor)
     if (ftruncate(descriptor, VGPU_LEDGER_FILE_SIZE) != 0 ||
         pwrite(descriptor, &header, sizeof header, 0) != (ssize_t)sizeof header)
         return complain(path, strerror(errno));
-    int error = posix_fallocate(descriptor, 0, VGPU_LEDGER_FILE_SIZE);
+    int error = fill_holes(descriptor);
     if (error)
         return complain(path, strerror(error));
     if (pwrite(descriptor, VGPU_LEDGER_MAGIC, sizeof header.magic, 0) != (ssize_t)sizeof header.magic)
@@ -151,8 +164,7 @@ int ledger_file_open(const char *path, bool write)
         close(descriptor);
         return -1;
     }
-    /* A hole punched into the file would end this process on its next store if the file system is full. */
-    int error = posix_fallocate(descriptor, 0, VGPU_LEDGER_FILE_SIZE);
+    int error = fill_holes(descriptor); /* the tenant may have punched some */
     if (error) {
         complain(path, strerror(error));
         close(descriptor);
