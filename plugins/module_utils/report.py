@@ -21,7 +21,7 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
         padded = [cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(row, widths, right)]
         return "  ".join(padded).rstrip()
 
-    return [line(headings), "  ".join("-" * width for width in widths), *[line(row) for row in cells]]
+    return [line(headings), "  ".join("=" * width for width in widths), *[line(row) for row in cells]]
 
 
 def _cell(value: Any) -> str:

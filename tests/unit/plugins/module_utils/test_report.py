@@ -47,13 +47,13 @@ def test_the_table_of_a_host():
     assert report.host_report(CAPACITY, HELD, "gpu-1") == [
         "gpu-1  nvidia.com/gpu: 2 advertised by the kubelet, 3 expected",
         "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",
-        "  ---  --------  ----------  ------  --------  ---------  ----------  --------",
+        "  ===  ========  ==========  ======  ========  =========  ==========  ========",
         "    0  Tesla T4       15360       3      5120        100           2         3",
         "  DIFFERS: advertised nvidia.com/gpu: expected 3 slices, found 2; restart",
         "",
         "  isolation of slice GPU-a::1: held",
         "  check        verdict  expected  found",
-        "  -----------  -------  --------  -----",
+        "  ===========  =======  ========  =====",
         "  limit-exact  held     5 MiB     6 MiB",
     ]
 
@@ -92,4 +92,4 @@ def test_what_is_not_held_is_a_fault(isolation, faults):
 
 
 def test_a_table_without_rows_has_its_head():
-    assert report.table(("a", "bc"), []) == ["a  bc", "-  --"]
+    assert report.table(("a", "bc"), []) == ["a  bc", "=  =="]
