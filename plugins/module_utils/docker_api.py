@@ -24,14 +24,27 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self.socket_path)
 
 
-def info(path: str = SOCKET, timeout: float = 10.0) -> dict[str, Any] | None:
-    """The fields of ``docker info`` that matter here, None where no daemon answers."""
+def get(target: str, path: str = SOCKET, timeout: float = 10.0) -> Any:
+    """The answer of the daemon to a GET, None where none answers or it refuses."""
     connection = _SocketConnection(path, timeout)
     try:
-        connection.request("GET", "/info")
-        answer = json.loads(connection.getresponse().read().decode("utf-8"))
+        connection.request("GET", target)
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8")
+        return json.loads(text) if answer.status == 200 else None
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:
         connection.close()
+
+
+def info(path: str = SOCKET, timeout: float = 10.0) -> dict[str, Any] | None:
+    """The fields of ``docker info`` that matter here, None where no daemon answers."""
+    answer = get("/info", path, timeout)
     return {field: answer.get(field) for field in FIELDS} if isinstance(answer, dict) else None
+
+
+def containers(path: str = SOCKET, timeout: float = 10.0) -> list[str]:
+    """The names of the running containers."""
+    rows = get("/containers/json", path, timeout) or []
+    return sorted(str((row.get("Names") or [row.get("Id", "")])[0]).lstrip("/") for row in rows)

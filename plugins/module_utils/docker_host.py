@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Docker on this host, behind one narrow seam: its unit, its command line, its answers, its signals.
 
-The engine's socket is asked directly: Debian 13 has the docker command in a package of its own, and some versions of
-the command exit 0 while the daemon is down. Nothing here starts a stopped daemon but ``restart``: the socket unit
-would, on the first connection, so the socket is only asked while the service is active.
+The engine's socket is asked directly (docker_api), for Debian 13 has the docker command in a package of its own, and
+some versions of the command exit 0 while the daemon is down. Nothing here starts a stopped daemon but ``restart``: the
+socket unit would, on the first connection, so the socket is only asked while the service is active.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 from typing import Any, Callable
 
-SOCKET = "/var/run/docker.sock"
+from . import docker_api
 
 
 class DockerHostError(Exception):
@@ -40,29 +38,10 @@ def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
     return done.returncode, done.stdout.decode("utf-8", "replace").strip()
 
 
-def request(path: str, address: str = SOCKET, timeout: float = 10.0) -> Any:
-    """The JSON answer of the engine to a GET. HTTP/1.0, so that the answer simply ends."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.settimeout(timeout)
-        line.connect(address)
-        line.sendall(f"GET {path} HTTP/1.0\r\nHost: docker\r\n\r\n".encode("ascii"))
-        parts = []
-        while True:
-            part = line.recv(65536)
-            if not part:
-                break
-            parts.append(part)
-    head, _blank, body = b"".join(parts).partition(b"\r\n\r\n")
-    status = head.split(b"\r\n", 1)[0].split(b" ")
-    if len(status) < 2 or status[1] != b"200":
-        raise DockerHostError(f"GET {path} on {address}: {head[:80]!r}")
-    return json.loads(body.decode("utf-8", "replace"))
-
-
 class DockerHost:
     """The real host; tests put another object in its place."""
 
-    def __init__(self, service: str = "docker", address: str = SOCKET) -> None:
+    def __init__(self, service: str = "docker", address: str = docker_api.SOCKET) -> None:
         self.service, self.address = service, address
 
     def unit(self) -> dict[str, str]:
@@ -95,19 +74,11 @@ class DockerHost:
 
     def info(self) -> dict[str, Any] | None:
         """What ``docker info`` shows, or None while the daemon does not answer."""
-        try:
-            answer = request("/info", self.address) if self.active() else None
-        except (OSError, ValueError, DockerHostError):
-            return None
-        return answer if isinstance(answer, dict) else None
+        return docker_api.info(self.address) if self.active() else None
 
     def containers(self) -> list[str]:
         """The names of the running containers."""
-        try:
-            rows = request("/containers/json", self.address)
-        except (OSError, ValueError, DockerHostError):
-            return []
-        return sorted(str((row.get("Names") or [row.get("Id", "")])[0]).lstrip("/") for row in rows)
+        return docker_api.containers(self.address)
 
     def is_program(self, path: str) -> bool:
         return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
