@@ -271,3 +271,19 @@ def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
     write_lock(0)
     other.get("alloc", MIB)
     assert host.charged() == host.on_card() == before - 49 * MIB
+
+
+def test_a_kill_at_any_instruction_of_an_allocation_loses_nothing(host: Host) -> None:
+    """Single-stepped; every 13th instruction here, another stride by hand covers the rest."""
+    done = subprocess.run(
+        [host.programs / "stepper", LIBRARY, "13", str(LIMIT)],
+        env=host.env(preload=False),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    kills, instructions = (int(word) for word in done.stdout.split())
+    assert kills > 30 and instructions > 400
+    assert host.charged() == host.on_card() == 0
