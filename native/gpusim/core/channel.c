@@ -26,10 +26,12 @@ int sim_channel_open(int index)
         sim_advance(index, now);
         struct sim_channel *channel = &gpu->channels[found];
         int slot = sim_slot();
+        /* Numbers go on where the last user stopped: whoever still waits for one of its items sees it done. */
+        uint64_t next = channel->tail ? channel->tail : 1;
         memset(channel, 0, offsetof(struct sim_channel, ring));
         channel->slot = slot;
         channel->serial = state->procs[slot].serial;
-        channel->head = channel->tail = 1;
+        channel->head = channel->tail = next;
         channel->used = 1;
         if ((uint32_t)found >= gpu->channel_count)
             gpu->channel_count = (uint32_t)found + 1;

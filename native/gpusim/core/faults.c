@@ -15,6 +15,23 @@ void sim_event_add(int gpu, enum sim_event_kind kind, uint64_t data)
     sim_futex_wake(&state->event_seq, INT32_MAX);
 }
 
+void sim_gpu_lose(int gpu)
+{
+    sim_advance(gpu, sim_now());
+    sim_self.state->gpus[gpu].lost = 1;
+    sim_event_add(gpu, SIM_EVENT_XID, 79); /* GPU has fallen off the bus */
+}
+
+void sim_gpu_recover(int gpu)
+{
+    struct sim_gpu *g = &sim_self.state->gpus[gpu];
+    sim_advance(gpu, sim_now());
+    /* Contexts do not come back, so what they had queued must not run on. */
+    for (uint32_t c = 0; g->lost && c < g->channel_count; c++)
+        g->channels[c].head = g->channels[c].tail;
+    g->lost = 0;
+}
+
 void sim_event_wait(uint32_t seen, unsigned timeout_ms)
 {
     /* Real time on purpose: a monitor that waits for a fault is no part of the simulated machine's time. */

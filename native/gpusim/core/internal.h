@@ -46,6 +46,7 @@ void sim_profile_apply(const struct sim_config *config, struct sim_state *state)
 /* process.c */
 enum sim_status sim_register(enum sim_role role);
 bool sim_slot_alive(int slot);
+bool sim_anyone_alive(int fd); /* does any process hold a slot of this state file? */
 void sim_proc_free(int slot); /* lock held */
 
 /* lock.c */

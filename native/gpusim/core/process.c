@@ -35,6 +35,13 @@ bool sim_slot_alive(int slot)
     return probe.l_type != F_UNLCK;
 }
 
+bool sim_anyone_alive(int fd)
+{
+    struct flock probe = byte_lock(F_WRLCK, LIVE_BYTES, 0);
+    probe.l_len = SIM_MAX_PROCS;
+    return fcntl(fd, F_OFD_GETLK, &probe) < 0 || probe.l_type != F_UNLCK;
+}
+
 pid_t sim_proc_pid(int slot)
 {
     const struct sim_proc *proc = &sim_self.state->procs[slot];

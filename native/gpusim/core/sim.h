@@ -375,6 +375,8 @@ bool sim_channel_idle(int gpu, int channel);
 
 /* Lock held. */
 void sim_event_add(int gpu, enum sim_event_kind kind, uint64_t data);
+void sim_gpu_lose(int gpu);    /* it falls off the bus: its contexts are broken for good */
+void sim_gpu_recover(int gpu); /* it is back, for new contexts */
 /* Lock NOT held. Waits until event_seq differs from seen or timeout_ms has passed. */
 void sim_event_wait(uint32_t seen, unsigned timeout_ms);
 

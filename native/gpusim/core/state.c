@@ -136,6 +136,22 @@ static enum sim_status initialise(struct sim_state *state)
     return SIM_OK;
 }
 
+/* An empty magic is a file that somebody began to make: it is made anew. */
+static bool version_fits(int fd, off_t size)
+{
+    struct {
+        char magic[8];
+        uint32_t version, pad;
+        uint64_t size;
+    } head;
+    static const char none[8];
+    if (size != (off_t)sizeof(struct sim_state) || pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head)
+        return false;
+    if (memcmp(head.magic, none, sizeof none) == 0)
+        return true;
+    return memcmp(head.magic, SIM_MAGIC, sizeof head.magic) == 0 && head.version == SIM_VERSION && head.size == (uint64_t)size;
+}
+
 static enum sim_status map_file(const char *path, int fd)
 {
     struct stat info;
@@ -144,10 +160,15 @@ static enum sim_status map_file(const char *path, int fd)
         sim_fail("%s: cannot lock the state of the simulated host: %s", path, strerror(errno));
         return SIM_ERR_IO;
     }
-    if (info.st_size != 0 && (size_t)info.st_size != sizeof(struct sim_state)) {
-        sim_fail("%s: expected a state file of %zu bytes (version %u), found %lld; remove it when no process of the "
-                 "simulated host runs",
-                 path, sizeof(struct sim_state), SIM_VERSION, (long long)info.st_size);
+    bool stale = info.st_size != 0 && !version_fits(fd, info.st_size);
+    if (stale && !sim_anyone_alive(fd) && ftruncate(fd, 0) == 0) {
+        stale = false; /* left by another build, and nobody uses it */
+        info.st_size = 0;
+    }
+    if (stale) {
+        sim_fail("%s: expected a state of version %u (%zu bytes), found another (%lld bytes) that live processes use; end "
+                 "them, the next one then makes it anew",
+                 path, SIM_VERSION, sizeof(struct sim_state), (long long)info.st_size);
         status = SIM_ERR_STATE;
     } else if (info.st_size == 0 && ftruncate(fd, sizeof(struct sim_state)) < 0) {
         sim_fail("%s: cannot size the state file: %s", path, strerror(errno));
@@ -163,12 +184,6 @@ static enum sim_status map_file(const char *path, int fd)
     }
     if (status == SIM_OK && memcmp(state->magic, SIM_MAGIC, sizeof state->magic) != 0)
         status = initialise(state);
-    if (status == SIM_OK && (state->version != SIM_VERSION || state->size != sizeof *state)) {
-        sim_fail("%s: expected state version %u of %zu bytes, found version %u of %llu; remove the file when no process "
-                 "of the simulated host runs",
-                 path, SIM_VERSION, sizeof *state, state->version, (unsigned long long)state->size);
-        status = SIM_ERR_STATE;
-    }
     region_lock(fd, F_UNLCK);
     sim_self.state = status == SIM_OK ? state : NULL;
     if (status != SIM_OK && state != MAP_FAILED)

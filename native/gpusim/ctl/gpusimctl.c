@@ -76,10 +76,9 @@ static int on_gpu(int argc, char **argv)
         if (!single)
             sim_event_add(gpu, SIM_EVENT_XID, 48); /* double-bit ECC error */
     } else if (!strcmp(argv[0], "fall-off")) {
-        g->lost = 1;
-        sim_event_add(gpu, SIM_EVENT_XID, 79); /* GPU has fallen off the bus */
+        sim_gpu_lose(gpu);
     } else {
-        g->lost = 0;
+        sim_gpu_recover(gpu);
     }
     sim_unlock();
     return 0;

@@ -10,12 +10,12 @@
 
 /* Everything is written here first: a slow reader of our output must not keep the host's lock. */
 static FILE *out;
-static char *text;
-static size_t text_size;
+static char *buffer;
+static size_t buffer_size;
 
 static bool begin(void)
 {
-    out = open_memstream(&text, &text_size);
+    out = open_memstream(&buffer, &buffer_size);
     if (out)
         sim_lock();
     return out != NULL;
@@ -25,8 +25,8 @@ static void end(void)
 {
     sim_unlock();
     fclose(out);
-    fwrite(text, 1, text_size, stdout);
-    free(text);
+    fwrite(buffer, 1, buffer_size, stdout);
+    free(buffer);
 }
 
 static const char *separator(bool *first)

@@ -139,6 +139,22 @@ CUresult cuCtxResetPersistingL2Cache(void)
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuProfilerStart(void);
+CUresult cuProfilerStart(void)
+{
+    ENTER_CONTEXT(context);
+    (void)context;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuProfilerStop(void);
+CUresult cuProfilerStop(void)
+{
+    ENTER_CONTEXT(context);
+    (void)context;
+    return CUDA_SUCCESS;
+}
+
 EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
 CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 {

@@ -71,7 +71,8 @@ static CUresult find_devices(void)
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     driver.count = 0;
     for (uint32_t i = 0; i < sim_state()->gpu_count; i++)
-        if (sim_gpu_visible((int)i) && !sim_state()->gpus[i].lost)
+        /* A GPU in MIG mode is visible through its instances only, which this driver does not run contexts on. */
+        if (sim_gpu_visible((int)i) && !sim_state()->gpus[i].lost && !sim_state()->gpus[i].mig_mode)
             gpus[count++] = (int)i;
     if (visible) {
         apply_visible(gpus, count, visible);

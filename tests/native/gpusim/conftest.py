@@ -89,9 +89,9 @@ class Host:
     def log(self, *options: str, gpu: int = 0) -> dict:
         return json.loads(self.ctl("log", "--json", *options).stdout)["gpus"][gpu]
 
-    def start(self, **more: str) -> Program:
+    def start(self, prefix: list[str] | None = None, **more: str) -> Program:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "cuda_program.py"), str(BUILD / "libcuda.so.1")],
+            [*(prefix or []), sys.executable, str(HERE / "cuda_program.py"), str(BUILD / "libcuda.so.1")],
             env=self.environment(**more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

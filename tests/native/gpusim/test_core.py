@@ -130,6 +130,39 @@ def test_fallen_off_the_bus(host):
     assert host.start().ask("cu.context() and cu.try_alloc(1)") == 0
 
 
+def test_pids_are_those_of_the_readers_namespace(host):
+    if os.geteuid() != 0:
+        pytest.skip("making a PID namespace needs root")
+    a = host.start(prefix=["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"])
+    inside = a.ask("__import__('os').getpid()")
+    assert inside == 1
+    a.ask("cu.context(); cu.alloc(5)")
+    outside = host.usage()["processes"][0]["pid"]
+    children = Path(f"/proc/{a.pid}/task/{a.pid}/children").read_text().split()
+    assert [str(outside)] == children
+    ctl = str(ROOT / "native" / "build" / "gpusim" / "gpusimctl")
+    seen = json.loads(a.ask(f"__import__('subprocess').run(['{ctl}', 'usage', '--json'], capture_output=True, text=True).stdout"))
+    assert seen["gpus"][0]["processes"][0]["pid"] == 1
+    b = host.start()
+    b.ask("cu.context()")
+    seen = json.loads(a.ask(f"__import__('subprocess').run(['{ctl}', 'usage', '--json'], capture_output=True, text=True).stdout"))
+    assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], "a process outside is not visible inside"
+
+
+def test_state_of_another_build_is_made_anew_when_nobody_uses_it(host):
+    a = host.start()
+    a.ask("cu.context()")
+    with open(host.state, "r+b") as state:
+        state.seek(8)
+        state.write((99).to_bytes(4, "little"))
+    done = host.ctl("devices", check=False)
+    assert done.returncode == 2 and "live processes use" in done.stderr
+    a.kill()
+    assert "T4" in host.ctl("devices").stdout
+    os.truncate(host.state, 4096)
+    assert "T4" in host.ctl("devices").stdout
+
+
 def test_uncorrectable_memory_error_breaks_contexts(host):
     a = host.start()
     a.ask("cu.context()")
