@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from conftest import LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, SIMULATOR, Host
 
+CAPTURE_UNSUPPORTED = 900
 ROUTES = ["link", "handle", "default", "next", "self", "dlsym-of-libc", "dlvsym-of-libc", "proc", "proc-of-proc"]
 
 
@@ -219,6 +220,12 @@ def test_graph_memory_is_denied_not_forgotten(host: Host) -> None:
     puppet = host.puppet().start()
     assert puppet.refused("graph-node") == NOT_SUPPORTED
     assert "cuGraphAddMemAllocNode" in puppet.errors()
+    before = host.on_card()
+    assert puppet.refused("captured", MIB) == CAPTURE_UNSUPPORTED
+    assert "capture" in puppet.errors()
+    assert host.charged() == host.on_card() == before
+    # The negative control: this driver would have taken it.
+    assert host.puppet(preload=False).start().refused("captured", MIB) == OK
 
 
 def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:

@@ -99,6 +99,21 @@ static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext cont
     return 1;
 }
 
+/* Stream-ordered memory in a capture would become a memory node of a graph. */
+static CUresult captured(CUdeviceptr *pointer, size_t bytes)
+{
+    CUstream stream;
+    CUgraph graph;
+    CUresult status = CALL(cuStreamCreate, &stream, 1);
+    if (status == CUDA_SUCCESS)
+        status = CALL(cuStreamBeginCapture_v2, stream, 2);
+    if (status != CUDA_SUCCESS)
+        return -2;
+    status = CALL(cuMemAllocAsync, pointer, bytes, stream);
+    CUresult ended = CALL(cuStreamEndCapture, stream, &graph);
+    return status != CUDA_SUCCESS && ended != CUDA_SUCCESS ? -3 : status; /* the capture itself must stay whole */
+}
+
 /* Answers 0 for a word that it does not know. */
 static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
 {
@@ -148,6 +163,8 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
         status = CALL(cuDevicePrimaryCtxRetain, (CUcontext *)&pointer, (int)a);
     else if (strcmp(verb, "module") == 0)
         status = CALL(cuModuleLoadData, (CUmodule *)&pointer, image);
+    else if (strcmp(verb, "captured") == 0)
+        status = captured(&pointer, a);
     else if (strcmp(verb, "graph-node") == 0)
         status = CALL(cuGraphAddMemAllocNode, (CUgraphNode *)&pointer, NULL, NULL, 0, NULL);
     else

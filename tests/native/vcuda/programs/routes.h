@@ -27,6 +27,9 @@
     FN(cuMemAllocAsync, "cuMemAllocAsync", 11020, 0, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
     FN(cuMemAllocAsync_ptsz, "cuMemAllocAsync", 11020, 1, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
     FN(cuMemFreeAsync, "cuMemFreeAsync", 11020, 0, (CUdeviceptr pointer, CUstream stream)) \
+    FN(cuStreamCreate, "cuStreamCreate", 2000, 0, (CUstream *stream, unsigned flags)) \
+    FN(cuStreamBeginCapture_v2, "cuStreamBeginCapture", 10010, 0, (CUstream stream, int mode)) \
+    FN(cuStreamEndCapture, "cuStreamEndCapture", 10000, 0, (CUstream stream, CUgraph *graph)) \
     FN(cuMemPoolCreate, "cuMemPoolCreate", 11020, 0, (CUmemoryPool *pool, const CUmemPoolProps *properties)) \
     FN(cuMemPoolDestroy, "cuMemPoolDestroy", 11020, 0, (CUmemoryPool pool)) \
     FN(cuMemAllocFromPoolAsync, "cuMemAllocFromPoolAsync", 11020, 0, \
