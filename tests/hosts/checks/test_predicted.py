@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plan and check mode predict of a finished node, against what the run then really changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import INVENTORY, ROOT, Node, environment, play_command, set_group
+
+HOST = "gpu-t4-1"
+# What proves the change is no part of the change.
+PROOF = {"verify", "preflight"}
+
+
+def run(inventory: Path, report: Path, *options: str) -> dict[str, Any]:
+    """Run site.yml on one host and return what it planned and changed there."""
+    done = subprocess.run(
+        [*play_command("site.yml", inventory), "--limit", HOST, "--diff", *options],
+        cwd=ROOT,
+        env={
+            **environment(),
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests" / "callback_plugins"),
+            "ANSIBLE_CALLBACKS_ENABLED": "changes",
+            "VGPU_CHANGES": str(report),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    found: dict[str, Any] = json.loads(report.read_text())[HOST]
+    return found
+
+
+def roles(found: dict[str, Any]) -> set[str]:
+    return set(found["changed"]) - PROOF
+
+
+def diffs(found: dict[str, Any]) -> dict[str, Any]:
+    return {task: shown for task, shown in found["diffs"].items() if task.split(":")[0] not in PROOF and shown != [{}]}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [({"vgpu_split_count": 5, "container_runtime_shm_size": "1G"}, {"container_runtime", "device_plugin"})],
+)
+def test_predicted_is_what_happens(
+    nodes: dict[str, Node], inventory: Path, tmp_path: Path, variables: dict[str, Any], expected: set[str]
+) -> None:
+    assert HOST in nodes
+    set_group(inventory, "t4", **variables)
+    try:
+        predicted = run(inventory, tmp_path / "predicted.json", "--check")
+        real = run(inventory, tmp_path / "real.json")
+    finally:
+        back = run(INVENTORY, tmp_path / "back.json")
+    assert set(predicted["plan"]) - PROOF == expected
+    assert roles(predicted) == expected
+    assert set(real["plan"]) - PROOF == expected
+    assert roles(real) == expected
+    assert diffs(predicted), "a prediction of nothing would pass for any run"
+    assert diffs(predicted) == {task: shown for task, shown in diffs(real).items() if task in diffs(predicted)}
+    assert roles(back) == expected
