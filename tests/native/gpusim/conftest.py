@@ -128,12 +128,10 @@ def core_program(tmp_path_factory):
 
     def compile_program(name: str, *flags: str) -> str:
         out = tmp_path_factory.mktemp("programs") / name
-        core = sorted(str(path) for path in (ROOT / "native" / "gpusim" / "core").glob("*.c"))
-        subprocess.run(
-            ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", *flags]
-            + ["-I", str(ROOT / "native" / "gpusim" / "core"), str(HERE / "programs" / f"{name}.c"), *core, "-o", str(out)],
-            check=True,
-        )
+        core = ROOT / "native" / "gpusim" / "core"
+        sources = [str(HERE / "programs" / f"{name}.c"), *sorted(str(path) for path in core.glob("*.c"))]
+        options = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I", str(core), *flags]
+        subprocess.run(["cc", *options, *sources, "-o", str(out)], check=True)
         return str(out)
 
     return compile_program

@@ -112,7 +112,7 @@ def test_charges_race(host, core_program):
 
 def test_slots_are_used_again(host):
     """More processes one after another than there are slots."""
-    script = "for i in $(seq 1100); do \"$1\" clock >/dev/null || exit 1; done"
+    script = 'for i in $(seq 1100); do "$1" clock >/dev/null || exit 1; done'
     host.run("sh", "-c", script, "sh", str(ROOT / "native" / "build" / "gpusim" / "gpusimctl"))
 
 
@@ -141,11 +141,13 @@ def test_pids_are_those_of_the_readers_namespace(host):
     children = Path(f"/proc/{a.pid}/task/{a.pid}/children").read_text().split()
     assert [str(outside)] == children
     ctl = str(ROOT / "native" / "build" / "gpusim" / "gpusimctl")
-    seen = json.loads(a.ask(f"__import__('subprocess').run(['{ctl}', 'usage', '--json'], capture_output=True, text=True).stdout"))
+    a.ask("import subprocess")
+    look = f"subprocess.run(['{ctl}', 'usage', '--json'], capture_output=True, text=True).stdout"
+    seen = json.loads(a.ask(look))
     assert seen["gpus"][0]["processes"][0]["pid"] == 1
     b = host.start()
     b.ask("cu.context()")
-    seen = json.loads(a.ask(f"__import__('subprocess').run(['{ctl}', 'usage', '--json'], capture_output=True, text=True).stdout"))
+    seen = json.loads(a.ask(look))
     assert [p["pid"] for p in seen["gpus"][0]["processes"]] == [1, 0], "a process outside is not visible inside"
 
 
@@ -196,11 +198,8 @@ def test_sanitizers(host, tmp_path, sanitizer):
     subprocess.run(make, check=True)
     program = str(tmp_path / "exercise")
     flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", f"-fsanitize={sanitizer}"]
-    subprocess.run(
-        ["cc", *flags, "-I", str(ROOT / "native" / "gpusim" / "cuda"), str(HERE / "programs" / "exercise.c"), "-o", program,
-         f"{tmp_path}/out/libcuda.so.1", f"-Wl,-rpath,{tmp_path}/out"],
-        check=True,
-    )  # fmt: skip
+    files = ["-I", str(ROOT / "native" / "gpusim" / "cuda"), str(HERE / "programs" / "exercise.c"), "-o", program]
+    subprocess.run(["cc", *flags, *files, f"{tmp_path}/out/libcuda.so.1", f"-Wl,-rpath,{tmp_path}/out"], check=True)
     command = [program] if "thread" not in sanitizer else ["setarch", "-R", program]
     environment = host.environment(ASAN_OPTIONS="detect_leaks=0", TSAN_OPTIONS="halt_on_error=1")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

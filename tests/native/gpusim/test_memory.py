@@ -194,7 +194,7 @@ def test_forked_child_has_no_driver_and_holds_nothing(host):
     a = host.start()
     a.ask("import os, time; cu.context(); cu.alloc(5 << 30)")
     child = a.ask(
-        "exec('pid = os.fork()\\nif pid == 0:\\n time.sleep(30 if (cu.raw(\"cuInit\", 0), cu.try_alloc(1)) == (3, 3)"
+        'exec(\'pid = os.fork()\\nif pid == 0:\\n time.sleep(30 if (cu.raw("cuInit", 0), cu.try_alloc(1)) == (3, 3)'
         " else 0)\\n os._exit(0)') or pid"
     )
     assert host.usage()["used"] == CONTEXT + (5 << 30)

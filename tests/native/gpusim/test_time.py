@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time on the virtual clock: every figure is exact, no test waits or measures. Kernels take what they declare (jitter 0)."""
+"""Time on the virtual clock: every figure is exact, no test waits or measures. Kernels take what they declare."""
 
 from __future__ import annotations
 
