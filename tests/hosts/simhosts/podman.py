@@ -152,7 +152,10 @@ def remove(project: str, name: str | None = None) -> list[str]:
     """Remove the project's hosts (or one of them) with their volumes; return the containers removed."""
     gone = [row["container"] for row in hosts(project) if name in (None, row["host"])]
     if gone:
-        podman("rm", "--force", "--volumes", *gone)
+        # Killed first, and twice if need be: podman 4.3 fails where a container ends by itself just as it is killed.
+        podman("kill", "--signal", "KILL", *gone, check=False)
+        podman("rm", "--force", "--volumes", *gone, check=False)
+        podman("rm", "--force", "--volumes", "--ignore", *gone)
     volumes = podman("volume", "ls", "--quiet", "--filter", f"label={LABEL}={project}").split()
     keep = {Host(project, row["host"]).volume for row in hosts(project)}
     for volume in volumes:
