@@ -37,6 +37,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "resource": node_config.RESOURCE_NAME,
         "kubelet": bool(seen["kubelet"] or seen["checkpoint_text"]),
+        "shared": False,
         "expected": [],
         "advertised": [],
         "gpus": [],
@@ -47,6 +48,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     config = _config(seen, drift)
     if config is not None:
         answer["resource"] = node_config.resource_name(config)
+        answer["shared"] = slices.vcuda_of(config) is not None
     if not seen["nvml"]["ok"]:
         _differ(drift, "driver", "NVML", "an answer", seen["nvml"]["error"], "look at the driver: nvidia-smi")
     for lost in seen["nvml"]["lost"]:

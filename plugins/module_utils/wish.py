@@ -48,10 +48,11 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
     for role in ROLES:
         if variables.get(role + "_state") is None:
             continue
+        # Whole GPUs need no library; one that is there stays for the containers that use it.
+        if role == "vcuda" and settings["vgpu_sharing"] != "vcuda" and variables["vcuda_state"] == "present":
+            continue
         part = {name: variables.get(f"{role}_{name}", default) for name, default in INPUTS[role].items()}
         part["state"] = variables[role + "_state"]
-        if role == "vcuda" and settings["vgpu_sharing"] != "vcuda":
-            part["state"] = "absent"
         roles[role] = part
     root = roles["vcuda"]["root"] if "vcuda" in roles else node_config.LIBRARY_ROOT
     return {

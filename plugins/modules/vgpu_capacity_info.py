@@ -66,6 +66,11 @@ resource:
   returned: always
   type: str
   sample: nvidia.com/gpu
+shared:
+  description:
+    - Whether the GPUs are shared. Without sharing a slice is a whole GPU, without a limit that could be proven.
+  returned: always
+  type: bool
 kubelet:
   description: Whether there is a kubelet on the host.
   returned: always

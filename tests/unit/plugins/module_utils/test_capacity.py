@@ -59,6 +59,15 @@ def test_a_host_where_all_agree():
     assert found["library"] == "0.1.0-x"
 
 
+def test_whole_gpus_are_slices_without_a_number():
+    text = node_config.dump(node_config.from_vars({"vgpu_sharing": "none"}))
+    whole = [{"id": gpu["uuid"], "uuid": gpu["uuid"], "memory_mib": 15360, "sm_percent": 100} for gpu in GPUS]
+    status = plugin(config_sha256=sha256(text), slices=whole)
+    found = compared(config_text=text, plugin=status, checkpoint_text=checkpoint(["GPU-a", "GPU-b"]))
+    assert (found["drift"], found["shared"]) == ([], False)
+    assert compared()["shared"] is True
+
+
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 
 # What is spoiled, what the differences are about, a word of one of them.

@@ -191,7 +191,8 @@ WISHES = [
     ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
     ({"vgpu_verify": "always"}, ["verify"]),
     ({"vgpu_verify": "never", "vgpu_split_count": 4}, ["device_plugin"]),
-    ({"vgpu_sharing": "none"}, ["vcuda", "device_plugin"]),
+    ({"vgpu_sharing": "none"}, ["device_plugin"]),
+    ({"vgpu_sharing": "none", "vcuda_state": "absent"}, ["vcuda", "device_plugin"]),
     ({"vcuda_state": "absent"}, ["vcuda", "verify"]),
     ({"device_plugin_state": "absent"}, ["device_plugin"]),
     ({"nvidia_docker_state": "absent"}, []),  # nothing of it is ours
