@@ -160,7 +160,7 @@ def _mounted_devices() -> set[int]:
     out = set()
     with open("/proc/self/mountinfo", encoding="utf-8") as stream:
         for line in stream:
-            major, _, minor = line.split()[2].partition(":")
+            major, _colon, minor = line.split()[2].partition(":")
             out.add(os.makedev(int(major), int(minor)))
     return out
 

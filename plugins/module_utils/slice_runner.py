@@ -108,7 +108,7 @@ class DockerRunner:
         while_running: Callable[[int], None],
     ) -> Outcome:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            attached = subprocess.Popen(
+            attached: Any = subprocess.Popen(
                 [self._docker, "start", "--attach", "--interactive", container],
                 stdin=subprocess.PIPE,
                 stdout=out,
@@ -118,7 +118,6 @@ class DockerRunner:
             if pid:
                 before_start(pid)
             try:
-                assert attached.stdin is not None
                 attached.stdin.write(b"go\n")
                 attached.stdin.close()
             except BrokenPipeError:

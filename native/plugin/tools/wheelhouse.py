@@ -177,7 +177,7 @@ def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def pack(archive: Path, name: str, version: str, foreign: list[Path], ours: list[Path]) -> None:
-    lines = [block for _, block in locked_blocks(REQUIREMENTS)]
+    lines = [block for _name, block in locked_blocks(REQUIREMENTS)]
     for wheel in ours:
         project, wheel_version = wheel.name.split("-")[:2]
         lines.append(f"{project}=={wheel_version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")

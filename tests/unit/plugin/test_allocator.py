@@ -24,7 +24,7 @@ def slice_id(gpu, n: int = 0) -> str:
 
 
 def limits_of(answer) -> dict:
-    path = next(host for inside, host, _ in answer.mounts if inside == "/etc/vgpu/limits")
+    path = next(host for inside, host, _read_only in answer.mounts if inside == "/etc/vgpu/limits")
     return layouts.parse_limits(Path(path).read_bytes())
 
 
@@ -46,7 +46,7 @@ def test_limits_say_what_the_issue_says(node):
             type(node.gpus[0])(**{**vars(node.gpus[0]), "memory_mib": total}),
             type(node.gpus[1])(**{**vars(node.gpus[1]), "memory_mib": total}),
         ]
-        pool, allocator, _ = node.parts(splitCount=split, memoryScaling=memory, coresScaling=cores)
+        pool, _allocator, _files = node.parts(splitCount=split, memoryScaling=memory, coresScaling=cores)
         assert len(pool.slices) == 2 * split
         (answer,) = allocator.allocate([[slice_id(node.gpus[1], split - 1)]])
         assert devices_of(answer) == [(node.gpus[1].uuid, mib, percent)]
@@ -68,7 +68,7 @@ def test_limits_say_what_the_issue_says(node):
     ],
 )
 def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
-    _, allocator, _ = node.parts(**vcuda)
+    _pool, allocator, _files = node.parts(**vcuda)
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     limits = limits_of(answer)
     assert {name: limits[name] for name in flags} == flags
@@ -76,13 +76,13 @@ def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
 
 
 def test_oversubscribe_is_of_the_own_gpu(node):
-    _, allocator, _ = node.parts(devices=[{"match": {"index": 0}, "memoryScaling": "2"}])
+    _pool, allocator, _files = node.parts(devices=[{"match": {"index": 0}, "memoryScaling": "2"}])
     (answer,) = allocator.allocate([[slice_id(node.gpus[1])]])
     assert limits_of(answer)["oversubscribe"] is False
 
 
 def test_files_and_their_rights(node):
-    _, allocator, files = node.parts()
+    _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
     assert node.mounter.mounted == {folder / "rw": 1 << 20}
@@ -96,18 +96,18 @@ def test_files_and_their_rights(node):
 
 def test_two_slices_of_one_gpu(node):
     both = [slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]
-    _, allocator, files = node.parts(splitCount=3, coresScaling="1")
+    _pool, allocator, files = node.parts(splitCount=3, coresScaling="1")
     with pytest.raises(Refused, match="this node's policy is distinct GPUs"):
         allocator.allocate([both])
     assert (files.present(), allocator.records.all()) == ([], [])
-    _, allocator, _ = node.parts(splitCount=3, coresScaling="1", multiSlice="merge")
+    _pool, allocator, _files = node.parts(splitCount=3, coresScaling="1", multiSlice="merge")
     (answer,) = allocator.allocate([[*both, slice_id(node.gpus[1])]])
     assert devices_of(answer) == [(node.gpus[0].uuid, 10240, 66), (node.gpus[1].uuid, 5120, 33)]
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{node.gpus[0].uuid},{node.gpus[1].uuid}"
 
 
 def test_merged_cores_end_at_the_whole_card(node):
-    _, allocator, _ = node.parts(splitCount=2, coresScaling="2", multiSlice="merge")
+    _pool, allocator, _files = node.parts(splitCount=2, coresScaling="2", multiSlice="merge")
     (answer,) = allocator.allocate([[slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]])
     assert devices_of(answer) == [(node.gpus[0].uuid, 15360, 100)]
 
@@ -123,21 +123,21 @@ def test_merged_cores_end_at_the_whole_card(node):
     ],
 )
 def test_bad_requests(node, ids, kind, sentence):
-    _, allocator, files = node.parts()
+    _pool, allocator, files = node.parts()
     with pytest.raises(kind, match=sentence):
         allocator.allocate([[one.format(node.gpus[0].uuid) for one in ids]])
     assert files.present() == []
 
 
 def test_one_bad_container_takes_back_the_good_one(node):
-    _, allocator, files = node.parts()
+    _pool, allocator, files = node.parts()
     with pytest.raises(BadRequest):
         allocator.allocate([[slice_id(node.gpus[0])], ["GPU-x::0"]])
     assert (files.present(), allocator.records.all(), node.mounter.mounted) == ([], [], {})
 
 
 def test_mount_that_fails_leaves_nothing(node):
-    _, allocator, files = node.parts()
+    _pool, allocator, files = node.parts()
     node.mounter.fail_with = OSError(1, "Operation not permitted")
     with pytest.raises(NotNow, match="its files cannot be made"):
         allocator.allocate([[slice_id(node.gpus[0])]])
@@ -145,18 +145,23 @@ def test_mount_that_fails_leaves_nothing(node):
 
 
 def test_no_library(node):
-    _, allocator, _ = node.parts()
+    _pool, allocator, _files = node.parts()
     (node.library_root / "current").unlink()
     with pytest.raises(Refused, match="the role vcuda installs it"):
         allocator.allocate([[slice_id(node.gpus[0])]])
 
 
 def test_switch_of_the_library_is_for_new_allocations(node):
-    _, allocator, _ = node.parts()
+    _pool, allocator, _files = node.parts()
     (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
     node.install_library("0.2.0-bbbbbbbbbbbb")
     (new,) = allocator.allocate([[slice_id(node.gpus[0], 1)]])
-    sources = [host for answer in (old, new) for inside, host, _ in answer.mounts if inside.endswith("vgpu/libvgpu.so")]
+    sources = [
+        host
+        for answer in (old, new)
+        for inside, host, _read_only in answer.mounts
+        if inside.endswith("vgpu/libvgpu.so")
+    ]
     assert [Path(one).parent.name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
 
 
@@ -164,7 +169,7 @@ def test_volume_mounts(node):
     config = json.loads(node_yaml(node.library_root))
     config["flags"]["plugin"] = {"deviceListStrategy": "volume-mounts"}
     node.config_text = json.dumps(config)
-    _, allocator, _ = node.parts()
+    _pool, allocator, _files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
     assert (f"/var/run/nvidia-container-devices/{node.gpus[0].uuid}", "/dev/null", False) in answer.mounts
@@ -184,22 +189,24 @@ def test_whole_gpus_without_sharing(node):
 
 
 def test_prestart_after_a_reboot(node):
-    _, allocator, files = node.parts(splitCount=3)
+    _pool, allocator, files = node.parts(splitCount=3)
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     before = limits_of(answer)
     shutil.rmtree(node.paths.run_dir)
     node.mounter.mounted.clear()
     node.install_library("0.2.0-bbbbbbbbbbbb")
-    _, allocator, files = node.parts(splitCount=3, logLevel=5)  # the program starts anew, with another configuration
+    _pool, allocator, files = node.parts(
+        splitCount=3, logLevel=5
+    )  # the program starts anew, with another configuration
     allocator.prestart([slice_id(node.gpus[0])])
     assert limits_of(answer) == before  # the answer of Allocate stays, so the limits that it had stay
-    for _, host, _ in answer.mounts:
+    for _inside, host, _read_only in answer.mounts:
         assert Path(host).is_file()
     assert node.mounter.mounted == {files.folder(answer.allocation) / "rw": 1 << 20}
 
 
 def test_prestart_of_a_restarted_container_begins_at_zero(node):
-    _, allocator, files = node.parts()
+    _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     ledger = files.folder(answer.allocation) / "rw/ledger"
     ledger.write_bytes(b"torn")
@@ -208,7 +215,7 @@ def test_prestart_of_a_restarted_container_begins_at_zero(node):
 
 
 def test_init_container_and_container_share_ids(node):
-    _, allocator, files = node.parts()
+    _pool, allocator, files = node.parts()
     (first,) = allocator.allocate([[slice_id(node.gpus[0])]])
     (second,) = allocator.allocate([[slice_id(node.gpus[0])]])
     for answer in (first, second):
@@ -219,7 +226,7 @@ def test_init_container_and_container_share_ids(node):
 
 
 def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
-    _, allocator, files = node.parts(splitCount=3)
+    _pool, allocator, files = node.parts(splitCount=3)
     ids = [slice_id(node.gpus[0], 2), slice_id(node.gpus[1], 1)]
     (answer,) = allocator.allocate([ids])
     before = limits_of(answer)
@@ -236,7 +243,7 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
     shutil.rmtree(files.folder(answer.allocation))
     node.mounter.mounted.clear()
     node.install_library("0.2.0-bbbbbbbbbbbb")
-    _, allocator, _ = node.parts(splitCount=3)
+    _pool, allocator, _files = node.parts(splitCount=3)
     allocator.prestart(ids)
     assert limits_of(answer) == before
     (record,) = allocator.records.all()
@@ -251,17 +258,17 @@ def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
     ],
 )
 def test_prestart_that_cannot_be(node, spoil, sentence):
-    _, allocator, _ = node.parts()
+    _pool, allocator, _files = node.parts()
     allocator.allocate([[slice_id(node.gpus[0])]])
     spoil(node)
-    _, allocator, _ = node.parts()
+    _pool, allocator, _files = node.parts()
     with pytest.raises(Refused, match=sentence):
         allocator.prestart([slice_id(node.gpus[0])])
 
 
 def test_records_that_cannot_be_read_are_put_aside(node):
     node.paths.records.write_text('{"version": 1, "allocations": [{"id": 3')
-    _, allocator, _ = node.parts()
+    _pool, allocator, _files = node.parts()
     assert allocator.records.all() == []
     assert "was put aside" in allocator.records.warnings[0]
     assert node.paths.records.with_suffix(".broken").exists()
@@ -271,7 +278,7 @@ def test_numa_of_the_gpu_is_told(node):
     from vgpu_plugin.service import to_device
 
     node.gpus = gpus("T4", "T4", numa=(1, -1))
-    pool, _, _ = node.parts(splitCount=1)
+    pool, _allocator, _files = node.parts(splitCount=1)
     devices = [to_device(offer) for offer in pool.offers()[1]]
     assert devices[0].topology == api.TopologyInfo(nodes=[api.NUMANode(ID=1)])
     assert not devices[1].HasField("topology")

@@ -68,7 +68,7 @@ def test_pod_gets_limited_slice(node, kubelet, daemon):
 
 def test_kubelet_restart_registers_again_and_pods_stay(node, kubelet, daemon):
     pod = kubelet.run_pod("one")
-    for _ in range(3):
+    for _time in range(3):
         kubelet.stop()
         kubelet.start()
         until(lambda: allocatable(kubelet) == 14, "registered again")
@@ -103,7 +103,7 @@ def test_xid_marks_all_slices_of_one_gpu(node, kubelet, daemon):
 
 def test_lease_is_withdrawn_from_kubelet_and_comes_back(node, kubelet, daemon, capsys):
     second = node.gpus[1].uuid
-    rc, lease, _ = vgpuctl(node, capsys, "lease", "--uuid", second)
+    rc, lease, _err = vgpuctl(node, capsys, "lease", "--uuid", second)
     assert rc == 0
     assert lease["ids"][0].startswith(second)
     checkpoint = json.loads((node.paths.kubelet_dir / "kubelet_internal_checkpoint").read_text())
@@ -119,7 +119,7 @@ def test_lease_is_withdrawn_from_kubelet_and_comes_back(node, kubelet, daemon, c
     assert vgpuctl(node, capsys, "release", lease["allocation"])[0] == 0
     until(lambda: allocatable(kubelet) == 14, "the slice is back")
     assert not Path(lease["mounts"][0]["host_path"]).parent.exists() or "lib" in lease["mounts"][0]["host_path"]
-    rc, _, err = vgpuctl(node, capsys, "release", lease["allocation"])
+    rc, _out, err = vgpuctl(node, capsys, "release", lease["allocation"])
     assert (rc, "there is no lease" in err) == (1, True)
 
 
@@ -129,7 +129,7 @@ def test_no_free_slice_is_exit_3(node, kubelet, daemon, capsys):
     with pytest.raises(PodError) as pending:
         kubelet.run_pod("more")
     assert pending.value.reason == "Pending"
-    rc, _, err = vgpuctl(node, capsys, "lease")
+    rc, _out, err = vgpuctl(node, capsys, "lease")
     assert rc == 3
     assert "no free slice" in err
     kubelet.delete_pod("pod-3")
@@ -138,7 +138,7 @@ def test_no_free_slice_is_exit_3(node, kubelet, daemon, capsys):
 
 def test_status_says_what_runs(node, kubelet, daemon, capsys):
     pod = kubelet.run_pod("one")
-    _, status, _ = vgpuctl(node, capsys, "status")
+    _rc, status, _err = vgpuctl(node, capsys, "status")
     assert status["registered"] is True
     assert status["version"] == "source"
     assert status["library"] == "0.1.0-aaaaaaaaaaaa"

@@ -178,7 +178,7 @@ def test_nvml_events(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlEventSetWait_v2=wait))
     source = Nvml(tmp_path)
-    assert [source.next_xid(5) for _ in range(3)] == [("GPU-1", 79), None, None]
+    assert [source.next_xid(5) for _time in range(3)] == [("GPU-1", 79), None, None]
     with pytest.raises(GpuError, match="does not deliver events"):
         source.next_xid(5)
     assert sets[0] == [("handle-0", 8), ("handle-1", 8)]  # registered once, for all GPUs
@@ -239,9 +239,9 @@ def test_folder_watch_wakes_for_each_change(tmp_path):
     thread.start()
     folder.mkdir()  # a folder that comes later is found
     for change in (
-        lambda: (folder / "kubelet.sock").touch(),
-        lambda: (folder / "kubelet.sock").unlink(),
-        lambda: (folder / "other").touch(),
+        (folder / "kubelet.sock").touch,
+        (folder / "kubelet.sock").unlink,
+        (folder / "other").touch,
     ):
         while woken.acquire(timeout=1.2):
             pass

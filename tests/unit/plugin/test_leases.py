@@ -33,7 +33,7 @@ def write_checkpoint(node, answers=(), advertised=(), ids_only=()) -> None:
 
 
 def leases_of(node, parts, registered=lambda: False) -> Leases:
-    pool, allocator, _ = parts
+    pool, allocator, _files = parts
     out = Leases(allocator, pool, node.paths.checkpoint, RESOURCE, registered, node.clock)
     out.restore()
     return out
@@ -197,7 +197,7 @@ def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, RESOURCE, time)
     parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     write_checkpoint(node, ids_only=[f"{node.gpus[0].uuid}::0"])
-    for _ in range(3):
+    for _time in range(3):
         assert collector.collect() == []
         time.now += 2 * GRACE_S
 

@@ -122,7 +122,7 @@ def numa_node(sys_root: Path, pci: str) -> int:
 
     NVML has an eight-digit domain, sysfs a four-digit one.
     """
-    domain, _, rest = pci.partition(":")
+    domain, _colon, rest = pci.partition(":")
     try:
         return int((sys_root / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
     except (OSError, ValueError):

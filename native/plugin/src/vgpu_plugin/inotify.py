@@ -36,7 +36,7 @@ class FolderWatch:
         poll.register(self._wake_r, select.POLLIN)
         if watching:
             poll.register(self._inotify, select.POLLIN)
-        for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000):
+        for descriptor, _events in poll.poll(None if timeout_s is None else timeout_s * 1000):
             data = os.read(descriptor, 65536)
             if descriptor == self._inotify and self._gone(data):
                 self._close_inotify()

@@ -18,7 +18,7 @@ def gpu_of(slice_id: str) -> str:
 
 
 def ordinal(slice_id: str) -> int:
-    _, _, number = slice_id.partition("::")
+    _uuid, _colons, number = slice_id.partition("::")
     return int(number) if number.isdigit() else 0
 
 

@@ -181,7 +181,7 @@ def proc(tmp_path):
 def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
     looks = [{}, {10: 5, 20: 1000}, {10: 5, 11: 7, 20: 1000, 30: 1000}, {11: 1}, NvmlError(15, "x")]
     watch = slice_outside.MemoryWatch(FakeReader(looks), "GPU-1", proc)
-    for _ in looks:
+    for _look in looks:
         watch.look(10)
     assert (watch.most_bytes, watch.looks) == (12, 4)
     assert "15" in watch.fault
