@@ -46,7 +46,7 @@ def test_limits_say_what_the_issue_says(node):
             type(node.gpus[0])(**{**vars(node.gpus[0]), "memory_mib": total}),
             type(node.gpus[1])(**{**vars(node.gpus[1]), "memory_mib": total}),
         ]
-        pool, _allocator, _files = node.parts(splitCount=split, memoryScaling=memory, coresScaling=cores)
+        pool, allocator, _files = node.parts(splitCount=split, memoryScaling=memory, coresScaling=cores)
         assert len(pool.slices) == 2 * split
         (answer,) = allocator.allocate([[slice_id(node.gpus[1], split - 1)]])
         assert devices_of(answer) == [(node.gpus[1].uuid, mib, percent)]
