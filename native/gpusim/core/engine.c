@@ -79,8 +79,9 @@ static void pass_idle(struct sim_gpu *gpu, uint64_t now)
     gpu->simulated = now;
 }
 
-/* Completes what takes no time, starts copies, in every channel; repeats while one channel frees another. */
-static uint64_t settle(int index, uint64_t now, bool *work)
+/* Completes what takes no time, starts copies, in every channel; repeats while one channel frees another. Answers when
+ * the first copy ends; *busy: how many channels have work left. */
+static uint64_t settle(int index, uint64_t now, unsigned *busy)
 {
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
     uint64_t next = UINT64_MAX;
@@ -88,14 +89,14 @@ static uint64_t settle(int index, uint64_t now, bool *work)
     for (int round = 0; changed && round < 4; round++) {
         changed = false;
         next = UINT64_MAX;
-        *work = false;
+        *busy = 0;
         for (uint32_t c = 0; c < gpu->channel_count; c++) {
             struct sim_channel *channel = &gpu->channels[c];
             if (!channel->used || channel->head == channel->tail)
                 continue;
             struct sim_runset set;
             changed = sim_queue_scan(index, channel, now, &set) || changed;
-            *work = *work || channel->head != channel->tail;
+            *busy += channel->head != channel->tail;
             if (set.next_copy < next)
                 next = set.next_copy;
         }
@@ -188,10 +189,10 @@ void sim_advance(int index, uint64_t now)
     busy |= 1u << index;
     while (gpu->simulated < now) {
         uint64_t time = gpu->simulated, until = now;
-        bool work = false;
+        unsigned contexts = 0;
         struct sim_runset set;
-        uint64_t copy = settle(index, time, &work);
-        if (!work) {
+        uint64_t copy = settle(index, time, &contexts);
+        if (contexts == 0) {
             pass_idle(gpu, now);
             break;
         }
@@ -206,9 +207,12 @@ void sim_advance(int index, uint64_t now)
             gpu->switch_ns += until - time;
             log_interval(gpu, channel, SIM_RUN_SWITCH, time, until);
         } else if (channel >= 0) {
-            if (gpu->slice_end < until)
+            if (contexts > 1 && gpu->slice_end < until)
                 until = gpu->slice_end;
             until = run(gpu, channel, &set, time, until);
+            if (until > gpu->slice_end) /* alone: slice after slice, without a step for each */
+                gpu->slice_end += (until - gpu->slice_end + sim_slice_ns(index) - 1) / sim_slice_ns(index) *
+                                  sim_slice_ns(index);
         } else {
             /* Only copies, or items that wait for the host or another GPU. The latter have no time of their own here: step
              * finely, but by a part of what is left, or a long absence would take for ever to make up. */
@@ -220,7 +224,7 @@ void sim_advance(int index, uint64_t now)
         if (until == gpu->sample_next)
             take_sample(gpu, until, channel);
     }
-    bool work;
-    settle(index, gpu->simulated, &work);
+    unsigned contexts;
+    settle(index, gpu->simulated, &contexts);
     busy &= ~(1u << index);
 }

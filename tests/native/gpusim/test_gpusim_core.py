@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,36 @@ def test_charges_race(host, core_program):
     for racer in racers:
         assert (racer.wait(timeout=100), racer.stderr.read()) == (0, b"")
     assert host.usage()["used"] == 0
+
+
+def test_kills_at_any_moment(host, tmp_path):
+    """Programs that allocate and launch without pause are killed wherever they are; the host stays usable and exact."""
+    program = str(tmp_path / "churn")
+    library = ROOT / "native" / "build" / "gpusim" / "libcuda.so.1"
+    include = str(ROOT / "native" / "gpusim" / "cuda")
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-Wall", "-Wextra", "-Werror", "-I", include]
+    source = str(HERE / "programs" / "churn.c")
+    subprocess.run(["cc", *flags, source, str(library), f"-Wl,-rpath,{library.parent}", "-o", program], check=True)
+    host.ctl("devices")
+    survivor = host.start()
+    survivor.ask("cu.context(); cu.alloc(99); k = cu.kernel(5)")
+    choice = random.Random(1)
+    running = [subprocess.Popen([program], env=host.environment()) for _ in range(3)]
+    for _ in range(60):
+        time.sleep(choice.random() * 0.02)
+        victim = running.pop(choice.randrange(len(running)))
+        assert victim.poll() is None, f"churn ended by itself: {victim.returncode}"
+        victim.kill()
+        victim.wait()
+        survivor.ask("cu.launch(k, times=3); cu.cuCtxSynchronize(); p = cu.alloc(1 << 20); cu.cuMemFree_v2(p)")
+        running.append(subprocess.Popen([program], env=host.environment()))
+    for program_left in running:
+        program_left.kill()
+        program_left.wait()
+    usage = host.usage()
+    assert [(p["pid"], p["memory"]) for p in usage["processes"]] == [(survivor.pid, 99)]
+    assert usage["used"] == usage["processes"][0]["total"]
+    assert survivor.ask(f"cu.try_alloc({usage['free']})") == 0
 
 
 def test_slots_are_used_again(host):
