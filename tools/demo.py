@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +45,6 @@ class Phase:
     what: str
     started: float = 0.0
     process: subprocess.Popen[bytes] | None = None
-    notes: list[str] = field(default_factory=list)
 
     @property
     def log(self) -> Path:
@@ -59,8 +59,20 @@ class Phase:
         self.started = time.monotonic()
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                self.command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                self.command,
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
+
+    def stop(self) -> None:
+        """End the command and what it has started."""
+        if self.process is not None and self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            self.process.wait()
 
     def failure(self, code: int) -> PhaseFailed:
         """Say what failed, where its log is and how it ends."""
@@ -119,9 +131,7 @@ class Demo:
                 time.sleep(0.1)
         finally:
             for phase in open_phases:
-                if phase.process is not None and phase.process.poll() is None:
-                    phase.process.terminate()
-                    phase.process.wait()
+                phase.stop()
 
     def shown(self, phase: Phase) -> str:
         """Run a phase with its output on the screen as it comes, and in its log; return the output."""
@@ -198,7 +208,7 @@ class Demo:
         seconds = time.monotonic() - self.started
         host = simpodman.Host(PROJECT, NAMES[0]).container
         print(
-            f"""Three hosts went from bare to verified in {seconds:.0f} s. What to type next:
+            f"""Three hosts with simulated GPUs are verified vGPU nodes, after {seconds:.0f} s. What to type next:
 
   export PATH={BIN}:$PATH
   ansible-playbook playbooks/site.yml -i inventories/demo                 # again: changed=0, two remote calls a host
