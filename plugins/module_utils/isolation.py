@@ -13,9 +13,6 @@ HELD, VIOLATED, NOT_RUN = "held", "violated", "not-run"
 VERDICTS = (HELD, VIOLATED, NOT_RUN)
 MIB = 1 << 20
 
-# Checks of the probe that fill the slice to its limit.
-FILLING = ("limit-exact", "four-processes")
-
 # Checks of this module; all others are the probe's.
 OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi")
 # A host may lack what these need; that alone does not spoil the verdict.
@@ -27,8 +24,6 @@ class Expected(NamedTuple):
 
     uuid: str
     memory_mib: int
-    # Of the card itself; with a memory scaling above 1 a slice can be larger.
-    card_mib: int = 0
 
 
 def check(name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "") -> dict[str, Any]:
@@ -67,7 +62,7 @@ def of_probe(
         said = " ".join((err or out).split())[-400:]
         detail = "it ran past its time" if timed_out else f"exit status {rc}: {said}"
         return [check("probe", VIOLATED, "a report", "none", detail=detail)]
-    checks = [_full_card(_clean(one), expected) for one in own]
+    checks = [_clean(one) for one in own]
     seen = {one["name"] for one in checks}
     checks += [
         check(name, NOT_RUN, "a result", "none", detail="the probe did not report it")
@@ -101,18 +96,6 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
         str(one.get("unit", "")),
         detail,
     )
-
-
-def _full_card(one: dict[str, Any], expected: Expected) -> dict[str, Any]:
-    """A slice that is larger than its card ends where the card ends: the probe cannot reach the limit from inside.
-
-    Only where it got the card to the last byte; less is a fault as ever.
-    """
-    card, limit = expected.card_mib * MIB, expected.memory_mib * MIB
-    if one["name"] in FILLING and 0 < card < limit and (one["expected"], one["found"]) == (str(limit), str(card)):
-        told = f"the card is full at {card} bytes, before the limit; {one['detail']}"
-        return check(one["name"], HELD, f"at most {limit}", one["found"], one["unit"], told)
-    return one
 
 
 def of_outside(most_bytes: int | None, looks: int, fault: str, expected: Expected) -> dict[str, Any]:

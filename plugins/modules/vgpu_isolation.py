@@ -265,7 +265,7 @@ class SliceCheck:
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         self._minors = [gpu["minor"]]
-        self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"], gpu["memory_mib"])
+        self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"])
         self._promised = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()

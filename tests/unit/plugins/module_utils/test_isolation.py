@@ -59,27 +59,6 @@ def test_probe(about, rc, out, timed_out, wanted):
         assert set(found.values()) == {"held"}
 
 
-CARD = 4000 * MIB
-FULL = [
-    # name, the probe's expected and found, card MiB, verdict
-    ("limit-exact", LIMIT, CARD, 4000, "held"),
-    ("four-processes", LIMIT, CARD, 4000, "held"),
-    ("limit-exact", LIMIT, CARD - 1, 4000, "violated"),
-    ("limit-exact", LIMIT, CARD + 1, 4000, "violated"),
-    ("limit-exact", 0, CARD, 4000, "violated"),  # the probe found no limit at all
-    ("totals", LIMIT, CARD, 4000, "violated"),
-    ("limit-exact", LIMIT, LIMIT, 5386, "violated"),  # the limit is reachable, so the probe's word stands
-    ("limit-exact", LIMIT, 16160 * MIB, 16160, "violated"),
-]
-
-
-@pytest.mark.parametrize(("name", "wanted", "found", "card", "verdict"), FULL)
-def test_slice_that_is_larger_than_its_card(name, wanted, found, card, verdict):
-    checks = [dict(CHECK, name=name, verdict="violated", expected=wanted, found=found)]
-    expected = it.Expected("GPU-1", 5386, card)
-    assert verdicts(it.of_probe(1, report(checks=checks), "", False, expected, [name]))[name] == verdict
-
-
 SMI = [
     (0, "GPU-1, 5386\n", "held"),
     (0, "GPU-1, 16160\n", "violated"),
