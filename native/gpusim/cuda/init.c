@@ -65,6 +65,28 @@ static void apply_visible(const int *gpus, int count, const char *text)
     }
 }
 
+static uint64_t speed(int gpu)
+{
+    const struct sim_gpu *g = &sim_state()->gpus[gpu];
+    const struct sim_model *model = sim_model_find(g->model);
+    return (uint64_t)g->sm_count * model->cores_per_sm * model->clock_sm_mhz;
+}
+
+/* CUDA's order is not NVML's: the fastest GPU is device 0 unless the program asks for the order of the bus. */
+static void order_devices(int *gpus, int count)
+{
+    const char *order = getenv("CUDA_DEVICE_ORDER");
+    if (count == 0 || (order && strcmp(order, "PCI_BUS_ID") == 0))
+        return;
+    int best = 0;
+    for (int i = 1; i < count; i++)
+        if (speed(gpus[i]) > speed(gpus[best]))
+            best = i;
+    int fastest = gpus[best];
+    memmove(&gpus[1], &gpus[0], (size_t)best * sizeof *gpus);
+    gpus[0] = fastest;
+}
+
 static CUresult find_devices(void)
 {
     int gpus[SIM_MAX_GPUS], count = 0;
@@ -74,6 +96,7 @@ static CUresult find_devices(void)
         /* A GPU in MIG mode is visible through its instances only, which this driver does not run contexts on. */
         if (sim_gpu_visible((int)i) && !sim_state()->gpus[i].lost && !sim_state()->gpus[i].mig_mode)
             gpus[count++] = (int)i;
+    order_devices(gpus, count);
     if (visible) {
         apply_visible(gpus, count, visible);
     } else {
@@ -89,8 +112,6 @@ CUresult cuInit(unsigned flags)
     REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
     if (atomic_load(&driver.ready))
         return driver_enter();
-    if (driver.forks != sim_forks())
-        return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&init_mutex);
     CUresult result = CUDA_SUCCESS;
     if (!atomic_load(&driver.ready)) {

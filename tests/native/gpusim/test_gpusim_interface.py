@@ -140,6 +140,25 @@ def test_visible_devices(make_host, visible):
         assert host.usage(expected[-1])["processes"][0]["memory"] == 77
 
 
+MIXED = "".join(f"[gpu]\nmodel = {model}\n" for model in ("T4", "V100-16GB", "A100-40GB"))
+ORDERS = [
+    ({}, ["A100", "T4", "V100"]),
+    ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, ["A100", "T4", "V100"]),
+    ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, ["T4", "V100", "A100"]),
+    ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}, ["A100", "T4"]),
+    ({"CUDA_VISIBLE_DEVICES": "1,0"}, ["T4", "A100"]),
+]
+
+
+@pytest.mark.parametrize("environment, expected", ORDERS)
+def test_order_of_devices(make_host, environment, expected):
+    a = make_host(MIXED).start(**environment)
+    a.ask("cu.cuInit(0); n = ctypes.create_string_buffer(96)")
+    for index, model in enumerate(expected):
+        a.ask(f"cu.cuDeviceGetName(n, 96, {index})")
+        assert model in a.ask("n.value.decode()")
+
+
 def test_device_nodes_can_be_required(make_host):
     host = make_host("device_nodes = require\n[gpu]\nmodel = T4\nminor = 253\n[gpu]\nmodel = T4\nminor = 254\n")
     assert not Path("/dev/nvidia253").exists() and not Path("/dev/nvidia254").exists()

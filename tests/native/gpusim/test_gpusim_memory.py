@@ -209,6 +209,17 @@ def test_forked_child_has_no_driver_and_holds_nothing(host):
         os.kill(int(child), 9)
 
 
+def test_child_of_a_process_that_only_asked_the_version_may_start(host):
+    a = host.start()
+    a.ask("import os; cu.out(ctypes.c_int, 'cuDriverGetVersion')")
+    a.ask("status = lambda: os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1])")
+    a.ask(
+        "pid = os.fork() or os._exit(0 if cu.context() and cu.try_alloc(5) == 0 and cu.try_alloc(1 << 40) == 2 else 1)"
+    )
+    assert a.ask("status()") == 0
+    assert host.usage()["used"] == 0
+
+
 def test_data_survives_and_bounds_hold(host):
     a = host.start()
     a.ask("cu.context(); p = cu.alloc(1000); q = cu.alloc(3 * MIB); import random; r = random.Random(7)")

@@ -36,6 +36,7 @@ class Host:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("GPUSIM_", "CUDA_"))},
             "GPUSIM_PROFILE": str(self.profile),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the tests number GPUs as NVML does
             "GPUSIM_STATE": str(self.state),
             "LD_LIBRARY_PATH": str(LIBRARIES),
         }
