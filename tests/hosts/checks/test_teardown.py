@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""teardown.yml on a finished node, held against a host that never was one. Runs last: it leaves its host bare."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Iterator
+
+import pytest
+from conftest import PROJECT, ROOT, Node, play
+from simhosts import podman as simpodman
+
+HOST = "gpu-t4-1"
+BARE = f"{PROJECT}-bare"
+
+ALLOWED = (
+    # What daemons keep for themselves and their packages leave: docker's key, containerd's store, the group docker.
+    "/var/lib/containerd/",
+    "/var/lib/docker/",
+    "/etc/docker/key.json",
+    "/etc/cni/",
+    "/etc/group",
+    "/etc/gshadow",
+    "/etc/ld.so.cache",
+    "/var/lib/dpkg/",
+    "/var/lib/apt/",
+    "/var/lib/ucf/",
+    # The hardware, and what podman writes.
+    "/usr/local/lib/gpusim/",
+    "/usr/local/sbin/gpusimctl",
+    "/opt/kubelet-double/",
+    "/etc/hosts",
+)
+
+
+def hostctl(*arguments: str) -> None:
+    subprocess.run([str(ROOT / "tests/hosts/hostctl"), *arguments], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def bare() -> Iterator[Node]:
+    """A host with the same hardware on which nothing ever ran."""
+
+    class BareNode(Node):
+        @property
+        def container(self) -> str:
+            return simpodman.Host(BARE, self.name).container
+
+    profile = ROOT / "tests/hosts/profiles" / f"{HOST}.profile"
+    hostctl("up", "--project", BARE, "--host", HOST, "--profile", str(profile))
+    try:
+        yield BareNode(HOST)
+    finally:
+        hostctl("down", "--project", BARE)
+
+
+def files(node: Node) -> dict[str, str]:
+    """Path → type, mode, size and link; times differ on any two hosts."""
+    found = {path: facts.split(" ") for path, facts in node.snapshot().items() if not path.startswith(ALLOWED)}
+    return {path: " ".join([*facts[:3], *facts[4:]]) for path, facts in found.items()}
+
+
+def packages(node: Node) -> list[str]:
+    return sorted(node.run("dpkg-query", "-W", "-f", "${Package} ${Version} ${db:Status-Abbrev}\\n").splitlines())
+
+
+def test_teardown_leaves_the_host_as_it_was(nodes: dict[str, Node], bare: Node) -> None:
+    done = play("--limit", HOST, playbook="teardown.yml")
+    assert done.returncode == 0, done.stdout
+    node = nodes[HOST]
+    assert packages(node) == packages(bare)
+    before, after = files(bare), files(node)
+    assert sorted(set(after) - set(before)) == [], "left behind"
+    assert sorted(set(before) - set(after)) == [], "taken away that was none of ours"
+    assert [path for path in before if before[path] != after[path]] == [], "changed for good"
+    assert node.read("/etc/docker/daemon.json") == bare.read("/etc/docker/daemon.json")
+
+    again = play("--limit", HOST, playbook="teardown.yml")
+    assert again.returncode == 0, again.stdout
+    assert re.search(rf"^{HOST}\s+: .*changed=0 ", again.stdout, re.MULTILINE), again.stdout
