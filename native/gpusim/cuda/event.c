@@ -1,23 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Events: a mark in a stream, when it was passed, and waiting for it. */
-#include "capture.h"
+#include "event.h"
 #include "op.h"
 
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#define EVENT_MAGIC 0x45565431u
 #define BUCKETS 256
-
-struct CUevent_st {
-    uint32_t magic;
-    unsigned flags;
-    CUcontext context; /* of the stream that recorded it last */
-    uint64_t id, seq;  /* seq 0: never recorded */
-    uint64_t finish;   /* 0: not known yet */
-    struct capture *capture; /* recorded in a capturing stream: a node, not a point in time */
-    CUgraphNode node;
-    CUevent next;
-};
+#define SEQ_MASK (((uint64_t)1 << 40) - 1)
 
 struct event_table {
     CUevent buckets[BUCKETS];
@@ -47,19 +38,16 @@ void events_destroy(CUcontext context)
     context->events = NULL;
 }
 
-static CUresult check(CUevent event)
+CUresult event_check(CUevent event)
 {
     return event && event->magic == EVENT_MAGIC ? context_check(event->context) : CUDA_ERROR_INVALID_HANDLE;
 }
 
-EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags);
-CUresult cuEventCreate(CUevent *out, unsigned flags)
+CUresult event_new(CUcontext context, unsigned flags, CUevent *out)
 {
-    ENTER_CONTEXT(context);
-    REQUIRE(out && flags <= 7 && (!(flags & 4) || flags & 2), CUDA_ERROR_INVALID_VALUE);
     CUevent event = calloc(1, sizeof *event);
     REQUIRE(event, CUDA_ERROR_OUT_OF_MEMORY);
-    *event = (struct CUevent_st){.magic = EVENT_MAGIC, .flags = flags, .context = context,
+    *event = (struct CUevent_st){.magic = EVENT_MAGIC, .flags = flags, .context = context, .shared_fd = -1,
                                  .id = atomic_fetch_add(&driver.next_id, 1)};
     pthread_mutex_lock(&context->mutex);
     if (!context->events)
@@ -78,10 +66,19 @@ CUresult cuEventCreate(CUevent *out, unsigned flags)
     return CUDA_SUCCESS;
 }
 
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags);
+CUresult cuEventCreate(CUevent *out, unsigned flags)
+{
+    ENTER_CONTEXT(context);
+    REQUIRE(out && flags <= 7 && (!(flags & EVENT_INTERPROCESS) || flags & EVENT_DISABLE_TIMING),
+            CUDA_ERROR_INVALID_VALUE);
+    return event_new(context, flags, out);
+}
+
 static CUresult destroy(CUevent event)
 {
     ENTER();
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
     CUcontext context = event->context;
@@ -93,6 +90,10 @@ static CUresult destroy(CUevent event)
         *link = event->next;
     event->magic = 0;
     pthread_mutex_unlock(&context->mutex);
+    if (event->shared) {
+        munmap(event->shared, 4096);
+        close(event->shared_fd);
+    }
     free(event);
     return CUDA_SUCCESS;
 }
@@ -111,7 +112,7 @@ CUresult cuEventDestroy(CUevent event)
 
 CUresult event_record_now(CUevent event, CUstream stream)
 {
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
     struct sim_work mark = {.kind = SIM_WORK_MARK, .tag = event->id};
@@ -123,22 +124,43 @@ CUresult event_record_now(CUevent event, CUstream stream)
         event->seq = seq;
         event->finish = 0;
         pthread_mutex_unlock(&event->context->mutex);
+        if (event->shared)
+            atomic_store(&event->shared->place, (uint64_t)event->context->gpu << 56 |
+                                                    (uint64_t)event->context->channel << 40 | (seq & SEQ_MASK));
     }
     return result;
 }
 
+struct place {
+    int gpu, channel;
+    uint64_t seq;    /* 0: never recorded */
+    uint64_t finish; /* 0: not known */
+};
+
+static struct place place_of(CUevent event)
+{
+    if (event->shared) {
+        uint64_t word = atomic_load(&event->shared->place);
+        return (struct place){.gpu = (int)(word >> 56), .channel = (int)(word >> 40 & 0xffff), .seq = word & SEQ_MASK};
+    }
+    struct place place = {.gpu = event->context->gpu, .channel = event->context->channel};
+    pthread_mutex_lock(&event->context->mutex);
+    place.seq = event->seq;
+    place.finish = event->finish;
+    pthread_mutex_unlock(&event->context->mutex);
+    return place;
+}
+
 CUresult event_wait_now(CUevent event, CUstream stream)
 {
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
-    pthread_mutex_lock(&event->context->mutex);
-    uint64_t seq = event->finish ? 0 : event->seq;
-    pthread_mutex_unlock(&event->context->mutex);
-    if (!seq)
+    struct place at = place_of(event);
+    if (!at.seq || at.finish)
         return CUDA_SUCCESS;
-    struct sim_work wait = {.kind = SIM_WORK_WAIT, .dep_seq = seq, .dep_gpu = (uint8_t)event->context->gpu,
-                            .dep_channel = (uint16_t)event->context->channel};
+    struct sim_work wait = {.kind = SIM_WORK_WAIT, .dep_seq = at.seq, .dep_gpu = (uint8_t)at.gpu,
+                            .dep_channel = (uint16_t)at.channel};
     return stream_submit(stream, &wait, NULL);
 }
 
@@ -146,7 +168,7 @@ static CUresult record(CUevent event, CUstream handle)
 {
     ENTER_CONTEXT(context);
     CUstream stream;
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result == CUDA_SUCCESS)
         result = stream_resolve(context, handle, &stream);
     if (result != CUDA_SUCCESS)
@@ -163,16 +185,14 @@ static CUresult record(CUevent event, CUstream handle)
 static bool passed(CUevent event, uint64_t *when)
 {
     uint64_t finish;
-    pthread_mutex_lock(&event->context->mutex);
-    uint64_t known = event->finish, seq = event->seq;
-    pthread_mutex_unlock(&event->context->mutex);
-    *when = known;
-    if (known || !seq)
+    struct place at = place_of(event);
+    *when = at.finish;
+    if (at.finish || !at.seq)
         return true;
-    if (!sim_work_done(event->context->gpu, event->context->channel, seq, &finish))
+    if (!sim_work_done(at.gpu, at.channel, at.seq, &finish))
         return false;
     pthread_mutex_lock(&event->context->mutex);
-    if (event->seq == seq && !event->finish)
+    if (!event->shared && event->seq == at.seq && !event->finish)
         event->finish = finish;
     *when = event->finish;
     pthread_mutex_unlock(&event->context->mutex);
@@ -208,7 +228,7 @@ CUresult cuEventQuery(CUevent event)
 {
     ENTER();
     uint64_t when;
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(!event->capture, CUDA_ERROR_CAPTURED_EVENT);
@@ -220,15 +240,18 @@ EXPORT CUresult cuEventSynchronize(CUevent event);
 CUresult cuEventSynchronize(CUevent event)
 {
     ENTER();
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(!event->capture, CUDA_ERROR_CAPTURED_EVENT);
     REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-    if (!event->seq || event->finish)
+    struct place at = place_of(event);
+    if (!at.seq || at.finish)
         return CUDA_SUCCESS;
-    if (!sim_work_wait(event->context->gpu, event->context->channel, event->seq, NULL))
-        return context_check(event->context) ? context_check(event->context) : CUDA_ERROR_UNKNOWN;
+    if (!sim_work_wait(at.gpu, at.channel, at.seq, NULL)) {
+        result = event_check(event);
+        return result == CUDA_SUCCESS ? CUDA_ERROR_UNKNOWN : result;
+    }
     pools_trim_if_due(event->context->device);
     return CUDA_SUCCESS;
 }
@@ -239,7 +262,7 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
     ENTER();
     uint64_t from, to;
     REQUIRE(milliseconds, CUDA_ERROR_INVALID_VALUE);
-    CUresult result = check(start) ? check(start) : check(end);
+    CUresult result = event_check(start) ? event_check(start) : event_check(end);
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(start->seq && end->seq && !(start->flags & 2) && !(end->flags & 2), CUDA_ERROR_INVALID_HANDLE);
@@ -255,7 +278,7 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags)
     ENTER_CONTEXT(context);
     CUstream stream;
     REQUIRE(flags <= 1, CUDA_ERROR_INVALID_VALUE);
-    CUresult result = check(event);
+    CUresult result = event_check(event);
     if (result == CUDA_SUCCESS)
         result = stream_resolve(context, handle, &stream);
     if (result != CUDA_SUCCESS)

@@ -265,3 +265,25 @@ def test_ipc_memory_is_shared_and_charged_once(host):
     assert (held(host, a)["memory"], held(host, b)["memory"]) == (5000, 0)
     b.ask("cu.cuIpcCloseMemHandle(q)")
     assert b.ask("cu.raw('cuMemcpyHtoD_v2', q, b'x', 1)") == 1
+
+
+def test_ipc_event_is_seen_by_the_other_process(make_host):
+    host = make_host("clock = manual\njitter_percent = 0\n[gpu]\nmodel = T4\n")
+    a, b = host.start(), host.start()
+    a.ask("cu.context(); k = cu.kernel(1000); e = cu.out(PTR, 'cuEventCreate', 6); h = (ctypes.c_char * 64)()")
+    a.ask("cu.cuIpcGetEventHandle(h, e)")
+    b.ask("cu.context(); H = type('H', (ctypes.Structure,), {'_fields_': [('b', ctypes.c_ubyte * 64)]})")
+    b.ask(f"f = cu.out(PTR, 'cuIpcOpenEventHandle', H.from_buffer_copy(bytes.fromhex('{a.ask('bytes(h).hex()')}')))")
+    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "never recorded"
+    a.ask("cu.launch(k); cu.cuEventRecord(e, 0)")
+    assert b.ask("cu.raw('cuEventQuery', f)") == 600
+    b.ask("s = cu.stream(1); cu.cuStreamWaitEvent(s, f, 0); m = cu.kernel(10, 1); cu.launch(m, s)")
+    host.ctl("clock", "advance", "0.9")
+    assert (b.ask("cu.raw('cuEventQuery', f)"), b.ask("cu.raw('cuStreamQuery', s)")) == (600, 600)
+    host.ctl("clock", "advance", "0.3")
+    assert (b.ask("cu.raw('cuEventQuery', f)"), b.ask("cu.raw('cuStreamQuery', s)")) == (0, 0)
+    a.ask("cu.launch(cu.kernel('inf')); cu.cuEventRecord(e, 0)")
+    assert b.ask("cu.raw('cuEventQuery', f)") == 600
+    a.kill()
+    host.usage()
+    assert b.ask("cu.raw('cuEventQuery', f)") == 0, "who died records nothing any more"
