@@ -19,7 +19,7 @@ from ._proto import admin_pb2_grpc as rpc
 from .paths import Paths
 
 FAILED, NO_FREE_SLICE = 1, 3
-TIMEOUT_S = 15.0
+TIMEOUT_S = 45.0
 
 
 def parser() -> argparse.ArgumentParser:

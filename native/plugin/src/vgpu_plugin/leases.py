@@ -22,7 +22,8 @@ from .records import LEASE, Record
 
 DEFAULT_TTL_S = 300
 MAX_TTL_S = 3600
-CONFIRM_S = 5.0
+# A busy host; a kubelet that answers takes milliseconds.
+CONFIRM_S = 20.0
 
 log = logging.getLogger(__name__)
 
