@@ -245,7 +245,7 @@ static CUresult primary_flags(CUdevice device, unsigned flags)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    REQUIRE((flags & ~0x1fu) == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE((flags & ~0xffu) == 0, CUDA_ERROR_INVALID_VALUE);
     pthread_mutex_lock(&primary_mutex);
     driver.devices[device].primary_flags = flags;
     if (driver.devices[device].primary)
@@ -271,7 +271,7 @@ CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
 static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned version)
 {
     ENTER();
-    REQUIRE(out && (flags & ~0x3fu) == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(out && (flags & ~0xffu) == 0, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(thread.depth < MAX_STACK, CUDA_ERROR_OUT_OF_MEMORY);
     CUcontext context = context_new(device, flags, version, false);

@@ -24,7 +24,7 @@ EXPORT CUresult cuCtxSetFlags(unsigned flags);
 CUresult cuCtxSetFlags(unsigned flags)
 {
     ENTER_CONTEXT(context);
-    REQUIRE((flags & ~0x3fu) == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE((flags & ~0xffu) == 0, CUDA_ERROR_INVALID_VALUE);
     context->flags = flags;
     return CUDA_SUCCESS;
 }

@@ -110,7 +110,7 @@ static CUresult text(struct image *image, const char *source)
 
 CUresult image_parse(const void *data, struct image *out)
 {
-    uint32_t magic;
+    uint32_t magic = 0;
     *out = (struct image){.entries = NULL};
     REQUIRE(data, CUDA_ERROR_INVALID_VALUE);
     const unsigned char *bytes = data;
@@ -129,7 +129,7 @@ CUresult image_parse(const void *data, struct image *out)
         out->code_bytes = size;
         return CUDA_SUCCESS;
     }
-    if (memcmp(bytes, "\177ELF", bytes[1] ? 4 : 1) == 0 && bytes[1] == 'E') {
+    if (strncmp((const char *)bytes, "\177ELF", 4) == 0) {
         uint64_t table;
         uint16_t size, count;
         memcpy(&table, bytes + 0x28, sizeof table);

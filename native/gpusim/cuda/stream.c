@@ -165,6 +165,9 @@ static CUresult destroy(CUstream stream)
             CUDA_ERROR_INVALID_HANDLE);
     CUcontext context = stream->context;
     REQUIRE(stream != &context->legacy, CUDA_ERROR_INVALID_HANDLE);
+    CUresult result = capture_check(stream); /* the capture would keep the handle */
+    if (result != CUDA_SUCCESS)
+        return result;
     pthread_mutex_lock(&context->mutex);
     CUstream *link = &context->streams;
     while (*link && *link != stream)
