@@ -79,7 +79,7 @@ def parse_targets(listing: str, origin: str) -> list[tuple[str, str, str]]:
 
 def signed_by(entry: str) -> str | None:
     """Return the keyring that a sources entry (`path:number`) names; None leaves the choice to mmdebstrap."""
-    path, _, number = entry.rpartition(":")
+    path, _unused, number = entry.rpartition(":")
     try:
         text = Path(path).read_text(errors="replace")
     except OSError:

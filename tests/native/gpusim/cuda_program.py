@@ -69,7 +69,7 @@ class Driver:
         return self.out(PTR, "cuModuleGetFunction", module, b"k")
 
     def launch(self, function: int, stream: int = 0, times: int = 1, name: str = "cuLaunchKernel") -> None:
-        for _ in range(times):
+        for _unused in range(times):
             getattr(self, name)(function, 40, 1, 1, 32, 1, 1, 0, stream, None, None)
 
     def stream(self, flags: int = 0) -> int:

@@ -85,7 +85,7 @@ def test_ways_to_get_memory(host, way):
     a = host.start()
     a.ask("cu.context()")
     a.ask("k = cu.kernel(1)")
-    for _ in range(2):
+    for _unused in range(2):
         a.ask(get)
         assert held(host, a)["memory"] == bytes_
         assert a.ask("cu.info()") == [TOTAL - CONTEXT - bytes_, TOTAL]
@@ -179,8 +179,8 @@ def test_allocation_finds_what_a_killed_process_left(host):
 
 
 def test_many_killed_processes_leave_nothing(host):
-    for _ in range(12):
-        programs = [host.start() for _ in range(3)]
+    for _unused in range(12):
+        programs = [host.start() for _unused in range(3)]
         for program in programs:
             program.send("cu.context(); [cu.alloc(1000 * MIB) for _ in range(3)]; 0")
         programs[0].receive()

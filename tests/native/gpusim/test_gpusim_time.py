@@ -130,7 +130,7 @@ def test_two_processes_share_by_time_slices(host, first, second):
 
 def test_idle_process_costs_its_neighbour_nothing(make_host):
     host = make_host(PROFILE.replace("clock = auto", "clock = manual"))
-    a, _ = pair(host, "100", "100")
+    a, _unused = pair(host, "100", "100")
     a.ask("cu.launch(k, times=100)")
     host.ctl("clock", "advance", "20")
     log = host.log()

@@ -119,7 +119,7 @@ def test_instances_are_placed(a100, profiles, placements):
 
 @pytest.mark.parametrize(("profiles", "more"), FULL, ids=[f"{row[0]}-{row[1]}" for row in FULL])
 def test_what_does_not_fit_is_refused(a100, profiles, more):
-    *_, last = a100.nvml(*[f"make({p})" for p in profiles], f"make({more})", setup=SETUP)
+    *_unused, last = a100.nvml(*[f"make({p})" for p in profiles], f"make({more})", setup=SETUP)
     assert last == "NVML_ERROR_INSUFFICIENT_RESOURCES"
 
 
@@ -135,7 +135,7 @@ CAPACITY = [
 
 @pytest.mark.parametrize(("profiles", "expected"), CAPACITY, ids=[str(row[0]) for row in CAPACITY])
 def test_remaining_capacity(a100, profiles, expected):
-    *_, left = a100.nvml(*[f"make({p})" for p in profiles], "left()", setup=SETUP)
+    *_unused, left = a100.nvml(*[f"make({p})" for p in profiles], "left()", setup=SETUP)
     assert left == expected
 
 

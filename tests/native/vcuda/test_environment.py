@@ -77,7 +77,7 @@ def test_without_a_limits_file_the_environment_rules(host: Host, variables: dict
 
 def test_without_a_limits_file_processes_share_the_ledger_of_the_variable(host: Host) -> None:
     host.ledger.unlink()
-    one, two = (host.puppet(limits=False, **{ALL: "2g"}).start() for _ in range(2))
+    one, two = (host.puppet(limits=False, **{ALL: "2g"}).start() for _unused in range(2))
     one.get("alloc", GIB)
     assert two.refused("alloc", GIB) == OOM
     two.get("alloc", 2 * GIB - host.on_card())

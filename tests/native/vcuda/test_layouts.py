@@ -76,7 +76,7 @@ def test_fields_lie_where_the_header_says(c_layout, struct_name):
         python[f"{struct_name}.{name}#"] = struct.calcsize("<" + fmt)
     assert {key: c_layout[key] for key in python} == python
     # Nothing of the C structure is missing in Python: the fields fill it without a gap.
-    assert sum(struct.calcsize("<" + fmt) for _, fmt in fields.values()) == c_layout[f"sizeof {struct_name}"]
+    assert sum(struct.calcsize("<" + fmt) for _unused, fmt in fields.values()) == c_layout[f"sizeof {struct_name}"]
     if size is not None:
         assert c_layout[f"sizeof {struct_name}"] == size
 

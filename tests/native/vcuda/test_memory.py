@@ -89,7 +89,7 @@ def test_what_is_charged_is_what_the_driver_took(host: Host, way: str, route: st
 
 @pytest.mark.parametrize("way", [name for name in WAYS if name not in ("mipmap", "3d array")])
 def test_each_way_is_held_to_the_limit(host: Host, way: str) -> None:
-    verb, arguments, _ = WAYS[way]
+    verb, arguments, _unused = WAYS[way]
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card() - MIB // 8)
     assert puppet.refused(verb, *arguments) == OOM
@@ -116,7 +116,7 @@ def test_a_pool_of_ones_own(host: Host) -> None:
     puppet = host.puppet().start()
     before = host.on_card()
     pool = puppet.get("pool", 0)
-    blocks = [puppet.get("frompool", 3 * MIB, pool) for _ in range(3)]
+    blocks = [puppet.get("frompool", 3 * MIB, pool) for _unused in range(3)]
     assert host.charged() == host.on_card() >= before + 9 * MIB
     assert puppet.refused("frompool", LIMIT, pool) == OOM
     for block in blocks:
@@ -153,7 +153,7 @@ def test_a_context_takes_its_memory_with_it(host: Host, first: int) -> None:
     puppet = host.puppet()
     assert puppet.result("init") == OK
     context = puppet.get("ctx", first)
-    for verb, arguments, _ in (WAYS["plain"], WAYS["managed"], WAYS["array"]):
+    for verb, arguments, _unused in (WAYS["plain"], WAYS["managed"], WAYS["array"]):
         puppet.get(verb, *arguments)
     assert host.charged(first) == host.on_card(first) > 0
     assert puppet.result(f"ctx-destroy {context}") == OK
@@ -280,7 +280,7 @@ def test_contexts_are_measured_where_nvml(host: Host, nvml: str) -> None:
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", 100 * MIB)
     others = host.on_card()
-    puppets = [host.puppet("handle", program="puppet-unlinked", **environment) for _ in range(2)]
+    puppets = [host.puppet("handle", program="puppet-unlinked", **environment) for _unused in range(2)]
     for puppet in puppets:
         puppet.start()
         assert host.charged() == host.on_card() - others > 0

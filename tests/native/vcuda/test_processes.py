@@ -64,7 +64,7 @@ def survivor_bytes(host: Host, survivor: object) -> int:
 
 
 def test_an_ended_process_gives_its_quota_back(host: Host) -> None:
-    for _ in range(3):
+    for _unused in range(3):
         puppet = host.puppet().start()
         puppet.get("alloc", LIMIT - host.on_card())
         puppet.end()
@@ -190,8 +190,8 @@ def test_kills_at_random_moments_stop_nobody_and_lose_nothing(host: Host) -> Non
     import time
 
     choice = random.Random(4)
-    for _ in range(12):
-        workers = [host.puppet() for _ in range(4)]
+    for _unused in range(12):
+        workers = [host.puppet() for _unused in range(4)]
         for worker in workers:
             assert worker.result("init") == OK
             assert worker.process.stdin
@@ -238,7 +238,7 @@ def test_kills_during_start_up_leave_a_ledger_that_works(host: Host) -> None:
     for round_number in range(15):
         if round_number % 5 == 0:
             host.ledger.write_bytes(b"")  # with the laying out of the file in it
-        starting = [host.puppet() for _ in range(5)]
+        starting = [host.puppet() for _unused in range(5)]
         for puppet in starting:
             assert puppet.process.stdin
             puppet.process.stdin.write("init\nctx 1 0\nalloc 2 1000000\n")
@@ -282,6 +282,7 @@ def test_a_kill_at_any_instruction_of_an_allocation_loses_nothing(host: Host) ->
         stderr=subprocess.PIPE,
         text=True,
         timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     kills, instructions = (int(word) for word in done.stdout.split())

@@ -24,7 +24,7 @@ def symbols(path: Path, *options: str) -> list:
 
 
 def test_only_the_intended_names_are_exported(built: None) -> None:
-    expected = {"dlsym", "dlvsym", *(symbol for symbol, *_ in HOOKED), *NVML}
+    expected = {"dlsym", "dlvsym", *(symbol for symbol, *_unused in HOOKED), *NVML}
     assert set(symbols(LIBRARY, "--defined-only")) == expected
 
 
@@ -43,7 +43,7 @@ def test_the_library_needs_libc_alone(built: None) -> None:
 @pytest.mark.parametrize("route", ["link", "handle", "proc"])
 def test_every_hook_of_this_driver_stands_behind_its_name(host: Host, route: str) -> None:
     """With dlsym as the program sees it: a name that the driver has is ours, one that it lacks stays unknown."""
-    assert set(symbols(SIMULATOR / "libcuda.so.1", "--defined-only")) & {symbol for symbol, *_ in HOOKED}
+    assert set(symbols(SIMULATOR / "libcuda.so.1", "--defined-only")) & {symbol for symbol, *_unused in HOOKED}
     puppet = host.puppet(route).start()
     assert puppet.say("info")[2] == LIMIT
 
@@ -76,7 +76,9 @@ VERSIONS = [
 
 def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Path) -> None:
     """For every name, version and flag: where the driver gives one of its symbols, we give ours of the same symbol."""
-    names = sorted({name for _, name, *_ in HOOKED} | {"cuInit", "cuLaunchKernel", "cuMemcpyHtoD", "cuNoSuchFunction"})
+    names = sorted(
+        {name for _unused, name, *_unused in HOOKED} | {"cuInit", "cuLaunchKernel", "cuMemcpyHtoD", "cuNoSuchFunction"}
+    )
     asked = [f"{name} {version} {flags}" for name in names for version in VERSIONS for flags in (0, 1, 2)]
     answers = {}
     for preload in (False, True):
@@ -90,7 +92,7 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
         )
         answers[preload] = done.stdout.splitlines()
     assert len(answers[True]) == len(answers[False]) == len(asked)
-    ours = {symbol for symbol, *_ in HOOKED}
+    ours = {symbol for symbol, *_unused in HOOKED}
     replaced = 0
     for question, bare, hooked in zip(asked, answers[False], answers[True]):
         expected = bare.split()
