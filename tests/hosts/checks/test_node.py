@@ -150,6 +150,7 @@ def test_all_slices_of_a_card_at_once(nodes: dict[str, Node], tmp_path: Path) ->
         for name, program in programs.items():
             program.communicate()
             node.run("vgpu-kubelet-double", "delete-pod", "--name", name, check=False)
+        node.run("rm", "-f", "/usr/local/bin/fill")
     # The slice is what the program got and what its context costs; the driver's accounts know both.
     assert sorted(held) == [mib << 20] * count, (totals, held)
     assert min(totals) > (mib << 20) * 8 // 10, totals
