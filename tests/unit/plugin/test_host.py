@@ -224,6 +224,16 @@ def test_notify_without_systemd(tmp_path):
     assert notify("READY=1", str(tmp_path / "nobody")) is False
 
 
+def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
+    """A change between the caller's look and the start of the watch must not be slept over."""
+    watch = FolderWatch(tmp_path)
+    (tmp_path / "kubelet.sock").touch()
+    watch.wait(None)
+    (tmp_path / "kubelet.sock").unlink()
+    watch.wait(None)
+    watch.close()
+
+
 def test_folder_watch_wakes_for_each_change(tmp_path):
     folder = tmp_path / "kubelet"
     watch = FolderWatch(folder)

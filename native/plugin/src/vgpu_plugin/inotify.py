@@ -29,7 +29,9 @@ class FolderWatch:
 
     def wait(self, timeout_s: float | None) -> None:
         """Returns after a change, after ``wake``, or when the time is over."""
-        watching = self._watch()
+        watching = self._inotify >= 0
+        if not watching and self._watch():
+            return  # what happened between the caller's last look and this watch was not seen
         if not watching:
             timeout_s = 1.0 if timeout_s is None else min(timeout_s, 1.0)
         poll = select.poll()
@@ -42,8 +44,6 @@ class FolderWatch:
                 self._close_inotify()
 
     def _watch(self) -> bool:
-        if self._inotify >= 0:
-            return True
         descriptor = self._libc.inotify_init1(IN_CLOEXEC | IN_NONBLOCK)
         if descriptor < 0:
             return False
