@@ -2,13 +2,15 @@
 """Capacity: the slices that a host should have against those that the device plugin made and the kubelet was told.
 
 Expected is computed from node.yaml and the GPUs that NVML lists. Advertised is what the kubelet's own checkpoint holds,
-where there is a kubelet; else what the running device plugin says. Pure but for ``observe``.
+where there is a kubelet; else what the running device plugin says. The checkpoint outlives the kubelet, so a kubelet
+that does not answer, or that does not know the plugin, advertises nothing. Pure but for ``observe``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 from typing import Any, Sequence
 
 from . import node_config, node_state, nvml, slices
@@ -16,19 +18,33 @@ from .hardware import Host
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
+SOCKET = KUBELET_DIR + "/kubelet.sock"
 HEALTHY = "Healthy"
 
 
 def observe(host: Host, config_path: str = node_config.PATH, kubelet_dir: str = KUBELET_DIR) -> dict[str, Any]:
     """All that the comparison needs of a host."""
+    kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
     return {
         "nvml": nvml.read(),
         "config_text": host.text(config_path),
         "config_path": config_path,
-        "kubelet": os.path.exists(host.path(os.path.join(kubelet_dir, "kubelet.sock"))),
+        "kubelet": os.path.exists(kubelet_socket),
+        "kubelet_fault": refusal(kubelet_socket),
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
         "plugin": node_state.plugin_status(host),
     }
+
+
+def refusal(path: str) -> str:
+    """Why nothing answers on a socket, empty where something does. The file of a program that was killed stays."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(5.0)
+        try:
+            client.connect(path)
+        except OSError as fault:
+            return f"{path}: {fault.strerror or fault}"
+    return ""
 
 
 def compare(seen: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +73,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     if config is not None and seen["nvml"]["ok"]:
         _expect(config, seen, answer)
     _compare_plugin(seen, answer, config)
+    _compare_library(seen, answer)
     _compare_kubelet(seen, answer)
     answer["ok"] = not drift
     return answer
@@ -134,6 +151,15 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
             _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
 
 
+def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Without its library the device plugin refuses every container, while all slices stay advertised."""
+    status = seen["plugin"]
+    if answer["shared"] and status is not None and status.get("library") == "":
+        found = "none that is whole; every container is refused"
+        remedy = "run playbooks/site.yml for this host"
+        _differ(answer["drift"], "library", "device plugin", "a version of libvgpu.so", found, remedy)
+
+
 def _leased(status: dict[str, Any]) -> list[str]:
     """Slices that an isolation check holds for a moment; they are advertised as unhealthy meanwhile."""
     return [
@@ -147,7 +173,16 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
     leased = _leased(status)
     if answer["kubelet"]:
         told = registered(seen["checkpoint_text"], answer["resource"])
-        if told is None:
+        if seen["kubelet_fault"]:
+            remedy = "systemctl status kubelet; journalctl -u kubelet"
+            _differ(answer["drift"], "kubelet", "its socket", "an answer", seen["kubelet_fault"], remedy)
+            told = []
+        elif status.get("registered") is False:
+            found = status.get("kubelet_error") or "not registered"
+            remedy = "wait for the kubelet; journalctl -u vgpu-device-plugin -u kubelet"
+            _differ(answer["drift"], "kubelet", "device plugin", "registered", found, remedy)
+            told = []
+        elif told is None:
             remedy = "wait for the kubelet, or restart it: systemctl restart kubelet"
             _differ(answer["drift"], "kubelet", answer["resource"], "registered", "not in the checkpoint", remedy)
             told = []

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
+import tempfile
+from pathlib import Path
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import capacity, node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils import capacity, node_config, nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
 
 CONFIG = node_config.dump(node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1}))
@@ -36,8 +40,16 @@ AGREEING = {
     "config_text": CONFIG,
     "config_path": "/etc/vgpu/node.yaml",
     "kubelet": True,
+    "kubelet_fault": "",
     "checkpoint_text": checkpoint(IDS),
-    "plugin": {"config_sha256": sha256(CONFIG), "library": "0.1.0-x", "slices": slices(), "allocations": []},
+    "plugin": {
+        "config_sha256": sha256(CONFIG),
+        "library": "0.1.0-x",
+        "registered": True,
+        "kubelet_error": "",
+        "slices": slices(),
+        "allocations": [],
+    },
 }
 
 
@@ -92,6 +104,16 @@ SPOILED = [
     ({"checkpoint_text": checkpoint(IDS, "example.com/gpu")}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": None}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": "torn"}, ["kubelet", "advertised"], "not in the checkpoint"),
+    # The checkpoint outlives the kubelet, and so does the file of its socket where it was killed.
+    ({"kubelet_fault": "kubelet.sock: Connection refused"}, ["kubelet", "advertised"], "Connection refused"),
+    ({"kubelet": False, "kubelet_fault": "No such file"}, ["kubelet", "advertised"], "systemctl status kubelet"),
+    (
+        {"plugin": plugin(registered=False, kubelet_error="waiting for the kubelet")},
+        ["kubelet", "advertised"],
+        "found waiting for the kubelet",
+    ),
+    ({"plugin": plugin(registered=False)}, ["kubelet", "advertised"], "found not registered"),
+    ({"plugin": plugin(library="")}, ["library"], "every container is refused"),
 ]
 
 
@@ -112,8 +134,39 @@ def test_a_slice_that_the_isolation_check_holds_is_no_difference():
 
 
 def test_without_a_kubelet_the_device_plugin_stands_for_it():
-    found = compared(kubelet=False, checkpoint_text=None)
+    status = plugin(registered=False, kubelet_error="waiting for the kubelet")
+    found = compared(kubelet=False, kubelet_fault="No such file", checkpoint_text=None, plugin=status)
     assert (found["ok"], found["kubelet"], found["advertised"]) == (True, False, IDS)
+
+
+def test_whole_gpus_need_no_library():
+    text = node_config.dump(node_config.from_vars({"vgpu_sharing": "none"}))
+    whole = [{"id": gpu["uuid"], "uuid": gpu["uuid"], "memory_mib": 15360, "sm_percent": 100} for gpu in GPUS]
+    status = plugin(config_sha256=sha256(text), slices=whole, library="")
+    assert compared(config_text=text, plugin=status, checkpoint_text=checkpoint(["GPU-a", "GPU-b"]))["ok"] is True
+
+
+# What stands where the kubelet's socket should, whether there is a kubelet, what connecting says.
+SOCKETS = [
+    ("listening", True, ""),
+    ("killed", True, "Connection refused"),
+    ("absent", False, "No such file"),
+]
+
+
+@pytest.mark.parametrize("kind, present, words", SOCKETS)
+def test_a_kubelet_is_asked_and_not_believed_from_its_file(monkeypatch, kind, present, words):
+    monkeypatch.setattr(nvml, "read", lambda: {"ok": False})
+    # Not tmp_path: the path of a socket holds 107 bytes.
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        if kind != "absent":
+            server.bind(str(Path(folder) / "kubelet.sock"))
+        if kind == "listening":
+            server.listen()
+        host = Host(folder, run=lambda argv: Answer(127, "", "absent"))
+        seen = capacity.observe(host, kubelet_dir="/")
+    assert seen["kubelet"] is present
+    assert words in seen["kubelet_fault"] and bool(words) is bool(seen["kubelet_fault"])
 
 
 def test_a_socket_without_a_checkpoint_is_a_kubelet_that_was_not_told():
