@@ -7,6 +7,7 @@
  */
 #include "limits_file.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,17 +70,24 @@ static void read_environment(void)
     env.ledger = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
 }
 
-/* Our own ld.so.preload rules where it names the library, whatever the environment of this process says. */
-static bool preload_in_force(void)
+/*
+ * Our own ld.so.preload rules where it names the library, whatever the environment of this process says. A file that is
+ * there and cannot be read (a process without descriptors, say) may be ours: *known is false, and it counts as ours.
+ */
+static bool preload_in_force(bool *known)
 {
     char text[4096];
+    *known = true;
     int descriptor = open(VGPU_PATH_PRELOAD, O_RDONLY | O_CLOEXEC);
-    if (descriptor < 0)
+    if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR))
         return false;
-    ssize_t length = read(descriptor, text, sizeof text - 1);
-    close(descriptor);
-    if (length <= 0)
-        return false;
+    ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
+    if (descriptor >= 0)
+        close(descriptor);
+    if (length < 0) {
+        *known = false;
+        return true;
+    }
     text[length] = 0;
     return strstr(text, "libvgpu.so") != NULL;
 }
@@ -107,15 +115,17 @@ static enum control broken(void)
 
 static enum control load(void)
 {
-    static bool started;
+    static bool started, settled;
     bool required;
-    if (!started) {
+    if (!started)
         read_environment();
-        in_force = preload_in_force();
+    started = true;
+    /* Asked again until it could be read; limits that were read meanwhile stay those of a container. */
+    if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
+        in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
         if (other)
             snprintf(path, sizeof path, "%s", other);
-        started = true;
     }
     required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
     if (!file.data && !limits_map(path, &file, reason, sizeof reason)) {

@@ -203,6 +203,25 @@ def test_in_a_container_the_environment_names_no_other_files(host: Host) -> None
     assert not (own / "ledger").exists()
 
 
+def test_in_a_container_a_process_without_descriptors_gets_no_other_files(host: Host) -> None:
+    """The preload file cannot be opened at the first call: that does not mean that it is not there."""
+    own = host.folder / "own"
+    own.mkdir()
+    generous = [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]
+    (own / "limits").write_bytes(layouts.pack_limits({"allocation": "own", "devices": generous}))
+    wrapper = container(host, str(LIBRARY))
+    variables = {"VGPU_LIMITS_FILE": str(own / "limits"), "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(own / "ledger")}
+    puppet = host.puppet(wrapper=wrapper, **FORCED, **variables)
+    assert puppet.result("init") == OK
+    assert puppet.result("nofile 3") == OK
+    assert puppet.refused("ctx", 0) == NOT_PERMITTED
+    assert puppet.result("nofile 256") == OK
+    puppet.get("ctx", 0)
+    assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
+    assert host.charged() == host.on_card() > 0
+    assert not (own / "ledger").exists()
+
+
 @pytest.mark.parametrize("missing", ["limits", "ledger"])
 def test_in_a_container_a_missing_file_fails_closed(host: Host, missing: str) -> None:
     puppet = assert_closed(host, wrapper=container(host, str(LIBRARY), **{missing: False}), **FORCED)

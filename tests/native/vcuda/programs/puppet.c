@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -240,6 +241,11 @@ static int ask(const char *verb, unsigned long long a, char *text)
         return nvml("v2", (unsigned)a);
     } else if (strcmp(verb, "pid") == 0) {
         printf("0 %d\n", (int)getpid());
+    } else if (strcmp(verb, "nofile") == 0) {
+        struct rlimit limit;
+        getrlimit(RLIMIT_NOFILE, &limit);
+        limit.rlim_cur = a;
+        printf("%d\n", setrlimit(RLIMIT_NOFILE, &limit));
     } else if (strcmp(verb, "close-all") == 0) {
         for (int fd = 3; fd < 1024; fd++)
             close(fd);
