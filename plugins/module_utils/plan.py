@@ -185,6 +185,9 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
         if todo:
             changes += [str(lack) for lack in todo]
             reason = f"the running daemon has not taken {path} over"
+    elif unit.get("active"):
+        changes.append(f"restart {DOCKER_UNIT}, which does not answer")
+        reason = f"{DOCKER_UNIT} is active and does not answer on its socket"
     if not todo and state["files"].get(daemon_json.PENDING) is not None:
         changes.append("finish an interrupted change of the running daemon")
         reason = f"a run was interrupted before docker had taken {path} over"

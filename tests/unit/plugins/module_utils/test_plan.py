@@ -141,7 +141,8 @@ STATES = [
     # Killed between the write of daemon.json and the reload: the file is right, the daemon is not.
     ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
     ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
-    ({(*DOCKER, "active"): False}, "container_runtime", "start docker.service"),
+    ({"docker.info": None}, "container_runtime", "restart docker.service, which does not answer"),
+    ({(*DOCKER, "active"): False, "docker.info": None}, "container_runtime", "start docker.service"),
     ({(*DOCKER, "enabled"): False}, "container_runtime", "enable docker.service"),
     ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
