@@ -274,6 +274,79 @@ def test_records_that_cannot_be_read_are_put_aside(node):
     assert node.paths.records.with_suffix(".broken").exists()
 
 
+# ---- a disk that takes nothing
+
+
+class Disk:
+    """Writes below a folder fail while ``full``; a rename or removal needs no room and goes on."""
+
+    def __init__(self, monkeypatch, folder: Path) -> None:
+        self.full = False
+        write = Path.write_text
+
+        def write_text(path, *arguments, **options):
+            if self.full and folder in path.parents:
+                write(path, "{")  # what a full disk leaves: a beginning
+                raise OSError(28, "No space left on device")
+            return write(path, *arguments, **options)
+
+        monkeypatch.setattr(Path, "write_text", write_text)
+
+
+@pytest.fixture
+def disk(node, monkeypatch):
+    return Disk(monkeypatch, node.paths.state_dir)
+
+
+def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
+    _pool, allocator, files = node.parts()
+    (kept,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    disk.full = True
+    with pytest.raises(NotNow, match="No space left on device"):
+        allocator.allocate([[slice_id(node.gpus[1])]])
+    assert [one.id for one in allocator.records.all()] == [kept.allocation]
+    assert files.present() == [kept.allocation]
+    disk.full = False
+    assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]  # what was on disk is whole
+
+
+def test_end_of_an_allocation_needs_no_disk(node, disk):
+    """A lease must end and a slice come free, also where the record on disk cannot be changed."""
+    _pool, allocator, files = node.parts()
+    (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    (two,) = allocator.allocate([[slice_id(node.gpus[1])]])
+    disk.full = True
+    allocator.forget(one.allocation)
+    assert ([record.id for record in allocator.records.all()], files.present()) == ([two.allocation],) * 2
+    disk.full = False
+    allocator.forget(two.allocation)  # the next change brings the file up to date
+    assert node.parts()[1].records.all() == []
+
+
+def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
+    _pool, allocator, _files = node.parts()
+    ids = [slice_id(node.gpus[0])]
+    (answer,) = allocator.allocate([ids])
+    message = base64.b64encode(to_message(answer).SerializeToString()).decode()
+    entry = {"ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ids}, "AllocResp": message}
+    node.paths.checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    node.paths.records.unlink()
+    _pool, allocator, _files = node.parts()
+    disk.full = True
+    with pytest.raises(NotNow, match="No space left on device"):
+        allocator.prestart(ids)
+
+
+def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):
+    node.paths.records.write_text("{")
+
+    def refuse(*_arguments):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("os.replace", refuse)
+    assert "could not be put aside" in node.parts()[1].records.warnings[0]
+
+
 def test_numa_of_the_gpu_is_told(node):
     from vgpu_plugin.service import to_device
 

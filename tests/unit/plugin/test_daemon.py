@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,40 @@ def test_status_says_what_runs(node, kubelet, daemon, capsys):
     before = status["config_sha256"]
     node.configure(splitCount=3)
     assert vgpuctl(node, capsys, "status")[1]["config_sha256"] == before  # what runs, not what lies on disk
+
+
+def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeypatch, running, capsys):
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.01)
+    fails = threading.Event()
+    looks = threading.Semaphore(0)
+
+    def collect(_self):
+        looks.release()
+        if fails.is_set():
+            raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("vgpu_plugin.collector.Collector.collect", collect)
+    node.configure()
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    until(lambda: allocatable(kubelet) == 4, "4 slices at the kubelet")
+    fails.set()
+    for _time in range(20):
+        assert looks.acquire(timeout=60), "no further look"
+    assert vgpuctl(node, capsys, "status")[0] == 0
+
+
+@pytest.mark.parametrize("spoil", ["folder", "lock"])
+def test_state_folder_that_cannot_be_used_is_said(node, spoil):
+    from vgpu_plugin.errors import Fatal
+
+    node.configure()
+    node.paths.state_dir.rmdir()
+    if spoil == "folder":
+        node.paths.state_dir.write_text("a file in its place")
+    else:
+        node.paths.lock.mkdir(parents=True)
+    with pytest.raises(Fatal, match=str(node.paths.state_dir)):
+        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
 
 
 def test_second_daemon_is_refused(node, kubelet, daemon):

@@ -76,9 +76,18 @@ class Allocator:
                 limits = {"allocation": record.id, "devices": devices, **self._settings.limit_flags(gpus)}
                 record = Record(**{**vars(record), "limits": limits, "library": str(self.library())})
                 self._make_files(record)
-            self.records.put(record)
+            self._write_down(record)
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(ids))
             return self._answer(record, [device["uuid"] for device in devices])
+
+    def _write_down(self, record: Record) -> None:
+        try:
+            self.records.put(record)
+        except OSError as fault:
+            self._remove_files(record.id)
+            raise NotNow(
+                f"allocation {record.id} cannot be written down in {self._paths.records}: {fault}; make room there"
+            ) from fault
 
     def _refuse_leased(self, pieces: list[Slice]) -> None:
         leased = {one: record.id for record in self.records.all() if record.kind == LEASE for one in record.slice_ids}
@@ -169,7 +178,7 @@ class Allocator:
                 gpus = [self._pool.gpu(device["uuid"]) for device in devices]
                 limits = {"allocation": entry.allocation, "devices": devices, **self._settings.limit_flags(gpus)}
                 record = Record(entry.allocation, KUBELET, tuple(ids), limits, entry.library or str(self.library()))
-                self.records.put(record)
+                self._write_down(record)
                 rebuilt.append(record)
         return rebuilt
 

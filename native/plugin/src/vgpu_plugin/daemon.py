@@ -93,12 +93,19 @@ class Daemon:
 
     def _make_folders(self) -> None:
         for folder in (self._paths.run_dir, self._paths.state_dir):
-            folder.mkdir(parents=True, exist_ok=True)
-            os.chmod(folder, 0o755)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                if folder.stat().st_mode & 0o7777 != 0o755:
+                    os.chmod(folder, 0o755)
+            except OSError as fault:
+                raise Fatal(f"{folder} cannot be made ready: {fault}; this program keeps its files there") from None
 
     def _be_alone(self) -> None:
         """Two plugins on one node would take the socket from each other for ever."""
-        self._lock = open(self._paths.lock, "a+")  # noqa: SIM115 - held for as long as the program lives
+        try:
+            self._lock = open(self._paths.lock, "a+")  # noqa: SIM115 - held for as long as the program lives
+        except OSError as fault:
+            raise Fatal(f"{self._paths.lock} cannot be opened: {fault}; is {self._paths.state_dir} writable?") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -107,9 +114,11 @@ class Daemon:
             raise Fatal(
                 f"{self._paths.lock}: another vgpu-device-plugin runs already (pid {holder}); stop it first"
             ) from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        # The pid is for people; the lock is what counts, and it needs no room on a full disk.
+        with contextlib.suppress(OSError):
+            self._lock.truncate(0)
+            self._lock.write(str(os.getpid()))
+            self._lock.flush()
 
     def _driver(self, settings: node_settings.Settings) -> tuple[GpuSource | None, list[Gpu]]:
         """The driver with at least one GPU; waits for it where failOnInitError is false."""
@@ -162,8 +171,7 @@ class Daemon:
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
             while not self._stopping.wait(HOUSEKEEPING_S):
-                leases.expire()
-                collector.collect()
+                self._keep_house(leases.expire, collector.collect)
         finally:
             notify("STOPPING=1")
             registration.stop()
@@ -172,6 +180,15 @@ class Daemon:
             # The health thread sits in the driver's wait; it ends by itself and holds nothing that matters.
             for thread in threads:
                 thread.join(STREAM_JOIN_S)
+
+    @staticmethod
+    def _keep_house(*tasks: Callable[[], object]) -> None:
+        """Nothing of it is worth ending the program for: running containers' slices hang on its records."""
+        for task in tasks:
+            try:
+                task()
+            except Exception:
+                log.exception("housekeeping failed; it is tried again in %.0f s", HOUSEKEEPING_S)
 
     def _serve_admin(self, service: Admin) -> grpc.Server:
         self._paths.admin_socket.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -55,18 +56,27 @@ class RecordStore:
             }
         except FileNotFoundError:
             return
-        except (ValueError, KeyError, TypeError, AttributeError) as fault:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
             aside = self._path.with_suffix(".broken")
-            os.replace(self._path, aside)
-            self.warnings.append(f"{self._path} could not be read ({fault}); it was put aside as {aside}")
+            try:
+                os.replace(self._path, aside)
+                done = f"it was put aside as {aside}"
+            except OSError as second:
+                done = f"it could not be put aside as {aside}: {second}"
+            self.warnings.append(f"{self._path} could not be read ({fault}); {done}")
             log.warning("%s", self.warnings[-1])
 
-    def _save(self) -> None:
+    def _save(self, records: dict[str, Record]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".new")
-        text = json.dumps({"version": FORMAT, "allocations": [asdict(one) for one in self._records.values()]}, indent=1)
-        fresh.write_text(text + "\n")
-        os.replace(fresh, self._path)
+        text = json.dumps({"version": FORMAT, "allocations": [asdict(one) for one in records.values()]}, indent=1)
+        try:
+            fresh.write_text(text + "\n")
+            os.replace(fresh, self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise
 
     def all(self) -> list[Record]:
         return list(self._records.values())
@@ -80,9 +90,16 @@ class RecordStore:
         return [one for one in self._records.values() if frozenset(one.slice_ids) == wanted]
 
     def put(self, record: Record) -> None:
-        self._records[record.id] = record
-        self._save()
+        """Written down first: what is given out must not be forgotten by a restart. Raises OSError, and nothing is kept."""
+        records = {**self._records, record.id: record}
+        self._save(records)
+        self._records = records
 
     def drop(self, allocation: str) -> None:
-        if self._records.pop(allocation, None) is not None:
-            self._save()
+        """Never fails: a full disk must not keep a slice. A record that comes back with a restart is ended again."""
+        if self._records.pop(allocation, None) is None:
+            return
+        try:
+            self._save(self._records)
+        except OSError as fault:
+            log.warning("allocation %s has ended and %s still lists it: %s", allocation, self._path, fault)
