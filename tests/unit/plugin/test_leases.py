@@ -99,6 +99,27 @@ def test_kubelet_that_gave_the_slice_away_meanwhile_wins(node):
     assert healthy(parts[0]) == {first}
 
 
+def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
+    """The kubelet's Allocate arrives after the last look at who holds the slice."""
+    parts = node.parts(splitCount=1)
+    first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
+    look = Leases._withdrawn
+    pods = []
+
+    def withdrawn(self, slice_id):
+        answer = look(self, slice_id)
+        if not pods:
+            pods.extend(parts[1].allocate([[slice_id]]))
+        return answer
+
+    monkeypatch.setattr(Leases, "_withdrawn", withdrawn)
+    assert leases_of(node, parts).lease().slice_ids == (second,)
+    holders = {one.slice_ids: one.kind for one in parts[1].records.all()}
+    assert holders == {(first,): "kubelet", (second,): "lease"}
+    assert healthy(parts[0]) == {first}
+    assert parts[2].present() == sorted(one.id for one in parts[1].records.all())
+
+
 def test_kubelet_that_does_not_withdraw(node, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.leases.CONFIRM_S", 0.05)
     parts = node.parts(splitCount=1)

@@ -15,7 +15,7 @@ from . import checkpoint
 from . import settings as node_settings
 from ._shared.slices import MIB, Slice
 from .allocation_files import LIBRARY_FILE, AllocationFiles
-from .errors import NotNow, Refused
+from .errors import NotNow, Refused, Taken
 from .paths import Paths
 from .pool import Pool
 from .records import KUBELET, LEASE, Record, RecordStore
@@ -69,6 +69,8 @@ class Allocator:
             pieces = self._pool.resolve(ids)
             if kind == KUBELET:
                 self._refuse_leased(pieces)
+            else:
+                self._refuse_held(pieces)
             devices = self._devices(pieces)
             record = Record(id=secrets.token_hex(8), kind=kind, slice_ids=tuple(ids), **lease)
             if self._settings.shared:
@@ -97,6 +99,13 @@ class Allocator:
                     f"slice {piece.id} is leased to a check on this host (allocation {leased[piece.id]}); "
                     "start the pod again"
                 )
+
+    def _refuse_held(self, pieces: list[Slice]) -> None:
+        """Of a lease: an Allocate may have come between its look and this lock."""
+        holders = {one: record.id for record in self.records.all() for one in record.slice_ids}
+        for piece in pieces:
+            if piece.id in holders:
+                raise Taken(f"slice {piece.id} is held by allocation {holders[piece.id]}; see: vgpuctl status")
 
     def _devices(self, pieces: list[Slice]) -> list[dict[str, Any]]:
         """One device for each GPU. Two slices of one GPU are summed or refused, never silently one share."""

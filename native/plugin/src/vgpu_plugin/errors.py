@@ -20,6 +20,10 @@ class NotNow(PluginError):
     """Not possible at present; the same request may succeed later."""
 
 
+class Taken(NotNow):
+    """The slice is held already."""
+
+
 class NoFreeSlice(PluginError):
     """Every slice that would do is in use or sick."""
 

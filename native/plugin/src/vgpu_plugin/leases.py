@@ -15,7 +15,7 @@ from pathlib import Path
 from . import checkpoint
 from .allocator import Allocator, Answer
 from .clock import Clock
-from .errors import BadRequest, NoFreeSlice, NotNow, Unknown
+from .errors import BadRequest, NoFreeSlice, NotNow, Taken, Unknown
 from .pool import Pool
 from .preference import ordinal
 from .records import LEASE, Record
@@ -71,6 +71,8 @@ class Leases:
                     return self._allocator.grant(
                         [slice_id], LEASE, expires=self._clock.now() + ttl_s, boot_id=self._clock.boot_id()
                     )
+                except Taken:
+                    self._pool.give_back(slice_id)
                 except BaseException:
                     self._pool.give_back(slice_id)
                     raise

@@ -90,7 +90,7 @@ class RecordStore:
         return [one for one in self._records.values() if frozenset(one.slice_ids) == wanted]
 
     def put(self, record: Record) -> None:
-        """Written down first: what is given out must not be forgotten by a restart. Raises OSError, and nothing is kept."""
+        """Written down first: what is given out must outlive a restart. Raises OSError, and nothing is kept."""
         records = {**self._records, record.id: record}
         self._save(records)
         self._records = records
