@@ -197,14 +197,35 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
     if unit.get("present") and not unit.get("enabled"):
         changes.append(f"enable {DOCKER_UNIT}")
         reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
-    info = docker["info"] or {}
-    restart = daemon_json.needs_restart(todo)
+    part = Part(reason, changes)
+    return _docker_restart(part, wanted, state, daemon_json.needs_restart(todo)) if unit.get("active") else part
+
+
+def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
+    """What a restart of the running docker means for its containers, and whether the role may do it."""
+    info = state["docker"]["info"]
+    pending = state["files"].get(daemon_json.PENDING) or {}
+    if not keys and pending.get("sha256") == sha256("restart\n"):
+        keys = ["what an interrupted run changed"]
+    if not keys and info is None:
+        keys = ["a daemon that does not answer"]
+    if not keys:
+        return part
+    names = ", ".join(keys)
+    if wanted["restart"] == "never":
+        return part._replace(
+            errors=[f"a restart of docker is needed for {names}, and container_runtime_restart is never; allow it"]
+        )
+    if info is None:
+        return part._replace(disturbs=True, warnings=["docker does not answer, so what it runs is not known"])
     running = int(info.get("ContainersRunning") or 0)
-    disturbs = bool(restart) and running > 0 and not info.get("LiveRestoreEnabled")
-    notes = []
-    if disturbs:
-        notes.append(f"a restart of docker for {', '.join(restart)} stops {running} running containers")
-    return Part(reason, changes, disturbs, notes)
+    if not running or info.get("LiveRestoreEnabled"):
+        return part
+    stops = f"a restart of docker for {names} stops {running} running containers"
+    if wanted["restart"] == "always":
+        return part._replace(disturbs=True, warnings=[stops])
+    way_out = "stop them, set live-restore, or allow it with container_runtime_restart: always"
+    return part._replace(disturbs=True, errors=[f"{stops}, and container_runtime_restart is if_idle; {way_out}"])
 
 
 def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:

@@ -21,6 +21,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "packages": [],
         "docker_config": "/etc/docker/daemon.json",
         "docker_settings": {},
+        "restart": "if_idle",
         "packages_record": "",
         "docker_record": "",
     },

@@ -253,6 +253,50 @@ def test_what_disturbs_running_work_is_marked(variables, state, disturbs):
     assert made(variables, state)["disturbs"] is disturbs
 
 
+LOCAL_LOGS = {"container_runtime_docker_settings": {"log-driver": "local"}}  # only a restart applies it
+BUSY = {"docker.info.ContainersRunning": 3}
+LIVE = {
+    **BUSY,
+    "docker.info.LiveRestoreEnabled": True,
+    "docker.config_text": DAEMON_JSON.replace("{", '{"live-restore": true, ', 1),
+}
+PENDING = ("files", "/run/vgpu-docker-daemon.pending")
+
+# What of wish and state differs, container_runtime_restart, words of the error, words of the warning.
+RESTARTS = [
+    (
+        LOCAL_LOGS,
+        BUSY,
+        "if_idle",
+        "log-driver stops 3 running containers, and container_runtime_restart is if_idle",
+        "",
+    ),
+    (LOCAL_LOGS, BUSY, "never", "needed for log-driver, and container_runtime_restart is never", ""),
+    (LOCAL_LOGS, BUSY, "always", "", "log-driver stops 3 running containers"),
+    (LOCAL_LOGS, LIVE, "if_idle", "", ""),
+    (LOCAL_LOGS, LIVE, "never", "container_runtime_restart is never", ""),
+    (LOCAL_LOGS, {}, "if_idle", "", ""),
+    (LOCAL_LOGS, {}, "never", "container_runtime_restart is never", ""),
+    # A docker that is down is started, whatever the keys.
+    (LOCAL_LOGS, {(*DOCKER, "active"): False, "docker.info": None}, "never", "", ""),
+    # A reload is enough for this key.
+    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
+    ({}, {"docker.info": None}, "if_idle", "", "what it runs is not known"),
+    ({}, {"docker.info": None}, "never", "a daemon that does not answer", ""),
+    ({}, {**BUSY, PENDING: {"sha256": sha256("restart\n")}}, "if_idle", "what an interrupted run changed", ""),
+    ({}, {**BUSY, PENDING: {"sha256": sha256("reload\n")}}, "never", "", ""),
+]
+
+
+@pytest.mark.parametrize("variables, state, allowed, fault, note", RESTARTS)
+def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, state, allowed, fault, note):
+    found = made({**variables, "container_runtime_restart": allowed}, state)
+    assert found["roles"] != []
+    for words, told in ((fault, found["errors"]), (note, found["warnings"])):
+        assert len(told) == bool(words)
+        assert words in "".join(told)
+
+
 BAD_DAEMON_JSON = """\
 {
   "default-runtime": "nvidia",
