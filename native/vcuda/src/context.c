@@ -41,20 +41,18 @@ static const struct device *admit(enum control control, CUdevice ordinal, CUresu
     return device;
 }
 
+/* create_lock held, here and in open_end. */
 static CUresult open_begin(struct opening *opening, const struct device *device)
 {
     *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context()};
-    lock_take(&create_lock[device->ledger]);
     if (!opening->counted)
         return CUDA_SUCCESS;
     opening->charged = ledger_context_bytes(device->ledger);
     if (!opening->charged) {
         opening->measuring = ledger_measure_begin(device->ledger);
         opening->charged = ledger_context_bytes(device->ledger);
-        if (opening->measuring < 0 && !opening->charged) {
-            lock_drop(&create_lock[device->ledger]);
+        if (opening->measuring < 0 && !opening->charged)
             return CUDA_ERROR_NOT_PERMITTED;
-        }
         if (opening->charged) {
             ledger_measure_end(opening->measuring, device->ledger);
             opening->measuring = -1;
@@ -63,7 +61,6 @@ static CUresult open_begin(struct opening *opening, const struct device *device)
     CUresult status = memory_charge(device, ACCOUNT_CONTEXT, opening->charged);
     if (status != CUDA_SUCCESS) {
         ledger_measure_end(opening->measuring, device->ledger);
-        lock_drop(&create_lock[device->ledger]);
         return status;
     }
     measure_begin(&opening->measure, device);
@@ -120,18 +117,34 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
     }
     if (opening->measuring >= 0)
         ledger_measure_end(opening->measuring, device->ledger);
-    lock_drop(&create_lock[device->ledger]);
     return status;
 }
 
-static void context_gone(CUcontext context)
-{
+/* A context that the driver is about to free: out of our tables before, uncharged after. create_lock held. */
+struct leaving {
+    bool ours;
     struct block block;
-    if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
+    struct swept swept[SWEPT_MAPS];
+};
+
+static void leave_begin(struct leaving *leaving, CUcontext context)
+{
+    leaving->ours = block_take(&vgpu_contexts, (uintptr_t)context, &leaving->block);
+    if (leaving->ours)
+        memory_sweep_context(context, leaving->swept);
+}
+
+static void leave_end(struct leaving *leaving, bool gone)
+{
+    if (!leaving->ours)
         return;
-    memory_drop_context(context);
-    pools_settle(false);
-    ledger_uncharge(block.device, ACCOUNT_CONTEXT, block.bytes);
+    memory_sweep_end(leaving->swept, gone);
+    if (gone) {
+        pools_settle(false);
+        ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
+    } else {
+        block_put(&vgpu_contexts, &leaving->block);
+    }
 }
 
 /* --- created contexts -------------------------------------------------------------------------------- */
@@ -149,10 +162,16 @@ static CUresult destroy(CUcontext context, CUdevice ordinal)
         struct opening opening; \
         CUresult status; \
         const struct device *admitted = admit(control, device, &status); \
-        if (!admitted || (status = open_begin(&opening, admitted)) != CUDA_SUCCESS) \
+        if (!admitted) \
             return status; \
-        status = REAL(symbol) arguments; \
-        return open_end(&opening, status, status ? NULL : *context, device, destroy); \
+        lock_take(&create_lock[admitted->ledger]); \
+        status = open_begin(&opening, admitted); \
+        if (status == CUDA_SUCCESS) { \
+            status = REAL(symbol) arguments; \
+            status = open_end(&opening, status, status ? NULL : *context, device, destroy); \
+        } \
+        lock_drop(&create_lock[admitted->ledger]); \
+        return status; \
     }
 
 CREATE(cuCtxCreate, (CUcontext *context, unsigned int flags, CUdevice device), (context, flags, device))
@@ -177,22 +196,14 @@ EXPORT CUresult cuGreenCtxCreate(void *context, void *description, CUdevice devi
     return memory_refuse("cuGreenCtxCreate");
 }
 
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
+/* The lock of the context's device; NULL: not a context that was charged. */
+static struct lock *lock_of(CUcontext context)
 {
-    ENTER(cuCtxDestroy_v2, (context));
-    CUresult status = REAL(cuCtxDestroy_v2)(context);
-    if (status == CUDA_SUCCESS)
-        context_gone(context);
-    return status;
-}
-
-EXPORT CUresult cuCtxDestroy(CUcontext context)
-{
-    ENTER(cuCtxDestroy, (context));
-    CUresult status = REAL(cuCtxDestroy)(context);
-    if (status == CUDA_SUCCESS)
-        context_gone(context);
-    return status;
+    struct block block;
+    if (!block_get(&vgpu_contexts, (uintptr_t)context, &block))
+        return NULL;
+    lock_take(&create_lock[block.device]);
+    return &create_lock[block.device];
 }
 
 /* A context lives until it is detached as often as it was created and attached; its block counts that. */
@@ -202,27 +213,60 @@ static int count_users(CUcontext context, int step)
     if (!block_take(&vgpu_contexts, (uintptr_t)context, &block))
         return -1;
     int users = block.kind + step;
-    block.kind = users > 0 ? users : 1; /* kind 0 would be a free place; the caller takes it out */
+    block.kind = users > 0 ? users : 1; /* kind 0 would be a free place */
     block_put(&vgpu_contexts, &block);
     return users;
+}
+
+/* `last`: the call frees the context whatever its users. */
+static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context), bool last)
+{
+    struct block block;
+    struct leaving leaving;
+    struct lock *lock = lock_of(context);
+    if (!lock)
+        return end(context);
+    if (!last)
+        last = block_get(&vgpu_contexts, (uintptr_t)context, &block) && block.kind <= 1;
+    if (last)
+        leave_begin(&leaving, context);
+    CUresult status = end(context);
+    if (last)
+        leave_end(&leaving, status == CUDA_SUCCESS);
+    else if (status == CUDA_SUCCESS)
+        count_users(context, -1);
+    lock_drop(lock);
+    return status;
+}
+
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
+{
+    ENTER(cuCtxDestroy_v2, (context));
+    return end_context(context, REAL(cuCtxDestroy_v2), true);
+}
+
+EXPORT CUresult cuCtxDestroy(CUcontext context)
+{
+    ENTER(cuCtxDestroy, (context));
+    return end_context(context, REAL(cuCtxDestroy), true);
 }
 
 EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
 {
     ENTER(cuCtxAttach, (context, flags));
     CUresult status = REAL(cuCtxAttach)(context, flags);
-    if (status == CUDA_SUCCESS)
+    struct lock *lock = status == CUDA_SUCCESS ? lock_of(*context) : NULL;
+    if (lock) {
         count_users(*context, 1);
+        lock_drop(lock);
+    }
     return status;
 }
 
 EXPORT CUresult cuCtxDetach(CUcontext context)
 {
     ENTER(cuCtxDetach, (context));
-    CUresult status = REAL(cuCtxDetach)(context);
-    if (status == CUDA_SUCCESS && count_users(context, -1) == 0)
-        context_gone(context);
-    return status;
+    return end_context(context, REAL(cuCtxDetach), false);
 }
 
 /* --- the primary context ------------------------------------------------------------------------------- */
@@ -247,54 +291,65 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     ENTER(cuDevicePrimaryCtxRetain, (context, ordinal));
     struct opening opening;
     CUresult status;
-    if (primary_active(ordinal))
-        return REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
     const struct device *device = admit(control, ordinal, &status);
-    if (!device || (status = open_begin(&opening, device)) != CUDA_SUCCESS)
-        return status;
-    if (primary_active(ordinal)) {
-        /* Another thread was quicker: it has charged this context. */
-        status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
-        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening.charged);
-        ledger_measure_end(opening.measuring, device->ledger);
-        lock_drop(&create_lock[device->ledger]);
-        return status;
-    }
-    status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
-    if (status == CUDA_SUCCESS)
-        primary[device->ledger] = *context;
-    return open_end(&opening, status, status ? NULL : *context, ordinal, release_primary);
-}
-
-/* After a release or reset: is the context gone? */
-static CUresult primary_after(CUresult status, CUdevice ordinal)
-{
-    CUresult unused;
-    const struct device *device = status == CUDA_SUCCESS ? device_of(ordinal, &unused) : NULL;
     if (!device)
-        return status;
+        return primary_active(ordinal) ? REAL(cuDevicePrimaryCtxRetain)(context, ordinal) : status;
+    /* Whether it is there, the driver's call and the charge are one step: another thread may be releasing it. */
     lock_take(&create_lock[device->ledger]);
-    CUcontext context = primary[device->ledger];
-    bool gone = context && !primary_active(ordinal);
-    if (gone)
-        primary[device->ledger] = NULL;
+    if (primary_active(ordinal)) {
+        status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+        if (status == CUDA_SUCCESS)
+            count_users(*context, 1);
+    } else if ((status = open_begin(&opening, device)) == CUDA_SUCCESS) {
+        status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
+        status = open_end(&opening, status, status ? NULL : *context, ordinal, release_primary);
+        if (status == CUDA_SUCCESS)
+            primary[device->ledger] = *context;
+    }
     lock_drop(&create_lock[device->ledger]);
-    if (gone)
-        context_gone(context);
     return status;
 }
 
-#define PRIMARY_END(symbol) \
+static CUresult end_primary(enum control control, CUdevice ordinal, CUresult (*end)(CUdevice ordinal), bool reset)
+{
+    CUresult unused;
+    struct leaving leaving = {.ours = false};
+    struct block block;
+    const struct device *device = control == CONTROL_ON ? device_of(ordinal, &unused) : NULL;
+    if (!device)
+        return end(ordinal);
+    lock_take(&create_lock[device->ledger]);
+    CUcontext context = primary[device->ledger];
+    bool known = context && block_get(&vgpu_contexts, (uintptr_t)context, &block);
+    if (known && (reset || block.kind <= 1))
+        leave_begin(&leaving, context);
+    CUresult status = end(ordinal);
+    bool gone = context && !primary_active(ordinal);
+    if (leaving.ours) {
+        leave_end(&leaving, gone);
+    } else if (known && gone) {
+        leave_begin(&leaving, context); /* released more often than it was retained through us */
+        leave_end(&leaving, true);
+    } else if (known && status == CUDA_SUCCESS) {
+        count_users(context, -1);
+    }
+    if (gone)
+        primary[device->ledger] = NULL;
+    lock_drop(&create_lock[device->ledger]);
+    return status;
+}
+
+#define PRIMARY_END(symbol, reset) \
     EXPORT CUresult symbol(CUdevice ordinal) \
     { \
         ENTER(symbol, (ordinal)); \
-        return primary_after(REAL(symbol)(ordinal), ordinal); \
+        return end_primary(control, ordinal, REAL(symbol), reset); \
     }
 
-PRIMARY_END(cuDevicePrimaryCtxRelease)
-PRIMARY_END(cuDevicePrimaryCtxRelease_v2)
-PRIMARY_END(cuDevicePrimaryCtxReset)
-PRIMARY_END(cuDevicePrimaryCtxReset_v2)
+PRIMARY_END(cuDevicePrimaryCtxRelease, false)
+PRIMARY_END(cuDevicePrimaryCtxRelease_v2, false)
+PRIMARY_END(cuDevicePrimaryCtxReset, true)
+PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 
 void context_reset(void)
 {

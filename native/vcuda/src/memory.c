@@ -7,6 +7,7 @@
 #include "vgpu.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 CUresult memory_broken(void)
 {
@@ -217,33 +218,46 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 pointer)
     return memory_free(pointer, release_v1, NULL);
 }
 
-struct dropped {
-    uint64_t owner, bytes[VGPU_MAX_DEVICES];
-};
+/* --- a context's own ------------------------------------------------------------------------------- */
 
 static bool of_context(const struct block *block, void *data)
 {
-    struct dropped *dropped = data;
-    if (block->owner != dropped->owner || block->kind != BLOCK_PLAIN)
+    struct swept *swept = data;
+    if (block->owner != swept->owner || block->kind != BLOCK_PLAIN)
         return false;
-    if (block->device >= 0 && block->device < VGPU_MAX_DEVICES)
-        dropped->bytes[block->device] += block->bytes;
+    if (swept->count == swept->room) {
+        size_t room = swept->room ? swept->room * 2 : 64;
+        struct block *blocks = realloc(swept->blocks, room * sizeof *blocks);
+        if (!blocks)
+            return false; /* it stays in its table, charged */
+        swept->blocks = blocks;
+        swept->room = room;
+    }
+    swept->blocks[swept->count++] = *block;
     return true;
 }
 
-static void drop(struct block_map *map, CUcontext context, enum account account)
+static struct block_map *const swept_maps[SWEPT_MAPS] = {&vgpu_memory, &vgpu_arrays, &vgpu_modules};
+
+void memory_sweep_context(CUcontext context, struct swept swept[SWEPT_MAPS])
 {
-    struct dropped dropped = {.owner = (uintptr_t)context};
-    block_sweep(map, of_context, &dropped);
-    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
-        ledger_uncharge(device, account, dropped.bytes[device]);
+    for (int i = 0; i < SWEPT_MAPS; i++) {
+        swept[i] = (struct swept){.owner = (uintptr_t)context};
+        block_sweep(swept_maps[i], of_context, &swept[i]);
+    }
 }
 
-void memory_drop_context(CUcontext context)
+void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone)
 {
-    drop(&vgpu_memory, context, ACCOUNT_USED);
-    drop(&vgpu_arrays, context, ACCOUNT_USED);
-    drop(&vgpu_modules, context, ACCOUNT_CONTEXT);
+    for (int i = 0; i < SWEPT_MAPS; i++) {
+        enum account account = swept_maps[i] == &vgpu_modules ? ACCOUNT_CONTEXT : ACCOUNT_USED;
+        for (size_t at = 0; at < swept[i].count; at++)
+            if (gone)
+                ledger_uncharge(swept[i].blocks[at].device, account, swept[i].blocks[at].bytes);
+            else
+                block_put(swept_maps[i], &swept[i].blocks[at]);
+        free(swept[i].blocks);
+    }
 }
 
 /* --- what cannot be charged exactly yet ---------------------------------------------------------------- */

@@ -233,8 +233,18 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
 /* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
 CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data);
-/* Uncharges all memory, arrays and modules of a context that is gone. */
-void memory_drop_context(CUcontext context);
+/*
+ * Memory, arrays and modules of a context that is about to go: taken out of their tables before the driver frees them,
+ * for another thread may get the same addresses at once. Afterwards uncharged, or put back if the context stayed.
+ */
+enum { SWEPT_MAPS = 3 };
+struct swept {
+    uint64_t owner;
+    struct block *blocks;
+    size_t count, room;
+};
+void memory_sweep_context(CUcontext context, struct swept swept[SWEPT_MAPS]);
+void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone);
 CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
 CUresult memory_broken(void);
 

@@ -59,6 +59,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     unlinked = ("-DUNLINKED", "-ldl", "-lpthread")
     compile_program(folder, "puppet-unlinked", "puppet.c", "routes.c", flags=unlinked)
     compile_program(folder, "racers", "racers.c", flags=LINKED)
+    compile_program(folder, "rivals", "rivals.c", flags=LINKED)
     compile_program(folder, "stepper", "stepper.c", flags=LINKED)
     return folder
 
