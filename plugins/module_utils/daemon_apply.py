@@ -98,10 +98,14 @@ class Applier:
 
     def decide(self, document: dict[str, Any], argv: list[str]) -> None:
         """Whether the daemon must be reloaded, restarted or started, and whether that is allowed."""
-        if not self.host.present():
+        unit = self.host.facts()
+        if not unit["present"]:
             return
-        self.enable = not self.options.absent and not self.host.enabled()
-        if not self.host.active():
+        if unit["masked"] and not self.options.absent:
+            name = self.host.service
+            raise ApplyError(f"nothing was written: {name}.service is masked; systemctl unmask {name}.service")
+        self.enable = not self.options.absent and not unit["enabled"]
+        if not unit["active"]:
             self.applied = "none" if self.options.absent else "start"
             return
         info = self.host.info()

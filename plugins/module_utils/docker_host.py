@@ -14,7 +14,7 @@ import subprocess
 import time
 from typing import Any, Callable
 
-from . import docker_api
+from . import docker_api, hardware
 
 
 class DockerHostError(Exception):
@@ -50,15 +50,12 @@ class DockerHost:
         code, text = run(["systemctl", "show", self.service + ".service", "--property", wanted])
         return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
 
-    def present(self) -> bool:
-        return self.unit().get("LoadState") == "loaded"
+    def facts(self) -> dict[str, bool]:
+        """Whether the service is present, masked, enabled, active or failed: the same words as in the plan."""
+        return hardware.unit_facts(self.unit())
 
     def active(self) -> bool:
-        return self.unit().get("ActiveState") == "active"
-
-    def enabled(self) -> bool:
-        """Whether it starts at boot, or cannot be enabled (static, masked on purpose, without systemd)."""
-        return self.unit().get("UnitFileState") != "disabled"
+        return self.facts()["active"]
 
     def enable(self) -> None:
         self.systemctl("enable")
@@ -128,7 +125,7 @@ class DockerHost:
             if info is not None and condition(info):
                 return info
             seen = info or seen
-            if self.unit().get("ActiveState") == "failed" or time.monotonic() >= end:
+            if self.facts()["failed"] or time.monotonic() >= end:
                 what = "answers, but not with what the file says" if seen else "does not answer"
                 raise DockerHostError(f"the daemon {what} after {timeout:.0f} s\n{self.journal()}".strip())
             time.sleep(0.25)

@@ -29,6 +29,7 @@ class Answer(NamedTuple):
 
 UNIT_ABSENT: dict[str, Any] = {
     "present": False,
+    "masked": False,
     "enabled": False,
     "active": False,
     "failed": False,
@@ -165,20 +166,34 @@ class Host:
         # Blocks come in the order asked for; Id is no key, because an alias answers with its real name.
         for name, block in zip(names, answer.out.strip().split("\n\n")):
             fields = dict(line.partition("=")[::2] for line in block.splitlines())
-            if fields.get("LoadState") in (None, "not-found"):
+            facts = unit_facts(fields)
+            if not facts["present"]:
                 continue
             started = int(fields.get("ExecMainStartTimestampMonotonic") or 0)
             found[name] = {
-                "present": True,
-                "enabled": fields.get("UnitFileState") in ("enabled", "static", "alias", "indirect", "generated"),
-                "active": fields.get("ActiveState") in ("active", "reloading"),
-                "failed": fields.get("ActiveState") == "failed",
+                **facts,
                 "stale": fields.get("NeedDaemonReload") == "yes",
                 # Wall-clock time of the start, to be compared with the times of files that the unit read.
                 "started": time.time() - (time.monotonic() - started / 1e6) if started else None,
                 "argv": self.argv(int(fields.get("MainPID") or 0)),
             }
         return found
+
+
+# What systemd calls a unit that starts at boot, or that another unit starts and that cannot be enabled itself.
+AT_BOOT = ("enabled", "static", "alias", "indirect", "generated", "transient")
+
+
+def unit_facts(fields: dict[str, str]) -> dict[str, bool]:
+    """What the fields of ``systemctl show`` mean. The plan and the module docker_daemon both go by this."""
+    load = fields.get("LoadState") or "not-found"
+    return {
+        "present": load != "not-found",
+        "masked": load == "masked",
+        "enabled": fields.get("UnitFileState") in AT_BOOT,
+        "active": fields.get("ActiveState") in ("active", "reloading"),
+        "failed": fields.get("ActiveState") == "failed",
+    }
 
 
 def dpkg_versions(status: str, names: Sequence[str]) -> dict[str, str | None]:

@@ -113,9 +113,8 @@ state:
       returned: always
     units:
       description:
-        - Of each unit asked for, whether it is C(present), C(enabled), C(active), C(failed), whether its file
-          is newer than what
-          systemd read (C(stale)), and when it was C(started).
+        - Of each unit asked for, whether it is C(present), C(masked), C(enabled), C(active), C(failed), whether
+          its file is newer than what systemd read (C(stale)), and when it was C(started).
       type: dict
       returned: always
     docker:

@@ -29,20 +29,21 @@ class Daemon:
         self.complaint: str | None = None
         self.fails_with: str | None = None  # a key with which it does not start
         self.at_boot = True
+        self.masked = False
         self.deaf = False  # reloads without taking anything over
         self.state = self.read() if running else {}
 
     def read(self) -> dict:
         return json.loads(self.path.read_text() or "{}") if self.path.exists() else {}
 
-    def present(self) -> bool:
-        return self.installed
-
-    def active(self) -> bool:
-        return self.running
-
-    def enabled(self) -> bool:
-        return self.at_boot
+    def facts(self) -> dict[str, bool]:
+        return {
+            "present": self.installed,
+            "masked": self.masked,
+            "enabled": self.at_boot,
+            "active": self.running,
+            "failed": False,
+        }
 
     def enable(self) -> None:
         self.calls.append("enable")
@@ -162,6 +163,14 @@ def test_a_stopped_daemon_is_started_with_the_file(path: Path) -> None:
     assert run(path, daemon, NVIDIA).applied == "start"
     assert daemon.running
     assert daemon.state == NVIDIA
+
+
+def test_a_masked_daemon_is_refused_before_anything_is_written(path: Path) -> None:
+    daemon = Daemon(path, running=False)
+    daemon.masked = True
+    with pytest.raises(ApplyError, match=r"docker.service is masked; systemctl unmask docker.service"):
+        run(path, daemon, NVIDIA)
+    assert (daemon.calls, path.exists()) == ([], False)
 
 
 def test_a_daemon_that_would_not_start_at_boot_is_enabled(path: Path) -> None:

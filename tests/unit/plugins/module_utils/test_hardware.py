@@ -7,7 +7,7 @@ import hashlib
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import hardware
-from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host, unit_facts
 
 DPKG = """\
 Package: nvidia-smi
@@ -115,6 +115,26 @@ def test_units_are_read_in_one_call(tmp_path):
     assert units["docker.service"]["argv"] == ["/usr/bin/dockerd", "-H", "fd://"]
     assert units["docker.service"]["started"] is not None
     assert units["vgpu-device-plugin.service"]["started"] is None
+
+
+# LoadState, UnitFileState, ActiveState: present, masked, enabled, active.
+UNIT_FACTS = [
+    ("loaded", "enabled", "active", (True, False, True, True)),
+    ("loaded", "disabled", "reloading", (True, False, False, True)),
+    ("loaded", "static", "inactive", (True, False, True, False)),
+    ("loaded", "enabled-runtime", "active", (True, False, False, True)),  # until the next boot only
+    ("loaded", "linked", "inactive", (True, False, False, False)),
+    ("masked", "masked", "inactive", (True, True, False, False)),
+    ("masked", "masked-runtime", "active", (True, True, False, True)),
+    ("not-found", "", "inactive", (False, False, False, False)),
+]
+
+
+@pytest.mark.parametrize("load, file_state, active, expected", UNIT_FACTS)
+def test_what_systemd_says_of_a_unit(load, file_state, active, expected):
+    fields = {"LoadState": load, "UnitFileState": file_state, "ActiveState": active}
+    found = unit_facts(fields)
+    assert (found["present"], found["masked"], found["enabled"], found["active"]) == expected
 
 
 def test_without_systemd_every_unit_is_absent(tmp_path):
