@@ -136,22 +136,28 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         changes = undone(wanted, state)
         return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
     changes = packages(wanted["packages"], wanted["version"], state)
-    reason, notes = "driver packages are missing or of another version", []
-    if wanted["kernel_module"] != "none":
-        loaded = state["driver"]["loaded_version"]
-        if state["driver"]["nouveau"]:
-            changes.append("unload and block nouveau")
-            reason = "nouveau holds the GPUs"
-        elif loaded is None and state["pci_gpus"]:
-            changes.append("load the kernel module")
-            reason = "the kernel module is not loaded"
-    elif not changes and not state["nvml"]["ok"]:
+    notes, faults = _kernel_module(wanted, state, bool(changes))
+    if not (changes or notes or faults or state["nvml"]["ok"]):
         notes.append("NVML does not answer: " + state["nvml"]["error"])
-    if not changes:
-        return NOTHING._replace(warnings=notes)
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
     disturbs = state["nvml"]["ok"] and any(text.startswith("change ") for text in changes)
-    return Part(reason, changes, disturbs, notes)
+    return Part("driver packages are missing or of another version", changes, disturbs, notes, faults)
+
+
+def _kernel_module(wanted: dict[str, Any], state: dict[str, Any], installs: bool) -> tuple[list[str], list[str]]:
+    """What is in the way of the kernel module, as warnings and errors: the role installs it and never loads it."""
+    if wanted["kernel_module"] == "none" or state["nvml"]["ok"]:
+        return [], []
+    if state["driver"]["nouveau"]:
+        way_out = "write 'blacklist nouveau' to /etc/modprobe.d/blacklist-nouveau.conf, run update-initramfs -u, reboot"
+        return [], [f"nouveau holds the GPUs, and the role does not unload it in this version; {way_out}"]
+    if state["driver"]["loaded_version"] is not None or not state["pci_gpus"]:
+        return [], []
+    if installs:
+        note = "the kernel module is installed and not loaded in this version; until modprobe nvidia NVML stays silent"
+        return [note], []
+    way_out = "modprobe nvidia, and look at dkms status and dmesg if that fails"
+    return [], [f"the kernel module is not loaded, and the role does not load it in this version; {way_out}"]
 
 
 def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
@@ -164,6 +170,9 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
     docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
     if wanted["state"] != PRESENT:
         return Part("the container runtime's changes are to be undone", undone(wanted, state))
+    if unit.get("masked"):
+        way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
+        return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])
     changes = packages(wanted["packages"], "", state)
     reason = "packages are missing or of another version"
     path = wanted["docker_config"]

@@ -314,6 +314,40 @@ def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
     assert "line 4, column 3" in fault
 
 
+SILENT = {"nvml.ok": False, "nvml.error": "no driver", "gpus": [], "pci_gpus": [{"address": "0000:01:00.0"}]}
+NOUVEAU = {**SILENT, "driver.nouveau": True}
+
+# What differs, nvidia_driver_kernel_module, words of the error, words of the warning, whether the role runs.
+KERNEL_MODULES = [
+    (NOUVEAU, "open", "nouveau holds the GPUs", "", False),
+    (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
+    (SILENT, "proprietary", "the kernel module is not loaded", "", False),
+    ({**SILENT, "packages.nvidia-smi": None}, "proprietary", "", "until modprobe nvidia", True),
+    ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau holds the GPUs", "", True),
+    ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
+    ({"driver.nouveau": True}, "open", "", "", False),  # NVML answers: NVIDIA's module has the GPUs
+]
+
+
+@pytest.mark.parametrize("state, module, fault, note, runs", KERNEL_MODULES)
+def test_no_step_is_planned_that_no_role_carries_out(state, module, fault, note, runs):
+    found = made({"nvidia_driver_kernel_module": module}, state)
+    assert ("nvidia_driver" in found["roles"]) is runs
+    for words, told in ((fault, found["errors"]), (note, found["warnings"])):
+        about = [text for text in told if text.startswith("nvidia_driver")]
+        assert len(about) == bool(words)
+        assert words in "".join(about)
+
+
+def test_a_docker_that_is_masked_is_an_error_of_this_host():
+    found = made(state={(*DOCKER, "masked"): True, (*DOCKER, "active"): False, "docker.info": None})
+    assert found["roles"] == []
+    assert "docker.service is masked" in found["errors"][0]
+    assert "systemctl unmask docker.service" in found["errors"][0]
+    # What is ours can be taken back all the same.
+    assert made({"container_runtime_state": "absent"}, {(*DOCKER, "masked"): True})["errors"] == []
+
+
 def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
     found = made(state={(*DOCKER, "argv"): ["/usr/sbin/dockerd", "--default-runtime=nvidia"]})
     assert "default-runtime" in found["errors"][0]
