@@ -49,6 +49,7 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             steps.append(
                 {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
             )
+    errors += _without_driver(wish, state, [step["role"] for step in steps])
     reason = why_prove(wish, state, bool(steps))
     if reason:
         steps.append({"role": "verify", "reason": reason, "changes": [], "disturbs": False})
@@ -73,6 +74,18 @@ def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
         name = host["name"] or host["id"] or "an unknown distribution"
         found.append(f"{name} is not supported in this version; Debian and Ubuntu are")
     return found
+
+
+def _without_driver(wish: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
+    """A device plugin that runs, though without NVML, would not start again: leave it until the driver answers."""
+    wanted = wish["roles"].get("device_plugin") or {}
+    waits = not wish["node_config"]["flags"]["failOnInitError"]
+    mended = "nvidia_driver" in roles or state["nvml"]["ok"]
+    if wanted.get("state") != PRESENT or "device_plugin" not in roles or mended or waits:
+        return []
+    fault = state["nvml"]["error"]
+    way_out = "look at nvidia-smi and dmesg, mend the driver, then run again"
+    return [f"device_plugin: it could not start, for NVML does not answer ({fault}) and no step mends it; {way_out}"]
 
 
 def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
@@ -241,7 +254,9 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -
     found, version, root = state["vcuda"], wanted["version"], wanted["root"]
     if wanted["state"] != PRESENT:
         changes = [f"remove {root}/{one}" for one in found["versions"]]
-        return Part("the library is to be absent", changes)
+        held = len(_held(state)) if changes else 0
+        notes = [f"{held} containers mount the library; they cannot be started again"] if held else []
+        return Part("the library is to be absent", changes, bool(held), notes)
     changes = []
     reason = "the library is not current"
     if version not in found["versions"]:
@@ -261,7 +276,9 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         changes = [f"remove {root}/{one}" for one in found["versions"]]
         if unit.get("present"):
             changes.append(f"remove {unit_name}")
-        return Part("the device plugin is to be absent", changes)
+        held = len(_held(state)) if changes else 0
+        notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
+        return Part("the device plugin is to be absent", changes, bool(held), notes)
     changes = []
     if version not in found["versions"]:
         changes.append(f"install {root}/{version}")
@@ -274,7 +291,9 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     elif wanted["unit_text"] and on_disk["sha256"] != sha256(wanted["unit_text"]):
         changes.append(f"change {wanted['unit_path']}")
     if changes:
-        return Part("the device plugin or its configuration differs", changes)
+        held = reshaped(wish["node_config"], state)
+        notes = [f"{held} containers hold slices of the former size until they end"] if held else []
+        return Part("the device plugin or its configuration differs", changes, bool(held), notes)
     return _plugin_running(wanted, unit, found["status"], on_disk, state["node_config"]["text"])
 
 
@@ -298,6 +317,26 @@ def _plugin_running(
     if status.get("config_sha256") not in (None, sha256(config_text)):
         return Part("the running program has an older configuration", [f"restart {name}"])
     return NOTHING
+
+
+def _held(state: dict[str, Any]) -> list[list[str]]:
+    """The slices of each container that the kubelet started; what an isolation check holds is none."""
+    allocations = (state["plugin"]["status"] or {}).get("allocations") or []
+    return [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") == "kubelet"]
+
+
+def reshaped(wanted: dict[str, Any], state: dict[str, Any]) -> int:
+    """How many containers hold a slice that will have another size, another name or none at all."""
+    status = state["plugin"]["status"] or {}
+    if status.get("resource", node_config.resource_name(wanted)) != node_config.resource_name(wanted):
+        return len(_held(state))
+    try:
+        after = {one.id: (one.memory_mib, one.sm_percent) for one in slices.slices_for(state["gpus"], wanted)}
+    except slices.SliceError:
+        after = {}
+    before = {one["id"]: (one["memory_mib"], one["sm_percent"]) for one in status.get("slices") or []}
+    changed = {name for name, shape in before.items() if after.get(name) != shape}
+    return sum(1 for ids in _held(state) if changed.intersection(ids))
 
 
 def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:

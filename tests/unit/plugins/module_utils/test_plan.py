@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, slices, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import fingerprint, sha256
 
 VARIABLES = {
@@ -337,6 +337,63 @@ def test_no_step_is_planned_that_no_role_carries_out(state, module, fault, note,
         about = [text for text in told if text.startswith("nvidia_driver")]
         assert len(about) == bool(words)
         assert words in "".join(about)
+
+
+# What differs of state and wish, whether the host is refused for its driver.
+DRIVERLESS = [
+    (SILENT, {"vgpu_split_count": 4}, True),
+    ({**SILENT, (*UNIT, "active"): False}, {}, True),
+    (SILENT, {}, False),  # nothing to do for the device plugin
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # the driver comes first
+    (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
+    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # it waits for the driver
+    (SILENT, {"device_plugin_state": "absent"}, False),
+    ({}, {"vgpu_split_count": 4}, False),
+]
+
+
+@pytest.mark.parametrize("state, variables, refused", DRIVERLESS)
+def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
+    told = "\n".join(made(variables, state)["errors"])
+    assert ("NVML does not answer (no driver) and no step mends it" in told) is refused
+
+
+def running(split, *held):
+    """The status of a device plugin with K slices of each GPU, and the slices that containers hold."""
+    config = node_config.from_vars({"vgpu_split_count": split})
+    allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held)]
+    made_slices = [one._asdict() for one in slices.slices_for(CONVERGED["gpus"], config)]
+    return {**CONVERGED["plugin"]["status"], "slices": made_slices, "allocations": allocations}
+
+
+POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
+
+# The wish that differs, who holds slices of K=3, how many are disturbed and what is said of it.
+HOLDERS = [
+    ({"vgpu_split_count": 4}, [POD_A, POD_B], "2 containers hold slices of the former size"),
+    ({"vgpu_split_count": 4}, [LEASE], ""),
+    ({"vgpu_split_count": 4}, [], ""),
+    ({"vgpu_memory_scaling": 2}, [POD_A], "1 containers hold slices of the former size"),
+    ({"vgpu_cores_scaling": 1}, [POD_A], "1 containers"),
+    ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, [POD_A, POD_B], "1 containers"),
+    ({"vgpu_sharing": "none"}, [POD_A, POD_B], "2 containers"),
+    ({"vgpu_resource_names": {"count": "example.com/gpu"}}, [POD_A, POD_B], "2 containers"),
+    ({"vgpu_log_level": 3}, [POD_A, POD_B], ""),  # no slice changes
+    ({"device_plugin_version": "0.2.0"}, [POD_A], ""),
+    ({"device_plugin_state": "absent"}, [POD_A, LEASE], "1 containers hold slices; their allocations are ended"),
+    ({"device_plugin_state": "absent"}, [LEASE], ""),
+    ({"vcuda_state": "absent"}, [POD_A], "1 containers mount the library"),
+    ({"vcuda_state": "absent"}, [], ""),
+]
+
+
+@pytest.mark.parametrize("variables, held, words", HOLDERS)
+def test_who_holds_slices_is_disturbed_by_another_size(variables, held, words):
+    found = made(variables, {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}})
+    assert found["roles"] != []
+    assert found["disturbs"] is bool(words)
+    assert len(found["warnings"]) == bool(words)
+    assert words in "".join(found["warnings"])
 
 
 def test_a_docker_that_is_masked_is_an_error_of_this_host():
