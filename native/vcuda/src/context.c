@@ -67,22 +67,27 @@ static CUresult open_begin(struct opening *opening, const struct device *device)
     return CUDA_SUCCESS;
 }
 
-/* Without NVML: what a second, short-lived context takes from the free memory that the driver shows inside the first. */
-static uint64_t probe_second(CUcontext context, CUdevice ordinal)
+/* What the new context costs, and whether that is better than what the ledger has. */
+static uint64_t size_of(const struct opening *opening, CUcontext context, CUdevice ordinal, bool *learn)
 {
-    size_t before = 0, after = 0, total;
-    CUcontext second, popped;
-    if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
-        !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2))
-        return 0;
-    if (REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
-        return 0;
-    if (REAL(cuMemGetInfo_v2)(&before, &total) == CUDA_SUCCESS && REAL(cuCtxCreate_v2)(&second, 0, ordinal) == CUDA_SUCCESS) {
-        REAL(cuMemGetInfo_v2)(&after, &total);
-        REAL(cuCtxDestroy_v2)(second);
+    uint64_t bytes = 0, known = opening->charged;
+    enum measured how = measure_end(&opening->measure, &bytes);
+    if (how == MEASURED_OWN) {
+        *learn = bytes != known;
+        return bytes;
     }
-    REAL(cuCtxPopCurrent_v2)(&popped);
-    return after && after < before ? before - after : 0;
+    if (opening->measuring >= 0) {
+        bytes = measure_by_second(context, ordinal, how == MEASURED_CARD ? bytes : 0);
+        *learn = bytes > 0;
+        return bytes;
+    }
+    /* Of the first context of each process the card's figure is looked at again: the one in the ledger may be too high. */
+    *learn = false;
+    if (how == MEASURED_CARD && bytes < known && ledger_own(opening->device->ledger, ACCOUNT_CONTEXT) == known) {
+        bytes = measure_by_second(context, ordinal, bytes);
+        *learn = bytes > 0 && bytes < known;
+    }
+    return *learn ? bytes : known;
 }
 
 static CUresult open_end(struct opening *opening, CUresult status, CUcontext context, CUdevice ordinal,
@@ -91,9 +96,8 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
     const struct device *device = opening->device;
     uint64_t bytes = opening->charged;
     if (status == CUDA_SUCCESS && opening->counted) {
-        bool first = opening->measuring >= 0;
-        if (!measure_end(&opening->measure, first, &bytes) && first)
-            bytes = probe_second(context, ordinal);
+        bool first = opening->measuring >= 0, learn;
+        bytes = size_of(opening, context, ordinal, &learn);
         if (bytes > opening->charged) {
             CUresult more = memory_charge(device, ACCOUNT_CONTEXT, bytes - opening->charged);
             if (more == CUDA_SUCCESS) {
@@ -103,9 +107,10 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
                 status = more;
             }
         }
-        if (first && bytes)
+        /* Not of a context that did not fit: the figure may be a neighbour's, and nobody would ever get to correct it. */
+        if (learn && status == CUDA_SUCCESS)
             ledger_learn_context(device->ledger, bytes);
-        else if (first)
+        if (first && !bytes)
             vgpu_log_line(LOG_ERROR, "the size of a context on %s cannot be measured: contexts are not charged", device->uuid);
     }
     if (status != CUDA_SUCCESS) {

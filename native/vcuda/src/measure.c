@@ -2,8 +2,9 @@
 /*
  * What a context or a module costs is known to the driver alone. It is measured, never guessed: the difference of the
  * bytes that NVML shows for this very process before and after. Where NVML does not show this process (containers of
- * some drivers see no process at all), the difference of the card's used bytes stands in for the first context of a
- * container, which is exact if nobody else on the card allocates within that time.
+ * some drivers see no process at all), the difference of the card's used bytes stands in, checked against what further,
+ * short-lived contexts take: neighbours on the card allocate and free meanwhile. Such a figure is kept as long as no
+ * lower one is found.
  */
 #include "vgpu.h"
 
@@ -38,11 +39,13 @@ static uint64_t own_bytes(nvmlDevice_t handle)
     return 0;
 }
 
+#define UNKNOWN UINT64_MAX
+
 static uint64_t card_bytes(nvmlDevice_t handle)
 {
     nvmlMemory_t memory;
     if (!REAL_HAS(nvmlDeviceGetMemoryInfo) || REAL(nvmlDeviceGetMemoryInfo)(handle, &memory) != NVML_SUCCESS)
-        return 0;
+        return UNKNOWN;
     return memory.used;
 }
 
@@ -58,10 +61,10 @@ void measure_begin(struct measure *measure, const struct device *device)
     measure->card = card_bytes(measure->handle);
 }
 
-bool measure_end(const struct measure *measure, bool alone, uint64_t *bytes)
+enum measured measure_end(const struct measure *measure, uint64_t *bytes)
 {
     if (!measure->nvml)
-        return false;
+        return MEASURED_NOT;
     uint64_t own = own_bytes(measure->handle), card = card_bytes(measure->handle);
     /* Other threads of this process may have allocated meanwhile: that is charged already. */
     int64_t elsewhere = (int64_t)(ledger_own(measure->device->ledger, ACCOUNT_USED) - measure->charged);
@@ -69,11 +72,64 @@ bool measure_end(const struct measure *measure, bool alone, uint64_t *bytes)
     /* Not having grown at all: the list shows another pid namespace, or this process is not in it. */
     if (own > 0 && grown > 0) {
         *bytes = (uint64_t)grown;
-        return true;
+        return MEASURED_OWN;
     }
-    if (alone && card > measure->card) {
-        *bytes = card - measure->card;
-        return true;
+    grown = (int64_t)(card - measure->card) - elsewhere;
+    if (card != UNKNOWN && measure->card != UNKNOWN && grown > 0) {
+        *bytes = (uint64_t)grown;
+        return MEASURED_CARD;
     }
-    return false;
+    return MEASURED_NOT;
+}
+
+/* What a second, short-lived context takes from the free memory that the driver shows inside the first. */
+static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
+{
+    size_t before = 0, after = 0, total;
+    CUcontext second, popped;
+    bool known = false;
+    if (REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return false;
+    if (REAL(cuMemGetInfo_v2)(&before, &total) == CUDA_SUCCESS && REAL(cuCtxCreate_v2)(&second, 0, ordinal) == CUDA_SUCCESS) {
+        known = REAL(cuMemGetInfo_v2)(&after, &total) == CUDA_SUCCESS;
+        REAL(cuCtxDestroy_v2)(second);
+    }
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    *bytes = (int64_t)before - (int64_t)after;
+    return known;
+}
+
+#define AGREEING 3
+#define SAMPLES 15
+
+/* A neighbour adds to some samples and takes from others: the middle one is the size. */
+static bool middle(CUcontext context, CUdevice ordinal, int64_t *size, bool *unanimous)
+{
+    int64_t sample[SAMPLES];
+    int count = 0;
+    *unanimous = true;
+    while (count < SAMPLES && !(*unanimous && count == AGREEING)) {
+        int64_t bytes;
+        if (!second_context(context, ordinal, &bytes))
+            break;
+        *unanimous = *unanimous && (count == 0 || sample[0] == bytes);
+        int at = count++;
+        for (; at > 0 && sample[at - 1] > bytes; at--)
+            sample[at] = sample[at - 1];
+        sample[at] = bytes;
+    }
+    *unanimous = *unanimous && count == AGREEING;
+    *size = count ? sample[count / 2] : 0;
+    return *size > 0;
+}
+
+uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
+{
+    int64_t size;
+    bool unanimous;
+    if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
+        !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
+        return card;
+    /* A process's first context may cost more than its second, but not a multiple of it: that was a neighbour. */
+    return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
 }

@@ -28,7 +28,7 @@ static CUresult load_begin(enum control control, struct loading *loading)
 static CUresult load_end(const struct loading *loading, CUresult status, CUmodule module)
 {
     uint64_t bytes;
-    if (status != CUDA_SUCCESS || !loading->device || !measure_end(&loading->measure, false, &bytes))
+    if (status != CUDA_SUCCESS || !loading->device || measure_end(&loading->measure, &bytes) != MEASURED_OWN)
         return status;
     status = memory_charge(loading->device, ACCOUNT_CONTEXT, bytes);
     if (status == CUDA_SUCCESS)

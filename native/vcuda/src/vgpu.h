@@ -257,9 +257,15 @@ struct measure {
     bool nvml;
 };
 void measure_begin(struct measure *measure, const struct device *device);
-/* Bytes that came to this process since, without what was charged as allocations. `alone`: nobody else in the container
- * has a context, so the card's own figure may be used where the process has none. false: cannot be known. */
-bool measure_end(const struct measure *measure, bool alone, uint64_t *bytes);
+enum measured {
+    MEASURED_NOT,
+    MEASURED_CARD, /* by the card's figure: neighbours may be in it */
+    MEASURED_OWN,  /* by this process's own figure */
+};
+/* Bytes that came to this process since, without what was charged as allocations. */
+enum measured measure_end(const struct measure *measure, uint64_t *bytes);
+/* The size of a context by creating others beside it, given what the card's figure says (0: nothing). 0: unknown. */
+uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card);
 
 /* --- pool.c ---------------------------------------------------------------------------------------------- */
 

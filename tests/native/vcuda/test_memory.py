@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import struct
+
+import layouts
 import pytest
 from conftest import LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, SIMULATOR, Host
 
@@ -229,8 +232,6 @@ def test_graph_memory_is_denied_not_forgotten(host: Host) -> None:
 
 
 def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:
-    import layouts
-
     host.limits.write_bytes(
         layouts.pack_limits({"devices": [{"uuid": host.uuids[1], "memory_bytes": LIMIT}], "allocation": "t"})
     )
@@ -242,8 +243,6 @@ def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:
 
 
 def test_a_live_change_takes_effect_without_a_restart(host: Host) -> None:
-    import layouts
-
     puppet = host.puppet().start()
     held = puppet.get("alloc", 1000 * MIB)
     changed = layouts.parse_limits(host.limits.read_bytes())
@@ -289,3 +288,37 @@ def test_contexts_are_measured_where_nvml(host: Host, nvml: str) -> None:
     puppets[1].get("alloc", LIMIT - host.charged())
     assert puppets[0].refused("alloc", 1) == OOM
     assert host.on_card() - others == LIMIT
+
+
+def patch_context_bytes(host: Host, size: int) -> None:
+    with host.ledger.open("r+b") as ledger:
+        ledger.seek(layouts.LEDGER_FIELDS["context_bytes"][0])
+        ledger.write(struct.pack("<Q", size))
+
+
+def context_bytes(host: Host) -> int:
+    return struct.unpack_from("<Q", host.ledger.read_bytes(), layouts.LEDGER_FIELDS["context_bytes"][0])[0]
+
+
+@pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])
+def test_a_context_that_was_undone_teaches_nothing(host: Host, nvml: str) -> None:
+    """Its size may have been a neighbour's doing: it must not stay with the container."""
+    environment = libraries(host, nvml)
+    host.write_limits(memory=10 * MIB)
+    puppet = host.puppet("handle", program="puppet-unlinked", **environment)
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == OOM
+    assert host.charged() == host.on_card() == context_bytes(host) == 0
+
+
+@pytest.mark.parametrize("nvml", ["shows no processes", "shows all"])
+def test_a_size_that_a_neighbour_spoilt_is_corrected(host: Host, nvml: str) -> None:
+    """What the ledger keeps of the first context is too high; the next process measures better."""
+    environment = libraries(host, nvml) if nvml != "shows all" else {}
+    patch_context_bytes(host, 2000 * MIB)
+    puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()
+    assert host.charged() == host.on_card() == context_bytes(host) > 0
+    puppet.get("ctx", 0)
+    assert host.charged() == host.on_card()
+    puppet.get("alloc", LIMIT - host.on_card())
+    assert puppet.refused("alloc", 1) == OOM
