@@ -16,18 +16,18 @@ from vgpu_plugin.service import to_message
 RESOURCE = "nvidia.com/gpu"
 
 
-def write_checkpoint(node, answers=(), advertised=(), ids_only=()) -> None:
+def write_checkpoint(node, answers=(), advertised=(), ids_only=(), resource=RESOURCE) -> None:
     entries: list[dict[str, Any]] = [
         {
             "PodUID": "u",
             "ContainerName": "c",
-            "ResourceName": RESOURCE,
+            "ResourceName": resource,
             "DeviceIDs": {"-1": list(answer.slice_ids)},
             "AllocResp": base64.b64encode(to_message(answer).SerializeToString()).decode(),
         }
         for answer in answers
     ]
-    entries += [{"PodUID": "v", "ContainerName": "c", "ResourceName": RESOURCE, "DeviceIDs": list(ids_only)}]
+    entries += [{"PodUID": "v", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": list(ids_only)}]
     data = {"PodDeviceEntries": entries, "RegisteredDevices": {RESOURCE: list(advertised)}}
     node.paths.checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}))
 
@@ -221,6 +221,23 @@ def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
     for _time in range(3):
         assert collector.collect() == []
         time.now += 2 * GRACE_S
+
+
+def test_containers_of_the_resource_under_its_former_name_keep_their_files(node):
+    """The resource was renamed; its containers run on, and the kubelet lists them under the name they asked for."""
+    parts = node.parts(splitCount=1)
+    time = Time()
+    (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
+    write_checkpoint(node, [kept, lost], resource="example.com/former")
+    parts[1].records.drop(lost.allocation)  # its folder is explained by the checkpoint alone
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, RESOURCE, time)
+    for _time in range(3):
+        assert collector.collect() == []
+        time.now += 2 * GRACE_S
+    assert parts[2].present() == sorted([kept.allocation, lost.allocation])
+    with pytest.raises(NoFreeSlice):
+        leases_of(node, parts).lease()
 
 
 def test_folder_that_nobody_explains_is_removed(node):

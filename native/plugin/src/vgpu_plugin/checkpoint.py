@@ -18,7 +18,7 @@ from .paths import CONTAINER_LIBRARY, CONTAINER_LIMITS
 
 @dataclass(frozen=True)
 class Entry:
-    """One container's devices of our resource, as the kubelet keeps them."""
+    """One container's devices of one resource, as the kubelet keeps them."""
 
     pod_uid: str
     container: str
@@ -31,7 +31,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Checkpoint:
+    # Of every resource: a container that runs keeps the name it asked by, also when the node's resource is renamed. Ids
+    # and allocations of other plugins are none of ours, so they are in nobody's way.
     entries: tuple[Entry, ...]
+    # Of the one resource that was asked for.
     advertised: frozenset[str]
 
     @property
@@ -47,12 +50,10 @@ class Checkpoint:
 
 
 def read(path: Path, resource: str) -> Checkpoint | None:
-    """The checkpoint for one resource; None where there is none or where it cannot be read (the kubelet writes now)."""
+    """The checkpoint, with what ``resource`` advertises; None where it cannot be read (the kubelet writes now)."""
     try:
         data = json.loads(path.read_text())["Data"]
-        entries = tuple(
-            _entry(one) for one in data.get("PodDeviceEntries") or [] if one.get("ResourceName") == resource
-        )
+        entries = tuple(_entry(one) for one in data.get("PodDeviceEntries") or [])
         return Checkpoint(entries, frozenset((data.get("RegisteredDevices") or {}).get(resource) or []))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
