@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import socket
 import sys
 import threading
@@ -60,7 +61,8 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     path.write_text(json.dumps({"Data": data, "Checksum": 7}))
     found = checkpoint.read(path, RESOURCE)
     assert found.advertised == {"a", "c"}
-    (read,) = found.entries
+    foreign, read = found.entries  # what runs under another name is in use too
+    assert (foreign.slice_ids, foreign.allocation) == ({"z"}, "")
     assert (read.slice_ids, read.allocation, read.library) == (ids, allocation, library)
 
 
@@ -232,6 +234,18 @@ def test_new_folder_watch_lets_the_caller_look_again(tmp_path):
     (tmp_path / "kubelet.sock").unlink()
     watch.wait(None)
     watch.close()
+
+
+def test_wake_after_the_end_touches_nothing(tmp_path):
+    watch = FolderWatch(tmp_path)
+    watch.close()
+    ends = os.pipe()  # takes the numbers that are free now
+    watch.wake()
+    os.set_blocking(ends[0], False)
+    with pytest.raises(BlockingIOError):
+        os.read(ends[0], 1)
+    for one in ends:
+        os.close(one)
 
 
 def test_folder_watch_wakes_for_each_change(tmp_path):

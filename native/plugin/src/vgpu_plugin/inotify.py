@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import os
 import select
+import threading
 from pathlib import Path
 
 IN_CLOEXEC, IN_NONBLOCK = os.O_CLOEXEC, os.O_NONBLOCK
@@ -26,6 +27,8 @@ class FolderWatch:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._inotify = -1
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._closing = threading.Lock()
+        self._closed = False
 
     def wait(self, timeout_s: float | None) -> None:
         """Returns after a change, after ``wake``, or when the time is over."""
@@ -65,9 +68,11 @@ class FolderWatch:
         return False
 
     def wake(self) -> None:
+        """Harmless after ``close``: whoever wakes may be a thread that ends late."""
         # A full pipe wakes as well as one byte.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_w, b"x")
+        with self._closing, contextlib.suppress(BlockingIOError):
+            if not self._closed:
+                os.write(self._wake_w, b"x")
 
     def _close_inotify(self) -> None:
         if self._inotify >= 0:
@@ -76,5 +81,7 @@ class FolderWatch:
 
     def close(self) -> None:
         self._close_inotify()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake_r)
+            os.close(self._wake_w)
