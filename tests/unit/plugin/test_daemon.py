@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from vgpu_kubelet_double.endpoint import Endpoint
 from vgpu_kubelet_double.manager import Manager, PodError
 from vgpu_plugin import ctl
 from vgpu_plugin._shared import layouts
@@ -75,6 +76,59 @@ def test_kubelet_restart_registers_again_and_pods_stay(node, kubelet, daemon):
         until(lambda: allocatable(kubelet) == 14, "registered again")
     assert kubelet.state()["pods"][0]["ids"] == pod["ids"]
     assert kubelet.run_pod("two")["ids"] != pod["ids"]
+
+
+def end_streams(kubelet: Manager) -> None:
+    for endpoint in list(kubelet.endpoints.values()):
+        endpoint.stop()
+
+
+def test_kubelet_that_ends_the_stream_is_registered_with_again(node, kubelet, daemon, capsys):
+    """A kubelet that lost its plugin does not ask again, and its socket is the same."""
+    for _time in range(3):
+        end_streams(kubelet)
+        until(lambda: allocatable(kubelet) == 14, "registered again")
+    until(lambda: vgpuctl(node, capsys, "status")[1]["registered"], "status")
+
+
+def test_kubelet_that_is_dead_is_not_called_registered(node, kubelet, daemon, capsys, monkeypatch):
+    """Killed, a kubelet leaves its socket behind; what tells is that nobody listens to us any more."""
+    monkeypatch.setattr("vgpu_kubelet_double.manager.VERSIONS", ())  # every call of Register fails
+    end_streams(kubelet)
+    status = until(lambda: unregistered(node, capsys), "status without registration")
+    assert node.paths.kubelet_socket.exists()
+    assert str(node.paths.kubelet_socket) in status["kubelet_error"]
+    rc, lease, _err = vgpuctl(node, capsys, "lease")  # a kubelet without a stream hands nothing out
+    assert (rc, len(lease["ids"])) == (0, 1)
+    monkeypatch.undo()
+    until(lambda: allocatable(kubelet) == 13, "registered again")
+    status = until(lambda: vgpuctl(node, capsys, "status")[1], "status")
+    assert (status["registered"], status["kubelet_error"]) == (True, "")
+
+
+def unregistered(node: Node, capsys) -> dict:
+    status = vgpuctl(node, capsys, "status")[1]
+    return {} if status["registered"] else status
+
+
+def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.registration.FIRST_STREAM_S", 0.2)
+    monkeypatch.setattr("vgpu_plugin.registration.LAST_RETRY_S", 0.1)
+    asked = []
+    watch = Endpoint.watch
+
+    def deaf(self) -> None:
+        asked.append(self)
+        if len(asked) > 2:
+            watch(self)
+
+    monkeypatch.setattr(Endpoint, "watch", deaf)
+    node.configure(splitCount=7)
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    until(node.paths.admin_socket.exists, "the admin socket")
+    until(lambda: asked, "a registration")
+    until(lambda: len(asked) > 2 or "no stream" in unregistered(node, capsys).get("kubelet_error", ""), "the sentence")
+    until(lambda: allocatable(kubelet) == 14, "registered until it listens")
 
 
 def test_kubelet_that_comes_later_is_found(node, running, tmp_path):

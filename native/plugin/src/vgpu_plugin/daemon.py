@@ -152,7 +152,10 @@ class Daemon:
         files = AllocationFiles(paths.allocations, self._mounter)
         allocator = Allocator(paths, settings, pool, records, files)
         registration = Registration(
-            paths.kubelet_socket, paths.endpoint(resource), resource, lambda: DevicePlugin(pool, allocator)
+            paths.kubelet_socket,
+            paths.endpoint(resource),
+            resource,
+            lambda on_streams: DevicePlugin(pool, allocator, on_streams),
         )
         leases = Leases(allocator, pool, paths.checkpoint, resource, registration.registered)
         leases.restore()

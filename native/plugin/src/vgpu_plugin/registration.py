@@ -3,6 +3,9 @@
 
 A kubelet empties its folder when it starts, our socket included, and forgets every plugin; then it makes kubelet.sock.
 It connects back inside Register, so the service must be up before.
+
+A kubelet that was killed leaves kubelet.sock behind, and one that lost its plugin does not ask for it again. So registered
+means that a stream of ListAndWatch is open; where it ends, we register again.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +28,8 @@ from .service import WORKERS, DevicePlugin, options
 API_VERSION = "v1beta1"
 # The kubelet itself waits 10 s for the connection back.
 REGISTER_TIMEOUT_S = 15.0
+# Between its answer to Register and its ListAndWatch the kubelet does nothing that takes time.
+FIRST_STREAM_S = 15.0
 FIRST_RETRY_S, LAST_RETRY_S = 0.05, 5.0
 
 log = logging.getLogger(__name__)
@@ -33,8 +39,13 @@ class Registration:
     """Owns the server of the kubelet-facing service. ``run`` is one thread; ``state`` may be asked by any."""
 
     def __init__(
-        self, kubelet_socket: Path, endpoint: Path, resource: str, make_service: Callable[[], DevicePlugin]
+        self,
+        kubelet_socket: Path,
+        endpoint: Path,
+        resource: str,
+        make_service: Callable[[Callable[[], None]], DevicePlugin],
     ) -> None:
+        """``make_service`` takes what the service calls when a stream of ListAndWatch begins or ends."""
         self._kubelet_socket = kubelet_socket
         self._endpoint = endpoint
         self._resource = resource
@@ -45,13 +56,21 @@ class Registration:
         self._service: DevicePlugin | None = None
         self._served: tuple[int, int] | None = None
         self._registered_with: tuple[int, int] | None = None
+        # Of the registration of now: since when, and whether the kubelet has opened its stream.
+        self._registered_at = 0.0
+        self._streamed = False
         self._fault = f"{kubelet_socket} does not exist yet; waiting for the kubelet"
         self.first_attempt = threading.Event()
 
     def state(self) -> tuple[bool, str]:
-        """Whether the kubelet of now knows us, and the last fault where it does not."""
-        registered = self._registered_with is not None and self._registered_with == _identity(self._kubelet_socket)
+        """Whether the kubelet of now listens to us, and the last fault where it does not."""
+        known = self._registered_with is not None and self._registered_with == _identity(self._kubelet_socket)
+        registered = known and self._listens()
         return registered, "" if registered else self._fault
+
+    def _listens(self) -> bool:
+        service = self._service
+        return service is not None and service.streams > 0
 
     def registered(self) -> bool:
         return self.state()[0]
@@ -81,7 +100,12 @@ class Registration:
             log.info("%s was removed; the kubelet starts anew", self._endpoint)
             self._stop_serving()
         if kubelet == self._registered_with and self._served is not None:
-            return True
+            if self._listens():
+                self._streamed = True
+                return True
+            if not self._streamed and time.monotonic() - self._registered_at < FIRST_STREAM_S:
+                return False
+            log.warning("%s; registering again", self._fault)
         self._registered_with = None
         try:
             if self._served is None:
@@ -92,9 +116,11 @@ class Registration:
             return False
         if _identity(self._kubelet_socket) != kubelet:
             return False
+        self._fault = f"the kubelet of {self._kubelet_socket} holds no stream of ListAndWatch to {self._endpoint}"
+        self._registered_at, self._streamed = time.monotonic(), False
         self._registered_with = kubelet
         log.info("registered %s with %s", self._resource, self._kubelet_socket)
-        return True
+        return self._listens()
 
     def _note(self, fault: Exception) -> None:
         text = fault.details() if isinstance(fault, grpc.RpcError) and hasattr(fault, "details") else str(fault)
@@ -106,7 +132,7 @@ class Registration:
     def _serve(self) -> None:
         # gRPC removes the file of a stopped server late; a new server must not lose its file to the old one.
         self._endpoint.unlink(missing_ok=True)
-        service = self._make_service()
+        service = self._make_service(self._watch.wake)
         server = grpc.server(ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="kubelet"))
         rpc.add_DevicePluginServicer_to_server(service, server)
         server.add_insecure_port(f"unix:{self._endpoint}")

@@ -74,11 +74,15 @@ def to_device(offer: Offer) -> api.Device:
 
 
 class DevicePlugin(rpc.DevicePluginServicer):
-    def __init__(self, pool: Pool, allocator: Allocator) -> None:
+    """``on_streams`` is called when a stream of ListAndWatch begins or ends; ``streams`` is how many are open."""
+
+    def __init__(self, pool: Pool, allocator: Allocator, on_streams: Callable[[], None] = lambda: None) -> None:
         self._pool = pool
         self._allocator = allocator
+        self._on_streams = on_streams
         self._stopping = threading.Event()
-        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
+        self._counting = threading.Lock()
+        self.streams = 0
 
     def stop(self) -> None:
         """Ends all streams, so that the server can stop."""
@@ -89,7 +93,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return options()
 
     def ListAndWatch(self, request: api.Empty, context: grpc.ServicerContext) -> Iterator[api.ListAndWatchResponse]:
-        if not self._streams.acquire(blocking=False):
+        if not self._count_stream(1):
             context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"{MAX_STREAMS} streams of ListAndWatch are open already; end one first",
@@ -102,7 +106,15 @@ class DevicePlugin(rpc.DevicePluginServicer):
                 if not self._pool.wait_beyond(generation, lambda: self._ended(context)):
                     return
         finally:
-            self._streams.release()
+            self._count_stream(-1)
+
+    def _count_stream(self, change: int) -> bool:
+        with self._counting:
+            if self.streams + change > MAX_STREAMS:
+                return False
+            self.streams += change
+        self._on_streams()
+        return True
 
     def _ended(self, context: grpc.ServicerContext) -> bool:
         return self._stopping.is_set() or not context.is_active()
