@@ -100,6 +100,9 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     struct decision forward = {NULL, 0};
     if (!__atomic_load_n(&vgpu_real_dlsym, __ATOMIC_ACQUIRE))
         find_loader();
+    /* An old glibc in a program without libdl: there is nothing to jump to, and nobody to look a name up. */
+    if (version ? !vgpu_real_dlvsym : !vgpu_real_dlsym)
+        return (struct decision){NULL, 1};
     if (!name)
         return forward;
     bool loader = name[0] == 'd' && (strcmp(name, "dlsym") == 0 || strcmp(name, "dlvsym") == 0);
@@ -110,7 +113,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return forward;
 
     if (loader) {
-        void *found = version && vgpu_real_dlvsym ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
+        void *found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
         struct object object;
         /* Only libc's own: another tool's dlsym found by a handle is that tool's. */
         if (!found || !object_at(found, &object) ||
@@ -131,14 +134,14 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         return (struct decision){next.driver ? hook->ours : next.function, 1};
     }
     if (handle == RTLD_DEFAULT) {
-        /* From the caller's scope this library is found first. Without it the answer would be what comes after. */
-        void *found = real_dlsym(RTLD_NEXT, name);
-        if (!found)
-            return (struct decision){NULL, 1};
-        void *ours = replacement(hook, found);
-        return (struct decision){ours ? ours : found, 1};
+        /* The true caller's scope finds this library's export, or an interposer's before it. That is the answer where a
+         * driver stands behind the name; where none does, what comes after us is. */
+        struct object driver;
+        if (object_with_soname(hook->nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", &driver) && object_symbol(&driver, name))
+            return forward;
+        return (struct decision){real_dlsym(RTLD_NEXT, name), 1};
     }
-    void *found = version && vgpu_real_dlvsym ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
+    void *found = version ? vgpu_real_dlvsym(handle, name, version) : real_dlsym(handle, name);
     if (!found)
         return (struct decision){NULL, 1};
     void *ours = replacement(hook, found);

@@ -134,6 +134,30 @@ def test_another_interposer_works_beside(host: Host, order: str) -> None:
         assert puppet.errors().count("other: cuMemAlloc_v2") == 2
 
 
+def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> None:
+    """Its scope has the driver, the program's has not: the names are there, and they are ours where we stand before them."""
+    plugin = ("-DPLUGIN", "-shared", "-fPIC", f"-L{SIMULATOR}", "-l:libcuda.so.1", "-ldl")
+    library = compile_program(host.folder, "local.so", "local.c", flags=plugin)
+    program = compile_program(host.folder, "local", "local.c", flags=("-ldl",))
+    names = ["cuMemAlloc_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuLaunchKernel", "cuNoSuchFunction"]
+    found = {}
+    for preload in (False, True):
+        command = [program, library, *names]
+        done = subprocess.run(command, env=host.env(preload=preload), stdout=subprocess.PIPE, text=True, check=True)
+        found[preload] = [Path(line.split()[1]).name for line in done.stdout.splitlines()]
+    assert found[False] == ["libcuda.so.1"] * 4 + ["-"]
+    assert found[True] == ["libvgpu.so"] * 3 + ["libcuda.so.1", "-"]
+
+
+@pytest.mark.parametrize("route", ["default", "self", "link"])
+def test_an_interposer_before_the_library_is_found_first(host: Host, route: str) -> None:
+    preload = f"{other(host.folder)}:{LIBRARY}"
+    puppet = host.puppet(route, preload=False, LD_PRELOAD=preload).start()
+    puppet.get("alloc", MIB)
+    assert puppet.refused("alloc", LIMIT) == OOM
+    assert puppet.errors().count("other: cuMemAlloc_v2") == 2
+
+
 def python(code: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["python3", "-c", code], env={"PATH": os.environ["PATH"], "LD_PRELOAD": str(LIBRARY), **env},
