@@ -28,7 +28,7 @@ class ActionModule(ActionBase):
         inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
         sources = Sources(inventory, self._loader, host)
         findings = [by_variable(finding) for finding in plan.check_gpus(wish, state)]
-        told = [tell(finding, sources, task_vars, host) for finding in findings]
+        told = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults)), *faults])}

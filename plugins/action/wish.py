@@ -32,7 +32,7 @@ class ActionModule(ActionBase):
         host = task_vars.get("inventory_hostname", "")
         inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
         sources = Sources(inventory, self._loader, host)
-        told = [tell(finding, sources, task_vars, host) for finding in findings]
+        told = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults)), *faults])}
@@ -67,9 +67,9 @@ def heading(number: int) -> str:
     return f"The variables of this host hold {number} {what}. No host was changed."
 
 
-def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any], host: str) -> str:
-    """A finding as a line that names host, group, file and variable."""
+def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any]) -> str:
+    """A finding as a line that names the host, its innermost group, who set the variable, the file and the variable."""
     name = finding.path.split(".")[0].split("[")[0]
     if name not in task_vars:
-        return f"host {host}: {finding}"
-    return f"host {host}, {sources.of(name, task_vars[name])}: {finding}"
+        return f"{sources.name}: {finding}"
+    return f"{sources.name}, set by {sources.of(name, task_vars[name])}: {finding}"

@@ -23,7 +23,7 @@ class Source(NamedTuple):
     place: str
 
     def __str__(self) -> str:
-        return f"{self.setter} ({self.place})" if self.place else self.setter
+        return f"{self.setter} in {self.place}" if self.place else self.setter
 
 
 class Sources:
@@ -31,11 +31,15 @@ class Sources:
 
     def __init__(self, inventory: Any, loader: Any, host_name: str) -> None:
         self.layers: list[tuple[str, dict[str, Any]]] = []
+        self.name = f"host {host_name}"
         host = inventory.get_host(host_name) if inventory is not None else None
         if host is None:
             return
         paths = [path for path in getattr(inventory, "_sources", []) if path]
-        for group in sort_groups(host.get_groups()):
+        groups = sort_groups(host.get_groups())
+        if groups:
+            self.name += f" (group {groups[-1].name})"  # the innermost
+        for group in groups:
             self.layers.append((f"group {group.name}", self._vars(loader, paths, group, group.vars)))
         self.layers.append((f"host {host_name}", self._vars(loader, paths, host, host.vars)))
 

@@ -51,10 +51,10 @@ def test_a_mistake_stops_all_hosts_before_any_is_called(
 
 # Where a value is set, and what the message calls that place.
 SETTERS = [
-    (("group", "t4"), "group t4 (group_vars/t4.yml:1)"),
-    (("group", "gpu_nodes"), "group gpu_nodes (group_vars/gpu_nodes.yml:1)"),
-    (("group", "all"), "group all (group_vars/all.yml:1)"),
-    (("host", "gpu-1"), "host gpu-1 (host_vars/gpu-1.yml:1)"),
+    (("group", "t4"), "group t4 in group_vars/t4.yml:1"),
+    (("group", "gpu_nodes"), "group gpu_nodes in group_vars/gpu_nodes.yml:1"),
+    (("group", "all"), "group all in group_vars/all.yml:1"),
+    (("host", "gpu-1"), "host gpu-1 in host_vars/gpu-1.yml:1"),
 ]
 
 
@@ -63,21 +63,21 @@ def test_the_message_names_who_set_the_value(place: Workplace, setter: tuple[str
     place.hosts({"t4": ["gpu-1"]})
     kind, name = setter
     (place.group if kind == "group" else place.host)(name, vgpu_split_count=0)
-    assert f"host gpu-1, {words}: vgpu_split_count" in run_preflight(place).output
+    assert f"host gpu-1 (group t4), set by {words}: vgpu_split_count" in run_preflight(place).output
 
 
 def test_the_group_that_wins_is_named(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("all", vgpu_split_count=2)
     place.group("t4", vgpu_split_count=0)
-    assert "group t4 (group_vars/t4.yml:1): vgpu_split_count" in run_preflight(place).output
+    assert "group t4 in group_vars/t4.yml:1: vgpu_split_count" in run_preflight(place).output
 
 
 def test_a_value_from_the_command_line_is_said_to_be(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=2)
     run = run_preflight(place, "-e", "vgpu_split_count=0")
-    assert "host gpu-1, the play or the command line" in run.output
+    assert "host gpu-1 (group t4), set by the play or the command line" in run.output
 
 
 def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:
