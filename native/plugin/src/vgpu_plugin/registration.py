@@ -4,8 +4,8 @@
 A kubelet empties its folder when it starts, our socket included, and forgets every plugin; then it makes kubelet.sock.
 It connects back inside Register, so the service must be up before.
 
-A kubelet that was killed leaves kubelet.sock behind, and one that lost its plugin does not ask for it again. So registered
-means that a stream of ListAndWatch is open; where it ends, we register again.
+A kubelet that was killed leaves kubelet.sock behind, and one that lost its plugin does not ask for it again. So
+registered means that a stream of ListAndWatch is open; where it ends, we register again.
 """
 
 from __future__ import annotations
