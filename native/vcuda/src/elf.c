@@ -161,3 +161,30 @@ void *object_symbol(const struct object *object, const char *name)
         return by_gnu_hash(object, name);
     return object->hash ? by_sysv_hash(object, name) : NULL;
 }
+
+static uint32_t symbol_count(const struct object *object)
+{
+    if (object->hash)
+        return ((const uint32_t *)object->hash)[1];
+    const uint32_t *table = object->gnu_hash;
+    uint32_t buckets = table ? table[0] : 0, last = 0;
+    if (!buckets)
+        return 0;
+    const uint32_t *bucket = (const uint32_t *)((const ElfW(Addr) *)(table + 4) + table[2]), *chain = bucket + buckets;
+    for (uint32_t i = 0; i < buckets; i++)
+        last = bucket[i] > last ? bucket[i] : last;
+    if (last < table[1])
+        return 0;
+    while (!(chain[last - table[1]] & 1))
+        last++;
+    return last + 1;
+}
+
+bool object_exports(const struct object *object, const void *address)
+{
+    const ElfW(Sym) *symbols = object->symbols;
+    for (uint32_t i = symbol_count(object); i-- > 1;)
+        if (ELF64_ST_TYPE(symbols[i].st_info) == STT_FUNC && value_of(object, &symbols[i]) == address)
+            return true;
+    return false;
+}

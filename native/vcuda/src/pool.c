@@ -359,6 +359,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
     }
 
 SHRINK(cuCtxSynchronize, (void), ())
+SHRINK(cuCtxSynchronize_v2, (CUcontext context), (context))
 SHRINK(cuStreamSynchronize, (CUstream stream), (stream))
 SHRINK(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
 SHRINK(cuEventSynchronize, (CUevent event), (event))

@@ -156,15 +156,54 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
 }
 
 /*
- * cuGetProcAddress: the pointer that the driver returned says which variant it chose. Where the driver returns a pointer
- * that is none of its exported symbols, the rule of cuda.h decides: the newest symbol that is not newer than the version
- * asked for, in the stream variant asked for.
+ * Names whose newer forms, unknown to this library, may be used as they are: they take no memory. What such a form gives
+ * back stays charged until exit.
+ */
+static bool harmless(const char *name)
+{
+    static const char *const names[] = {
+        "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuMemGetInfo", "cuDeviceTotalMem", "cuMemFree",
+        "cuMemFreeAsync", "cuMemRelease", "cuMemUnmap", "cuMemPoolDestroy", "cuMemPoolTrimTo", "cuArrayDestroy",
+        "cuMipmappedArrayDestroy", "cuModuleUnload", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxRelease",
+        "cuDevicePrimaryCtxReset",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(names[i], name) == 0)
+            return true;
+    return false;
+}
+
+static bool hooked_name(const char *name)
+{
+    for (int i = 0; i < HOOK_COUNT; i++)
+        if (!vgpu_hooks[i].nvml && (strcmp(vgpu_hooks[i].name, name) == 0 || strcmp(vgpu_hooks[i].symbol, name) == 0))
+            return true;
+    return false;
+}
+
+/*
+ * cuGetProcAddress: the pointer that the driver returned says which variant it chose. One of its exports that is not
+ * replaced is a variant newer than this library: nothing older may stand in for it, its parameters are others. Where the
+ * driver returns a pointer that is none of its exported symbols, the rule of cuda.h decides: the newest symbol that is
+ * not newer than the version asked for, in the stream variant asked for. NULL: the caller gets no such function.
  */
 static void *variant(const char *name, void *function, int version, cuuint64_t flags)
 {
     for (int i = 0; i < HOOK_COUNT; i++)
         if (vgpu_real[i] == function)
             return vgpu_hooks[i].ours;
+    if (!hooked_name(name))
+        return function;
+    struct object object;
+    if (object_at(function, &object) && object_exports(&object, function)) {
+        if (harmless(name) || !is_driver(&object))
+            return function;
+        static _Atomic unsigned count;
+        if (vgpu_log_again(&count))
+            vgpu_log_line(LOG_ERROR, "%s for CUDA %d is refused: this driver's form of it is newer than this library", name,
+                          version);
+        return NULL;
+    }
     const struct hook *best = NULL;
     bool per_thread = (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, has_per_thread = false;
     for (int i = 0; i < HOOK_COUNT; i++)
@@ -186,24 +225,32 @@ static void *variant(const char *name, void *function, int version, cuuint64_t f
     return best ? best->ours : function;
 }
 
+static CUresult answer(enum control control, const char *name, void **function, int version, cuuint64_t flags, int *result)
+{
+    if (control == CONTROL_OFF || !name || !function || !*function)
+        return CUDA_SUCCESS;
+    *function = variant(name, *function, version, flags);
+    if (*function)
+        return CUDA_SUCCESS;
+    if (result)
+        *result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)
 {
-    vgpu_enter();
+    enum control control = vgpu_enter();
     if (!REAL_HAS(cuGetProcAddress))
         return CUDA_ERROR_NO_DEVICE;
     CUresult status = REAL(cuGetProcAddress)(symbol, function, version, flags);
-    if (status == CUDA_SUCCESS && symbol && function && *function)
-        *function = variant(symbol, *function, version, flags);
-    return status;
+    return status == CUDA_SUCCESS ? answer(control, symbol, function, version, flags, NULL) : status;
 }
 
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags, int *result)
 {
-    vgpu_enter();
+    enum control control = vgpu_enter();
     if (!REAL_HAS(cuGetProcAddress_v2))
         return CUDA_ERROR_NO_DEVICE;
     CUresult status = REAL(cuGetProcAddress_v2)(symbol, function, version, flags, result);
-    if (status == CUDA_SUCCESS && symbol && function && *function)
-        *function = variant(symbol, *function, version, flags);
-    return status;
+    return status == CUDA_SUCCESS ? answer(control, symbol, function, version, flags, result) : status;
 }

@@ -55,6 +55,7 @@ int object_each(int (*visit)(const struct object *object, void *data), void *dat
 bool object_with_soname(const char *soname, struct object *found);
 bool object_at(const void *address, struct object *found);
 void *object_symbol(const struct object *object, const char *name);
+bool object_exports(const struct object *object, const void *address); /* as a function, under any name */
 
 /* --- driver.c: the real functions ------------------------------------------------------------------- */
 

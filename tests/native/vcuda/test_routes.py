@@ -104,6 +104,40 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     assert replaced > 500
 
 
+# what is asked of a driver of a later CUDA → whose function under which name it gets; None: it is not found
+LATER = [
+    ("cuCtxSynchronize", 12000, "libvgpu.so cuCtxSynchronize"),
+    ("cuCtxSynchronize", 13000, "libvgpu.so cuCtxSynchronize_v2"),
+    ("cuMemAlloc", 13000, "libvgpu.so cuMemAlloc_v2"),
+    ("cuMemAlloc", 19000, None),
+    ("cuCtxCreate", 13000, "libvgpu.so cuCtxCreate_v2"),
+    ("cuCtxCreate", 19000, None),
+    ("cuMemGetInfo", 19000, "libcuda.so.1 cuMemGetInfo_v9"),
+    ("cuMemFree", 19000, "libcuda.so.1 cuMemFree_v9"),
+    ("cuLaunchKernel", 19000, "libcuda.so.1 cuLaunchKernel_v9"),
+]
+
+
+@pytest.mark.parametrize("limits", [True, False])
+def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path, limits: bool) -> None:
+    soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
+    compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
+    env = host.env(limits=limits, LD_LIBRARY_PATH=str(host.folder))
+    asked = "\n".join(f"{name} {version} 0" for name, version, _unused in LATER)
+    done = subprocess.run([pointers], env=env, input=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for (name, version, expected), line in zip(LATER, done.stdout.splitlines(), strict=True):
+        new, old = line.split()[:4], line.split()[4:]
+        if not limits:  # no control: what the driver says
+            assert new[:2] == ["0", "libcuda.so.1"] == old[:2], (name, version)
+        elif expected is None:
+            assert (new, old) == (["500", "-", "-", "1"], ["500", "-", "-"]), (name, version)
+        else:
+            assert (new[:3], old) == (["0", *expected.split()],) * 2, (name, version)
+    refused = [line for line in done.stderr.splitlines() if "is refused" in line]
+    assert bool(refused) == limits
+    assert all("libvgpu.so" in line for line in refused)
+
+
 @pytest.mark.parametrize("route", ["handle", "proc", "dlsym-of-libc"])
 def test_a_program_that_opens_the_driver_itself(host: Host, route: str) -> None:
     puppet = host.puppet(route, program="puppet-unlinked").start()
