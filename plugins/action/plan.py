@@ -31,7 +31,7 @@ class ActionModule(ActionBase):
         told = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
-            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults)), *faults])}
+            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         made = plan.make_plan(wish, state)
         lines = plan.describe(made, state)
         return {"changed": False, **made, "text": lines, "warnings": [*told, *made["warnings"]]}

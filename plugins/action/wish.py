@@ -15,6 +15,9 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import 
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+# Set by tasks that stop every host before the first change.
+BEFORE_CHANGES = "__preflight_before_changes"
+
 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
@@ -35,7 +38,7 @@ class ActionModule(ActionBase):
         told = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
-            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults)), *faults])}
+            return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         wanted = wish.collect(variables)
         return {"changed": False, "wish": wanted, "reads": wish.reads(wanted), "warnings": told}
 
@@ -62,9 +65,11 @@ class ActionModule(ActionBase):
         return values
 
 
-def heading(number: int) -> str:
+def heading(number: int, task_vars: dict[str, Any]) -> str:
+    """The first line. Only the role preflight can say that nothing was changed; other roles run after changes."""
     what = "mistake" if number == 1 else "mistakes"
-    return f"The variables of this host hold {number} {what}. No host was changed."
+    unchanged = " No host was changed." if task_vars.get(BEFORE_CHANGES) else ""
+    return f"The variables of this host hold {number} {what}.{unchanged}"
 
 
 def tell(finding: Finding, sources: Sources, task_vars: dict[str, Any]) -> str:

@@ -114,10 +114,13 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     findings = []
     on_bus = len(state["pci_gpus"])
     for n, exception in enumerate((slices.vcuda_of(config) or {}).get("devices") or []):
+        where = f"sharing.vcuda.devices[{n}].match"
         index = exception["match"].get("index")
+        later = [key for key in ("uuid", "model") if key in exception["match"]]
         if index is not None and on_bus and index >= on_bus:
-            where = f"sharing.vcuda.devices[{n}].match"
             findings.append(error(where, f"no GPU with index {index}; the host has {on_bus} on its PCI bus"))
+        elif later:
+            findings.append(warning(where, f"{' and '.join(later)} can be checked only once the driver answers"))
     return findings
 
 

@@ -45,7 +45,7 @@ def test_a_mistake_stops_all_hosts_before_any_is_called(
     assert run.code != 0
     assert run.calls == {"good-1": 0, "bad-1": 0, "good-2": 0}, run.output
     assert "CHANGED A HOST" not in run.output
-    for word in [*words, "host bad-1"]:
+    for word in [*words, "host bad-1", "No host was changed."]:
         assert word in run.output
 
 
@@ -78,6 +78,15 @@ def test_a_value_from_the_command_line_is_said_to_be(place: Workplace) -> None:
     place.group("t4", vgpu_split_count=2)
     run = run_preflight(place, "-e", "vgpu_split_count=0")
     assert "host gpu-1 (group t4), set by the play or the command line" in run.output
+
+
+def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(place: Workplace) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("t4", vgpu_split_count=0)
+    wish = {"name": "later", "vgpu.fleet.wish": {}}
+    run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [AFTER, wish]}])
+    assert "The variables of this host hold 1 mistake." in run.output
+    assert "No host was changed" not in run.output
 
 
 def test_all_mistakes_of_a_host_are_told_at_once(place: Workplace) -> None:

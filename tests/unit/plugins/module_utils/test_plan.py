@@ -434,13 +434,17 @@ GPU_ROWS = [
     ({}, [{"match": {"model": "T4"}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
     ({}, [{"match": {"index": 1}, "split_count": 1}], []),
     ({"gpus": []}, [], [("warning", "sharing")]),
-    # Without a driver only the bus is known: an index can be checked, a model cannot.
+    # Without a driver only the bus is known: an index can be checked, a model and a uuid cannot.
     (
         {"nvml.ok": False, "pci_gpus": [{}, {}]},
         [{"match": {"index": 2}}],
         [("error", "sharing.vcuda.devices[0].match")],
     ),
-    ({"nvml.ok": False, "pci_gpus": [{}, {}]}, [{"match": {"index": 1}}, {"match": {"model": "T4"}}], []),
+    (
+        {"nvml.ok": False, "pci_gpus": [{}, {}]},
+        [{"match": {"index": 1}}, {"match": {"model": "T4"}}, {"match": {"uuid": "GPU-c", "index": 0}}],
+        [("warning", "sharing.vcuda.devices[1].match"), ("warning", "sharing.vcuda.devices[2].match")],
+    ),
 ]
 
 
