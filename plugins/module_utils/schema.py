@@ -7,6 +7,7 @@ read from it. Any other variable that starts with ``vgpu_`` is an error.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from .kinds import (
@@ -101,7 +102,7 @@ VARIABLES: dict[str, Variable] = {
         Choice("auto", "cdi-cri", "volume-mounts", "envvar"),
         "auto",
         ("flags", "plugin", "deviceListStrategy"),
-        "how a container is told its GPU; auto: cdi-cri where supported, else volume-mounts",
+        "how a container is told its GPU; auto: envvar, which every NVIDIA runtime reads",
     ),
     "vgpu_resource_names": Variable(RESOURCE_NAMES, {}, (), "names of the resources; count defaults to nvidia.com/gpu"),
     "vgpu_fail_on_init_error": Variable(
@@ -159,6 +160,16 @@ UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_mig_strategy", ("single", "mixed"), "use none"),
     ("vgpu_legacy_preferred", (True,), "use false"),
 )
+# Values that are written to the node, and that nothing there carries out in this version.
+UNENFORCED: tuple[tuple[str, Any, str], ...] = (
+    ("vgpu_oom_killer", True, "has no effect in this version: a process over its limit is refused memory, not ended"),
+    ("vgpu_core_policy", "force", "has no effect in this version: the SM limit is recorded and not enforced"),
+    (
+        "vgpu_handover",
+        "volume-mounts",
+        "this version does not set accept-nvidia-visible-devices-as-volume-mounts in the NVIDIA runtime; set it there",
+    ),
+)
 UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs", "vgpu_mig_geometry")
 # Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
 OTHER_MODES = {
@@ -215,9 +226,44 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if belongs != clean["vgpu_sharing"] and clean[name] != variable.default:
             message = f"has no effect with vgpu_sharing: {clean['vgpu_sharing']}; it belongs to {belongs}"
             findings.append(warning(name, message))
+    findings += unenforced(clean)
     if clean["vgpu_sharing"] == "none" and clean["vgpu_resource_names"]:
         findings.append(error("vgpu_resource_names", "is not available with vgpu_sharing: none in this version"))
     return findings
+
+
+def unenforced(clean: dict[str, Any]) -> list[Finding]:
+    """Settings that are accepted and not enforced in this version, one line each."""
+    shares = clean["vgpu_sharing"] == "vcuda"
+    findings = [
+        warning(name, message)
+        for name, value, message in UNENFORCED
+        if clean[name] == value and (shares or VARIABLES[name].node[:2] != VCUDA)
+    ]
+    if not shares:
+        return findings
+    scaled = [path for path, _split, memory, _cores in _shares(clean) if Fraction(memory) > 1]
+    if scaled:
+        message = "memory above the card's is sold and not spilled to the host in this version; a full card refuses"
+        findings.append(warning(scaled[0] + "memory_scaling", message))
+    limits = not clean["vgpu_disable_core_limit"] and clean["vgpu_core_policy"] != "disable"
+    capped = [path for path, split, _memory, cores in _shares(clean) if cores is not None and Fraction(cores) < split]
+    if capped and limits:
+        message = "slices of less than 100 % of the SMs are recorded and not enforced in this version"
+        findings.append(warning(capped[0] + "cores_scaling", message))
+    return findings
+
+
+def _shares(clean: dict[str, Any]) -> list[tuple[str, int, str, str | None]]:
+    """Split count, memory and cores scaling of the host and of each exception, with where they are set."""
+    names = list(PER_GPU)
+    host = {name: clean[PREFIX + name] for name in names}
+    shares = [(PREFIX, host)]
+    for n, exception in enumerate(clean["vgpu_devices"]):
+        own = {name: exception[name] for name in names if name in exception}
+        if own:
+            shares.append((f"vgpu_devices[{n}].", {**host, **own}))
+    return [(path, *(share[name] for name in names)) for path, share in shares]
 
 
 def variable_of(node_path: str) -> str | None:

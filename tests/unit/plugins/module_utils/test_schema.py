@@ -134,6 +134,46 @@ def test_what_this_version_does_not_do_is_said(values, path, level):
     assert [(finding.path, finding.level) for finding in schema.unavailable(clean)] == [(path, level)]
 
 
+PART = {"match": {"index": 0}}
+
+# What is set, the variables that a warning of "in this version" names.
+UNENFORCED = [
+    ({}, []),
+    ({"vgpu_oom_killer": True}, ["vgpu_oom_killer"]),
+    ({"vgpu_core_policy": "force"}, ["vgpu_core_policy"]),
+    ({"vgpu_core_policy": "disable"}, []),
+    ({"vgpu_handover": "volume-mounts"}, ["vgpu_handover"]),
+    ({"vgpu_handover": "volume-mounts", "vgpu_sharing": "none"}, ["vgpu_handover"]),
+    ({"vgpu_handover": "envvar"}, []),
+    ({"vgpu_memory_scaling": 1.5}, ["vgpu_memory_scaling"]),
+    ({"vgpu_memory_scaling": "1.0"}, []),
+    ({"vgpu_memory_scaling": 0.5}, []),
+    ({"vgpu_devices": [dict(PART, memory_scaling=2)]}, ["vgpu_devices[0].memory_scaling"]),
+    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1}, ["vgpu_cores_scaling"]),
+    ({"vgpu_split_count": 4, "vgpu_cores_scaling": "3.99"}, ["vgpu_cores_scaling"]),
+    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 4}, []),
+    ({"vgpu_split_count": 4}, []),  # unset: no limit
+    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1, "vgpu_disable_core_limit": True}, []),
+    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1, "vgpu_core_policy": "disable"}, []),
+    ({"vgpu_split_count": 4, "vgpu_devices": [dict(PART, cores_scaling=2)]}, ["vgpu_devices[0].cores_scaling"]),
+    # One line, however many exceptions share the host's value.
+    (
+        {"vgpu_memory_scaling": 2, "vgpu_devices": [dict(PART, split_count=3), dict(PART, split_count=5)]},
+        ["vgpu_memory_scaling"],
+    ),
+]
+
+
+@pytest.mark.parametrize("values, names", UNENFORCED)
+def test_what_is_accepted_and_not_enforced_is_one_warning(values, names):
+    findings = []
+    clean = schema.read(values, findings)
+    assert findings == []
+    found = schema.unavailable(clean)
+    assert [(finding.level, finding.path) for finding in found] == [("warning", name) for name in names]
+    assert all("this version" in finding.message and "\n" not in finding.message for finding in found)
+
+
 def test_named_configurations_are_checked_too():
     findings = []
     schema.read({"vgpu_configs": {"big": {"split_cuont": 2}}}, findings)
