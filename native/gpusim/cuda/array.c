@@ -177,7 +177,9 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 {
     ENTER_CONTEXT(context);
-    REQUIRE(out && d && levels && levels <= MAX_LEVELS, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(out && d, CUDA_ERROR_INVALID_VALUE);
+    /* The number of levels is clamped, not refused: to what the sizes allow, and to 1 from below. */
+    levels = levels < 1 ? 1 : levels > MAX_LEVELS ? MAX_LEVELS : levels;
     CUmipmappedArray mipmap = calloc(1, sizeof *mipmap);
     REQUIRE(mipmap, CUDA_ERROR_OUT_OF_MEMORY);
     size_t offset[MAX_LEVELS], all = 0, bytes = 0, largest = d->width > d->height ? d->width : d->height;

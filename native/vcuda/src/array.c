@@ -148,12 +148,13 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
 {
     ENTER(cuMipmappedArrayCreate, (array, description, levels));
     struct making making;
-    /* The driver makes no more levels than the largest side has halvings. */
+    /* The driver makes no more levels than the largest side has halvings, and at least one. */
     unsigned possible = 1;
     if (description)
         for (uint64_t side = description->Width | description->Height | description->Depth; side > 1; side >>= 1)
             possible++;
-    CUresult status = make_begin(control, &making, description, levels < possible ? levels : possible);
+    unsigned made = levels < 1 ? 1 : levels < possible ? levels : possible;
+    CUresult status = make_begin(control, &making, description, made);
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMipmappedArrayCreate)(array, description, levels);

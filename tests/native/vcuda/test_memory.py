@@ -70,6 +70,8 @@ WAYS = {
     "array of halves": ("array", (100000, 0, 0x10), "array-destroy {0}"),
     "3d array": ("array3d", (64, 32, 16), "array-destroy {0}"),
     "mipmap": ("mipmap", (256, 128, 8), "mipmap-destroy {0}"),
+    "mipmap of no levels": ("mipmap", (2048, 1024, 0), "mipmap-destroy {0}"),
+    "mipmap of too many": ("mipmap", (512, 256, 60), "mipmap-destroy {0}"),
     "freed in order": ("alloc", (6 * MIB,), "free-async {0}"),
 }
 
