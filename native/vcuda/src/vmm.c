@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Virtual memory management. Physical memory made by cuMemCreate lives until its last handle is released and its last
- * mapping is gone, in whatever order; only then is it uncharged. It is charged to the device of its location, which need
+ * mapping is gone, in whatever order; only then is it uncharged. Memory that was exported lives until its last shareable
+ * handle is closed, and those are descriptors that nobody counts: it stays charged to its exporter. It is charged to the device of its location, which need
  * not be the current one. Memory imported from another process is that process's charge.
  */
 #include "vgpu.h"
@@ -12,6 +13,7 @@ struct physical {
     const struct device *device;
     uint64_t bytes;
     unsigned handles, mappings;
+    bool exported; /* by a shareable handle, which may be open anywhere: charged as long as this process lives */
 };
 
 static struct lock vmm_lock;
@@ -23,7 +25,7 @@ static struct physical *physical_of(uint64_t owner)
 
 static void let_go(struct physical *object)
 {
-    if (object->handles || object->mappings)
+    if (object->handles || object->mappings || object->exported)
         return;
     ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
     free(object);
@@ -87,6 +89,19 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
             block_put(&vgpu_handles, &block);
         let_go(object);
     }
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
+                                             unsigned long long flags)
+{
+    ENTER(cuMemExportToShareableHandle, (shareable, handle, type, flags));
+    struct block block;
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+    if (status == CUDA_SUCCESS && block_get(&vgpu_handles, handle, &block))
+        physical_of(block.owner)->exported = true;
     lock_drop(&vmm_lock);
     return status;
 }

@@ -146,6 +146,25 @@ def test_physical_memory_lives_until_its_last_handle_and_mapping(host: Host) -> 
     assert host.charged() == host.on_card() == before
 
 
+@pytest.mark.parametrize("imported", [False, True])
+def test_exported_memory_stays_charged(host: Host, imported: bool) -> None:
+    """It lives as long as a shareable handle of it, or an import of one, is open: releasing the handle frees nothing."""
+    puppet = host.puppet().start()
+    size = 700 * MIB
+    for number in range((LIMIT - host.on_card()) // size):
+        handle = puppet.get("create-shared", size, 0)
+        shared = puppet.get("export", handle)
+        if imported:
+            puppet.get("import", shared)
+        assert puppet.result(f"release-handle {handle}") == OK
+        assert host.charged() >= (number + 1) * size
+        assert host.charged() >= host.on_card()
+    assert puppet.refused("create-shared", size, 0) == OOM
+    assert host.on_card() <= LIMIT
+    puppet.end()
+    assert host.charged() == host.on_card() == 0
+
+
 def test_memory_of_the_other_device_is_charged_there(host: Host) -> None:
     puppet = host.puppet().start(0)
     puppet.get("create", 4 * MIB, 1)

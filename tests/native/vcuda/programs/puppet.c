@@ -147,6 +147,15 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
         status = CALL(cuMemAllocFromPoolAsync, &pointer, a, (CUmemoryPool)reg[b], NULL);
     else if (strcmp(verb, "create") == 0)
         status = CALL(cuMemCreate, &pointer, a, &memory, 0);
+    else if (strcmp(verb, "create-shared") == 0) {
+        memory.requestedHandleTypes = 1;
+        status = CALL(cuMemCreate, &pointer, a, &memory, 0);
+    } else if (strcmp(verb, "export") == 0) {
+        int descriptor = -1;
+        status = CALL(cuMemExportToShareableHandle, &descriptor, reg[a], 1, 0);
+        pointer = (CUdeviceptr)descriptor;
+    } else if (strcmp(verb, "import") == 0)
+        status = CALL(cuMemImportFromShareableHandle, &pointer, (void *)reg[a], 1);
     else if (strcmp(verb, "reserve") == 0)
         status = CALL(cuMemAddressReserve, &pointer, a, 0, 0, 0);
     else if (strcmp(verb, "retain-handle") == 0)

@@ -39,6 +39,10 @@
     FN(cuMemCreate, "cuMemCreate", 10020, 0, \
        (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags)) \
     FN(cuMemRelease, "cuMemRelease", 10020, 0, (CUmemGenericAllocationHandle handle)) \
+    FN(cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, 0, \
+       (void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)) \
+    FN(cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, 0, \
+       (CUmemGenericAllocationHandle *handle, void *shareable, int type)) \
     FN(cuMemMap, "cuMemMap", 10020, 0, \
        (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)) \
     FN(cuMemUnmap, "cuMemUnmap", 10020, 0, (CUdeviceptr pointer, size_t bytes)) \
