@@ -12,7 +12,7 @@ from typing import Any, Callable, Sequence
 
 from .daemon_json import flag_values, show
 
-SIZE = re.compile(r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtTpP]?[iI]?[bB]?)$")
+SIZE = re.compile(r"^[0-9]+(\.[0-9]+)? ?([kKmMgGtTpP]?[iI]?[bB]?)\Z")
 TYPES: dict[str, Any] = {
     "default-runtime": (str, "a string"),
     "runtimes": (dict, "an object"),

@@ -12,7 +12,7 @@ import re
 from decimal import Decimal, InvalidOperation
 from typing import Any, NamedTuple, Sequence
 
-DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?$")
+DECIMAL_TEXT = re.compile(r"^[0-9]{1,9}(\.[0-9]{1,12})?\Z")
 
 
 class Finding(NamedTuple):
@@ -98,7 +98,7 @@ class Int(Kind):
 
     def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
         number = value
-        if isinstance(value, str) and re.match(r"^-?[0-9]{1,9}$", value.strip()):
+        if isinstance(value, str) and re.match(r"^-?[0-9]{1,9}\Z", value.strip()):
             number = int(value)
         if isinstance(number, bool) or not isinstance(number, int) or not self.low <= number <= self.high:
             return self.wrong(value, path, findings)
@@ -143,6 +143,8 @@ class Choice(Kind):
 
 
 class Text(Kind):
+    """A text; patterns end with \\Z, because $ also matches before a last line break."""
+
     def __init__(self, expected: str = "a text", pattern: str = "") -> None:
         self.expected = expected
         self.pattern = re.compile(pattern) if pattern else None

@@ -32,9 +32,9 @@ MAX_SPLIT = 1024  # slots of a ledger
 
 RESOURCE = Text(
     "a resource name such as nvidia.com/gpu",
-    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+    r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z",
 )
-UUID = Text("a GPU UUID such as GPU-5d1b…", r"^GPU-[0-9A-Za-z-]+$")
+UUID = Text("a GPU UUID such as GPU-5d1b…", r"^GPU-[0-9A-Za-z-]+\Z")
 MODEL = Text('a model such as T4 or "A100-80GB"', r"[A-Za-z0-9]")
 MATCH = Record({"index": Int(0, 255), "uuid": UUID, "model": MODEL}, at_least_one=True)
 
@@ -49,8 +49,8 @@ EXCEPTION = Record(dict(PER_GPU, match=MATCH), required=("match",))
 RESOURCE_NAMES = Record(
     {"count": RESOURCE, "memory": RESOURCE, "memory_percentage": RESOURCE, "cores": RESOURCE, "priority": RESOURCE}
 )
-MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb(\+[a-z.]+)?$")
-CONFIG_NAME = Text("a name of small letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+MIG_PROFILE = Text("a MIG profile such as 1g.10gb", r"^[1-7]g\.[0-9]+gb(\+[a-z.]+)?\Z")
+CONFIG_NAME = Text("a name of small letters, digits and dashes", r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 
 
 class Variable(NamedTuple):

@@ -31,6 +31,11 @@ BAD_VARIABLES = [
     ("vgpu_log_level", 6, "from 0 to 5"),
     ("vgpu_resource_names", {"count": "gpu"}, "resource name"),
     ("vgpu_mig_geometry", {"1gb": 7}, "MIG profile"),
+    # A line break at the end is a fault like any other character.
+    ("vgpu_resource_names", {"count": "nvidia.com/gpu\n"}, "resource name"),
+    ("vgpu_devices", [{"match": {"uuid": "GPU-1\n"}}], "GPU UUID"),
+    ("vgpu_mig_geometry", {"1g.10gb\n": 7}, "MIG profile"),
+    ("vgpu_configs", {"big\n": {}}, "small letters"),
     ("vgpu_verify", "sometimes", "changed, always, never"),
 ]
 
