@@ -72,7 +72,7 @@ static bool join(void)
     if (descriptor < 0)
         return false;
     void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    bool joined = map != MAP_FAILED && madvise(map, VGPU_LEDGER_FILE_SIZE, MADV_DONTFORK) == 0 && claim(descriptor, map);
+    bool joined = map != MAP_FAILED && ledger_file_identity(descriptor, ledger_self.file) && madvise(map, VGPU_LEDGER_FILE_SIZE, MADV_DONTFORK) == 0 && claim(descriptor, map);
     close(descriptor);
     if (map == MAP_FAILED)
         vgpu_log_line(LOG_ERROR, "ledger %s cannot be mapped; no context is created", path);
@@ -255,7 +255,7 @@ void ledger_learn_context(int device, uint64_t bytes)
 
 int ledger_measure_begin(int device)
 {
-    int descriptor = ledger_file_open(ledger_self.path, true);
+    int descriptor = ledger_file_again(true);
     if (descriptor < 0)
         return -1;
     for (int waited = 0; waited < MEASURE_PATIENCE_MS; waited += 2) {

@@ -13,6 +13,7 @@ struct membership {
     uint64_t word; /* what this process writes into the lock */
     uint32_t slot;
     char path[256];
+    uint64_t file[2]; /* the mapped file's device and inode: its name may come to mean another file */
     /* The truth about this process that no other process can write; the slot is its copy. */
     uint64_t own[2][VGPU_MAX_DEVICES];
     _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* uncharges that found the lock held too long */
@@ -38,6 +39,9 @@ void ledger_recount(void);
 void ledger_reap(void);
 uint64_t ledger_clock(void);
 
+/* The mapped file again, by its name; -1 where that is another file now: about its locks nothing can be known. */
+int ledger_file_again(bool write);
+bool ledger_file_identity(int descriptor, uint64_t file[2]);
 void ledger_byte_drop(int descriptor, uint64_t byte);
 
 #endif

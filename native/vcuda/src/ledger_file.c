@@ -147,6 +147,29 @@ static bool check(const char *path, int descriptor)
     return true;
 }
 
+bool ledger_file_identity(int descriptor, uint64_t file[2])
+{
+    struct stat status;
+    if (!status_of(descriptor, &status))
+        return false;
+    file[0] = (uint64_t)status.st_dev;
+    file[1] = (uint64_t)status.st_ino;
+    return true;
+}
+
+int ledger_file_again(bool write)
+{
+    uint64_t file[2];
+    int descriptor = ledger_file_open(ledger_self.path, write);
+    if (descriptor < 0)
+        return -1;
+    if (ledger_file_identity(descriptor, file) && memcmp(file, ledger_self.file, sizeof file) == 0)
+        return descriptor;
+    complain(ledger_self.path, "another file has taken its place");
+    close(descriptor);
+    return -1;
+}
+
 int ledger_file_open(const char *path, bool write)
 {
     int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK;

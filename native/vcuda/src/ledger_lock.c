@@ -31,7 +31,7 @@ static bool holder_dead(uint64_t word)
         return true; /* no process writes such a word */
     if (__atomic_load_n(&ledger_slot(ledger_self.map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
         return true;
-    int descriptor = ledger_file_open(ledger_self.path, false);
+    int descriptor = ledger_file_again(false);
     if (descriptor < 0)
         return false;
     int held = ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + slot);
@@ -116,7 +116,7 @@ static bool slot_empty(const struct vgpu_ledger_slot *slot)
 void ledger_reap(void)
 {
     struct vgpu_ledger *ledger = ledger_self.map;
-    int descriptor = ledger_file_open(ledger_self.path, false);
+    int descriptor = ledger_file_again(false);
     if (descriptor < 0)
         return; /* whoever cannot be asked about counts as alive */
     uint32_t high = ledger_high(ledger);

@@ -114,6 +114,20 @@ def test_bad_ledgers_fail_closed_with_a_line(host: Host, fault: str) -> None:
     assert any(str(host.ledger) in line and "no context" in line for line in puppet.errors().splitlines())
 
 
+def test_a_replaced_ledger_makes_nobody_dead(host: Host) -> None:
+    """Another file under the ledger's name, as a cleaner of /tmp leaves it: its locks say nothing about the mapped one."""
+    first, second = host.puppet().start(), host.puppet().start()
+    first.get("alloc", 2500 * MIB)
+    held = host.on_card()
+    host.ledger.rename(host.folder / "old")
+    host.ledger.write_bytes(layouts.pack_ledger(host.uuids, "test"))
+    assert second.refused("alloc", LIMIT - held + 1) == OOM
+    assert host.on_card() == held
+    second.get("alloc", LIMIT - held)
+    assert second.say("info") == [OK, 0, LIMIT]
+    assert "another file" in second.errors()
+
+
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\0" * layouts.LEDGER_FILE_SIZE])
 def test_an_empty_ledger_is_laid_out(host: Host, content: bytes) -> None:
     host.ledger.write_bytes(content)
