@@ -14,6 +14,9 @@ from .mount_namespace import Mount, NamespaceError, Outcome, gpu_nodes, run
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LABEL = "vgpu.isolation"
+# A daemon may answer late, or never: seconds for one answer, and until a container has a pid.
+ASK_S = 60.0
+START_S = 60.0
 # The program starts on our word, when the host has looked at the container; it takes the place of the shell.
 SHELL = "/bin/sh"
 WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
@@ -81,10 +84,17 @@ class DockerRunner:
             self._options += ["--runtime", "nvidia"]
 
     def _ask(self, *arguments: str) -> str:
-        done = subprocess.run([self._docker, *arguments], capture_output=True, text=True, check=False)
+        done = _docker(self._docker, *arguments)
         if done.returncode != 0:
             raise RunnerError(f"docker {arguments[0]}: {done.stderr.strip()}")
         return done.stdout.strip()
+
+    def _tell(self, *arguments: str) -> None:
+        """What need not succeed: the container may be gone already, and a daemon that hangs is told elsewhere."""
+        try:
+            _docker(self._docker, *arguments)
+        except RunnerError:
+            return
 
     def run(
         self,
@@ -98,7 +108,7 @@ class DockerRunner:
         try:
             return self._run(container, timeout, before_start, while_running)
         finally:
-            subprocess.run([self._docker, "rm", "--force", container], capture_output=True, check=False)
+            self._tell("rm", "--force", container)
 
     def _run(
         self,
@@ -114,23 +124,20 @@ class DockerRunner:
                 stdout=out,
                 stderr=err,
             )
-            pid = self._pid(container, attached)
-            if pid:
-                before_start(pid)
             try:
-                attached.stdin.write(b"go\n")
-                attached.stdin.close()
-            except BrokenPipeError:
-                pid = 0  # it could not be started; what docker said is on its stderr
-            deadline = time.monotonic() + timeout
-            timed_out = False
-            while attached.poll() is None:
-                if not timed_out and time.monotonic() > deadline:
-                    timed_out = True
-                    subprocess.run([self._docker, "kill", container], capture_output=True, check=False)
+                pid = self._pid(container, attached)
                 if pid:
-                    while_running(pid)
-                time.sleep(0.005)
+                    before_start(pid)
+                try:
+                    attached.stdin.write(b"go\n")
+                    attached.stdin.close()
+                except BrokenPipeError:
+                    pid = 0  # it could not be started; what docker said is on its stderr
+                timed_out = self._wait(container, attached, pid, timeout, while_running)
+            finally:
+                if attached.poll() is None:
+                    attached.kill()
+                    attached.wait()
             texts = []
             for stream in (out, err):
                 stream.seek(0)
@@ -139,14 +146,47 @@ class DockerRunner:
             raise RunnerError(f"docker start: {' '.join(texts[1].split())}; the image needs {SHELL} and glibc")
         return Outcome(attached.returncode, texts[0], texts[1], timed_out)
 
+    def _wait(
+        self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
+    ) -> bool:
+        """Until the client ends; whether it ran past its time. A client that outlives its container is given up."""
+        deadline = time.monotonic() + timeout
+        timed_out = False
+        while attached.poll() is None:
+            if not timed_out and time.monotonic() > deadline:
+                timed_out = True
+                self._tell("kill", container)
+                deadline = time.monotonic() + ASK_S
+            elif timed_out and time.monotonic() > deadline:
+                raise RunnerError(f"docker kill did not end the container {container} within {ASK_S:.0f} s")
+            if pid:
+                while_running(pid)
+            time.sleep(0.005)
+        return timed_out
+
     def _pid(self, container: str, attached: Any) -> int:
         """The pid on the host of the container's shell, which waits for our word; 0 where it did not start."""
+        deadline = time.monotonic() + START_S
         while attached.poll() is None:
-            pid = int(self._ask("inspect", "--format", "{{.State.Pid}}", container))
-            if pid:
-                return pid
+            answer = self._ask("inspect", "--format", "{{.State.Pid}}", container)
+            if not answer.isdigit():
+                raise RunnerError(f"docker inspect answered {answer!r}, expected the pid of the container")
+            if int(answer):
+                return int(answer)
+            if time.monotonic() > deadline:
+                raise RunnerError(f"docker start: the container {container} had no process within {START_S:.0f} s")
             time.sleep(0.02)
         return 0
+
+
+def _docker(docker: str, *arguments: str) -> Any:
+    """One call of the client. Raises RunnerError where the daemon does not answer."""
+    try:
+        return subprocess.run([docker, *arguments], capture_output=True, text=True, timeout=ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise RunnerError(f"docker {arguments[0]} did not answer within {ASK_S:.0f} s; does its daemon hang?") from None
+    except OSError as fault:
+        raise RunnerError(f"{docker} cannot be run: {fault.strerror}") from None
 
 
 def docker_at_hand(docker: str, image: str) -> str:
@@ -155,7 +195,12 @@ def docker_at_hand(docker: str, image: str) -> str:
         return "no image is named"
     if not os.path.exists(docker):
         return f"{docker} does not exist"
-    done = subprocess.run([docker, "image", "inspect", image], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return f"docker has no local image {image}: {done.stderr.strip()}"
-    return "" if json.loads(done.stdout or "[]") else f"docker has no local image {image}"
+    try:
+        done = _docker(docker, "image", "inspect", image)
+        if done.returncode != 0:
+            return f"docker has no local image {image}: {done.stderr.strip()}"
+        return "" if json.loads(done.stdout or "[]") else f"docker has no local image {image}"
+    except RunnerError as fault:
+        return str(fault)
+    except ValueError:
+        return f"docker image inspect answered no JSON: {done.stdout.strip()[:100]!r}"

@@ -74,7 +74,7 @@ options:
   omit_mounts:
     description:
       - Container paths of mounts that are left out of the answer of the plugin. For tests of the check itself; with any
-        of them left out the verdict must not be V(held).
+        of them left out the verdict must not be V(held). A path that the answer does not have is refused.
     type: list
     elements: str
     default: []
@@ -212,6 +212,11 @@ LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 # Where the probe appears in the slice; no workload ever gets it.
 PROBE = "/usr/local/lib/vgpu/vgpu-probe"
 NO_FREE_SLICE = 3
+# What is read of the answers of vgpuctl.
+KEYS = {
+    "status": frozenset(("gpus", "slices")),
+    "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
+}
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 
 # The checks that the probe must report when all are asked for.
@@ -253,7 +258,20 @@ class Plugin:
             raise PluginError(
                 done.returncode, done.stderr.strip() or f"vgpuctl {arguments[0]} ended with {done.returncode}"
             )
-        return dict(json.loads(done.stdout))
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or not KEYS.get(arguments[0], frozenset()) <= set(answer):
+            said = " ".join((done.stdout + " " + done.stderr).split())[:200] or "nothing"
+            raise PluginError(
+                1, f"{self._command[0]} {arguments[0]} answered {said}, expected a JSON object; is it vgpuctl?"
+            )
+        return answer
+
+
+class BadOption(Exception):
+    """An option asks for what is not there."""
 
 
 class SliceCheck:
@@ -267,6 +285,12 @@ class SliceCheck:
         self._minors = [gpu["minor"]]
         self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"])
         self._promised = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
+        paths = [one.container_path for one in self._promised]
+        strangers = [one for one in self._params["omit_mounts"] if one not in paths]
+        if strangers:
+            raise BadOption(
+                f"omit_mounts: {', '.join(strangers)} is not mounted; the plugin's answer has {', '.join(paths)}"
+            )
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self.smi_table = ""
@@ -415,7 +439,7 @@ def main() -> None:
         if module.params["per"] == "host":
             chosen = module.params["uuids"][:1] or [""]
         results = [check_slice(module, plugin, uuid) for uuid in chosen]
-    except PluginError as fault:
+    except (PluginError, BadOption) as fault:
         module.fail_json(msg=str(fault), verdict=isolation.NOT_RUN, results=results)
     verdict = isolation.worst([one["verdict"] for one in results])
     answer = {"changed": False, "verdict": verdict, "results": results}

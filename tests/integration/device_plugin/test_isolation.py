@@ -169,3 +169,27 @@ def test_full_ledger_tmpfs_is_bounded(node):
                 os.write(descriptor, b"x" * 65536)
     finally:
         os.close(descriptor)
+    # The next start of the container must not fail for what the last one wrote.
+    node.kubelet.restart_container("one")
+    assert 0 < os.stat(ledger).st_size < MIB // 2
+
+
+def test_omitted_mount_that_no_answer_has_is_refused(node):
+    """A test of the check that leaves out nothing would pass for the wrong reason."""
+    rc, result = node.isolation(omit_mounts=["/etc/ld.so.preload", "/etc/ld.so.prelaod"], fail_on=["violated"])
+    assert (rc, result["failed"]) == (1, True)
+    assert "omit_mounts" in result["msg"]
+    assert "/etc/ld.so.prelaod" in result["msg"]
+    assert "/etc/vgpu/limits" in result["msg"]  # what can be named
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+@pytest.mark.parametrize("answer", ["", "Segmentation fault", "[1, 2]", '"text"', '{"gpus": []}'])
+def test_vgpuctl_that_answers_no_json_is_said(node, tmp_path, answer):
+    program = tmp_path / "other-vgpuctl"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+    program.chmod(0o755)
+    rc, result = node.isolation(vgpuctl=str(program))
+    assert (rc, result["failed"]) == (1, True)
+    assert f"{program} status" in result["msg"]
+    assert "Traceback" not in json.dumps(result)

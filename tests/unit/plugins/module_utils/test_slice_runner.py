@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The docker runner against a docker that answers as a row says, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils import slice_runner
+
+IMAGE = "localhost/debian:12"
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """A docker client: what each command does is Python text; the calls are listed in ``calls``."""
+    monkeypatch.setattr(slice_runner, "ASK_S", 0.5)
+    monkeypatch.setattr(slice_runner, "START_S", 0.5)
+
+    def make(**commands: str) -> str:
+        program = tmp_path / "docker"
+        defaults = {"info": "print('{}')", "create": "print('c1')", "image": "print('[{}]')"}
+        table = {**defaults, **commands}
+        program.write_text(
+            f"#!{sys.executable} -S\nimport sys, time\n"
+            f"open({str(tmp_path / 'calls')!r}, 'a').write(sys.argv[1] + '\\n')\n"
+            f"exec({table!r}.get(sys.argv[1], ''))\n"
+        )
+        program.chmod(0o755)
+        return str(program)
+
+    return make
+
+
+HANG = "time.sleep(600)"
+AT_HAND = [
+    ("print('[{}]')", ""),
+    ("print('[]')", f"docker has no local image {IMAGE}"),
+    ("print('no JSON')", "answered no JSON"),
+    ("sys.exit('No such image')", "No such image"),
+    (HANG, "did not answer within"),
+]
+
+
+@pytest.mark.parametrize(("image", "reason"), AT_HAND)
+def test_docker_at_hand(docker, image, reason):
+    found = slice_runner.docker_at_hand(docker(image=image), IMAGE)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+STARTS = [
+    # about, what docker does, what is said
+    ("a daemon that hangs at once", {"info": HANG}, "docker info did not answer within"),
+    ("a daemon that hangs at create", {"create": HANG}, "docker create did not answer within"),
+    ("a container that never gets a pid", {"start": HANG, "inspect": "print(0)"}, "no process within"),
+    ("a daemon that hangs at inspect", {"start": HANG, "inspect": HANG}, "docker inspect did not answer within"),
+    ("an inspect that is no number", {"start": HANG, "inspect": "print('x')"}, "docker inspect answered 'x'"),
+    ("a container that does not start", {"start": "sys.exit('no such shell')", "inspect": "print(0)"}, "no such shell"),
+]
+
+
+@pytest.mark.parametrize(("about", "commands", "sentence"), STARTS, ids=[one[0] for one in STARTS])
+def test_docker_that_does_not_answer(docker, tmp_path, about, commands, sentence):
+    program = docker(**commands)
+    with pytest.raises(slice_runner.RunnerError, match=sentence):
+        slice_runner.DockerRunner(program, IMAGE, [], {}).run(["true"], 60.0)
+    calls = (tmp_path / "calls").read_text().split()
+    assert ("rm" in calls) == ("create" in calls and commands.get("create") != HANG)
+    assert not children()
+
+
+def test_removal_that_hangs_spoils_nothing(docker):
+    inspect = f"print({os.getpid()})"
+    runner = slice_runner.DockerRunner(
+        docker(start="print(sys.stdin.readline())", inspect=inspect, rm=HANG), IMAGE, [], {}
+    )
+    outcome = runner.run(["true"], 60.0)
+    assert (outcome.rc, outcome.out.strip(), outcome.timed_out) == (0, "go", False)
+
+
+def children() -> str:
+    """Processes of ours that still run; one that ended and was not waited for counts too."""
+    done = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=False
+    )
+    return "\n".join(line for line in done.stdout.splitlines() if "docker" in line)
