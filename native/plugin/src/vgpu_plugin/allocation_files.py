@@ -41,6 +41,8 @@ class AllocationFiles:
         uuids = [device["uuid"] for device in record.limits["devices"]]
         _replace(folder / "limits", layouts.pack_limits(record.limits), 0o444)
         _replace(folder / "ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444)
+        # The last container may have filled the tmpfs through its ledger; there must be room beside it for the new one.
+        (rw / "ledger").unlink(missing_ok=True)
         _replace(rw / "ledger", layouts.pack_ledger(uuids, record.id), 0o666)
 
     def mounts(self, record: Record) -> list[tuple[str, str, bool]]:
