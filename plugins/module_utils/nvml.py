@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+from . import slices
+
 LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED = 3
 
@@ -245,8 +247,8 @@ def _gpu(source: Any, index: int) -> dict[str, Any]:
         "index": index,
         "uuid": source.uuid(handle),
         "model": source.model(handle),
-        "memory_mib": total >> 20,
-        "used_mib": used >> 20,
+        "memory_mib": slices.mib(total),
+        "used_mib": slices.mib(used),
         "pci_bus_id": _optional(source.pci, handle),
         "minor": _optional(source.minor, handle),
         "compute_capability": _optional(source.compute_capability, handle),

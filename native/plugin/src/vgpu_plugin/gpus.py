@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-MIB = 1 << 20
+from ._shared import slices
+
 NO_NUMA = -1
 
 
@@ -79,7 +80,7 @@ class Nvml:
             index=index,
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
             model=_text(nvml.nvmlDeviceGetName(handle)),
-            memory_mib=int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // MIB,
+            memory_mib=slices.mib(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             minor=minor,
             pci=pci,
             numa_node=numa_node(self._sys_root, pci),

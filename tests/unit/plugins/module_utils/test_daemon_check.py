@@ -16,6 +16,7 @@ CASES = [
     ({"default-runtime": "runc"}, STOCK, []),
     ({"default-runtime": "io.containerd.kata.v2"}, STOCK, []),
     ({"runtimes": {"kata": {"runtimeType": "io.containerd.kata.v2", "options": {}}}}, STOCK, []),
+    ({"default-shm-size": "2G\n"}, STOCK, ["default-shm-size"]),
     ({"default-shm-size": 67108864, "features": {"cdi": True}}, STOCK, []),
     ({"exec-opts": ["native.cgroupdriver=systemd"]}, STOCK, []),
     ({"default-runtime": "nvidia"}, STOCK, ['"default-runtime" is "nvidia", which "runtimes" does not define']),
