@@ -29,7 +29,7 @@ static struct {
     uint64_t all, each[VGPU_MAX_DEVICES]; /* 0: not set */
     int log_level;                        /* -1: not set */
     bool any, any_index, disable;
-    const char *ledger;
+    char ledger[512];
 } env;
 
 static struct lock lock;
@@ -51,6 +51,17 @@ static void read_env_bytes(const char *name, uint64_t *bytes)
         vgpu_log_line(LOG_ERROR, "%s='%.64s' is ignored: expected a whole number above 0, with or without k, m or g", name, text);
 }
 
+/* A copy, and absolute: programs overwrite their environment (setproctitle) and change their folder. */
+static void keep_path(const char *text, char *kept, size_t room)
+{
+    size_t length = 0;
+    if (text[0] && text[0] != '/' && getcwd(kept, room - 1)) {
+        length = strlen(kept);
+        kept[length++] = '/';
+    }
+    snprintf(kept + length, room - length, "%s", text); /* one that is cut is too long for the ledger and refused there */
+}
+
 static void read_environment(void)
 {
     char name[48];
@@ -67,7 +78,9 @@ static void read_environment(void)
     text = getenv("CUDA_DISABLE_CONTROL");
     if (text && !env_flag(text, &env.disable))
         vgpu_log_line(LOG_ERROR, "CUDA_DISABLE_CONTROL='%.64s' is ignored: expected true or false", text);
-    env.ledger = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    text = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    if (text)
+        keep_path(text, env.ledger, sizeof env.ledger);
 }
 
 /*
@@ -125,7 +138,7 @@ static enum control load(void)
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
         if (other)
-            snprintf(path, sizeof path, "%s", other);
+            keep_path(other, path, sizeof path);
     }
     required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
     if (!file.data && !limits_map(path, &file, reason, sizeof reason)) {
@@ -246,7 +259,7 @@ const char *limits_ledger_path(void)
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
     if (in_force)
         return VGPU_PATH_LEDGER;
-    if (env.ledger && *env.ledger)
+    if (*env.ledger)
         return env.ledger;
     if (snapshot && snapshot->from_file)
         return VGPU_PATH_LEDGER;

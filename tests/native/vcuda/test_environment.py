@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import layouts
 import pytest
 from conftest import CARD, LIMIT, MIB, OK, OOM, Host
@@ -126,3 +128,15 @@ def test_limits_follow_the_uuid_whatever_is_visible(host: Host, visible: str, or
     # NVML goes on to show all GPUs in its own order.
     for gpu in range(2):
         assert puppet.say(f"nvml {gpu}")[1:4] == [sizes[gpu], host.on_card(gpu), sizes[gpu] - host.on_card(gpu)]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_title_over_the_environment_changes_nothing(host: Host, relative: bool) -> None:
+    """The environment is overwritten and the folder left between the first call and the child that opens the ledger."""
+    path = os.path.relpath(host.ledger) if relative else str(host.ledger)
+    puppet = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=path)
+    assert puppet.result("total 0") != OK
+    assert puppet.result("title") == OK
+    puppet.say("fork")
+    puppet.start()
+    assert host.charged() == host.on_card() > 0

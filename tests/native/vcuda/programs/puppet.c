@@ -250,6 +250,19 @@ static int ask(const char *verb, unsigned long long a, char *text)
         return nvml("v2", (unsigned)a);
     } else if (strcmp(verb, "pid") == 0) {
         printf("0 %d\n", (int)getpid());
+    } else if (strcmp(verb, "title") == 0) {
+        /* What setproctitle does: the environment moves away and its place is written over. */
+        char **old = environ, *first = old[0];
+        size_t count = 0;
+        while (old[count])
+            count++;
+        size_t size = (size_t)(old[count - 1] + strlen(old[count - 1]) - first);
+        char **copy = calloc(count + 1, sizeof *copy);
+        for (size_t i = 0; i < count; i++)
+            copy[i] = strdup(old[i]);
+        environ = copy;
+        memset(first, 'T', size);
+        printf("%d\n", chdir("/"));
     } else if (strcmp(verb, "nofile") == 0) {
         struct rlimit limit;
         getrlimit(RLIMIT_NOFILE, &limit);
