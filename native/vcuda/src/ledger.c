@@ -19,6 +19,7 @@
 
 struct membership ledger_self;
 static struct lock join_lock;
+static _Atomic int measuring[VGPU_MAX_DEVICES]; /* descriptor + 1 through which this process holds that lock */
 
 static bool is_member(void)
 {
@@ -253,9 +254,18 @@ void ledger_learn_context(int device, uint64_t bytes)
         __atomic_store_n(&ledger_self.map->context_bytes[device], bytes, __ATOMIC_RELAXED);
 }
 
+static void measure_close(int descriptor, int device)
+{
+    atomic_store_explicit(&measuring[device], 0, memory_order_relaxed);
+    close(descriptor);
+}
+
 int ledger_measure_begin(int device)
 {
+    lock_take(&join_lock); /* no fork between the two lines */
     int descriptor = ledger_file_again(true);
+    atomic_store_explicit(&measuring[device], descriptor + 1, memory_order_relaxed);
+    lock_drop(&join_lock);
     if (descriptor < 0)
         return -1;
     for (int waited = 0; waited < MEASURE_PATIENCE_MS; waited += 2) {
@@ -263,7 +273,7 @@ int ledger_measure_begin(int device)
             return descriptor;
         nanosleep(&(struct timespec){0, 2000000}, NULL);
     }
-    close(descriptor);
+    measure_close(descriptor, device);
     vgpu_log_line(LOG_ERROR, "ledger %s: another process has been creating a context for a minute", ledger_self.path);
     return -1;
 }
@@ -274,7 +284,7 @@ void ledger_measure_end(int handle, int device)
         return;
     /* Dropped by name: a child that was forked meanwhile has the descriptor too. */
     ledger_byte_drop(handle, VGPU_LEDGER_CONTEXT_BASE + (uint64_t)device);
-    close(handle);
+    measure_close(handle, device);
 }
 
 void ledger_hold(void)
@@ -289,6 +299,13 @@ void ledger_release(void)
 
 void ledger_reset(void)
 {
+    /* A child that kept the descriptor of a measuring parent would hold the lock after the parent's death. */
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
+        uint64_t file[2];
+        int descriptor = atomic_exchange_explicit(&measuring[device], 0, memory_order_relaxed) - 1;
+        if (descriptor >= 0 && ledger_file_identity(descriptor, file) && memcmp(file, ledger_self.file, sizeof file) == 0)
+            close(descriptor);
+    }
     /* The mapping was not passed on to this child, nor was the parent's slot. */
     memset(&ledger_self, 0, sizeof ledger_self);
     atomic_store_explicit(&join_lock.word, 0, memory_order_relaxed);

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import struct
 import subprocess
 
 import pytest
 from conftest import Host
+
+CONTEXT_BASE = 0x50000100  # VGPU_LEDGER_CONTEXT_BASE of vgpu_abi.h
 
 # what the threads do, how often
 RIVALS = [("primary", 4000), ("create", 300)]
@@ -24,3 +28,13 @@ def test_threads_leave_the_accounts_equal(host: Host, work: str, rounds: int) ->
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_child_does_not_inherit_the_turn_to_measure(host: Host) -> None:
+    """This test has the turn; a thread of the program waits for it while another one forks."""
+    with host.ledger.open("r+b") as ledger:
+        turn = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, CONTEXT_BASE, 16, 0)
+        fcntl.fcntl(ledger, 37, turn)  # F_OFD_SETLK
+        command = [host.programs / "rivals", "fork", "1"]
+        done = subprocess.run(command, env=host.env(), stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n"

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "cuda_abi.h"
@@ -62,6 +63,38 @@ static void *churn(void *data)
     return NULL;
 }
 
+/* How many of this process's descriptors are of the ledger. */
+static int ledgers(void)
+{
+    char link[64], target[512];
+    int count = 0;
+    for (int descriptor = 3; descriptor < 64; descriptor++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+        ssize_t length = readlink(link, target, sizeof target - 1);
+        target[length < 0 ? 0 : length] = 0;
+        count += strcmp(target, getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE")) == 0;
+    }
+    return count;
+}
+
+/* Forks while another thread waits for its turn to measure a first context: what the child has of the ledger. */
+static int forked(void)
+{
+    pthread_t thread;
+    int status;
+    pthread_create(&thread, NULL, create, NULL);
+    while (!ledgers())
+        usleep(1000);
+    usleep(50000); /* the descriptor that it joined with is closed, the one that it waits with is not */
+    if (!ledgers())
+        return -1;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(ledgers());
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
+}
+
 static void together(int count, void *(*work)(void *))
 {
     pthread_t threads[8];
@@ -107,6 +140,11 @@ int main(int argc, char **argv)
     if (argc != 3 || cuInit(0) != CUDA_SUCCESS)
         return 2;
     rounds = atoi(argv[2]);
+    if (strcmp(argv[1], "fork") == 0) {
+        printf("%d\n", forked());
+        fflush(stdout);
+        _exit(0);
+    }
     if (strcmp(argv[1], "primary") == 0)
         together(3, primary);
     else if (strcmp(argv[1], "create") == 0)
