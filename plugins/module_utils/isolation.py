@@ -15,6 +15,10 @@ MIB = 1 << 20
 
 # Checks of this module; all others are the probe's.
 OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi")
+# Checks of the probe that take all memory of the slice.
+FILLS = ("limit-exact", "four-processes")
+# The part of a fill that a look must have hit.
+SEEN_PERCENT = 90
 # A host may lack what these need; that alone does not spoil the verdict.
 OPTIONAL = ("outside-memory", "nvidia-smi")
 
@@ -98,14 +102,29 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def of_outside(most_bytes: int | None, looks: int, fault: str, expected: Expected) -> dict[str, Any]:
-    """The driver's account of the slice's processes against the limit; the probe has no part in it."""
+def filled(checks: Sequence[dict[str, Any]]) -> int:
+    """The most that the probe says it held at once, 0 where it filled nothing."""
+    said = [one["found"] for one in checks if one["name"] in FILLS and one["unit"] == "bytes"]
+    return max((int(one) for one in said if one.isdigit()), default=0)
+
+
+def seen(most_bytes: int | None, filled_bytes: int) -> bool:
+    """Whether a look from outside hit the fill: what is hardly held while the host looks shows nothing of the limit."""
+    return most_bytes is not None and 0 < SEEN_PERCENT * filled_bytes <= 100 * most_bytes
+
+
+def of_outside(most_bytes: int | None, looks: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
+    """The driver's account of the slice's processes against the limit. More is a violation, whatever the probe says;
+    that it is not more counts only where a look hit what the probe says it filled.
+    """
     limit = expected.memory_mib * MIB
     if most_bytes is None:
         detail = fault or f"NVML on the host named no process of the slice in {looks} looks"
         return check("outside-memory", NOT_RUN, f"at most {limit}", "", "bytes", detail)
-    verdict = HELD if most_bytes <= limit else VIOLATED
-    return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", f"greatest of {looks} looks")
+    verdict, detail = HELD if most_bytes <= limit else VIOLATED, f"greatest of {looks} looks"
+    if verdict == HELD and not seen(most_bytes, filled_bytes):
+        verdict, detail = NOT_RUN, f"{detail}, and none hit the {filled_bytes} bytes that the probe says it filled"
+    return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", detail)
 
 
 def of_nvidia_smi(rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:

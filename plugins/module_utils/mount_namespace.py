@@ -24,6 +24,9 @@ DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_FOLDERS = ("shm", "pts", "mqueue")
 GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
+# Between two looks at a running program: what it holds may be gone after milliseconds.
+LOOK_S = 0.001
+
 # Folders of this name are ours alone: what the host has there, a container does not see.
 OWN_FOLDER = "vgpu"
 
@@ -234,7 +237,7 @@ def _wait(pid: int, timeout: float, while_running: Callable[[int], None]) -> tup
             timed_out = True
             _kill(pid)
         while_running(pid)
-        time.sleep(0.005)
+        time.sleep(LOOK_S)
 
 
 def _kill(pid: int) -> None:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from typing import Any, Callable, Sequence
 
-from .mount_namespace import Mount, NamespaceError, Outcome, gpu_nodes, run
+from .mount_namespace import LOOK_S, Mount, NamespaceError, Outcome, gpu_nodes, run
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LABEL = "vgpu.isolation"
@@ -161,7 +161,7 @@ class DockerRunner:
                 raise RunnerError(f"docker kill did not end the container {container} within {ASK_S:.0f} s")
             if pid:
                 while_running(pid)
-            time.sleep(0.005)
+            time.sleep(LOOK_S)
         return timed_out
 
     def _pid(self, container: str, attached: Any) -> int:

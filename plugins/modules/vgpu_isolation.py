@@ -196,6 +196,7 @@ results:
 import json
 import os
 import subprocess
+import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -212,6 +213,8 @@ LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 # Where the probe appears in the slice; no workload ever gets it.
 PROBE = "/usr/local/lib/vgpu/vgpu-probe"
 NO_FREE_SLICE = 3
+# On an idle host the first fill is hit; on a busy one some are missed.
+FILLS_AT_MOST = 10
 # What is read of the answers of vgpuctl.
 KEYS = {
     "status": frozenset(("gpus", "slices")),
@@ -333,18 +336,39 @@ class SliceCheck:
             if watch is not None:
                 watch.look(pid)
 
+        # The lease is long enough for one more run of the probe after this.
+        deadline = time.monotonic() + self._params["timeout"]
         argv = [PROBE, "--json"] + (["--checks", ",".join(wanted)] if wanted else [])
         outcome = self.runner.run(argv, float(self._params["timeout"]), before_start, while_running)
         checks = [isolation.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
         checks += isolation.of_probe(
             outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted or PROBE_CHECKS
         )
+        filled = isolation.filled(checks)
         if watch is None:
-            checks.append(isolation.of_outside(None, 0, "the host has no libnvidia-ml.so.1", self._expected))
+            checks.append(isolation.of_outside(None, 0, "the host has no libnvidia-ml.so.1", self._expected, filled))
         else:
+            checks += self._fill_until_seen(watch, filled, while_running, deadline)
             watch.close()
-            checks.append(isolation.of_outside(watch.most_bytes, watch.looks, watch.fault, self._expected))
+            checks.append(isolation.of_outside(watch.most_bytes, watch.looks, watch.fault, self._expected, filled))
         return checks
+
+    def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
+        """Fills the slice again and again until a look hits it, for a fill may be over between two looks. Answers what
+        a repeated fill found violated.
+        """
+        argv = [PROBE, "--json", "--checks", ",".join(isolation.FILLS)]
+        faults: list[dict[str, Any]] = []
+        for _time in range(FILLS_AT_MOST):
+            blind = watch.most_bytes is None or not filled
+            if blind or faults or isolation.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
+                break
+            outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=look)
+            checks = isolation.of_probe(
+                outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, isolation.FILLS
+            )
+            faults = [one for one in checks if one["verdict"] == isolation.VIOLATED]
+        return faults
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
         program = self._params["nvidia_smi"]
@@ -366,7 +390,9 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         "checks": [],
         "nvidia_smi": "",
     }
-    arguments = ["lease", "--ttl", str(3 * module.params["timeout"] + 60)] + (["--uuid", uuid] if uuid else [])
+    # The probe, its repeated fills, and nvidia-smi twice; 3600 is the plugin's longest.
+    ttl = min(5 * module.params["timeout"] + 60, 3600)
+    arguments = ["lease", "--ttl", str(ttl)] + (["--uuid", uuid] if uuid else [])
     try:
         lease = plugin.ask(*arguments)
     except PluginError as fault:

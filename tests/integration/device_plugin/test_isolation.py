@@ -30,7 +30,10 @@ def test_whole_slice_holds(node):
     assert {name for name, check in found.items() if check["verdict"] != "held"} <= OPTIONAL
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
     # The driver's account, read outside while the probe took all that it could get.
-    assert 0 < int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
+    if found["outside-memory"]["verdict"] == "held":
+        assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
+    else:  # a machine too busy for ten fills to be hit by a look
+        assert "none hit" in found["outside-memory"]["detail"]
     assert node.vgpuctl("status")["allocations"] == []  # given back
     assert node.mounts() == []
 
@@ -42,6 +45,7 @@ def test_one_mount_less_is_red(node, path):
     rc, result = node.isolation(omit_mounts=[path])
     assert (rc, result["verdict"]) == (1, "violated"), result
     assert verdicts(result)["mounts"] == "violated"
+    assert verdicts(result)["outside-memory"] != "held"
     # And not by that witness alone: whoever did not count mounts would notice too.
     others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "held"]
     assert set(others) - OPTIONAL, result

@@ -75,11 +75,37 @@ def test_nvidia_smi(rc, out, verdict):
     assert it.of_nvidia_smi(rc, out, "", EXPECTED)["verdict"] == verdict
 
 
-@pytest.mark.parametrize(
-    ("most", "verdict"), [(LIMIT, "held"), (LIMIT + 1, "violated"), (0, "held"), (None, "not-run")]
-)
-def test_outside(most, verdict):
-    assert it.of_outside(most, 3, "", EXPECTED)["verdict"] == verdict
+OUTSIDE = [
+    # about, greatest look, what the probe says it filled, verdict
+    ("the whole slice was seen", LIMIT, LIMIT, "held"),
+    ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "held"),
+    ("one byte more than the slice", LIMIT + 1, LIMIT, "violated"),
+    ("more, whatever the probe says", 2 * LIMIT, 1, "violated"),
+    ("twice the slice, and no look hit it", LIMIT, 2 * LIMIT, "not-run"),
+    ("the looks missed the fill", 117 * MIB, LIMIT, "not-run"),
+    ("a look at nothing", 0, LIMIT, "not-run"),
+    ("oversold: the card gave less, and that was seen", LIMIT // 2, LIMIT // 2, "held"),
+    ("the probe filled nothing", LIMIT, 0, "not-run"),
+    ("no look at all", None, LIMIT, "not-run"),
+]
+
+
+@pytest.mark.parametrize(("about", "most", "filled", "verdict"), OUTSIDE, ids=[one[0] for one in OUTSIDE])
+def test_outside(about, most, filled, verdict):
+    assert it.of_outside(most, 3, "", EXPECTED, filled)["verdict"] == verdict
+
+
+FILLED = [
+    ([], 0),
+    ([("totals", "7", "bytes")], 0),
+    ([("limit-exact", "5", "bytes"), ("four-processes", "7", "bytes")], 7),
+    ([("limit-exact", "11", "signal"), ("four-processes", "", "bytes")], 0),
+]
+
+
+@pytest.mark.parametrize(("checks", "filled"), FILLED)
+def test_what_the_probe_filled(checks, filled):
+    assert it.filled([it.check(name, "held", 1, found, unit) for name, found, unit in checks]) == filled
 
 
 @pytest.mark.parametrize(
