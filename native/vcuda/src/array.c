@@ -55,12 +55,14 @@ struct making {
     const struct device *device;
     CUcontext context;
     uint64_t bytes;
+    bool flying;
 };
 
 static CUresult make_begin(enum control control, struct making *making, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels)
 {
     CUresult status;
     making->bytes = 0;
+    making->flying = false;
     making->device = memory_target(control, &making->context, &status);
     if (!making->device)
         return status;
@@ -68,7 +70,12 @@ static CUresult make_begin(enum control control, struct making *making, const CU
         return CUDA_SUCCESS;
     if (!array_bytes(array, levels, &making->bytes))
         return memory_refuse("an array of a format or size that this library does not know");
-    return memory_charge(making->device, ACCOUNT_USED, making->bytes);
+    flight_begin(making->device->ledger); /* until make_end */
+    status = memory_charge(making->device, ACCOUNT_USED, making->bytes);
+    making->flying = status == CUDA_SUCCESS;
+    if (!making->flying)
+        flight_end(&making->device->ledger);
+    return status;
 }
 
 static CUresult make_end(const struct making *making, CUresult status, void *array)
@@ -77,6 +84,8 @@ static CUresult make_end(const struct making *making, CUresult status, void *arr
         ledger_uncharge(making->device->ledger, ACCOUNT_USED, making->bytes);
     else
         memory_keep(&vgpu_arrays, (uintptr_t)array, making->bytes, making->device, BLOCK_PLAIN, (uintptr_t)making->context);
+    if (making->flying)
+        flight_end(&making->device->ledger);
     return status;
 }
 
@@ -167,6 +176,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
         ENTER(symbol, (array)); \
         struct block block; \
         bool ours = block_take(&vgpu_arrays, (uintptr_t)array, &block); \
+        FLIGHT(ours ? block.device : -1); \
         CUresult status = REAL(symbol)(array); \
         if (ours && status != CUDA_SUCCESS) \
             block_put(&vgpu_arrays, &block); \

@@ -356,6 +356,16 @@ PRIMARY_END(cuDevicePrimaryCtxRelease_v2, false)
 PRIMARY_END(cuDevicePrimaryCtxReset, true)
 PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 
+void context_lock(int device)
+{
+    lock_take(&create_lock[device]);
+}
+
+void context_unlock(int device)
+{
+    lock_drop(&create_lock[device]);
+}
+
 void context_reset(void)
 {
     memset(create_lock, 0, sizeof create_lock);

@@ -9,6 +9,8 @@
 #include "vgpu.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Bytes of this process on the card, 0 if it is not in the list. */
@@ -49,33 +51,94 @@ static uint64_t card_bytes(nvmlDevice_t handle)
     return memory.used;
 }
 
+/* --- together with the account ------------------------------------------------------------------------ */
+
+#define PATIENCE_NS 10000000000ull
+
+static struct {
+    _Atomic uint32_t closed, flying;
+} gate[VGPU_MAX_DEVICES];
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){0, 50000}, NULL);
+}
+
+void flight_begin(int device)
+{
+    while (device >= 0) {
+        atomic_fetch_add(&gate[device].flying, 1);
+        if (!atomic_load(&gate[device].closed))
+            return;
+        atomic_fetch_sub(&gate[device].flying, 1);
+        while (atomic_load(&gate[device].closed))
+            nap();
+    }
+}
+
+void flight_end(const int *device)
+{
+    if (*device >= 0)
+        atomic_fetch_sub(&gate[*device].flying, 1);
+}
+
+void measure_reset(void)
+{
+    memset(gate, 0, sizeof gate);
+}
+
+/* Reads what NVML shows and what is charged in a moment when no thread is between the two. */
+static void read_both(struct measure *measure)
+{
+    int device = measure->device->ledger;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t until = now.tv_sec + (int64_t)(PATIENCE_NS / 1000000000);
+    atomic_store(&gate[device].closed, 1);
+    while (!(measure->quiet = atomic_load(&gate[device].flying) == 0) && now.tv_sec < until) {
+        nap();
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    }
+    /* Pools shrink while streams are waited for: again, if they did so in between. */
+    for (int again = 0; again < 8; again++) {
+        pools_settle(false);
+        measure->charged = ledger_own(device, ACCOUNT_USED);
+        measure->own = own_bytes(measure->handle);
+        measure->card = card_bytes(measure->handle);
+        pools_settle(false);
+        if (measure->charged == ledger_own(device, ACCOUNT_USED))
+            break;
+    }
+    atomic_store(&gate[device].closed, 0);
+}
+
 void measure_begin(struct measure *measure, const struct device *device)
 {
     *measure = (struct measure){.device = device};
     measure->nvml = nvml_load() && REAL_HAS(nvmlDeviceGetHandleByUUID) &&
                     REAL(nvmlDeviceGetHandleByUUID)(device->uuid, &measure->handle) == NVML_SUCCESS;
-    if (!measure->nvml)
-        return;
-    measure->charged = ledger_own(device->ledger, ACCOUNT_USED);
-    measure->own = own_bytes(measure->handle);
-    measure->card = card_bytes(measure->handle);
+    if (measure->nvml)
+        read_both(measure);
 }
 
 enum measured measure_end(const struct measure *measure, uint64_t *bytes)
 {
+    struct measure now = *measure;
     if (!measure->nvml)
         return MEASURED_NOT;
-    uint64_t own = own_bytes(measure->handle), card = card_bytes(measure->handle);
+    read_both(&now);
+    if (!measure->quiet || !now.quiet)
+        return MEASURED_BUSY;
     /* Other threads of this process may have allocated meanwhile: that is charged already. */
-    int64_t elsewhere = (int64_t)(ledger_own(measure->device->ledger, ACCOUNT_USED) - measure->charged);
-    int64_t grown = (int64_t)(own - measure->own) - elsewhere;
+    int64_t elsewhere = (int64_t)(now.charged - measure->charged);
+    int64_t grown = (int64_t)(now.own - measure->own) - elsewhere;
     /* Not having grown at all: the list shows another pid namespace, or this process is not in it. */
-    if (own > 0 && grown > 0) {
+    if (now.own > 0 && grown > 0) {
         *bytes = (uint64_t)grown;
         return MEASURED_OWN;
     }
-    grown = (int64_t)(card - measure->card) - elsewhere;
-    if (card != UNKNOWN && measure->card != UNKNOWN && grown > 0) {
+    grown = (int64_t)(now.card - measure->card) - elsewhere;
+    if (now.card != UNKNOWN && measure->card != UNKNOWN && grown > 0) {
         *bytes = (uint64_t)grown;
         return MEASURED_CARD;
     }

@@ -67,7 +67,10 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     CUcontext context;
     CUresult status;
     const struct device *device = memory_target(control, &context, &status);
-    if (!device || (status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    if (!device)
+        return status;
+    FLIGHT(device->ledger);
+    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAlloc_v2)(pointer, bytes);
     if (status != CUDA_SUCCESS)
@@ -83,7 +86,10 @@ EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
     CUcontext context;
     CUresult status;
     const struct device *device = memory_target(control, &context, &status);
-    if (!device || (status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    if (!device)
+        return status;
+    FLIGHT(device->ledger);
+    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAlloc)(pointer, bytes);
     if (status != CUDA_SUCCESS)
@@ -99,7 +105,10 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned i
     CUcontext context;
     CUresult status;
     const struct device *device = memory_target(control, &context, &status);
-    if (!device || (status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    if (!device)
+        return status;
+    FLIGHT(device->ledger);
+    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAllocManaged)(pointer, bytes, flags);
     if (status != CUDA_SUCCESS)
@@ -130,12 +139,16 @@ static CUresult pitch_before(enum control control, struct pitched *pitched, uint
     uint64_t row = width > UINT64_MAX - PITCH_ALIGNMENT ? width : (width + PITCH_ALIGNMENT - 1) / PITCH_ALIGNMENT * PITCH_ALIGNMENT;
     if (__builtin_mul_overflow(row, height, &pitched->charged))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return memory_charge(pitched->device, ACCOUNT_USED, pitched->charged);
+    flight_begin(pitched->device->ledger); /* until pitch_after */
+    status = memory_charge(pitched->device, ACCOUNT_USED, pitched->charged);
+    if (status != CUDA_SUCCESS)
+        flight_end(&pitched->device->ledger);
+    return status;
 }
 
 static CUresult pitch_after(struct pitched *pitched, CUresult status, CUdeviceptr pointer, uint64_t pitch, uint64_t height)
 {
-    int index = pitched->device->ledger;
+    __attribute__((cleanup(flight_end))) const int index = pitched->device->ledger;
     uint64_t bytes = pitch * height;
     if (status == CUDA_SUCCESS && bytes > pitched->charged) {
         status = memory_charge(pitched->device, ACCOUNT_USED, bytes - pitched->charged);
@@ -182,6 +195,7 @@ CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointe
 {
     struct block block;
     bool ours = block_take(&vgpu_memory, pointer, &block);
+    FLIGHT(ours ? block.device : -1);
     CUresult status = release(pointer, data);
     if (!ours)
         return status;

@@ -20,21 +20,37 @@ static CUresult load_begin(enum control control, struct loading *loading)
         return status;
     if (limits_count_context()) {
         loading->device = device;
+        context_lock(device->ledger);
         measure_begin(&loading->measure, device);
     }
     return CUDA_SUCCESS;
 }
 
+static CUresult load_charge(const struct loading *loading, CUmodule module)
+{
+    uint64_t bytes = 0;
+    enum measured how = measure_end(&loading->measure, &bytes);
+    CUresult status = CUDA_SUCCESS;
+    if (how == MEASURED_BUSY) {
+        vgpu_log_line(LOG_ERROR, "a module cannot be measured: another thread has been inside an allocation for seconds");
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    } else if (how == MEASURED_OWN) {
+        status = memory_charge(loading->device, ACCOUNT_CONTEXT, bytes);
+    }
+    if (status != CUDA_SUCCESS && REAL_HAS(cuModuleUnload))
+        REAL(cuModuleUnload)(module);
+    else if (how == MEASURED_OWN)
+        memory_keep(&vgpu_modules, (uintptr_t)module, bytes, loading->device, BLOCK_PLAIN, (uintptr_t)loading->context);
+    return status;
+}
+
 static CUresult load_end(const struct loading *loading, CUresult status, CUmodule module)
 {
-    uint64_t bytes;
-    if (status != CUDA_SUCCESS || !loading->device || measure_end(&loading->measure, &bytes) != MEASURED_OWN)
+    if (!loading->device)
         return status;
-    status = memory_charge(loading->device, ACCOUNT_CONTEXT, bytes);
     if (status == CUDA_SUCCESS)
-        memory_keep(&vgpu_modules, (uintptr_t)module, bytes, loading->device, BLOCK_PLAIN, (uintptr_t)loading->context);
-    else if (REAL_HAS(cuModuleUnload))
-        REAL(cuModuleUnload)(module);
+        status = load_charge(loading, module);
+    context_unlock(loading->device->ledger);
     return status;
 }
 
@@ -60,11 +76,16 @@ EXPORT CUresult cuModuleUnload(CUmodule module)
 {
     ENTER(cuModuleUnload, (module));
     struct block block;
+    if (!block_get(&vgpu_modules, (uintptr_t)module, &block))
+        return REAL(cuModuleUnload)(module);
+    int device = block.device;
+    context_lock(device);
     bool ours = block_take(&vgpu_modules, (uintptr_t)module, &block);
     CUresult status = REAL(cuModuleUnload)(module);
     if (ours && status != CUDA_SUCCESS)
         block_put(&vgpu_modules, &block);
     else if (ours)
         ledger_uncharge(block.device, ACCOUNT_CONTEXT, block.bytes);
+    context_unlock(device);
     return status;
 }

@@ -186,6 +186,7 @@ static void take_back(const struct request *request, struct pool *pool)
 static CUresult pool_alloc(struct pool *pool, const struct request *request, allocate call)
 {
     const struct device *device = pool->device;
+    FLIGHT(device->ledger);
     lock_take(&pool->lock);
     settle_down(pool);
     /* A whole number of units, so that the pool cannot grow by more than was charged before. */
@@ -335,6 +336,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
     struct pool *pool = pool_known((uintptr_t)handle);
     if (!pool)
         return REAL(cuMemPoolDestroy)(handle);
+    FLIGHT(pool->device ? pool->device->ledger : -1);
     lock_take(&pool->lock);
     CUresult status = REAL(cuMemPoolDestroy)(handle);
     if (status == CUDA_SUCCESS) {
@@ -367,6 +369,8 @@ SHRINK(cuEventSynchronize, (CUevent event), (event))
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     ENTER(cuMemPoolTrimTo, (pool, keep));
+    const struct pool *known = pool_known((uintptr_t)pool);
+    FLIGHT(known && known->device ? known->device->ledger : -1);
     CUresult status = REAL(cuMemPoolTrimTo)(pool, keep);
     pools_settle(false);
     return status;

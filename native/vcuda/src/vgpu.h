@@ -212,6 +212,9 @@ void devices_reset(void);
 /* First line of every hook; CONTROL_OFF: call the driver and nothing else. */
 enum control vgpu_enter(void);
 enum control vgpu_enter_nvml(void);
+/* context.c: contexts and modules of a device are made and ended one at a time, for they are measured. */
+void context_lock(int device);
+void context_unlock(int device);
 /* The frame of a hook: leaves where the driver lacks the function or the library has nothing to say. */
 #define ENTER(symbol, arguments) \
     enum control control = vgpu_enter(); \
@@ -251,15 +254,27 @@ CUresult memory_broken(void);
 
 /* --- measure.c: what contexts and modules really cost --------------------------------------------------- */
 
+/*
+ * Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. Whoever does
+ * such a thing is in flight; both figures are read together while nobody is.
+ */
+void flight_begin(int device);
+void flight_end(const int *device);
+#define FLIGHT(device) \
+    __attribute__((cleanup(flight_end), unused)) const int flight = (device); \
+    flight_begin(flight)
+void measure_reset(void);
+
 struct measure {
     const struct device *device;
     nvmlDevice_t handle;
     uint64_t own, card, charged;
-    bool nvml;
+    bool nvml, quiet;
 };
 void measure_begin(struct measure *measure, const struct device *device);
 enum measured {
     MEASURED_NOT,
+    MEASURED_BUSY, /* another thread has been inside an allocation or free for seconds */
     MEASURED_CARD, /* by the card's figure: neighbours may be in it */
     MEASURED_OWN,  /* by this process's own figure */
 };

@@ -31,6 +31,16 @@ static void let_go(struct physical *object)
     free(object);
 }
 
+/* Where the object behind a handle or mapping is charged; -1: nowhere. */
+static int charged_at(struct block_map *map, uint64_t key)
+{
+    struct block block;
+    lock_take(&vmm_lock);
+    int device = block_get(map, key, &block) && block.owner ? physical_of(block.owner)->device->ledger : -1;
+    lock_drop(&vmm_lock);
+    return device;
+}
+
 /* The block of a handle counts in `kind` how often that value was handed out. */
 static void add_handle(struct physical *object, uint64_t handle)
 {
@@ -60,6 +70,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     struct physical *object = calloc(1, sizeof *object);
     if (!object)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    FLIGHT(device->ledger);
     status = memory_charge(device, ACCOUNT_USED, bytes);
     if (status != CUDA_SUCCESS) {
         free(object);
@@ -80,6 +91,7 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     ENTER(cuMemRelease, (handle));
     struct block block;
+    FLIGHT(charged_at(&vgpu_handles, handle));
     lock_take(&vmm_lock);
     CUresult status = REAL(cuMemRelease)(handle);
     if (status == CUDA_SUCCESS && block_take(&vgpu_handles, handle, &block)) {
@@ -128,6 +140,7 @@ EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     ENTER(cuMemUnmap, (pointer, bytes));
     struct block mapping;
+    FLIGHT(charged_at(&vgpu_mappings, pointer));
     lock_take(&vmm_lock);
     CUresult status = REAL(cuMemUnmap)(pointer, bytes);
     /* The driver unmaps whole mappings only, so they follow each other through the range. */

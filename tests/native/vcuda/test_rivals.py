@@ -13,7 +13,7 @@ from conftest import Host
 CONTEXT_BASE = 0x50000100  # VGPU_LEDGER_CONTEXT_BASE of vgpu_abi.h
 
 # what the threads do, how often
-RIVALS = [("primary", 4000), ("create", 300)]
+RIVALS = [("primary", 4000), ("create", 300), ("churn", 80)]
 
 
 @pytest.mark.parametrize(("work", "rounds"), RIVALS)
