@@ -324,17 +324,18 @@ def test_end_of_an_allocation_needs_no_disk(node, disk):
 
 
 def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
-    _pool, allocator, _files = node.parts()
+    _pool, allocator, files = node.parts()
     ids = [slice_id(node.gpus[0])]
     (answer,) = allocator.allocate([ids])
     message = base64.b64encode(to_message(answer).SerializeToString()).decode()
     entry = {"ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ids}, "AllocResp": message}
     node.paths.checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
     node.paths.records.unlink()
-    _pool, allocator, _files = node.parts()
+    _pool, allocator, files = node.parts()
     disk.full = True
     with pytest.raises(NotNow, match="No space left on device"):
         allocator.prestart(ids)
+    assert files.present() == [answer.allocation]  # the kubelet still has it, and asks again
 
 
 def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):

@@ -78,7 +78,11 @@ class Allocator:
                 limits = {"allocation": record.id, "devices": devices, **self._settings.limit_flags(gpus)}
                 record = Record(**{**vars(record), "limits": limits, "library": str(self.library())})
                 self._make_files(record)
-            self._write_down(record)
+            try:
+                self._write_down(record)
+            except BaseException:
+                self._remove_files(record.id)
+                raise
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(ids))
             return self._answer(record, [device["uuid"] for device in devices])
 
@@ -86,7 +90,6 @@ class Allocator:
         try:
             self.records.put(record)
         except OSError as fault:
-            self._remove_files(record.id)
             raise NotNow(
                 f"allocation {record.id} cannot be written down in {self._paths.records}: {fault}; make room there"
             ) from fault
