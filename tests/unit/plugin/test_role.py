@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When the role device_plugin restarts the program: its own expression, over what a host may say."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+
+from .conftest import ROOT
+
+UNIT, UNIT_FILE = "vgpu-device-plugin.service", "/etc/systemd/system/vgpu-device-plugin.service"
+NODE_YAML = "the text of node.yaml"
+TASK = "Restart the program with what was changed"
+
+# A host where nothing is to be done: the program has run since 1000, the unit file is of 900.
+AT_REST: dict[str, Any] = {
+    "device_plugin_unit": UNIT,
+    "device_plugin_unit_path": UNIT_FILE,
+    "device_plugin_version": "1.0-a",
+    "__device_plugin_switched": {"changed": False},
+    "__device_plugin_config_written": {"changed": False},
+    "__device_plugin_unit_written": {"changed": False},
+    "__device_plugin_wish": {"wish": {"node_config": {}}},
+    "__device_plugin_found": {
+        "state": {
+            "plugin": {"status": {"version": "1.0-a", "config_sha256": hashlib.sha256(NODE_YAML.encode()).hexdigest()}},
+            "units": {UNIT: {"active": True, "stale": False, "started": 1000.0}},
+            "files": {UNIT_FILE: {"mtime": 900.0}},
+        }
+    },
+}
+STATE = ("__device_plugin_found", "state")
+ROWS = [
+    # about, where, what is there instead, is the program restarted
+    ("nothing is to be done", (), None, False),
+    ("this run switched the version", ("__device_plugin_switched", "changed"), True, True),
+    ("this run wrote the configuration", ("__device_plugin_config_written", "changed"), True, True),
+    ("this run wrote the unit", ("__device_plugin_unit_written", "changed"), True, True),
+    ("killed after the unit was written", (*STATE, "units", UNIT, "stale"), True, True),
+    ("killed after the reload", (*STATE, "files", UNIT_FILE, "mtime"), 1000.5, True),
+    ("the unit was never started", (*STATE, "units", UNIT, "started"), None, True),
+    ("killed after the switch", (*STATE, "plugin", "status", "version"), "0.9-b", True),
+    ("killed after the configuration", (*STATE, "plugin", "status", "config_sha256"), "0" * 64, True),
+    ("the program does not answer", (*STATE, "plugin", "status"), None, True),
+    ("the unit file cannot be read", (*STATE, "files", UNIT_FILE), None, False),
+]
+
+
+def tasks(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [inner for one in found for inner in [one, *tasks(one.get("block", []))]]
+
+
+@pytest.fixture(scope="module")
+def variables() -> dict[str, str]:
+    text = (ROOT / "roles" / "device_plugin" / "tasks" / "run.yml").read_text()
+    (task,) = [one for one in tasks(yaml.safe_load(text)) if one["name"] == TASK]
+    assert "__device_plugin_stale" in task["when"]
+    return task["vars"]
+
+
+@pytest.mark.parametrize(("about", "where", "there", "restarted"), ROWS, ids=[one[0] for one in ROWS])
+def test_restart(variables, about, where, there, restarted):
+    host = copy.deepcopy(AT_REST)
+    if where:
+        parent = host
+        for key in where[:-1]:
+            parent = parent[key]
+        parent[where[-1]] = there
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    environment.tests["changed"] = lambda result: result["changed"]
+    environment.filters["hash"] = lambda text, name: hashlib.new(name, text.encode()).hexdigest()
+    environment.filters["vgpu.fleet.node_yaml"] = lambda _config: NODE_YAML
+    for name in ("__device_plugin_runs", "__device_plugin_service", "__device_plugin_file"):
+        expression = variables[name].strip().removeprefix("{{").removesuffix("}}")
+        host[name] = environment.compile_expression(expression, undefined_to_none=False)(**host)
+    rule = variables["__device_plugin_stale"].strip().removeprefix("{{").removesuffix("}}")
+    assert bool(environment.compile_expression(rule, undefined_to_none=False)(**host)) is restarted
