@@ -150,23 +150,35 @@ void check_freed(const struct slice *slice, struct board *board)
         CUcontext context;
         CUdeviceptr pointers[8];
         int got = 0;
+        int64_t at_first = ledger_live_bytes(), taken = 0;
         if (cuda->ctx_create(&context, 0, i) != CUDA_SUCCESS) {
             result_set(result, VIOLATED, 0, 0, "bytes", "no context on device %d", i);
             return;
         }
+        int64_t before = ledger_live_bytes();
         while (got < 8 && cuda->mem_alloc(&pointers[got], MIB + (size_t)got) == CUDA_SUCCESS)
-            got++;
+            taken += (int64_t)(MIB + (size_t)got++);
         int64_t held = ledger_live_bytes();
-        if (held < (int64_t)(8 * MIB)) {
-            result_set(result, VIOLATED, 8 * MIB, held < 0 ? 0 : (uint64_t)held, "bytes",
-                       held < 0 ? "there is no ledger" : "the ledger shows less than is held");
-            return;
-        }
         while (got)
             cuda->mem_free(pointers[--got]);
+        int64_t freed = ledger_live_bytes();
         cuda->ctx_destroy(context);
+        int64_t left = ledger_live_bytes();
+        const struct {
+            int64_t expected, found;
+            const char *what;
+        } steps[] = {
+            {0, at_first < 0, "there is no ledger"},
+            {before + taken, held, "the ledger, while eight pieces are held"},
+            {before, freed, "the ledger, after they were freed"},
+            {at_first, left, "the ledger, after the context was destroyed"},
+        };
+        for (size_t step = 0; step < sizeof steps / sizeof *steps; step++)
+            if (taken == 0 || steps[step].found != steps[step].expected) {
+                result_set(result, VIOLATED, (uint64_t)steps[step].expected, (uint64_t)steps[step].found, "bytes", "%s, device %d",
+                           taken ? steps[step].what : "nothing was granted", i);
+                return;
+            }
     }
-    int64_t left = ledger_live_bytes();
-    result_set(result, left == 0 ? HELD : VIOLATED, 0, left < 0 ? 0 : (uint64_t)left, "bytes",
-               "in the ledger after all was freed");
+    result_set(result, HELD, 0, 0, "bytes", "the ledger follows each piece and the context, there and back");
 }

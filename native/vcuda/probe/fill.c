@@ -7,6 +7,7 @@
  */
 #include "probe.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -99,6 +100,56 @@ static void measure_alone(const struct fill *fill)
 
 /* --- four processes ----------------------------------------------------------------------------------- */
 
+#define ROUNDS 200
+#define PAIRS 500
+
+/* All members at once, to the microsecond; false: one has not come for a minute. */
+static bool meet(struct board *board, int *meeting)
+{
+    int wanted = ++*meeting * atomic_load(&board->members);
+    time_t until = time(NULL) + PATIENCE_MS / 1000;
+    atomic_fetch_add(&board->arrived, 1);
+    for (unsigned spins = 1; atomic_load(&board->arrived) < wanted; spins++)
+        if (spins % 1000 == 0) {
+            if (time(NULL) > until)
+                return false;
+            sched_yield();
+        }
+    return true;
+}
+
+/*
+ * In each round all ask at once for what only one of them can have. Then each allocates and frees on its own: an account
+ * that is changed without a lock loses some of it, and what is granted afterwards is no longer the limit.
+ */
+static void rounds(const struct fill *fill, const struct cuda *cuda)
+{
+    struct board *board = fill->board;
+    size_t free_bytes = 0, total;
+    CUdeviceptr pointer;
+    int meeting = 0;
+    if (!meet(board, &meeting))
+        return;
+    cuda->mem_info(&free_bytes, &total);
+    size_t piece = free_bytes / 3 * 2 + 1;
+    for (int round = 0; round < ROUNDS && meet(board, &meeting); round++) {
+        bool got = cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS;
+        if (got && atomic_fetch_add(&board->winners, 1) > 0)
+            atomic_store(&board->beaten, 1);
+        if (!meet(board, &meeting))
+            return;
+        if (got) {
+            atomic_fetch_sub(&board->winners, 1);
+            cuda->mem_free(pointer);
+        }
+    }
+    if (meet(board, &meeting))
+        for (int pair = 0; pair < PAIRS; pair++)
+            if (cuda->mem_alloc(&pointer, 4096) == CUDA_SUCCESS)
+                cuda->mem_free(pointer);
+    meet(board, &meeting);
+}
+
 static void race(const struct fill *fill, int racer)
 {
     struct board *board = fill->board;
@@ -112,6 +163,7 @@ static void race(const struct fill *fill, int racer)
     if (status == CUDA_SUCCESS && wait_for(&board->go, 1)) {
         if (nvml_figures(fill->uuid, &figures))
             board->own[racer] = figures.own; /* the context alone */
+        rounds(fill, cuda);
         board->granted[racer] = take_all(fill, cuda, fill->limit / 16 ? fill->limit / 16 : 1);
     }
     atomic_fetch_add(&board->done, 1);
@@ -125,6 +177,7 @@ static void measure_four(const struct fill *fill)
     int pids[RACERS], failed = 0, contextless = 0;
     uint64_t granted = 0, contexts = 0;
     board->ready = board->done = board->go = 0;
+    board->arrived = board->winners = board->beaten = 0;
     memset(board->granted, 0, sizeof board->granted);
     memset(board->own, 0, sizeof board->own);
     for (int i = 0; i < RACERS; i++) {
@@ -133,6 +186,10 @@ static void measure_four(const struct fill *fill)
             race(fill, i);
     }
     bool all = wait_for(&board->ready, RACERS);
+    int members = 0;
+    for (int i = 0; i < RACERS; i++)
+        members += board->status[i] == CUDA_SUCCESS;
+    atomic_store(&board->members, members);
     atomic_store(&board->go, 1);
     all = all && wait_for(&board->done, RACERS);
     uint64_t outside = nvml_processes(fill->uuid, pids, RACERS);
@@ -149,11 +206,13 @@ static void measure_four(const struct fill *fill)
     }
     uint64_t found = counted(fill) && outside ? outside : granted + (counted(fill) ? contexts : 0);
     bool known = !counted(fill) || outside || contexts; /* without NVML the contexts' bytes are not known here */
-    bool held = all && !failed && contextless < RACERS && (known ? found == fill->limit : found <= fill->limit);
+    bool beaten = atomic_load(&board->beaten) != 0;
+    bool held = all && !failed && !beaten && contextless < RACERS && (known ? found == fill->limit : found <= fill->limit);
     result_set(&board->result, held ? HELD : VIOLATED, fill->limit, found, "bytes",
                "%s: four processes were granted %llu bytes%s%s", fill->uuid, (unsigned long long)granted,
                !all          ? "; not all came to an end"
                : failed      ? "; one got no context"
+               : beaten      ? "; two at once got what only one can have"
                : contextless ? "; not all contexts fit"
                              : "",
                !known ? "; what their contexts take is not shown here" : outside ? ", as NVML shows them" : "");

@@ -12,6 +12,7 @@
 #endif
 __asm__(".symver dlopen, dlopen@" OLDEST);
 __asm__(".symver dlsym, dlsym@" OLDEST);
+__asm__(".symver dlvsym, dlvsym@" OLDEST);
 __asm__(".symver dlerror, dlerror@" OLDEST);
 
 #endif

@@ -82,6 +82,7 @@ struct board {
     struct result result;
     struct report report;
     _Atomic int ready, done, go;
+    _Atomic int members, arrived, winners, beaten; /* of the four processes' rounds */
     _Atomic int card_full; /* the driver refused although the limit had room */
     uint64_t granted[8], own[8];
     int status[8];

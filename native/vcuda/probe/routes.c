@@ -82,6 +82,20 @@ static void by_lookup(struct tally *tally, const char *route, void *handle, look
         judge(tally, route, (total_mem)look(handle, "cuDeviceTotalMem_v2"), (mem_alloc)look(handle, "cuMemAlloc_v2"), NULL);
 }
 
+/* The loader's functions fetched by dlvsym, and by a dlvsym that was itself looked up. */
+static void by_version(struct tally *tally, const char *name, void *library)
+{
+    typedef void *(*versioned)(void *handle, const char *name, const char *version);
+    char route[64];
+    if (!library)
+        return;
+    snprintf(route, sizeof route, "dlvsym's dlsym of %s", name);
+    by_lookup(tally, route, cuda_handle(), (lookup)dlvsym(library, "dlsym", OLDEST));
+    versioned second = (versioned)dlsym(library, "dlvsym");
+    snprintf(route, sizeof route, "the dlsym of %s's dlvsym", name);
+    by_lookup(tally, route, cuda_handle(), second ? (lookup)second(library, "dlsym", OLDEST) : NULL);
+}
+
 void check_dlsym(const struct slice *slice, struct board *board)
 {
     struct tally tally;
@@ -98,6 +112,8 @@ void check_dlsym(const struct slice *slice, struct board *board)
         by_lookup(&tally, "libc's dlsym", cuda_handle(), (lookup)dlsym(libc, "dlsym"));
     if (libdl)
         by_lookup(&tally, "libdl's dlsym", cuda_handle(), (lookup)dlsym(libdl, "dlsym"));
+    by_version(&tally, "libc", libc);
+    by_version(&tally, "libdl", libdl);
     cuda->ctx_destroy(context);
     finish(board, &tally);
 }

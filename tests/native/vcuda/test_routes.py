@@ -124,7 +124,9 @@ def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path
     compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
     env = host.env(limits=limits, LD_LIBRARY_PATH=str(host.folder))
     asked = "\n".join(f"{name} {version} 0" for name, version, _unused in LATER)
-    done = subprocess.run([pointers], env=env, input=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [pointers], env=env, input=asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True
+    )
     for (name, version, expected), line in zip(LATER, done.stdout.splitlines(), strict=True):
         new, old = line.split()[:4], line.split()[4:]
         if not limits:  # no control: what the driver says

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpu-probe against libraries that were broken on purpose: the check that is there for it turns red."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import PROBE, ROOT, Host
+
+FITS = "return total <= limit && bytes <= limit - total;"
+ALLOCATED = "    status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
+LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
+CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);"
+
+# what is broken: the file, what stands there, what stands there instead, the checks that must see it
+MUTANTS = {
+    "nothing": ("ledger.c", FITS, FITS, set()),
+    "one byte more": ("ledger.c", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
+    "no lock": ("ledger_lock.c", "return swap(0) || take_contended();", "(void)take_contended; return true;", {"four-processes"}),
+    "no credit for a free": (
+        "memory.c",
+        "    else\n        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);\n    return status;",
+        "    return status;",
+        {"freed"},
+    ),
+    "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
+    "charged for the check alone": (
+        "memory.c",
+        ALLOCATED,
+        ALLOCATED + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n    if (!status) return status;\n",
+        {"limit-exact", "four-processes", "freed"},
+    ),
+    "dlsym of libc": ("route.c", LOADER, "NULL; (void)self;", {"dlsym-route"}),
+    "dlvsym": ("libvgpu.map", "        dlvsym;\n", "", {"dlsym-route"}),
+}  # fmt: skip
+
+
+def broken(folder: Path, name: str, old: str, new: str) -> Path:
+    source = folder / "vcuda"
+    shutil.copytree(ROOT / "native/vcuda", source)
+    path = source / "src" / name
+    assert old in path.read_text(), f"{name} no longer says: {old}"
+    path.write_text(path.read_text().replace(old, new, 1))
+    command = [
+        os.environ.get("CC", "cc"),
+        "-O1",
+        "-w",
+        "-std=c11",
+        "-D_GNU_SOURCE",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-shared",
+    ]
+    command += [
+        f"-I{source}/include",
+        f"-Wl,--version-script={source}/src/libvgpu.map",
+        "-Wl,-Bsymbolic",
+        "-Wl,-z,nodelete",
+    ]
+    subprocess.run(
+        [*command, *sorted(source.glob("src/*.[cS]")), "-o", folder / "libvgpu.so"], check=True, stderr=subprocess.PIPE
+    )
+    return folder / "libvgpu.so"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_probe_finds(host: Host, tmp_path: Path, mutant: str) -> None:
+    name, old, new, expected = MUTANTS[mutant]
+    library = broken(tmp_path, name, old, new)
+    env = host.env(preload=False, LD_PRELOAD=str(library))
+    done = subprocess.run(
+        [PROBE, "--json"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300, check=False
+    )
+    found = {one["name"] for one in json.loads(done.stdout)["checks"] if one["verdict"] == "violated"}
+    assert expected <= found, done.stdout
+    assert bool(found) == bool(expected)
