@@ -173,6 +173,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
     leased = _leased(status)
     if answer["kubelet"]:
         told = registered(seen["checkpoint_text"], answer["resource"])
+        deaf = bool(seen["kubelet_fault"]) or status.get("registered") is False
         if seen["kubelet_fault"]:
             remedy = "systemctl status kubelet; journalctl -u kubelet"
             _differ(answer["drift"], "kubelet", "its socket", "an answer", seen["kubelet_fault"], remedy)
@@ -190,7 +191,8 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         expected = [piece["id"] for piece in answer["expected"]]
         missing = sorted(set(expected) - set(told) - set(leased))
         foreign = sorted(set(told) - set(expected))
-        if expected and missing:
+        # One cause is one difference: a kubelet that knows nothing of us lacks every slice.
+        if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if it stays, look at slice health above"
             found = f"{len(set(told) & set(expected))} of {len(expected)}; missing {_some(missing)}"
             _differ(answer["drift"], "advertised", answer["resource"], f"{len(expected)} slices", found, remedy)

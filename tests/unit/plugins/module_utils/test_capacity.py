@@ -105,14 +105,14 @@ SPOILED = [
     ({"checkpoint_text": None}, ["kubelet", "advertised"], "not in the checkpoint"),
     ({"checkpoint_text": "torn"}, ["kubelet", "advertised"], "not in the checkpoint"),
     # The checkpoint outlives the kubelet, and so does the file of its socket where it was killed.
-    ({"kubelet_fault": "kubelet.sock: Connection refused"}, ["kubelet", "advertised"], "Connection refused"),
-    ({"kubelet": False, "kubelet_fault": "No such file"}, ["kubelet", "advertised"], "systemctl status kubelet"),
+    ({"kubelet_fault": "kubelet.sock: Connection refused"}, ["kubelet"], "Connection refused"),
+    ({"kubelet": False, "kubelet_fault": "No such file"}, ["kubelet"], "systemctl status kubelet"),
     (
         {"plugin": plugin(registered=False, kubelet_error="waiting for the kubelet")},
-        ["kubelet", "advertised"],
+        ["kubelet"],
         "found waiting for the kubelet",
     ),
-    ({"plugin": plugin(registered=False)}, ["kubelet", "advertised"], "found not registered"),
+    ({"plugin": plugin(registered=False)}, ["kubelet"], "found not registered"),
     ({"plugin": plugin(library="")}, ["library"], "every container is refused"),
 ]
 
@@ -124,6 +124,16 @@ def test_every_difference_is_told_with_a_remedy(spoiled, about, words):
     assert [one["what"] for one in found["drift"]] == about
     assert words in "\n".join(capacity.sentence(one) for one in found["drift"])
     assert all(one["remedy"] for one in found["drift"])
+
+
+def test_a_kubelet_that_is_dead_advertises_nothing_whatever_its_checkpoint_holds():
+    for spoiled in ({"kubelet_fault": "Connection refused"}, {"plugin": plugin(registered=False)}):
+        found = compared(**spoiled)
+        assert (found["kubelet"], found["advertised"], [gpu["advertised"] for gpu in found["gpus"]]) == (
+            True,
+            [],
+            [0, 0],
+        )
 
 
 def test_a_slice_that_the_isolation_check_holds_is_no_difference():
