@@ -115,7 +115,7 @@ def test_bad_ledgers_fail_closed_with_a_line(host: Host, fault: str) -> None:
 
 
 def test_a_replaced_ledger_makes_nobody_dead(host: Host) -> None:
-    """Another file under the ledger's name, as a cleaner of /tmp leaves it: its locks say nothing about the mapped one."""
+    """Another file under its name, as a cleaner of /tmp leaves it: its locks say nothing about the mapped one."""
     first, second = host.puppet().start(), host.puppet().start()
     first.get("alloc", 2500 * MIB)
     held = host.on_card()

@@ -148,7 +148,7 @@ def test_physical_memory_lives_until_its_last_handle_and_mapping(host: Host) -> 
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_exported_memory_stays_charged(host: Host, imported: bool) -> None:
-    """It lives as long as a shareable handle of it, or an import of one, is open: releasing the handle frees nothing."""
+    """It lives as long as a shareable handle of it, or an import, is open: releasing the handle frees nothing."""
     puppet = host.puppet().start()
     size = 700 * MIB
     for number in range((LIMIT - host.on_card()) // size):

@@ -14,6 +14,7 @@ from conftest import PROBE, ROOT, Host
 
 FITS = "return total <= limit && bytes <= limit - total;"
 ALLOCATED = "    status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
+TAKEN = "return swap(0) || take_contended();"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
 CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);"
 
@@ -21,7 +22,7 @@ CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block
 MUTANTS = {
     "nothing": ("ledger.c", FITS, FITS, set()),
     "one byte more": ("ledger.c", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
-    "no lock": ("ledger_lock.c", "return swap(0) || take_contended();", "(void)take_contended; return true;", {"four-processes"}),
+    "no lock": ("ledger_lock.c", TAKEN, "(void)take_contended; return true;", {"four-processes"}),
     "no credit for a free": (
         "memory.c",
         "    else\n        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);\n    return status;",

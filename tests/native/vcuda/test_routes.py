@@ -171,7 +171,7 @@ def test_another_interposer_works_beside(host: Host, order: str) -> None:
 
 
 def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> None:
-    """Its scope has the driver, the program's has not: the names are there, and they are ours where we stand before them."""
+    """Its scope has the driver, the program's has not: the names are there, and ours where we stand before them."""
     plugin = ("-DPLUGIN", "-shared", "-fPIC", f"-L{SIMULATOR}", "-l:libcuda.so.1", "-ldl")
     library = compile_program(host.folder, "local.so", "local.c", flags=plugin)
     program = compile_program(host.folder, "local", "local.c", flags=("-ldl",))
