@@ -78,14 +78,18 @@ class RealNode:
 
     def offered(self) -> bool:
         assert self.process is None or self.process.poll() is None, (self.folder / "plugin.log").read_text()
-        found = self.kubelet.state()["resources"].get(RESOURCE, {})
-        return found.get("connected", False) and found["allocatable"] > 0
+        return self.connected() and self.kubelet.state()["resources"][RESOURCE]["allocatable"] > 0
+
+    def connected(self) -> bool:
+        return bool(self.kubelet.state()["resources"].get(RESOURCE, {}).get("connected", False))
 
     def end(self, kill: bool = False) -> None:
         if self.process is not None:
             (self.process.kill if kill else self.process.terminate)()
             self.process.wait(30)
             self.process = None
+            # Else the next start would take the kubelet's memory of this program for its own.
+            until(lambda: not self.connected(), "the kubelet to see the program's end")
 
     def vgpuctl(self, *arguments: str) -> dict[str, Any]:
         done = subprocess.run(
