@@ -54,7 +54,7 @@ demo-down:
 test: apt-test venv collection
 	@$(BIN)/python tools/gates.py
 
-# What a person runs while working: everything but the simulated hosts.
+# What a person runs while working: all but sanity and the simulated hosts.
 test-fast: apt-test venv collection
 	@$(BIN)/python tools/gates.py lint unit native integration
 

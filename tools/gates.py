@@ -7,7 +7,6 @@ counts as one for each command. Every gate runs even when an earlier one failed,
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -29,7 +28,6 @@ class Gate:
     name: str
     commands: dict[str, list[str]] = field(default_factory=dict)
     tests: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 GATES = [
@@ -63,14 +61,12 @@ GATES = [
 ]
 
 
-def run(title: str, command: list[str], environment: dict[str, str]) -> bool:
+def run(title: str, command: list[str]) -> bool:
     """Run one command with its output in a log file; show the log's end when it fails."""
     log = LOGS / (title.replace(" ", "-").replace("/", "-") + ".log")
     started = time.monotonic()
     with log.open("wb") as output:
-        code = subprocess.run(
-            command, cwd=ROOT, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT, check=False
-        ).returncode
+        code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     print(f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)", flush=True)
     if code != 0:
         lines = log.read_text(errors="replace").splitlines()
@@ -93,11 +89,11 @@ def count(report: Path) -> tuple[int, int, list[str]]:
     return passed, failed, skipped
 
 
-def run_tests(folder: str, environment: dict[str, str]) -> tuple[int, int]:
+def run_tests(folder: str) -> tuple[int, int]:
     """Run pytest in one folder and count its tests; a run that collected none has failed."""
     report = LOGS / (folder.replace("/", "-") + ".xml")
     report.unlink(missing_ok=True)
-    fine = run(folder, [*PYTEST, f"--junitxml={report}", folder], environment)
+    fine = run(folder, [*PYTEST, f"--junitxml={report}", folder])
     if not report.exists():
         return 0, 1
     passed, failed, skipped = count(report)
@@ -122,12 +118,12 @@ def main(names: list[str]) -> int:
             continue
         print(f"{gate.name}", flush=True)
         for title, command in gate.commands.items():
-            if run(title, command, gate.environment):
+            if run(title, command):
                 passed += 1
             else:
                 failed += 1
         for folder in gate.tests:
-            more_passed, more_failed = run_tests(folder, gate.environment)
+            more_passed, more_failed = run_tests(folder)
             passed += more_passed
             failed += more_failed
     print(f"{passed} passed, {failed} failed")
