@@ -3,13 +3,18 @@
 
 A gate is a name, the commands it runs and how its results are counted: a pytest gate counts its tests, any other
 counts as one for each command. Every gate runs even when an earlier one failed, so that one run shows all faults.
+
+The build comes first and alone, for all others use what it makes. Then two lanes run side by side: simulated hosts wait
+for each other most of the time, and leave a core to everything else.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,8 +33,11 @@ class Gate:
     name: str
     commands: dict[str, list[str]] = field(default_factory=dict)
     tests: list[str] = field(default_factory=list)
+    lane: int = 0
 
 
+# Started before all others whatever gates are asked for: the C parts.
+BUILD_GATE = Gate("build", {"make native": ["make", "--no-print-directory", "native"]})
 GATES = [
     Gate(
         "lint",
@@ -51,14 +59,17 @@ GATES = [
         },
     ),
     Gate("unit", {}, ["tests/unit"]),
-    Gate(
-        "native",
-        {"build": ["make", "--no-print-directory", "native"]},
-        ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"],
-    ),
+    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"]),
     Gate("integration", {}, ["tests/integration"]),
-    Gate("molecule", {"molecule default": ["tools/molecule.sh"]}),
+    Gate("molecule", {"molecule default": ["tools/molecule.sh"]}, lane=1),
 ]
+printing = threading.Lock()
+
+
+def say(text: str) -> None:
+    """Print whole lines: two lanes speak."""
+    with printing:
+        print(text, flush=True)
 
 
 def run(title: str, command: list[str]) -> bool:
@@ -67,11 +78,11 @@ def run(title: str, command: list[str]) -> bool:
     started = time.monotonic()
     with log.open("wb") as output:
         code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
-    print(f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)", flush=True)
+    text = [f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)"]
     if code != 0:
-        lines = log.read_text(errors="replace").splitlines()
-        print("\n".join("       " + line for line in lines[-60:]))
-        print(f"       whole log: {log.relative_to(ROOT)}", flush=True)
+        text += ["       " + line for line in log.read_text(errors="replace").splitlines()[-60:]]
+        text += [f"       whole log: {log.relative_to(ROOT)}"]
+    say("\n".join(text))
     return code == 0
 
 
@@ -98,9 +109,25 @@ def run_tests(folder: str) -> tuple[int, int]:
         return 0, 1
     passed, failed, skipped = count(report)
     for reason in skipped:
-        print(f"       left out: {reason}")
+        say(f"       {folder}: left out: {reason}")
     if passed + failed == 0 or (not fine and failed == 0):
         failed += 1
+    return passed, failed
+
+
+def run_gates(gates: list[Gate]) -> tuple[int, int]:
+    """Run gates one after the other; passed and failed of all."""
+    passed = failed = 0
+    for gate in gates:
+        say(f"{gate.name}: started")
+        for title, command in gate.commands.items():
+            fine = run(title, command)
+            passed += fine
+            failed += not fine
+        for folder in gate.tests:
+            more_passed, more_failed = run_tests(folder)
+            passed += more_passed
+            failed += more_failed
     return passed, failed
 
 
@@ -112,20 +139,12 @@ def main(names: list[str]) -> int:
         print(f"gates: no gate is named {', '.join(unknown)}; there are {', '.join(sorted(known))}", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    passed = failed = 0
-    for gate in GATES:
-        if names and gate.name not in names:
-            continue
-        print(f"{gate.name}", flush=True)
-        for title, command in gate.commands.items():
-            if run(title, command):
-                passed += 1
-            else:
-                failed += 1
-        for folder in gate.tests:
-            more_passed, more_failed = run_tests(folder)
-            passed += more_passed
-            failed += more_failed
+    wanted = [gate for gate in GATES if not names or gate.name in names]
+    results = [run_gates([BUILD_GATE])]
+    lanes = [[gate for gate in wanted if gate.lane == lane] for lane in sorted({gate.lane for gate in wanted})]
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        results += pool.map(run_gates, lanes)
+    passed, failed = (sum(numbers) for numbers in zip(*results, strict=True))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
 
