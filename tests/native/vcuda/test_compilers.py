@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C parts under each compiler, and the library at work on another architecture (aarch64, emulated)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, OK, OOM, ROOT, Host, compile_program
+
+ARM = "aarch64-linux-gnu-gcc"
+# What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
+ARM_ROOT = "/usr/aarch64-linux-gnu"
+
+
+def build(compiler: str, folder: Path) -> Path:
+    """Everything in C with warnings as errors; the folder that holds it."""
+    for component in ("gpusim", "vcuda"):
+        command = ["make", "-s", "-j2", "-C", ROOT / "native" / component, f"CC={compiler}", f"BUILD={folder}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-4000:]
+        assert "warning:" not in done.stdout
+    return folder
+
+
+def newest_glibc(path: Path) -> tuple:
+    done = subprocess.run(["readelf", "--wide", "-V", path], stdout=subprocess.PIPE, text=True, check=True)
+    versions = re.findall(r"GLIBC_([0-9.]+)", done.stdout)
+    assert versions, f"{path}: no version of libc found"
+    return max(tuple(int(part) for part in one.split(".")) for one in versions)
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_builds_without_a_warning(compiler: str, tmp_path: Path) -> None:
+    built = build(compiler, tmp_path)
+    assert newest_glibc(built / "libvgpu.so") <= (2, 17)
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which(ARM) or not shutil.which("qemu-aarch64"):
+        pytest.skip(f"{ARM} or qemu-aarch64 is not installed")
+    folder = build(ARM, tmp_path_factory.mktemp("arm"))
+    flags = (f"-L{folder / 'gpusim'}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", ARM)
+        compile_program(folder, "puppet", "puppet.c", "routes.c", flags=flags)
+    return folder
+
+
+def test_aarch64_needs_no_newer_libc(arm: Path) -> None:
+    for name in ("libvgpu.so", "vgpu-probe"):
+        assert newest_glibc(arm / name) <= (2, 17)
+
+
+@pytest.mark.parametrize("preload", [True, False], ids=["limited", "without the library"])
+@pytest.mark.parametrize("route", ["link", "handle", "proc"])
+def test_aarch64_holds_the_limit(host: Host, arm: Path, route: str, preload: bool) -> None:
+    guest = {"LD_LIBRARY_PATH": str(arm / "gpusim")}
+    if preload:
+        guest["LD_PRELOAD"] = str(arm / "libvgpu.so")
+    emulator = ["qemu-aarch64", "-L", ARM_ROOT]
+    for name, value in guest.items():
+        emulator += ["-E", f"{name}={value}"]
+    puppet = host.puppet(route, wrapper=tuple(emulator), program=str(arm / "puppet"), preload=False)
+    puppet.start()
+    free = puppet.free_bytes()
+    if not preload:
+        assert free > LIMIT
+        return
+    assert puppet.say("info")[2] == LIMIT
+    assert puppet.refused("alloc", free + 1) == OOM
+    held = puppet.get("alloc", free)
+    assert puppet.refused("alloc", 1) == OOM
+    assert puppet.result(f"free {held}") == OK
+    assert puppet.free_bytes() == free
+    assert host.charged() == LIMIT - free == host.on_card()
