@@ -61,6 +61,16 @@ def remove(root: str) -> list[str]:
     return done
 
 
+def collect(root: str, keep: str) -> list[str]:
+    """Takes away every version but ``keep`` and the current one that nothing uses any more."""
+    host, done = Host(), []
+    current = node_state.version_of(host.link(os.path.join(root, "current")))
+    for version in node_state.unused(host, root, [keep, current or keep]):
+        _put_away(root, version)
+        done.append(f"removed {root}/{version}")
+    return done
+
+
 def switch(root: str, version: str) -> bool:
     """Lets ``current`` name a version, by one rename. Returns whether it named another."""
     current = os.path.join(root, "current")

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import docker_api, nvml
+from . import docker_api, library_users, nvml
 from .hardware import Host
 
 MANIFEST = "manifest.json"
@@ -53,13 +53,22 @@ def read(
 
 
 def library(host: Host, root: str) -> dict[str, Any]:
-    """The versions of libvgpu on the host, which of them are whole, and which one ``current`` names."""
+    """The versions of libvgpu on the host: which are whole, which one ``current`` names, which others nothing uses."""
     versions = folders(host, root)
+    current = version_of(host.link(os.path.join(root, "current")))
     return {
-        "current": version_of(host.link(os.path.join(root, "current"))),
+        "current": current,
         "versions": versions,
         "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
+        "unused": unused(host, root, [current or ""]),
     }
+
+
+def unused(host: Host, root: str, keep: Sequence[str]) -> list[str]:
+    """The versions that nothing uses, those in ``keep`` left out. With no other version no process is looked at."""
+    others = [version for version in folders(host, root) if version not in keep]
+    held = library_users.used(host, root, others) if others else []
+    return [version for version in others if version not in held]
 
 
 def is_whole(host: Host, folder: str) -> bool:

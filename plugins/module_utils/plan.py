@@ -18,6 +18,8 @@ from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
 PRESENT = "present"
 # Distributions whose packages the roles can install.
 SUPPORTED = {"debian", "ubuntu"}
+# Steps that no role of that name carries out: the proof, and what is cleared away after it.
+VERIFY, COLLECT = "verify", "collect"
 
 
 class Part(NamedTuple):
@@ -52,7 +54,8 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     errors += _without_driver(wish, state, [step["role"] for step in steps])
     reason = why_prove(wish, state, bool(steps))
     if reason:
-        steps.append({"role": "verify", "reason": reason, "changes": [], "disturbs": False})
+        steps.append({"role": VERIFY, "reason": reason, "changes": [], "disturbs": False})
+    steps += _collect(wish, state)
     return {
         "steps": steps,
         "roles": [step["role"] for step in steps],
@@ -102,6 +105,19 @@ def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str
         return "the plan changes the host"
     runs = fingerprint(state["plugin"]["status"], state["gpus"], state["nvml"]["driver_version"])
     return "isolation is not proven for what runs now" if runs != state["proof"] else ""
+
+
+def _collect(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The last step: versions of the library that nothing uses go, once the version that follows them is proven."""
+    wanted, found = wish["roles"].get("vcuda"), state["vcuda"]
+    if not wanted or wanted["state"] != PRESENT:
+        return []
+    root, version = wanted["root"], wanted["version"]
+    changes = [f"remove {root}/{one}" for one in found["unused"] if one != version]
+    if found["current"] not in (None, version):
+        changes.append("remove {}/{} unless a container uses it".format(root, found["current"]))
+    step = {"role": COLLECT, "reason": "older versions of the library are left", "changes": changes, "disturbs": False}
+    return [step] if changes else []
 
 
 def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:

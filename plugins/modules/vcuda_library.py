@@ -27,12 +27,14 @@ options:
   state:
     description:
       - V(present) deploys O(version) and makes it current. Other versions stay for the containers that use them.
+      - V(collected) removes the versions that no process maps, no container mounts and no allocation names, but for
+        O(version) and the current one.
       - V(absent) removes all versions.
     type: str
-    choices: [present, absent]
+    choices: [present, collected, absent]
     default: present
   version:
-    description: The version. Required with O(state=present).
+    description: The version. Required with O(state=present) and O(state=collected).
     type: str
   archive:
     description:
@@ -50,6 +52,11 @@ EXAMPLES = r"""
   vgpu.fleet.vcuda_library:
     version: 0.1.0-0123456789ab
     archive: /var/cache/vgpu/vcuda-0.1.0-0123456789ab.tar.gz
+
+- name: Remove versions that nothing uses any more
+  vgpu.fleet.vcuda_library:
+    state: collected
+    version: 0.1.0-0123456789ab
 """
 
 RETURN = r"""
@@ -80,12 +87,24 @@ def predict(params: dict, before: dict) -> list[str]:
     root, version = params["root"], params["version"]
     if params["state"] == "absent":
         return [f"would remove {root}/{one}" for one in before["versions"]]
+    if params["state"] == "collected":
+        return [f"would remove {root}/{one}" for one in before["unused"] if one != version]
     actions = []
     if version not in before["whole"]:
         actions.append(f"would deploy {root}/{version}")
     if before["current"] != version:
         actions.append(f"would switch {root}/current to {version}")
     return actions
+
+
+def predicted(params: dict, before: dict) -> dict:
+    """What the node would have, for check mode."""
+    if params["state"] == "absent":
+        return {"versions": [], "current": None}
+    if params["state"] == "present":
+        return {"versions": sorted({*before["versions"], params["version"]}), "current": params["version"]}
+    gone = {one for one in before["unused"] if one != params["version"]}
+    return {"versions": [one for one in before["versions"] if one not in gone], "current": before["current"]}
 
 
 def shown(state: dict) -> str:
@@ -95,12 +114,12 @@ def shown(state: dict) -> str:
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "collected", "absent"], "default": "present"},
             "version": {"type": "str"},
             "archive": {"type": "path"},
             "root": {"type": "path", "default": "/usr/local/lib/vgpu"},
         },
-        required_if=[("state", "present", ("version", "archive"))],
+        required_if=[("state", "present", ("version", "archive")), ("state", "collected", ("version",))],
         supports_check_mode=True,
     )
     params, host = module.params, Host()
@@ -111,14 +130,15 @@ def main() -> None:
         try:
             if params["state"] == "present":
                 actions = library_store.deploy(params["root"], params["version"], params["archive"])
+            elif params["state"] == "collected":
+                actions = library_store.collect(params["root"], params["version"])
             else:
                 actions = library_store.remove(params["root"])
         except (library_store.StoreError, OSError) as fault:
             module.fail_json(msg=f"{fault}")
         after = node_state.library(host, params["root"])
     elif actions:
-        left = sorted({*before["versions"], params["version"]}) if params["state"] == "present" else []
-        after = {"versions": left, "current": params["version"] if params["state"] == "present" else None}
+        after = predicted(params, before)
     module.exit_json(
         changed=bool(actions),
         actions=actions,

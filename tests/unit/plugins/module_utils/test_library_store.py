@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import mmap
 import os
 import platform
 import tarfile
@@ -68,7 +69,7 @@ def test_a_running_container_keeps_its_file(root, tmp_path):
 def test_what_a_killed_run_left_is_swept_and_not_seen(root, tmp_path):
     os.makedirs(os.path.join(root, ".1.new"))
     os.symlink("1", os.path.join(root, ".current.77"))
-    assert node_state.library(Host(), root) == {"current": None, "versions": [], "whole": []}
+    assert node_state.library(Host(), root) == {"current": None, "versions": [], "whole": [], "unused": []}
     library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1"))
     assert sorted(os.listdir(root)) == ["1", "current"]
 
@@ -84,6 +85,20 @@ def test_remove_takes_all_versions_and_leaves_foreign_files(root, tmp_path):
     assert library_store.remove(root) == []
     assert not os.path.exists(root)
     assert library_store.remove(root) == []
+
+
+def test_only_what_nothing_uses_is_collected(root, tmp_path):
+    for version in ("1", "2", "3", "4"):
+        library_store.deploy(root, version, pack(tmp_path / f"{version}.tgz", version, version.encode()))
+    handle = os.open(os.path.join(root, "2", "libvgpu.so"), os.O_RDONLY)
+    with mmap.mmap(handle, 0, prot=mmap.PROT_READ) as held:
+        os.close(handle)
+        assert library_store.collect(root, "3") == [f"removed {root}/1"]
+        assert library_store.collect(root, "3") == []
+        assert held[:] == b"2"
+    # 3 is kept on request, 4 is current.
+    assert library_store.collect(root, "3") == [f"removed {root}/2"]
+    assert sorted(os.listdir(root)) == ["3", "4", "current"]
 
 
 @pytest.mark.parametrize(

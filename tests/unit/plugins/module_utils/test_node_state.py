@@ -40,7 +40,7 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     assert state["files"] == {"/etc/x": None}
     assert state["units"]["docker.service"]["present"] is False
     assert state["docker"] == {"config_text": None, "info": None}
-    assert state["vcuda"] == {"current": None, "versions": [], "whole": []}
+    assert state["vcuda"] == {"current": None, "versions": [], "whole": [], "unused": []}
     assert state["plugin"] == {"current": None, "versions": [], "status": None}
     assert state["node_config"] == {"text": None}
     assert state["proof"] is None
@@ -54,7 +54,7 @@ def test_versions_of_the_library(root):
     version(root, ".4.new")
     (root / "usr/local/lib/vgpu/current").symlink_to("1")
     found = node_state.library(host(root), "/usr/local/lib/vgpu")
-    assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"]}
+    assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
 
 
 @pytest.mark.parametrize(

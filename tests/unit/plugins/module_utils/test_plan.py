@@ -63,7 +63,12 @@ CONVERGED = {
             "ContainersRunning": 0,
         },
     },
-    "vcuda": {"current": "0.1.0-new", "versions": ["0.1.0-new", "0.1.0-old"], "whole": ["0.1.0-new", "0.1.0-old"]},
+    "vcuda": {
+        "current": "0.1.0-new",
+        "versions": ["0.1.0-new", "0.1.0-old"],
+        "whole": ["0.1.0-new", "0.1.0-old"],
+        "unused": [],
+    },
     "plugin": {
         "current": "0.1.0-plug",
         "versions": ["0.1.0-plug"],
@@ -80,7 +85,7 @@ BARE = {
     "files": {},
     "units": {},
     "docker": {"config_text": None, "info": None},
-    "vcuda": {"current": None, "versions": [], "whole": []},
+    "vcuda": {"current": None, "versions": [], "whole": [], "unused": []},
     "plugin": {"current": None, "versions": [], "status": None},
     "node_config": {"text": None},
 }
@@ -172,7 +177,7 @@ STATES = [
 @pytest.mark.parametrize("state, role, words", STATES)
 def test_one_difference_is_one_role_and_its_proof(state, role, words):
     found = made(state=state)
-    assert found["roles"] == [role, "verify"]
+    assert found["roles"] == [role, "verify", *(["collect"] if "switch current from 0" in words else [])]
     step = found["steps"][0]
     assert words in "\n".join([step["reason"], *step["changes"]])
     assert found["errors"] == []
@@ -183,7 +188,7 @@ WISHES = [
     ({"vgpu_split_count": 4}, ["device_plugin", "verify"]),
     ({"vgpu_memory_scaling": 2}, ["device_plugin", "verify"]),
     ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, ["device_plugin", "verify"]),
-    ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify"]),
+    ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify", "collect"]),
     ({"nvidia_driver_version": "535.261.03-1"}, []),
     ({"nvidia_driver_version": "535.*"}, []),
     ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "verify"]),
@@ -204,6 +209,25 @@ WISHES = [
 @pytest.mark.parametrize("variables, roles", WISHES)
 def test_a_changed_wish_names_its_roles(variables, roles):
     assert made(variables)["roles"] == roles
+
+
+# What of the library's versions is found, the changes of the step that clears away.
+OLD = "remove /usr/local/lib/vgpu/0.1.0-old"
+COLLECTED = [
+    ({}, {}, []),  # a container uses the old one
+    ({}, {"vcuda.unused": ["0.1.0-old"]}, [OLD]),
+    ({}, {"vcuda.current": "0.1.0-old"}, [OLD + " unless a container uses it"]),
+    # The way back to a version that is still there: it is none to clear away.
+    ({"vcuda_version": "0.1.0-old"}, {"vcuda.unused": ["0.1.0-old"]}, [OLD[:-3] + "new unless a container uses it"]),
+    ({"vcuda_state": "absent"}, {"vcuda.unused": ["0.1.0-old"]}, []),
+]
+
+
+@pytest.mark.parametrize("variables, state, changes", COLLECTED)
+def test_versions_of_the_library_are_cleared_away_last(variables, state, changes):
+    steps = made(variables, state)["steps"]
+    assert [change for step in steps if step["role"] == "collect" for change in step["changes"]] == changes
+    assert "collect" not in [step["role"] for step in steps[:-1]]
 
 
 UNPROVEN = [
