@@ -259,11 +259,14 @@ def parse_limits(data: bytes) -> dict[str, Any]:
     for i in range(count):
         base = offset + i * stride
         flags = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
+        percent = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent")
+        if percent > 100:
+            raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
         out["devices"].append(
             {
                 "uuid": _text(_get(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid"), f"uuid of device {i}"),
                 "memory_bytes": _get(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
-                "sm_percent": _get(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent"),
+                "sm_percent": percent,
                 "unlimited": bool(flags & DEVICE_UNLIMITED_MEMORY),
             }
         )

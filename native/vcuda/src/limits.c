@@ -5,6 +5,7 @@
  * A snapshot is made whenever the file's sequence has changed. Snapshots are never freed: a thread may still read the
  * old one, and a live change is rare and costs some 1.5 KiB.
  */
+#include "env.h"
 #include "limits_file.h"
 
 #include <errno.h>
@@ -22,16 +23,14 @@ extern char *secure_getenv(const char *name);
 struct snapshot {
     bool from_file, denied;
     uint32_t sequence;
+    /* the file's wish after the environment has tightened it, or the environment's own */
+    enum vgpu_core_policy policy;
+    int priority;
+    bool oom_killer, oversubscribe;
     struct vgpu_limits limits;
 };
 
-static struct {
-    uint64_t all, each[VGPU_MAX_DEVICES]; /* 0: not set */
-    int log_level;                        /* -1: not set */
-    bool any, any_index, disable;
-    char ledger[512];
-} env;
-
+static struct environment env;
 static struct lock lock;
 static _Atomic(struct snapshot *) current;
 static _Atomic int control = -1; /* not looked at yet */
@@ -39,49 +38,6 @@ static _Atomic bool torn;        /* the file could not be read after a change; t
 static struct limits_file file;
 static bool in_force;
 static char path[256] = VGPU_PATH_LIMITS, reason[200];
-
-static void read_env_bytes(const char *name, uint64_t *bytes)
-{
-    const char *text = getenv(name);
-    if (!text)
-        return;
-    if (env_bytes(text, bytes))
-        env.any = true;
-    else
-        vgpu_log_line(LOG_ERROR, "%s='%.64s' is ignored: expected a whole number above 0, with or without k, m or g", name, text);
-}
-
-/* A copy, and absolute: programs overwrite their environment (setproctitle) and change their folder. */
-static void keep_path(const char *text, char *kept, size_t room)
-{
-    size_t length = 0;
-    if (text[0] && text[0] != '/' && getcwd(kept, room - 1)) {
-        length = strlen(kept);
-        kept[length++] = '/';
-    }
-    snprintf(kept + length, room - length, "%s", text); /* one that is cut is too long for the ledger and refused there */
-}
-
-static void read_environment(void)
-{
-    char name[48];
-    read_env_bytes("CUDA_DEVICE_MEMORY_LIMIT", &env.all);
-    for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
-        snprintf(name, sizeof name, "CUDA_DEVICE_MEMORY_LIMIT_%d", i);
-        read_env_bytes(name, &env.each[i]);
-        env.any_index = env.any_index || env.each[i];
-    }
-    env.log_level = -1;
-    const char *text = getenv("LIBCUDA_LOG_LEVEL");
-    if (text && !env_number(text, 0, 5, &env.log_level))
-        vgpu_log_line(LOG_ERROR, "LIBCUDA_LOG_LEVEL='%.64s' is ignored: expected a number from 0 to 5", text);
-    text = getenv("CUDA_DISABLE_CONTROL");
-    if (text && !env_flag(text, &env.disable))
-        vgpu_log_line(LOG_ERROR, "CUDA_DISABLE_CONTROL='%.64s' is ignored: expected true or false", text);
-    text = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
-    if (text)
-        keep_path(text, env.ledger, sizeof env.ledger);
-}
 
 /*
  * Our own ld.so.preload rules where it names the library, whatever the environment of this process says. A file that is
@@ -105,13 +61,36 @@ static bool preload_in_force(bool *known)
     return strstr(text, "libvgpu.so") != NULL;
 }
 
+/* How tight a policy is: the order in which the environment may move it. */
+static int tightness(enum vgpu_core_policy policy)
+{
+    return policy == VGPU_CORE_FORCE ? 2 : policy == VGPU_CORE_DEFAULT ? 1 : 0;
+}
+
+static void merge(struct snapshot *snapshot)
+{
+    const struct vgpu_limits *limits = &snapshot->limits;
+    bool alone = !snapshot->from_file;
+    enum vgpu_core_policy wish = (enum vgpu_core_policy)env.policy;
+    snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
+    if (env.policy != ENV_UNSET && (alone || tightness(wish) > tightness(snapshot->policy)))
+        snapshot->policy = wish;
+    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low: whoever says nothing is low */
+    if (env.priority != ENV_UNSET)
+        snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
+    snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
+    snapshot->oversubscribe =
+        alone ? env.oversubscribe == true : (limits->flags & VGPU_LIMITS_OVERSUBSCRIBE) && env.oversubscribe != false;
+}
+
 static void publish(struct snapshot *snapshot)
 {
+    merge(snapshot);
     int level = env.log_level >= 0 ? env.log_level : snapshot->from_file ? (int)snapshot->limits.log_level : LOG_WARN;
     atomic_store_explicit(&vgpu_log_level, level, memory_order_relaxed);
     atomic_store_explicit(&current, snapshot, memory_order_release);
     bool may_disable = !snapshot->from_file || (snapshot->limits.flags & VGPU_LIMITS_ALLOW_DISABLE_CONTROL);
-    bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.any);
+    bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     atomic_store_explicit(&control, off ? CONTROL_OFF : CONTROL_ON, memory_order_release);
 }
 
@@ -131,14 +110,14 @@ static enum control load(void)
     static bool started, settled;
     bool required;
     if (!started)
-        read_environment();
+        env_read(&env);
     started = true;
     /* Asked again until it could be read; limits that were read meanwhile stay those of a container. */
     if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
         in_force = preload_in_force(&settled);
         const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
         if (other)
-            keep_path(other, path, sizeof path);
+            env_keep_path(other, path, sizeof path);
     }
     required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
     if (!file.data && !limits_map(path, &file, reason, sizeof reason)) {
@@ -208,7 +187,7 @@ bool limits_count_context(void)
 bool limits_need_index(void)
 {
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    return snapshot && !snapshot->from_file && env.any_index;
+    return snapshot && !snapshot->from_file && env.by_device;
 }
 
 /* CUDA and NVML name a MIG device differently only before the first dash. */
@@ -218,19 +197,26 @@ bool uuid_same(const char *left, const char *right)
     return strcmp(l ? l : left, r ? r : right) == 0;
 }
 
+/* Where the device stands in the limits file, or in NVML's order where the environment rules; -1: nowhere. */
+static int place(const struct snapshot *snapshot, const char *uuid, int nvml_index)
+{
+    if (!snapshot->from_file)
+        return nvml_index < VGPU_MAX_DEVICES ? nvml_index : -1;
+    for (uint32_t i = 0; i < snapshot->limits.device_count; i++)
+        if (uuid_same(snapshot->limits.devices[i].uuid, uuid))
+            return (int)i;
+    return -1;
+}
+
 uint64_t limits_memory(const char *uuid, int nvml_index, bool *known)
 {
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
     uint64_t bytes = UINT64_MAX;
-    int index = nvml_index;
     *known = snapshot != NULL;
     if (!snapshot)
         return 0;
+    int index = place(snapshot, uuid, nvml_index);
     if (snapshot->from_file) {
-        index = -1;
-        for (uint32_t i = 0; i < snapshot->limits.device_count && index < 0; i++)
-            if (uuid_same(snapshot->limits.devices[i].uuid, uuid))
-                index = (int)i;
         if (index < 0) {
             *known = false;
             return 0;
@@ -239,8 +225,47 @@ uint64_t limits_memory(const char *uuid, int nvml_index, bool *known)
         if (device->memory_bytes || !(device->flags & VGPU_DEVICE_UNLIMITED_MEMORY))
             bytes = device->memory_bytes;
     }
-    uint64_t wish = index >= 0 && index < VGPU_MAX_DEVICES && env.each[index] ? env.each[index] : env.all;
+    uint64_t wish = index >= 0 && env.memory_of[index] ? env.memory_of[index] : env.memory;
     return wish && wish < bytes ? wish : bytes;
+}
+
+unsigned limits_sm_percent(const char *uuid, int nvml_index)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    unsigned percent = 100;
+    if (!snapshot)
+        return 0;
+    int index = place(snapshot, uuid, nvml_index);
+    if (snapshot->from_file && index >= 0 && snapshot->limits.devices[index].sm_percent)
+        percent = snapshot->limits.devices[index].sm_percent;
+    int wish = index >= 0 && env.sm_of[index] != ENV_UNSET ? env.sm_of[index] : env.sm;
+    if (wish > 0 && (unsigned)wish < percent)
+        percent = (unsigned)wish;
+    return percent < 100 ? percent : 0;
+}
+
+enum vgpu_core_policy limits_core_policy(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot ? snapshot->policy : VGPU_CORE_DEFAULT;
+}
+
+int limits_priority(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot ? snapshot->priority : 1;
+}
+
+bool limits_oom_killer(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && snapshot->oom_killer;
+}
+
+bool limits_oversubscribe(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && snapshot->oversubscribe;
 }
 
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])

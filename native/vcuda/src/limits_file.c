@@ -80,6 +80,8 @@ bool limits_parse(const unsigned char *data, size_t length, struct vgpu_limits *
             snprintf(reason, room, "the UUID of its device %u is not a name", i);
             return false;
         }
+        if (out->devices[i].sm_percent > 100)
+            return why(reason, room, "the SM percent of a device", out->devices[i].sm_percent, 100);
     }
     return true;
 }

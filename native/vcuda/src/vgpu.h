@@ -126,6 +126,15 @@ bool limits_count_context(void);
 /* Bytes that the container may use of this device; UINT64_MAX: no limit; *known false: not among its devices.
  * nvml_index is asked only where the environment rules; -1: not known. */
 uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
+/*
+ * Percent of SM time, 1 to 99; 0: no limit. This and the four below are two loads and answer from the last look at the
+ * file: every hook takes one on its way in, a thread of our own must call limits_control() to see a live change.
+ */
+unsigned limits_sm_percent(const char *uuid, int nvml_index);
+enum vgpu_core_policy limits_core_policy(void);
+int limits_priority(void); /* 0 high, 1 low */
+bool limits_oom_killer(void);
+bool limits_oversubscribe(void);
 /* UUIDs of the limits file in its order; 0 where there is none. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
 bool limits_need_index(void);

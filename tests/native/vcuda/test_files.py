@@ -15,6 +15,8 @@ from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
 def set_field(path: Path, name: str, value: int, crc: bool = True) -> None:
     data = bytearray(path.read_bytes())
     offset, fmt = layouts.LIMITS_FIELDS[name]
+    if name == "devices":
+        offset, fmt = offset + layouts.LIMITS_DEVICE_FIELDS["sm_percent"][0], "I"
     struct.pack_into("<" + fmt, data, offset, value)
     if crc and name != "crc32":
         struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
@@ -35,6 +37,7 @@ BAD_LIMITS: dict = {
     "too many devices": lambda path: set_field(path, "device_count", 17),
     "devices past the end": lambda path: set_field(path, "device_offset", 4090),
     "unknown policy": lambda path: set_field(path, "core_policy", 7),
+    "more than all SMs": lambda path: set_field(path, "devices", 101),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "denied": lambda path: path.write_bytes(
         layouts.pack_limits(dict(plain(layouts.parse_limits(path.read_bytes())), deny=True))

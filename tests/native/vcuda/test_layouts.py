@@ -111,10 +111,11 @@ def test_limits_round_trip():
     assert layouts.parse_limits(data) == dict(LIMITS, version=1, min_reader=1)
 
 
-def with_field(name, value, crc=True):
+def with_field(name, value, crc=True, at=None):
+    """With at: a number inside a field that is text or a table."""
     data = bytearray(layouts.pack_limits(LIMITS))
     offset, fmt = layouts.LIMITS_FIELDS[name]
-    struct.pack_into("<" + fmt, data, offset, value)
+    struct.pack_into("<" + (fmt if at is None else "I"), data, offset + (at or 0), value)
     if crc and name != "crc32":
         struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
     return bytes(data)
@@ -135,6 +136,7 @@ def with_field(name, value, crc=True):
         (with_field("device_count", 17), "17 devices"),
         (with_field("device_size", 40), "40 bytes"),
         (with_field("core_policy", 9), "core policy 9"),
+        (with_field("devices", 101, at=layouts.LIMITS_DEVICE_FIELDS["sm_percent"][0]), "device 0 101 %"),
     ],
 )
 def test_bad_limits_are_refused_with_a_sentence(data, sentence):

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What rules in a process, asked as the library asks itself: one line of figures for each line of standard input. */
+#include "vgpu.h"
+
+#include <stdio.h>
+
+int main(int argc, char **argv)
+{
+    char line[16];
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (fgets(line, sizeof line, stdin)) {
+        printf("%d", (int)limits_control());
+        printf(" %d %d %d %d %d", (int)limits_core_policy(), limits_priority(), limits_oom_killer(), limits_oversubscribe(),
+               (int)atomic_load(&vgpu_log_level));
+        for (int i = 1; i < argc; i++)
+            printf(" %u", limits_sm_percent(argv[i], i - 1));
+        puts("");
+    }
+    return 0;
+}
