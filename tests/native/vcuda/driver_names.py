@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the CUDA driver API: what NVIDIA's drivers export, what its headers declare, what our table says of them.
+
+As a program it prints a line for each name that the table lacks or has in the wrong place:
+
+    python3 tests/native/vcuda/driver_names.py
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLE = ROOT / "native/vcuda/coverage.txt"
+CLASSES = ("hooked", "passed", "denied")
+# Column WHERE of the table → the script that fetches what it names, and its argument.
+LIBRARIES = {"535": "bookworm", "550": "trixie"}
+HEADERS = {"12": "12", "13": "13"}
+SOURCES = (*LIBRARIES, *HEADERS)
+
+
+class Unavailable(Exception):
+    """A driver or header that cannot be had on this machine; the text says why."""
+
+
+class Row(NamedTuple):
+    name: str
+    verdict: str
+    reason: str
+    where: tuple
+
+
+def read_table(text: str) -> tuple[list[Row], list[tuple[str, str]]]:
+    """Rows, and the (class, reason) pairs that are defined. ValueError names a line that is neither."""
+    rows, reasons = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        if words[0] == "=" and len(words) > 3:
+            reasons.append((words[1], words[2]))
+        elif len(words) == 4 and words[1] in CLASSES:
+            rows.append(Row(words[0], words[1], words[2], tuple(words[3].split(","))))
+        else:
+            raise ValueError(f"line {number}: expected NAME CLASS REASON WHERE, found '{line}'")
+    return rows, reasons
+
+
+def fetched(script: str, argument: str) -> Path:
+    """The folder that a fetch script fills; Unavailable with its reason."""
+    command = [ROOT / "tests/native" / script, argument]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{script} failed")
+    return Path(done.stdout.splitlines()[-1])
+
+
+def libcuda(source: str) -> Path:
+    return fetched("fetch_libcuda.sh", LIBRARIES[source]) / "libcuda.so.1"
+
+
+def headers(source: str) -> Path:
+    return fetched("fetch_cuda_headers.sh", HEADERS[source])
+
+
+def exported(library: Path) -> set[str]:
+    command = ["nm", "-D", "--defined-only", library]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return {line.split()[-1].split("@")[0] for line in done.stdout.splitlines()}
+
+
+def declared(folder: Path) -> set[str]:
+    """Functions of cuda.h in every form: those of old binaries and of per-thread default streams are declared too when
+    the header is told that the driver itself includes it."""
+    command = ["cc", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I", folder, folder / "cuda.h"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", done.stdout))
+
+
+def names_of(source: str) -> set[str]:
+    return exported(libcuda(source)) if source in LIBRARIES else declared(headers(source))
+
+
+def main() -> int:
+    rows, _reasons = read_table(TABLE.read_text())
+    known = {row.name: row for row in rows}
+    found: dict[str, list[str]] = {}
+    for source in SOURCES:
+        for name in names_of(source):
+            found.setdefault(name, []).append(source)
+    for name in sorted(found):
+        where, row = ",".join(found[name]), known.get(name)
+        if not row or ",".join(row.where) != where:
+            print(f"{name:<50} {row.verdict if row else '?'} {row.reason if row else '?':<13} {where}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

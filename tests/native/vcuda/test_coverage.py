@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every function of the driver has a class in coverage.txt, and the library is what the table says it is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import driver_names
+import pytest
+from conftest import LIBRARY, ROOT, SIMULATOR, Host, compile_program
+
+ROWS, REASONS = driver_names.read_table(driver_names.TABLE.read_text())
+HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
+HOOKED = set(re.findall(r"^HOOK\((\w+),", HOOKS, re.MULTILINE))
+NVML = set(re.findall(r"^NVML\((\w+),", HOOKS, re.MULTILINE))
+STREAM_VARIANT = re.compile(r"_pt[ds][sz]$")
+
+
+def named(*classes: str) -> set[str]:
+    return {row.name for row in ROWS if row.verdict in classes}
+
+
+def test_the_table_is_in_order() -> None:
+    names = [row.name for row in ROWS]
+    assert names == sorted(set(names)), "sorted, each name once"
+    assert len(REASONS) == len(set(REASONS))
+    used = {(row.verdict, row.reason) for row in ROWS}
+    assert used - set(REASONS) == set(), "a reason is used and not defined"
+    assert set(REASONS) - used == set(), "a reason is defined and not used"
+    assert {source for row in ROWS for source in row.where} == set(driver_names.SOURCES)
+
+
+def test_hooked_and_denied_are_what_is_replaced() -> None:
+    """A hook that the table does not know, or the other way round: change coverage.txt with hooks.def."""
+    assert named("hooked", "denied") == HOOKED
+    mapped = re.findall(r"^\s+(\w+);", (ROOT / "native/vcuda/src/libvgpu.map").read_text(), re.MULTILINE)
+    assert set(mapped) == HOOKED | NVML | {"dlsym", "dlvsym"}
+    assert len(mapped) == len(set(mapped))
+
+
+def test_the_built_library_exports_what_is_hooked(built: None) -> None:
+    assert {name for name in driver_names.exported(LIBRARY) if name.startswith("cu")} == named("hooked", "denied")
+
+
+def test_the_simulated_driver_is_in_the_table() -> None:
+    recorded = {row.name for row in ROWS if "535" in row.where}
+    assert driver_names.exported(SIMULATOR / "libcuda.so.1") == recorded
+
+
+@pytest.mark.parametrize("source", driver_names.SOURCES)
+def test_nvidias_own_names_are_in_the_table(source: str) -> None:
+    try:
+        found = driver_names.names_of(source)
+    except driver_names.Unavailable as why:
+        pytest.skip(str(why))
+    assert len(found) > 500, "the names were read wrongly"
+    recorded = {row.name for row in ROWS if source in row.where}
+    assert found - recorded == set(), "without a class; python3 tests/native/vcuda/driver_names.py prints their lines"
+    assert recorded - found == set(), f"{source} has no such names"
+
+
+def test_forms_of_one_function_are_of_one_class() -> None:
+    """A per-thread-stream variant that is treated otherwise than its sibling would be a way round."""
+    by_name = {row.name: row for row in ROWS}
+    pairs = 0
+    for row in ROWS:
+        base = STREAM_VARIANT.sub("", row.name)
+        if base == row.name or base not in by_name:
+            continue
+        pairs += 1
+        assert (row.verdict, row.reason) == (by_name[base].verdict, by_name[base].reason), row.name
+    assert pairs > 80
+
+
+def counts() -> str:
+    total = Counter(row.verdict for row in ROWS)
+    return f"{len(ROWS)} names: {total['hooked']} hooked, {total['passed']} passed, {total['denied']} denied"
+
+
+def test_the_readme_has_the_counts() -> None:
+    print(counts())
+    by_reason = Counter((row.verdict, row.reason) for row in ROWS)
+    for verdict, reason in REASONS:
+        print(f"  {verdict} {reason:<13} {by_reason[verdict, reason]:4}")
+    assert counts() in (ROOT / "native/vcuda/README.md").read_text(), f"README.md of native/vcuda needs: {counts()}"
+
+
+# --- cuGetProcAddress: the same version and stream variant as without the library ---
+
+VERSIONS = [2000, 2010, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 6050, 7000, 7050, 8000, 9000, 9020]
+VERSIONS += [10000, 10010, 10020, *range(11000, 11090, 10), *range(12000, 12100, 10), 13000]
+FLAGS = (0, 1, 2)
+
+
+@pytest.fixture(scope="module")
+def pointers(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_program(tmp_path_factory.mktemp("pointers"), "pointers", "pointers.c", flags=("-ldl",))
+
+
+def questions() -> list[str]:
+    names = {re.sub(r"(_v\d+)?(_pt[ds][sz])?$", "", row.name) for row in ROWS if not row.name.startswith("cudbg")}
+    assert len(names) > 450
+    names |= {row.name for row in ROWS if row.verdict != "passed"} | {"cuNoSuchFunction"}
+    return [f"{name} {version} {flags}" for name in sorted(names) for version in VERSIONS for flags in FLAGS]
+
+
+def compare(host: Host, pointers: Path, **environment: str) -> tuple[int, int]:
+    """Answers how many answers are the driver's own, and how many of its functions are replaced by the same of ours."""
+    asked = questions()
+    answers = []
+    for preload in (False, True):
+        env = host.env(preload=preload, **environment)
+        text = "\n".join(asked)
+        done = subprocess.run([pointers], env=env, input=text, stdout=subprocess.PIPE, text=True, check=True)
+        answers.append(done.stdout.splitlines())
+    assert len(answers[0]) == len(answers[1]) == len(asked)
+    own = replaced = 0
+    wrong = []
+    for question, bare, hooked in zip(asked, *answers, strict=True):
+        expected = bare.split()
+        for at in (1, 5):  # the object's name, followed by the symbol's
+            if expected[at + 1] in HOOKED:
+                expected[at] = "libvgpu.so"
+                replaced += 1
+            elif expected[at + 1] != "-":
+                own += 1
+        if hooked.split() != expected:
+            wrong.append((question, expected, hooked.split()))
+    assert wrong == []
+    return own, replaced
+
+
+def test_every_name_keeps_its_variant(host: Host, pointers: Path) -> None:
+    own, replaced = compare(host, pointers)
+    print(f"{own} answers of the driver passed, {replaced} replaced by the same variant")
+    assert own > 20000 and replaced > 5000
+
+
+@pytest.mark.parametrize("source", driver_names.LIBRARIES)
+def test_every_name_of_a_real_driver_keeps_its_variant(host: Host, pointers: Path, source: str) -> None:
+    """NVIDIA's own driver answers this question without a GPU."""
+    try:
+        library = driver_names.libcuda(source)
+    except driver_names.Unavailable as why:
+        pytest.skip(str(why))
+    own, replaced = compare(host, pointers, LD_LIBRARY_PATH=str(library.parent))
+    print(f"{own} answers of driver {source} passed, {replaced} replaced by the same variant")
+    assert own > 20000 and replaced > 5000
