@@ -7,6 +7,7 @@ programs are started through ``run``, which a test replaces by a table of answer
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 import platform
@@ -135,7 +136,10 @@ class Host:
         return {"loaded_version": version.group(1) if version else None, "nouveau": "nouveau" in modules}
 
     def packages(self, names: Sequence[str]) -> dict[str, str | None]:
-        """The installed version of each package, None where it is not fully installed."""
+        """The installed version of each package, None where it is not fully installed.
+
+        A name that holds ``*`` is a pattern and stands for every installed package that it matches.
+        """
         if not names:
             return {}
         status = self.text("/var/lib/dpkg/status")
@@ -143,14 +147,14 @@ class Host:
             return dpkg_versions(status, names)
         return self._rpm_versions(names)
 
+    def held(self) -> list[str]:
+        """The packages that dpkg holds; of other package managers none are read."""
+        return dpkg_held(self.text("/var/lib/dpkg/status") or "")
+
     def _rpm_versions(self, names: Sequence[str]) -> dict[str, str | None]:
-        answer = self.run(["rpm", "-q", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", *names])
-        versions: dict[str, str | None] = dict.fromkeys(names)
-        for line in answer.out.splitlines():
-            name, version = line.partition(" ")[::2]
-            if name in versions and version and " " not in version:
-                versions[name] = version
-        return versions
+        answer = self.run(["rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n", *names])
+        installed = (line.partition(" ")[::2] for line in answer.out.splitlines())
+        return matching({name: version for name, version in installed if version and " " not in version}, names)
 
     def argv(self, pid: int) -> list[str]:
         """The command line of a running process, empty where there is none."""
@@ -201,14 +205,27 @@ def dpkg_versions(status: str, names: Sequence[str]) -> dict[str, str | None]:
 
     A package that dpkg left half configured must be installed again, so it is reported as absent.
     """
-    versions: dict[str, str | None] = dict.fromkeys(names)
-    wanted = set(names)
+    installed: dict[str, str] = {}
     for block in status.split("\n\n"):
         head = re.match(r"(?:\A|\n*)Package: (\S+)", block)
-        if head is None or head.group(1) not in wanted:
+        if head is None:
             continue
         state = re.search(r"^Status: \S+ \S+ (\S+)$", block, re.MULTILINE)
         version = re.search(r"^Version: (\S+)$", block, re.MULTILINE)
         if state and version and state.group(1) == "installed":
-            versions[head.group(1)] = version.group(1)
+            installed[head.group(1)] = version.group(1)
+    return matching(installed, names)
+
+
+def dpkg_held(status: str) -> list[str]:
+    """The packages that dpkg holds at their version."""
+    found = (re.match(r"\n*Package: (\S+)\nStatus: hold ", block) for block in status.split("\n\n"))
+    return sorted(one.group(1) for one in found if one)
+
+
+def matching(installed: dict[str, str], names: Sequence[str]) -> dict[str, str | None]:
+    """Of all installed packages those that the names, or the patterns among them, ask for."""
+    versions: dict[str, str | None] = {name: installed.get(name) for name in names if "*" not in name}
+    patterns = [re.compile(fnmatch.translate(name)) for name in names if "*" in name]
+    versions.update({name: one for name, one in installed.items() if any(p.match(name) for p in patterns)})
     return versions

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import docker_api, library_users, nvml
+from . import docker_api, driver_facts, library_users, nvml
 from .hardware import Host
 
 MANIFEST = "manifest.json"
@@ -33,8 +33,10 @@ def read(
         "gpus": found.pop("gpus"),
         "nvml": found,
         "pci_gpus": host.pci_gpus(),
-        "driver": host.driver(),
+        "nvswitches": driver_facts.nvswitches(host),
+        "driver": driver_facts.read(host),
         "packages": host.packages(packages),
+        "held": host.held(),
         "files": {path: host.file(path) for path in files},
         "units": host.units(units),
         "docker": {
