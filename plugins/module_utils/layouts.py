@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the limits file and the ledger that a container receives.
+"""Bytes of the limits file, the ledger, the gpu pages and the tenant page that a container receives.
 
 The twin of native/vcuda/include/vgpu_abi.h, where the meaning of every field is told; a test compiles that header and
 holds the two equal. Pure but for the three functions at the end, which read or change files in place.
@@ -28,6 +28,18 @@ LEDGER_MIN_READER = 1
 LEDGER_SLOTS = 1024
 LEDGER_SLOT_OFFSET = 4096
 LEDGER_ALIVE_BASE = 0x40000000
+
+GPU_PAGE_MAGIC = b"VGPUGPU1"
+GPU_PAGE_VERSION = 1
+GPU_PAGE_MIN_READER = 1
+GPU_PAGE_FILE_SIZE = 4096
+ARBITER_SILENT_NS = 200000000
+
+TENANT_MAGIC = b"VGPUTEN1"
+TENANT_VERSION = 1
+TENANT_MIN_READER = 1
+TENANT_FILE_SIZE = 4096
+TENANT_LANES = 16
 
 Fields = Mapping[str, Tuple[int, str]]
 
@@ -84,6 +96,53 @@ LEDGER_SLOT_FIELDS: Fields = {
 }
 LEDGER_SLOT_SIZE = 320
 LEDGER_FILE_SIZE = LEDGER_SLOT_OFFSET + LEDGER_SLOTS * LEDGER_SLOT_SIZE
+GPU_PAGE_FIELDS: Fields = {
+    "magic": (0, "8s"),
+    "version": (8, "I"),
+    "min_reader": (12, "I"),
+    "size": (16, "I"),
+    "sequence": (20, "I"),
+    "heartbeat_ns": (24, "Q"),
+    "wake": (32, "I"),
+    "gate": (36, "I"),
+    "flags": (40, "I"),
+    "rate_ppm": (44, "I"),
+    "turn_start_ns": (48, "Q"),
+    "turn_end_ns": (56, "Q"),
+    "outstanding_max_us": (64, "I"),
+    "tenants": (68, "I"),
+    "wanting": (72, "I"),
+    "turns": (76, "I"),
+    "reserved": (80, "6Q"),
+    "uuid": (128, "48s"),
+    "allocation": (176, "64s"),
+}
+TENANT_FIELDS: Fields = {
+    "magic": (0, "8s"),
+    "version": (8, "I"),
+    "min_reader": (12, "I"),
+    "size": (16, "I"),
+    "device_count": (20, "I"),
+    "device_offset": (24, "I"),
+    "device_size": (28, "I"),
+    "wake": (32, "I"),
+    "reserved": (36, "7I"),
+    "allocation": (64, "64s"),
+    "uuids": (128, "768s"),
+    "devices": (896, "3072s"),
+}
+TENANT_DEVICE_FIELDS: Fields = {
+    "balance_ns": (0, "q"),
+    "accrued_ns": (8, "Q"),
+    "used_ns": (16, "Q"),
+    "wanted_ns": (24, "Q"),
+    "waiting_ns": (32, "Q"),
+    "reserved": (40, "3Q"),
+    "busy_until_ns": (64, "16Q"),
+}
+TENANT_DEVICE_SIZE = 192
+GATES = {"none": 0, "open": 1, "turn": 2, "closed": 3}
+GPU_PAGE_FLAGS = {"exclusive": 1 << 0, "priority": 1 << 1}
 
 LIMITS_FLAGS = {
     "count_context": 1 << 0,
@@ -341,6 +400,98 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
         "slots": found,
         "totals": _totals(devices, found),
     }
+
+
+def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
+    """The gpu page of an allocation before an arbiter has written it: the tenant keeps its own share."""
+    out = bytearray(GPU_PAGE_FILE_SIZE)
+    header = {
+        "magic": GPU_PAGE_MAGIC,
+        "version": GPU_PAGE_VERSION,
+        "min_reader": GPU_PAGE_MIN_READER,
+        "size": GPU_PAGE_FILE_SIZE,
+        "uuid": _encode(uuid, UUID_SIZE, "uuid"),
+        "allocation": _encode(allocation, ALLOCATION_SIZE, "allocation"),
+    }
+    for name, value in header.items():
+        _put(out, 0, GPU_PAGE_FIELDS, name, value)
+    return bytes(out)
+
+
+def parse_gpu_page(data: bytes) -> dict[str, Any]:
+    """Every field of a gpu page by name, ``gate`` and ``flags`` in words. Raises LayoutError."""
+    if len(data) < GPU_PAGE_FIELDS["uuid"][0]:
+        raise LayoutError(f"the gpu page holds {len(data)} bytes, expected {GPU_PAGE_FILE_SIZE}")
+    found = {name: _get(data, 0, len(data), GPU_PAGE_FIELDS, name) for name in GPU_PAGE_FIELDS if name != "reserved"}
+    if found["magic"] != GPU_PAGE_MAGIC:
+        raise LayoutError("the gpu page begins with {!r}, expected {!r}".format(found["magic"], GPU_PAGE_MAGIC))
+    _versions("gpu page", found["version"], found["min_reader"], GPU_PAGE_VERSION)
+    gates = {number: name for name, number in GATES.items()}
+    found["gate"] = gates.get(found["gate"], "none")
+    found["flags"] = [name for name, bit in sorted(GPU_PAGE_FLAGS.items()) if found["flags"] & bit]
+    for name in ("uuid", "allocation"):
+        found[name] = _text(found[name], name + " of the gpu page")
+    del found["magic"]
+    return found
+
+
+def _versions(what: str, version: int, min_reader: int, mine: int) -> None:
+    if min_reader > mine or version == 0:
+        raise LayoutError(f"the {what} of version {version} needs a reader of version {min_reader}, this one is {mine}")
+
+
+def pack_tenant_page(uuids: Sequence[str], allocation: str = "") -> bytes:
+    """An empty tenant page for these devices, in the order of the limits file."""
+    if len(uuids) > MAX_DEVICES:
+        raise LayoutError(f"a tenant page of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
+    out = bytearray(TENANT_FILE_SIZE)
+    header = {
+        "magic": TENANT_MAGIC,
+        "version": TENANT_VERSION,
+        "min_reader": TENANT_MIN_READER,
+        "size": TENANT_FILE_SIZE,
+        "device_count": len(uuids),
+        "device_offset": TENANT_FIELDS["devices"][0],
+        "device_size": TENANT_DEVICE_SIZE,
+        "allocation": _encode(allocation, ALLOCATION_SIZE, "allocation"),
+    }
+    for name, value in header.items():
+        _put(out, 0, TENANT_FIELDS, name, value)
+    for i, uuid in enumerate(uuids):
+        raw = _encode(uuid, UUID_SIZE, f"uuid of device {i}")
+        start = TENANT_FIELDS["uuids"][0] + i * UUID_SIZE
+        out[start : start + len(raw)] = raw
+    return bytes(out)
+
+
+def parse_tenant_page(data: bytes) -> dict[str, Any]:
+    """``{"allocation", "devices": [{"uuid", "balance_ns", "used_ns", ...}]}``; times in ns of CLOCK_MONOTONIC.
+
+    The tenant can write this file: every figure is what it says about itself.
+    """
+    if len(data) < TENANT_FIELDS["devices"][0]:
+        raise LayoutError(
+            "the tenant page holds {} bytes, its header is {}".format(len(data), TENANT_FIELDS["devices"][0])
+        )
+
+    def get(name: str) -> Any:
+        return _get(data, 0, len(data), TENANT_FIELDS, name)
+
+    if get("magic") != TENANT_MAGIC:
+        raise LayoutError("the tenant page begins with {!r}, expected {!r}".format(get("magic"), TENANT_MAGIC))
+    _versions("tenant page", get("version"), get("min_reader"), TENANT_VERSION)
+    count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
+    if count > MAX_DEVICES or (count and (stride < 40 or offset + count * stride > len(data))):
+        raise LayoutError(f"the tenant page names {count} devices of {stride} bytes at {offset}, more than fit")
+    names, devices = get("uuids"), []
+    for i in range(count):
+        base = offset + i * stride
+        device = {"uuid": _text(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}")}
+        for name in TENANT_DEVICE_FIELDS:
+            if name != "reserved":
+                device[name] = _get(data, base, stride, TENANT_DEVICE_FIELDS, name)
+        devices.append(device)
+    return {"allocation": _text(get("allocation"), "allocation"), "devices": devices}
 
 
 def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

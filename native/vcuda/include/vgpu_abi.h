@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The two files that a container receives: limits (read-only) and ledger (read-write).
+ * The four files that a container receives: limits and gpu pages (read-only), ledger and tenant page (read-write).
  *
  * This header is the one C definition; plugins/module_utils/layouts.py is its Python twin, and
  * tests/native/vcuda/test_layouts.py compiles a program against this file and holds the two equal.
- * All numbers are little endian. Both files begin with an 8-byte magic, a version and the oldest
+ * All numbers are little endian. All files begin with an 8-byte magic, a version and the oldest
  * version of a reader that still understands them.
  *
  * How version N meets N+1: a reader accepts a file whose min_reader is not above its own version, and
@@ -26,6 +26,8 @@
 #define VGPU_PATH_PRELOAD "/etc/ld.so.preload"
 #define VGPU_PATH_LIMITS "/etc/vgpu/limits"
 #define VGPU_PATH_LEDGER "/run/vgpu/ledger"
+#define VGPU_PATH_TENANT "/run/vgpu/tenant"
+#define VGPU_PATH_GPU_PREFIX "/run/vgpu/gpu-" /* + the UUID as the limits file spells it */
 
 /* --- limits ------------------------------------------------------------------------------------- */
 
@@ -139,6 +141,96 @@ struct vgpu_ledger {
 #define VGPU_LEDGER_FILE_SIZE \
     (VGPU_LEDGER_SLOT_OFFSET + VGPU_LEDGER_SLOTS * (uint32_t)sizeof(struct vgpu_ledger_slot))
 
+/* --- gpu page ----------------------------------------------------------------------------------- */
+
+/*
+ * One for each allocation and GPU, on the node `gpu-<uuid>` in the allocation's folder, read-only in the container: how
+ * the arbiter lets this tenant use this GPU. The arbiter alone writes it, in place. A tenant believes it while heartbeat_ns
+ * is younger than VGPU_ARBITER_SILENT_NS; else, and where there is no page, it keeps its own share by itself.
+ * Times are CLOCK_MONOTONIC in nanoseconds, which host and containers share (but not time namespaces).
+ */
+#define VGPU_GPU_PAGE_MAGIC "VGPUGPU1"
+#define VGPU_GPU_PAGE_VERSION 1u
+#define VGPU_GPU_PAGE_MIN_READER 1u
+#define VGPU_GPU_PAGE_FILE_SIZE 4096u
+#define VGPU_ARBITER_SILENT_NS 200000000ull
+
+enum vgpu_gate {
+    VGPU_GATE_NONE = 0,   /* the arbiter has not said anything: as without one */
+    VGPU_GATE_OPEN = 1,   /* run at rate_ppm whenever you like */
+    VGPU_GATE_TURN = 2,   /* run only from turn_start_ns to turn_end_ns */
+    VGPU_GATE_CLOSED = 3, /* somebody else's turn, or a higher priority's: say that you want, and wait on `wake` */
+};
+
+enum vgpu_gpu_flag {
+    VGPU_GPU_EXCLUSIVE = 1u << 0, /* no other tenant that is known here runs meanwhile: elapsed time is your own */
+    VGPU_GPU_PRIORITY = 1u << 1,  /* closed because a tenant of high priority wants the GPU */
+};
+
+struct vgpu_gpu_page {
+    char magic[8];
+    uint32_t version;
+    uint32_t min_reader;
+    uint32_t size;
+    uint32_t sequence;           /* odd while being written */
+    uint64_t heartbeat_ns;       /* the arbiter's last look; not under the sequence */
+    uint32_t wake;               /* futex: changes with every change of what is below */
+    uint32_t gate;               /* enum vgpu_gate */
+    uint32_t flags;              /* enum vgpu_gpu_flag */
+    uint32_t rate_ppm;           /* device time per time that accrues; 1000000: all of the GPU */
+    uint64_t turn_start_ns;
+    uint64_t turn_end_ns;
+    uint32_t outstanding_max_us; /* predicted work that may be queued; 0: as you like */
+    uint32_t tenants;            /* advice for people: tenants of this GPU, and how many of them want it */
+    uint32_t wanting;
+    uint32_t turns; /* turns that this tenant was given */
+    uint64_t reserved[6];
+    char uuid[VGPU_UUID_SIZE];
+    char allocation[VGPU_ALLOCATION_SIZE];
+};
+
+/* --- tenant page -------------------------------------------------------------------------------- */
+
+/*
+ * The container's own: what all its processes together may still run and what they want. Every word changes by one
+ * atomic step, so that no kill tears it; times expire by themselves, so that no kill keeps a gate shut. The tenant can
+ * write nonsense here: the arbiter takes shares from the limits file alone and bounds whatever it reads here.
+ */
+#define VGPU_TENANT_MAGIC "VGPUTEN1"
+#define VGPU_TENANT_VERSION 1u
+#define VGPU_TENANT_MIN_READER 1u
+#define VGPU_TENANT_FILE_SIZE 4096u
+#define VGPU_TENANT_LANES 16u
+
+struct vgpu_tenant_device {
+    int64_t balance_ns;   /* device time that may be used at once; below 0: owed */
+    uint64_t accrued_ns;  /* time up to which the balance has been filled */
+    uint64_t used_ns;     /* device time charged since the page was made */
+    uint64_t wanted_ns;   /* when somebody last launched, or waited to launch */
+    uint64_t waiting_ns;  /* when somebody last waited for the gate (not for its own balance) */
+    uint64_t reserved[3];
+    uint64_t busy_until_ns[VGPU_TENANT_LANES]; /* end of the work queued, as predicted; process n has lane n % LANES */
+};
+
+/* Index of a device: its position in the limits file. */
+struct vgpu_tenant_page {
+    char magic[8];
+    uint32_t version;
+    uint32_t min_reader;
+    uint32_t size;
+    uint32_t device_count;
+    uint32_t device_offset;
+    uint32_t device_size;
+    uint32_t wake; /* futex: grows when a tenant starts to want or has drained */
+    uint32_t reserved[7];
+    char allocation[VGPU_ALLOCATION_SIZE];
+    char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+    struct vgpu_tenant_device devices[VGPU_MAX_DEVICES];
+};
+
+_Static_assert(sizeof(struct vgpu_gpu_page) <= VGPU_GPU_PAGE_FILE_SIZE, "gpu page");
+_Static_assert(sizeof(struct vgpu_tenant_device) == 192, "tenant device: three cache lines");
+_Static_assert(sizeof(struct vgpu_tenant_page) <= VGPU_TENANT_FILE_SIZE, "tenant page");
 _Static_assert(sizeof(struct vgpu_limits_device) == 72, "limits device");
 _Static_assert(offsetof(struct vgpu_limits, devices) == 128, "limits header");
 _Static_assert(sizeof(struct vgpu_limits) <= VGPU_LIMITS_FILE_SIZE, "limits fit in a page");

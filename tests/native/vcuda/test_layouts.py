@@ -21,6 +21,9 @@ TABLES = {
     "vgpu_limits_device": (layouts.LIMITS_DEVICE_FIELDS, layouts.LIMITS_DEVICE_SIZE),
     "vgpu_ledger": (layouts.LEDGER_FIELDS, None),
     "vgpu_ledger_slot": (layouts.LEDGER_SLOT_FIELDS, layouts.LEDGER_SLOT_SIZE),
+    "vgpu_gpu_page": (layouts.GPU_PAGE_FIELDS, None),
+    "vgpu_tenant_page": (layouts.TENANT_FIELDS, None),
+    "vgpu_tenant_device": (layouts.TENANT_DEVICE_FIELDS, layouts.TENANT_DEVICE_SIZE),
 }
 CONSTANTS = {
     "VGPU_MAX_DEVICES": layouts.MAX_DEVICES,
@@ -44,6 +47,20 @@ CONSTANTS = {
     "VGPU_CORE_FORCE": layouts.CORE_POLICIES["force"],
     "VGPU_CORE_DISABLE": layouts.CORE_POLICIES["disable"],
     "VGPU_DEVICE_UNLIMITED_MEMORY": layouts.DEVICE_UNLIMITED_MEMORY,
+    "VGPU_GPU_PAGE_VERSION": layouts.GPU_PAGE_VERSION,
+    "VGPU_GPU_PAGE_MIN_READER": layouts.GPU_PAGE_MIN_READER,
+    "VGPU_GPU_PAGE_FILE_SIZE": layouts.GPU_PAGE_FILE_SIZE,
+    "VGPU_ARBITER_SILENT_NS": layouts.ARBITER_SILENT_NS,
+    "VGPU_TENANT_VERSION": layouts.TENANT_VERSION,
+    "VGPU_TENANT_MIN_READER": layouts.TENANT_MIN_READER,
+    "VGPU_TENANT_FILE_SIZE": layouts.TENANT_FILE_SIZE,
+    "VGPU_TENANT_LANES": layouts.TENANT_LANES,
+    "VGPU_GATE_NONE": layouts.GATES["none"],
+    "VGPU_GATE_OPEN": layouts.GATES["open"],
+    "VGPU_GATE_TURN": layouts.GATES["turn"],
+    "VGPU_GATE_CLOSED": layouts.GATES["closed"],
+    "VGPU_GPU_EXCLUSIVE": layouts.GPU_PAGE_FLAGS["exclusive"],
+    "VGPU_GPU_PRIORITY": layouts.GPU_PAGE_FLAGS["priority"],
 }
 
 
@@ -217,3 +234,51 @@ def test_slots_of_a_ledger_are_summed():
 def test_bad_ledgers_are_refused(data):
     with pytest.raises(layouts.LayoutError):
         layouts.parse_ledger(data)
+
+
+def test_an_empty_gpu_page_tells_nothing():
+    data = layouts.pack_gpu_page(UUID, "a1b2")
+    found = layouts.parse_gpu_page(data)
+    assert len(data) == 4096
+    assert (found["uuid"], found["allocation"], found["gate"], found["flags"]) == (UUID, "a1b2", "none", [])
+    assert found["heartbeat_ns"] == 0
+
+
+def test_a_gpu_page_is_read_as_the_arbiter_writes_it():
+    data = bytearray(layouts.pack_gpu_page(UUID))
+    for name, value in {"gate": 2, "flags": 3, "rate_ppm": 250000, "turn_end_ns": 7}.items():
+        offset, fmt = layouts.GPU_PAGE_FIELDS[name]
+        struct.pack_into("<" + fmt, data, offset, value)
+    found = layouts.parse_gpu_page(bytes(data))
+    assert (found["gate"], found["flags"], found["rate_ppm"]) == ("turn", ["exclusive", "priority"], 250000)
+    assert found["turn_end_ns"] == 7
+
+
+def test_a_tenant_page_round_trips():
+    data = bytearray(layouts.pack_tenant_page([UUID, "MIG-5"], "a1b2"))
+    struct.pack_into("<qQQ", data, 896 + 192, -5, 6, 7)
+    found = layouts.parse_tenant_page(bytes(data))
+    assert len(data) == 4096
+    assert (found["allocation"], [one["uuid"] for one in found["devices"]]) == ("a1b2", [UUID, "MIG-5"])
+    second = found["devices"][1]
+    assert (second["balance_ns"], second["accrued_ns"], second["used_ns"]) == (-5, 6, 7)
+    assert second["busy_until_ns"] == [0] * 16
+
+
+@pytest.mark.parametrize("parse", [layouts.parse_gpu_page, layouts.parse_tenant_page])
+@pytest.mark.parametrize("data", [b"", b"x" * 4096, b"\0" * 4096])
+def test_bad_pages_are_refused(parse, data):
+    with pytest.raises(layouts.LayoutError):
+        parse(data)
+
+
+@pytest.mark.parametrize(
+    ("parse", "data"),
+    [
+        (layouts.parse_gpu_page, layouts.pack_gpu_page(UUID)),
+        (layouts.parse_tenant_page, layouts.pack_tenant_page([UUID])),
+    ],
+)
+def test_pages_for_later_readers_are_refused(parse, data):
+    with pytest.raises(layouts.LayoutError, match="reader of version 2"):
+        parse(data[:12] + struct.pack("<I", 2) + data[16:])
