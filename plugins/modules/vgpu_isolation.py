@@ -226,6 +226,7 @@ QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 PROBE_CHECKS = (
     "totals",
     "limit-exact",
+    "every-allocator",
     "four-processes",
     "dlsym-route",
     "getprocaddress-route",

@@ -20,14 +20,6 @@
 #define RACERS 4
 #define PATIENCE_MS 60000
 
-struct fill {
-    const struct slice *slice;
-    struct board *board;
-    CUdevice device;
-    const char *uuid;
-    uint64_t limit;
-};
-
 /* false: not all came within a minute. */
 static bool wait_for(_Atomic int *counter, int wanted)
 {
@@ -39,7 +31,7 @@ static bool wait_for(_Atomic int *counter, int wanted)
     return false;
 }
 
-static bool counted(const struct fill *fill)
+bool contexts_count(const struct fill *fill)
 {
     return (fill->slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
 }
@@ -81,8 +73,8 @@ static void fill_alone(const struct fill *fill)
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
     CUresult past = cuda->mem_alloc(&pointer, 1);
     /* NVML's figure of this process is the driver's, context included. */
-    bool nvml = counted(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
-    uint64_t found = nvml ? figures.own : granted + (counted(fill) && total > free_bytes ? total - free_bytes : 0);
+    bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
+    uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
     result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED, fill->limit, found, "bytes",
                "%s: %llu bytes granted, the next byte answers %d; the whole is %s", fill->uuid, (unsigned long long)granted,
                past, nvml ? "NVML's figure of this process" : "what was granted and what was not free at first");
@@ -204,8 +196,8 @@ static void measure_four(const struct fill *fill)
         failed += board->status[i] != CUDA_SUCCESS && board->status[i] != CUDA_ERROR_OUT_OF_MEMORY;
         contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
     }
-    uint64_t found = counted(fill) && outside ? outside : granted + (counted(fill) ? contexts : 0);
-    bool known = !counted(fill) || outside || contexts; /* without NVML the contexts' bytes are not known here */
+    uint64_t found = contexts_count(fill) && outside ? outside : granted + (contexts_count(fill) ? contexts : 0);
+    bool known = !contexts_count(fill) || outside || contexts; /* without NVML the contexts' bytes are not known here */
     bool beaten = atomic_load(&board->beaten) != 0;
     bool held = all && !failed && !beaten && contextless < RACERS && (known ? found == fill->limit : found <= fill->limit);
     result_set(&board->result, held ? HELD : VIOLATED, fill->limit, found, "bytes",
@@ -239,7 +231,7 @@ static void lowered(struct fill *fill, void (*measure)(const struct fill *fill))
         result->verdict = NOT_RUN; /* neighbours took the rest meanwhile: nothing is shown by this */
 }
 
-static void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill))
+void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill))
 {
     static struct report report;
     /* The devices are listed by a child: a process that has called cuInit must not fork users of CUDA. */

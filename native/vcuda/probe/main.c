@@ -20,6 +20,7 @@ static const struct {
     {"totals", check_totals},
     {"visible-devices", check_visible},
     {"limit-exact", check_limit_exact},
+    {"every-allocator", check_every_allocator},
     {"four-processes", check_four_processes},
     {"dlsym-route", check_dlsym},
     {"getprocaddress-route", check_getprocaddress},

@@ -91,8 +91,21 @@ struct board {
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
+/* fill.c: for checks that take all there is of one device. */
+struct fill {
+    const struct slice *slice;
+    struct board *board;
+    CUdevice device;
+    const char *uuid;
+    uint64_t limit;
+};
+/* Calls `measure` for each device of the slice until one is not held; again with less where the card is smaller. */
+void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill));
+bool contexts_count(const struct fill *fill);
+
 void check_totals(const struct slice *slice, struct board *board);
 void check_limit_exact(const struct slice *slice, struct board *board);
+void check_every_allocator(const struct slice *slice, struct board *board);
 void check_four_processes(const struct slice *slice, struct board *board);
 void check_dlsym(const struct slice *slice, struct board *board);
 void check_getprocaddress(const struct slice *slice, struct board *board);

@@ -10,7 +10,16 @@ import layouts
 import pytest
 from conftest import CARD, LIMIT, PROBE, Host
 
-NAMES = ["totals", "visible-devices", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed"]
+NAMES = [
+    "totals",
+    "visible-devices",
+    "limit-exact",
+    "every-allocator",
+    "four-processes",
+    "dlsym-route",
+    "getprocaddress-route",
+    "freed",
+]
 
 
 def run(host: Host, *arguments: str, **options: object) -> tuple:

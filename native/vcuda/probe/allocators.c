@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The limit by every way to allocate. Each way fills the slice in a process of its own; what counts is what NVML then
+ * shows for that process, or where it shows no processes, what was granted and what was not free at first.
+ *
+ * No way may hold more than the limit, and each must come within one piece of its own of it: a way that is charged too
+ * much is a fault too.
+ */
+#include "probe.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "loader.h"
+
+#define POOL_PIECE (64 * MIB) /* a driver's pool may grow in steps of up to 32 MiB */
+
+struct way {
+    const char *name;
+    /* One piece of about `bytes`; answers what it took of the slice, 0: refused. */
+    uint64_t (*take)(uint64_t bytes);
+    uint64_t smallest; /* piece; 0: VMM's granularity */
+};
+
+/* Looked up at run time: a driver that lacks one has no such way. */
+static struct {
+    CUresult (*alloc_async)(CUdeviceptr *pointer, size_t bytes, CUstream stream);
+    CUresult (*alloc_pool)(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+    CUresult (*pool_create)(CUmemoryPool *pool, const CUmemPoolProps *properties);
+    CUresult (*managed)(CUdeviceptr *pointer, size_t bytes, unsigned flags);
+    CUresult (*pitch)(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
+    CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                       unsigned long long flags);
+    CUresult (*granularity)(size_t *bytes, const CUmemAllocationProp *properties, int option);
+    CUresult (*array)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description);
+} call;
+static CUdevice device;
+static CUmemoryPool pool;
+
+static uint64_t by_async(uint64_t bytes)
+{
+    CUdeviceptr pointer;
+    return call.alloc_async && call.alloc_async(&pointer, bytes, NULL) == CUDA_SUCCESS ? bytes : 0;
+}
+
+static uint64_t by_pool(uint64_t bytes)
+{
+    CUmemPoolProps properties = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    CUdeviceptr pointer;
+    if (!call.alloc_pool || !call.pool_create || (!pool && call.pool_create(&pool, &properties) != CUDA_SUCCESS))
+        return 0;
+    return call.alloc_pool(&pointer, bytes, pool, NULL) == CUDA_SUCCESS ? bytes : 0;
+}
+
+static uint64_t by_managed(uint64_t bytes)
+{
+    CUdeviceptr pointer;
+    return call.managed && call.managed(&pointer, bytes, 1) == CUDA_SUCCESS ? bytes : 0;
+}
+
+static uint64_t by_pitch(uint64_t bytes)
+{
+    CUdeviceptr pointer;
+    size_t pitch = 0, rows = bytes / 4096;
+    return call.pitch && rows && call.pitch(&pointer, &pitch, 4000, rows, 4) == CUDA_SUCCESS ? pitch * rows : 0;
+}
+
+static const CUmemAllocationProp *pinned(void)
+{
+    static CUmemAllocationProp properties;
+    properties = (CUmemAllocationProp){.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    return &properties;
+}
+
+static uint64_t granule(void)
+{
+    size_t bytes = 0;
+    return call.granularity && call.granularity(&bytes, pinned(), 0) == CUDA_SUCCESS ? bytes : 2 * MIB;
+}
+
+static uint64_t by_vmm(uint64_t bytes)
+{
+    CUmemGenericAllocationHandle handle;
+    bytes = bytes / granule() * granule();
+    return call.create && bytes && call.create(&handle, bytes, pinned(), 0) == CUDA_SUCCESS ? bytes : 0;
+}
+
+static uint64_t by_array(uint64_t bytes)
+{
+    CUDA_ARRAY_DESCRIPTOR description = {.Width = 16384, .Height = bytes / 65536, .Format = 0x20, .NumChannels = 1};
+    CUarray array;
+    if (description.Height > 32768)
+        description.Height = 32768;
+    return call.array && description.Height && call.array(&array, &description) == CUDA_SUCCESS ? description.Height * 65536 : 0;
+}
+
+static const struct way ways[] = {
+    {"cuMemAllocManaged", by_managed, 1},
+    {"cuMemAllocPitch", by_pitch, 4096 * 2},
+    {"cuMemAllocAsync", by_async, POOL_PIECE},
+    {"a pool of its own", by_pool, POOL_PIECE},
+    {"cuMemCreate", by_vmm, 0},
+    {"cuArrayCreate", by_array, 65536 * 64},
+};
+#define WAYS (sizeof ways / sizeof *ways)
+
+static void look_up(void)
+{
+    const struct {
+        void **function;
+        const char *symbol;
+    } table[] = {
+        {(void **)&call.alloc_async, "cuMemAllocAsync"},
+        {(void **)&call.alloc_pool, "cuMemAllocFromPoolAsync"},
+        {(void **)&call.pool_create, "cuMemPoolCreate"},
+        {(void **)&call.managed, "cuMemAllocManaged"},
+        {(void **)&call.pitch, "cuMemAllocPitch_v2"},
+        {(void **)&call.create, "cuMemCreate"},
+        {(void **)&call.granularity, "cuMemGetAllocationGranularity"},
+        {(void **)&call.array, "cuArrayCreate_v2"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        *table[i].function = dlsym(cuda_handle(), table[i].symbol);
+}
+
+/* In a process of its own. */
+static void fill_by(const struct fill *fill, const struct way *way)
+{
+    struct board *board = fill->board;
+    struct result *result = &board->result;
+    struct nvml_figures figures;
+    char reason[200];
+    CUcontext context;
+    size_t at_first = 0, left = 0, total = 0;
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    CUresult status = cuda ? cuda->ctx_create(&context, 0, fill->device) : CUDA_ERROR_NO_DEVICE;
+    if (status == CUDA_SUCCESS)
+        status = cuda->mem_info(&at_first, &total);
+    if (status != CUDA_SUCCESS) {
+        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: no context: the driver answers %d", fill->uuid, status);
+        return;
+    }
+    device = fill->device;
+    look_up();
+    uint64_t granted = 0, smallest = way->smallest ? way->smallest : granule();
+    for (uint64_t piece = at_first; piece >= smallest; piece /= 2)
+        for (uint64_t got; (got = way->take(piece)) != 0 && granted <= fill->limit + piece;)
+            granted += got;
+    cuda->mem_info(&left, &total);
+    if (granted == 0) {
+        result_set(result, HELD, fill->limit, 0, "bytes", "no %s", way->name);
+        return;
+    }
+    bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
+    uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > at_first ? total - at_first : 0);
+    bool near = found + 2 * smallest > fill->limit;
+    if (!near && left > 2 * smallest)
+        board->card_full = 1; /* refused although the slice has room: it was the card that had none */
+    result_set(result, found <= fill->limit && near ? HELD : VIOLATED, fill->limit, found, "bytes",
+               "%s: %s filled the slice to %llu bytes, context included%s", fill->uuid, way->name, (unsigned long long)found,
+               nvml ? ", as NVML shows it" : "");
+}
+
+static void measure_ways(const struct fill *fill)
+{
+    struct result *result = &fill->board->result;
+    char tried[160] = "";
+    uint64_t most = 0;
+    for (size_t i = 0; i < WAYS; i++) {
+        result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled by %s was ended", fill->uuid, ways[i].name);
+        pid_t child = fork();
+        if (child == 0) {
+            fill_by(fill, &ways[i]);
+            _exit(0);
+        }
+        waitpid(child, NULL, 0);
+        if (result->verdict != HELD)
+            return;
+        size_t length = strlen(tried);
+        if (result->found) /* a way that this driver has */
+            snprintf(tried + length, sizeof tried - length, "%s%s", length ? ", " : "", ways[i].name);
+        most = result->found > most ? result->found : most;
+    }
+    result_set(result, most ? HELD : NOT_RUN, fill->limit, most, "bytes", "%s: %s: none holds more than the limit, all come up to it",
+               fill->uuid, most ? tried : "no way is known to this driver");
+}
+
+void check_every_allocator(const struct slice *slice, struct board *board)
+{
+    on_every_device(slice, board, measure_ways);
+}
