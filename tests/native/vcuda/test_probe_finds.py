@@ -25,6 +25,7 @@ WINDOW = (
 CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);"
 
 MANAGED = "ENTER(cuMemAllocManaged, (pointer, bytes, flags));"
+PASSED = "return REAL(cuMemAllocManaged)(pointer, bytes, flags);"
 ALLOCATORS = "every-allocator"
 
 # what is broken: the file, what stands there, what stands there instead, the checks that must see it
@@ -38,7 +39,7 @@ MUTANTS = {
         "    return status;",
         {"freed"},
     ),
-    "managed memory uncharged": ("memory.c", MANAGED, MANAGED + "return REAL(cuMemAllocManaged)(pointer, bytes, flags);", {ALLOCATORS}),
+    "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
     "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
     "charged for the check alone": (
         "memory.c",
