@@ -68,7 +68,8 @@ typedef struct {
     CUmemLocation location;
     void *win32SecurityAttributes;
     size_t maxSize;
-    unsigned char reserved[56];
+    unsigned short usage;
+    unsigned char reserved[54];
 } CUmemPoolProps;
 
 enum {
