@@ -273,30 +273,3 @@ void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone)
         free(swept[i].blocks);
     }
 }
-
-/* --- what cannot be charged exactly yet ---------------------------------------------------------------- */
-
-EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                                       void *parameters)
-{
-    ENTER(cuGraphAddMemAllocNode, (node, graph, dependencies, count, parameters));
-    return memory_refuse("cuGraphAddMemAllocNode");
-}
-
-/* CUgraphNodeParams begins with the type of the node. */
-EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, void *parameters)
-{
-    ENTER(cuGraphAddNode, (node, graph, dependencies, count, parameters));
-    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return memory_refuse("cuGraphAddNode with a memory node");
-    return REAL(cuGraphAddNode)(node, graph, dependencies, count, parameters);
-}
-
-EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges,
-                                  size_t count, void *parameters)
-{
-    ENTER(cuGraphAddNode_v2, (node, graph, dependencies, edges, count, parameters));
-    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        return memory_refuse("cuGraphAddNode_v2 with a memory node");
-    return REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, parameters);
-}

@@ -79,6 +79,7 @@ void pools_settle(bool trim)
         settle_down(pool);
         lock_drop(&pool->lock);
     }
+    graph_memory_settle(trim);
 }
 
 void pool_freed(uint64_t key, uint64_t bytes)
@@ -235,10 +236,8 @@ static CUresult admit(enum control control, const struct request *request, bool 
     *pool = NULL;
     if (control == CONTROL_BROKEN)
         return memory_broken();
-    if (capturing(request->stream, per_thread)) {
-        memory_refuse("stream-ordered allocation in a stream capture");
-        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-    }
+    if (capturing(request->stream, per_thread)) /* no pool: it becomes a node of the graph */
+        return graph_memory_captured(control);
     *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);
     return status;
 }

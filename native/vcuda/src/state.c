@@ -31,6 +31,7 @@ static void reset(void)
     context_reset();
     measure_reset();
     pools_reset();
+    graph_memory_reset();
     vmm_reset();
 }
 

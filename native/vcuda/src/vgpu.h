@@ -192,7 +192,7 @@ struct block {
     int32_t kind;
 };
 struct block_map;
-extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
@@ -233,6 +233,7 @@ void context_unlock(int device);
         return REAL(symbol) arguments
 void context_reset(void);
 void pools_reset(void);
+void graph_memory_reset(void);
 void vmm_reset(void);
 void ledger_reset(void);
 void limits_reset(void);
@@ -298,5 +299,14 @@ uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card);
 void pools_settle(bool trim);
 void pool_freed(uint64_t pool, uint64_t bytes);
 extern _Atomic uint32_t vgpu_pools_dirty;
+
+/* --- graph_memory.c --------------------------------------------------------------------------------------- */
+
+/* The same for what the devices keep for graphs; pools_settle calls it. */
+void graph_memory_settle(bool trim);
+/* Around the launch or upload of an executable graph: charges what its memory nodes may take. One load without any. */
+CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CUgraphExec exec, CUstream stream));
+/* A stream-ordered allocation is about to become a node of the graph that is being captured. */
+CUresult graph_memory_captured(enum control control);
 
 #endif

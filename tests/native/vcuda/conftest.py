@@ -43,6 +43,7 @@ def compile_program(folder: Path, name: str, *sources: str, flags: tuple = ()) -
     return folder / name
 
 
+PUPPET = ("puppet.c", "words.c", "routes.c")
 LINKED = (f"-L{SIMULATOR}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
 
 
@@ -55,9 +56,9 @@ def built() -> None:
 @pytest.fixture(scope="session")
 def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
-    compile_program(folder, "puppet", "puppet.c", "routes.c", flags=LINKED)
+    compile_program(folder, "puppet", *PUPPET, flags=LINKED)
     unlinked = ("-DUNLINKED", "-ldl", "-lpthread")
-    compile_program(folder, "puppet-unlinked", "puppet.c", "routes.c", flags=unlinked)
+    compile_program(folder, "puppet-unlinked", *PUPPET, flags=unlinked)
     compile_program(folder, "racers", "racers.c", flags=LINKED)
     compile_program(folder, "rivals", "rivals.c", flags=LINKED)
     compile_program(folder, "stepper", "stepper.c", flags=LINKED)

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, OK, OOM, ROOT, Host, compile_program
+from conftest import LIMIT, OK, OOM, PUPPET, ROOT, Host, compile_program
 
 ARM = "aarch64-linux-gnu-gcc"
 # What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
@@ -47,7 +47,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = (f"-L{folder / 'gpusim'}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CC", ARM)
-        compile_program(folder, "puppet", "puppet.c", "routes.c", flags=flags)
+        compile_program(folder, "puppet", *PUPPET, flags=flags)
     return folder
 
 

@@ -7,9 +7,8 @@ import struct
 
 import layouts
 import pytest
-from conftest import LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, SIMULATOR, Host
+from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, SIMULATOR, Host
 
-CAPTURE_UNSUPPORTED = 900
 ROUTES = ["link", "handle", "default", "next", "self", "dlsym-of-libc", "dlvsym-of-libc", "proc", "proc-of-proc"]
 
 
@@ -238,18 +237,6 @@ def test_a_slice_smaller_than_a_context_gets_none(host: Host) -> None:
     assert puppet.refused("ctx", 0) == OOM
     assert puppet.refused("retain", 0) == OOM
     assert host.charged() == host.on_card() == 0
-
-
-def test_graph_memory_is_denied_not_forgotten(host: Host) -> None:
-    puppet = host.puppet().start()
-    assert puppet.refused("graph-node") == NOT_SUPPORTED
-    assert "cuGraphAddMemAllocNode" in puppet.errors()
-    before = host.on_card()
-    assert puppet.refused("captured", MIB) == CAPTURE_UNSUPPORTED
-    assert "capture" in puppet.errors()
-    assert host.charged() == host.on_card() == before
-    # The negative control: this driver would have taken it.
-    assert host.puppet(preload=False).start().refused("captured", MIB) == OK
 
 
 def test_a_device_that_is_not_in_the_limits_gets_no_context(host: Host) -> None:

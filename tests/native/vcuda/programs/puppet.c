@@ -7,7 +7,7 @@
  *
  * The first word of an answer is the CUresult.
  */
-#include "routes.h"
+#include "words.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -100,21 +100,6 @@ static int threads(unsigned count, unsigned rounds, size_t bytes, CUcontext cont
     return 1;
 }
 
-/* Stream-ordered memory in a capture would become a memory node of a graph. */
-static CUresult captured(CUdeviceptr *pointer, size_t bytes)
-{
-    CUstream stream;
-    CUgraph graph;
-    CUresult status = CALL(cuStreamCreate, &stream, 1);
-    if (status == CUDA_SUCCESS)
-        status = CALL(cuStreamBeginCapture_v2, stream, 2);
-    if (status != CUDA_SUCCESS)
-        return -2;
-    status = CALL(cuMemAllocAsync, pointer, bytes, stream);
-    CUresult ended = CALL(cuStreamEndCapture, stream, &graph);
-    return status != CUDA_SUCCESS && ended != CUDA_SUCCESS ? -3 : status; /* the capture itself must stay whole */
-}
-
 /* Answers 0 for a word that it does not know. */
 static int allocate(const char *verb, int to, unsigned long long a, unsigned long long b, unsigned long long c)
 {
@@ -173,10 +158,6 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
         status = CALL(cuDevicePrimaryCtxRetain, (CUcontext *)&pointer, (int)a);
     else if (strcmp(verb, "module") == 0)
         status = CALL(cuModuleLoadData, (CUmodule *)&pointer, image);
-    else if (strcmp(verb, "captured") == 0)
-        status = captured(&pointer, a);
-    else if (strcmp(verb, "graph-node") == 0)
-        status = CALL(cuGraphAddMemAllocNode, (CUgraphNode *)&pointer, NULL, NULL, 0, NULL);
     else
         return 0;
     if (status == CUDA_SUCCESS)
@@ -319,7 +300,8 @@ int main(int argc, char **argv)
         sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
         if (strcmp(verb, "threads") == 0)
             threads((unsigned)a, (unsigned)b, c, (CUcontext)reg[d]);
-        else if (!ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d))
+        else if (!ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d) &&
+                 !graph_word(&cu, reg, verb, a, b, c, d))
             printf("-1 unknown word %s\n", verb);
         fflush(stdout);
     }

@@ -56,8 +56,32 @@
     FN(cuMipmappedArrayDestroy, "cuMipmappedArrayDestroy", 5000, 0, (CUmipmappedArray array)) \
     FN(cuModuleLoadData, "cuModuleLoadData", 2000, 0, (CUmodule *module, const void *image)) \
     FN(cuModuleUnload, "cuModuleUnload", 2000, 0, (CUmodule module)) \
+    FN(cuGraphCreate, "cuGraphCreate", 10000, 0, (CUgraph *graph, unsigned flags)) \
+    FN(cuGraphDestroy, "cuGraphDestroy", 10000, 0, (CUgraph graph)) \
     FN(cuGraphAddMemAllocNode, "cuGraphAddMemAllocNode", 11040, 0, \
+       (CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS *parameters)) \
+    FN(cuGraphAddNode, "cuGraphAddNode", 12020, 0, \
        (CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, void *parameters)) \
+    FN(cuGraphAddMemFreeNode, "cuGraphAddMemFreeNode", 11040, 0, \
+       (CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUdeviceptr pointer)) \
+    FN(cuGraphAddChildGraphNode, "cuGraphAddChildGraphNode", 10000, 0, \
+       (CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, CUgraph child)) \
+    FN(cuGraphInstantiate, "cuGraphInstantiate", 10000, 0, \
+       (CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) \
+    FN(cuGraphInstantiate_v2, "cuGraphInstantiate", 11000, 0, \
+       (CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) \
+    FN(cuGraphInstantiateWithFlags, "cuGraphInstantiate", 12000, 0, \
+       (CUgraphExec *exec, CUgraph graph, unsigned long long flags)) \
+    FN(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, 0, \
+       (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) \
+    FN(cuGraphInstantiateWithParams_ptsz, "cuGraphInstantiateWithParams", 12000, 1, \
+       (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) \
+    FN(cuGraphUpload, "cuGraphUpload", 11010, 0, (CUgraphExec exec, CUstream stream)) \
+    FN(cuGraphUpload_ptsz, "cuGraphUpload", 11010, 1, (CUgraphExec exec, CUstream stream)) \
+    FN(cuGraphLaunch, "cuGraphLaunch", 10000, 0, (CUgraphExec exec, CUstream stream)) \
+    FN(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, 1, (CUgraphExec exec, CUstream stream)) \
+    FN(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, 0, (CUgraphExec exec)) \
+    FN(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, 0, (CUdevice device)) \
     FN(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0, (size_t *free_bytes, size_t *total_bytes)) \
     FN(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, 0, (size_t *bytes, CUdevice device)) \
     FN(cuDeviceGetUuid, "cuDeviceGetUuid", 9020, 0, (CUuuid *uuid, CUdevice device))

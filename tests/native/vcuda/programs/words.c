@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* More words of the puppet: graphs and their memory. Each prints its line and answers 1; 0: not a word of these. */
+#include "words.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define CALL(function, ...) (cu->function ? cu->function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
+
+/* CUgraphNodeParams: the type, reserved words, then the parameters of that type. */
+struct node_parameters {
+    int type, reserved[3];
+    union {
+        CUDA_MEM_ALLOC_NODE_PARAMS memory;
+        long long room[29];
+    } as;
+    long long reserved2;
+};
+_Static_assert(sizeof(struct node_parameters) == 256, "CUgraphNodeParams");
+
+static CUDA_MEM_ALLOC_NODE_PARAMS memory_of(size_t bytes, int device)
+{
+    return (CUDA_MEM_ALLOC_NODE_PARAMS){
+        .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}}, .bytesize = bytes};
+}
+
+/* The address goes to register `to`, the node to the next one. */
+static CUresult add_memory(const struct api *cu, unsigned long long *reg, int to, CUgraph graph, size_t bytes, int device,
+                           int general)
+{
+    CUgraphNode node;
+    CUresult status;
+    CUdeviceptr pointer;
+    if (general) {
+        struct node_parameters parameters = {.type = CU_GRAPH_NODE_TYPE_MEM_ALLOC, .as.memory = memory_of(bytes, device)};
+        status = CALL(cuGraphAddNode, &node, graph, NULL, 0, &parameters);
+        pointer = parameters.as.memory.dptr;
+    } else {
+        CUDA_MEM_ALLOC_NODE_PARAMS parameters = memory_of(bytes, device);
+        status = CALL(cuGraphAddMemAllocNode, &node, graph, NULL, 0, &parameters);
+        pointer = parameters.dptr;
+    }
+    if (status == CUDA_SUCCESS) {
+        reg[to] = pointer;
+        reg[to + 1] = (unsigned long long)node;
+    }
+    return status;
+}
+
+/* The graph goes to register `to`, the address to the next one. */
+static CUresult capture(const struct api *cu, unsigned long long *reg, int to, size_t bytes, int freed, int per_thread)
+{
+    CUstream stream;
+    CUdeviceptr pointer = 0;
+    CUgraph graph = NULL;
+    CUresult status = CALL(cuStreamCreate, &stream, 1);
+    if (status == CUDA_SUCCESS)
+        status = CALL(cuStreamBeginCapture_v2, stream, 2);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = per_thread ? CALL(cuMemAllocAsync_ptsz, &pointer, bytes, stream) : CALL(cuMemAllocAsync, &pointer, bytes, stream);
+    if (status == CUDA_SUCCESS && freed)
+        status = CALL(cuMemFreeAsync, pointer, stream);
+    CUresult ended = CALL(cuStreamEndCapture, stream, &graph);
+    reg[to] = (unsigned long long)graph;
+    reg[to + 1] = pointer;
+    return status != CUDA_SUCCESS ? status : ended;
+}
+
+/* A launch in a capture becomes a child graph. */
+static CUresult capture_launch(const struct api *cu, CUgraph *graph, CUgraphExec exec)
+{
+    CUstream stream;
+    CUresult status = CALL(cuStreamCreate, &stream, 1);
+    if (status == CUDA_SUCCESS)
+        status = CALL(cuStreamBeginCapture_v2, stream, 2);
+    if (status == CUDA_SUCCESS)
+        status = CALL(cuGraphLaunch, exec, stream);
+    return status == CUDA_SUCCESS ? CALL(cuStreamEndCapture, stream, graph) : status;
+}
+
+static CUresult instantiate(const struct api *cu, CUgraphExec *exec, CUgraph graph, int form)
+{
+    CUDA_GRAPH_INSTANTIATE_PARAMS parameters = {0};
+    switch (form) {
+    case 0: return CALL(cuGraphInstantiateWithFlags, exec, graph, 0);
+    case 1: return CALL(cuGraphInstantiate, exec, graph, NULL, NULL, 0);
+    case 2: return CALL(cuGraphInstantiate_v2, exec, graph, NULL, NULL, 0);
+    case 3: return CALL(cuGraphInstantiateWithParams, exec, graph, &parameters);
+    default: return CALL(cuGraphInstantiateWithParams_ptsz, exec, graph, &parameters);
+    }
+}
+
+int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, unsigned long long a, unsigned long long b,
+               unsigned long long c, unsigned long long d)
+{
+    CUresult status;
+    CUgraphNode node;
+    if (strcmp(verb, "graph") == 0)
+        status = CALL(cuGraphCreate, (CUgraph *)&reg[a], 0);
+    else if (strcmp(verb, "graph-alloc") == 0 || strcmp(verb, "graph-add") == 0)
+        status = add_memory(cu, reg, (int)a, (CUgraph)reg[b], c, (int)d, strcmp(verb, "graph-add") == 0);
+    else if (strcmp(verb, "graph-free") == 0) {
+        CUgraphNode after = (CUgraphNode)reg[b + 1];
+        status = CALL(cuGraphAddMemFreeNode, &node, (CUgraph)reg[a], &after, 1, reg[b]);
+    } else if (strcmp(verb, "graph-child") == 0)
+        status = CALL(cuGraphAddChildGraphNode, &node, (CUgraph)reg[a], NULL, 0, (CUgraph)reg[b]);
+    else if (strcmp(verb, "capture") == 0)
+        status = capture(cu, reg, (int)a, b, (int)c, (int)d);
+    else if (strcmp(verb, "capture-launch") == 0)
+        status = capture_launch(cu, (CUgraph *)&reg[a], (CUgraphExec)reg[b]);
+    else if (strcmp(verb, "instantiate") == 0)
+        status = instantiate(cu, (CUgraphExec *)&reg[a], (CUgraph)reg[b], (int)c);
+    else if (strcmp(verb, "upload") == 0)
+        status = b ? CALL(cuGraphUpload_ptsz, (CUgraphExec)reg[a], NULL) : CALL(cuGraphUpload, (CUgraphExec)reg[a], NULL);
+    else if (strcmp(verb, "launch-graph") == 0)
+        status = b ? CALL(cuGraphLaunch_ptsz, (CUgraphExec)reg[a], NULL) : CALL(cuGraphLaunch, (CUgraphExec)reg[a], NULL);
+    else if (strcmp(verb, "exec-destroy") == 0)
+        status = CALL(cuGraphExecDestroy, (CUgraphExec)reg[a]);
+    else if (strcmp(verb, "graph-destroy") == 0)
+        status = CALL(cuGraphDestroy, (CUgraph)reg[a]);
+    else if (strcmp(verb, "trim") == 0)
+        status = CALL(cuDeviceGraphMemTrim, (int)a);
+    else
+        return 0;
+    printf("%d\n", status);
+    return 1;
+}

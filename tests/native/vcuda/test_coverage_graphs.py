@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory nodes of graphs: charged what the driver reserves for graphs, held to the limit, given back by a trim."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import LIMIT, MIB, OK, OOM, Host, Puppet
+
+SIZE = 64 * MIB
+# How a graph comes by its memory: words that make it in register 10; the node's address is then in register 20 or 11.
+MADE = {
+    "node": ("graph 10", f"graph-alloc 20 10 {SIZE} 0"),
+    "general node": ("graph 10", f"graph-add 20 10 {SIZE} 0"),
+    "freed in the graph": ("graph 10", f"graph-alloc 20 10 {SIZE} 0", "graph-free 10 20"),
+    "captured": (f"capture 10 {SIZE} 0 0",),
+    "captured, per-thread streams": (f"capture 10 {SIZE} 0 1",),
+    "captured and freed": (f"capture 10 {SIZE} 1 0",),
+}
+FORMS = {0: "with flags", 1: "old", 2: "v2", 3: "with parameters", 4: "with parameters, per-thread streams"}
+
+
+def say(puppet: Puppet, *lines: str) -> None:
+    for line in lines:
+        assert puppet.result(line) == OK, f"{line}: {puppet.errors()}"
+
+
+@pytest.mark.parametrize("route", ["link", "proc"])
+@pytest.mark.parametrize("made", MADE)
+def test_what_a_graph_takes_is_charged(host: Host, made: str, route: str) -> None:
+    puppet = host.puppet(route).start()
+    before = host.on_card()
+    say(puppet, *MADE[made])
+    assert host.charged() == host.on_card() == before, "a node is an address, no memory"
+    say(puppet, "instantiate 30 10 0", "launch-graph 30 0", "sync")
+    assert host.on_card() >= before + SIZE, "the driver took nothing: this proves nothing"
+    assert host.charged() == host.on_card()
+    assert puppet.say("info")[1] == LIMIT - host.on_card()
+    if "freed" in made:
+        say(puppet, "launch-graph 30 1", "sync", "launch-graph 30 0", "sync")
+        assert host.charged() == host.on_card() == before + SIZE
+        say(puppet, "trim 0")
+        assert host.charged() == host.on_card() == before
+    else:
+        say(puppet, f"free {11 if made.startswith('captured') else 20}")
+        assert host.charged() == host.on_card()
+    say(puppet, "exec-destroy 30", "graph-destroy 10", "trim 0")
+    assert host.charged() == host.on_card() == before
+
+
+@pytest.mark.parametrize("form", FORMS, ids=FORMS.get)
+def test_every_way_to_instantiate_is_held_to_the_limit(host: Host, form: int) -> None:
+    puppet = host.puppet("proc").start()
+    say(puppet, "graph 10", f"graph-alloc 20 10 {SIZE} 0", f"instantiate 30 10 {form}")
+    assert host.charged() == host.on_card()
+    say(puppet, f"graph-alloc 22 10 {LIMIT} 0")
+    assert puppet.result(f"instantiate 31 10 {form}") == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+    say(puppet, "exec-destroy 30", "trim 0", f"alloc 40 {LIMIT - host.on_card()}")
+    assert host.on_card() == LIMIT
+
+
+@pytest.mark.parametrize("word", ["upload 30 0", "upload 30 1", "launch-graph 30 0", "launch-graph 30 1"])
+def test_what_was_trimmed_comes_back_only_if_there_is_room(host: Host, word: str) -> None:
+    puppet = host.puppet().start()
+    say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync", "trim 0")
+    free = LIMIT - host.on_card()
+    say(puppet, f"alloc 40 {free - SIZE + 1}")
+    assert puppet.result(word) == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+    say(puppet, "free 40", f"alloc 40 {free - SIZE}", word, "sync")
+    assert host.charged() == host.on_card() == LIMIT == host.peak()
+
+
+def test_at_the_limit_a_graph_runs_again_and_again(host: Host) -> None:
+    """What the device keeps for graphs is used again: no room beyond it is asked for."""
+    puppet = host.puppet().start()
+    say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
+    puppet.get("alloc", LIMIT - host.on_card())
+    for _unused in range(5):
+        say(puppet, "launch-graph 30 0", "sync")
+        assert host.charged() == host.on_card() == LIMIT
+
+
+def test_what_graphs_keep_makes_room_for_an_allocation(host: Host) -> None:
+    """Memory that no graph uses is the driver's to give back; a refused allocation asks for it."""
+    puppet = host.puppet().start()
+    say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "launch-graph 30 0", "sync")
+    assert puppet.result(f"alloc 40 {LIMIT - host.on_card() + SIZE}") == OK
+    assert host.charged() == host.on_card() == LIMIT
+
+
+def test_a_launch_that_is_captured_brings_its_memory(host: Host) -> None:
+    """The launch becomes a child graph: its nodes are counted where it lies."""
+    puppet = host.puppet().start()
+    say(puppet, *MADE["freed in the graph"], "instantiate 30 10 0", "exec-destroy 30", "trim 0")
+    before = host.on_card()
+    say(puppet, "instantiate 31 10 0", "capture-launch 50 31", "instantiate 32 50 0", "launch-graph 32 0", "sync")
+    assert host.charged() == host.on_card() > before
+
+
+def test_graphs_on_both_devices(host: Host) -> None:
+    puppet = host.puppet().start(0)
+    puppet.get("ctx", 1)
+    before = [host.on_card(0), host.on_card(1)]
+    say(puppet, "graph 10", f"graph-alloc 20 10 {SIZE} 0", f"graph-alloc 22 10 {2 * SIZE} 1", "instantiate 30 10 0")
+    assert [host.on_card(0), host.on_card(1)] == [before[0] + SIZE, before[1] + 2 * SIZE]
+    assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)]
+
+
+def test_memory_of_graphs_goes_with_the_context(host: Host) -> None:
+    puppet = host.puppet().start()
+    say(puppet, *MADE["node"], "instantiate 30 10 0", "launch-graph 30 0", "sync", "ctx-destroy 1")
+    assert host.charged() == host.on_card() == 0
+
+
+def test_without_the_library_a_graph_takes_what_it_wants(host: Host) -> None:
+    """The negative control."""
+    puppet = host.puppet(preload=False).start()
+    say(puppet, "graph 10", f"graph-alloc 20 10 {LIMIT} 0", "instantiate 30 10 0", "launch-graph 30 0", "sync")
+    assert host.on_card() > LIMIT
+
+
+@pytest.mark.parametrize("word", ["graph-alloc 20 10 0 0", f"graph-alloc 20 10 {SIZE} 99", "instantiate 30 20 0"])
+def test_the_drivers_own_errors(host: Host, word: str) -> None:
+    answers = []
+    for preload in (False, True):
+        puppet = host.puppet(preload=preload).start()
+        say(puppet, "graph 10")
+        answers.append(puppet.result(word))
+        puppet.end()
+    assert answers[0] == answers[1] != OK
