@@ -16,13 +16,14 @@ APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
 APT_TEST  := shellcheck clang git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test molecule native venv collection docs lock clean apt-base apt-hosts apt-test
+.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test gpu-check molecule native venv collection docs lock clean apt-base apt-hosts apt-test
 
 help:
 	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
 	@echo "make demo-down  remove everything that the demo made"
 	@echo "make test       every gate: lint, sanity, unit, native, molecule (CONTRIBUTING.md names each)"
 	@echo "make native     build the C parts into native/build"
+	@echo "make gpu-check  measure libvgpu.so on this host's GPU; needs a C compiler and python3 alone"
 	@echo "make lock       resolve requirements/*.in again"
 
 apt-base:
@@ -63,6 +64,10 @@ lint sanity unit integration molecule: apt-test venv collection
 
 native-test: apt-test venv
 	@$(BIN)/python tools/gates.py native
+
+# Installs nothing and needs no root: it must run on any host that has a GPU.
+gpu-check:
+	@python3 tests/gpu/check.py $(GPU_CHECK)
 
 docs:
 	@$(PYTHON) tools/docs.py

@@ -59,7 +59,7 @@ GATES = [
         },
     ),
     Gate("unit", {}, ["tests/unit"]),
-    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"]),
+    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda", "tests/gpu"]),
     Gate("integration", {}, ["tests/integration"]),
     Gate("molecule", {"molecule default": ["tools/molecule.sh"]}, lane=1),
 ]

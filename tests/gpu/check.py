@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure libvgpu.so on this host's GPU: ``make gpu-check``, or ``python3 tests/gpu/check.py --help``.
+
+Each stage is a process of its own with a time limit; one that fails or hangs says so and the others go on. The exit
+status is 0 when every gate held, 1 when one did not, 2 when there was nothing to measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from gpucheck import compute, host, memory, processes, report, shown
+
+# Name → (function, most seconds it may take). The order is that of the whole run: what others rest on comes first.
+STAGES = {
+    "environment": (processes.environment, 120),
+    "granularity": (memory.granularity, 60),
+    "load": (processes.load, 240),
+    "exact": (memory.exact, 120),
+    "rounding": (memory.rounding, 60),
+    "contexts": (memory.contexts, 60),
+    "data": (memory.data, 60),
+    "shown": (shown.shown, 60),
+    "nvidia-smi": (shown.nvidia_smi, 60),
+    "race": (processes.race, 120),
+    "kill": (processes.kill, 90),
+    "cost": (compute.cost, 120),
+    "pytorch": (shown.pytorch, 240),
+    "alone": (compute.alone, 300),
+    "together": (compute.together, 90),
+    "graphs": (compute.graphs, 90),
+    "device": (compute.device, 60),
+}
+LEAST = 10  # seconds that must be left for a stage to begin
+
+
+def work(name: str, options: argparse.Namespace, path: Path) -> int:
+    """The process of one stage."""
+    found = report.Report(path, name)
+    try:
+        here = host.Host(options.folder, options.library, options.gpu, options.quick)
+        STAGES[name][0](here, found)
+        found.end()
+    except report.Skip as missing:
+        found.note("left out: " + str(missing))
+        # What was measured before the thing was missed counts.
+        found.end(skipped="" if found.data["gates"] else str(missing))
+    except Exception as error:
+        traceback.print_exc()
+        found.end(failure=f"{type(error).__name__}: {error}"[-600:])
+    return 0
+
+
+def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Run one stage as a process group with a time limit; what it had measured is kept when it is stopped."""
+    path = options.folder / f"stage-{name}.json"
+    path.unlink(missing_ok=True)
+    command = [
+        sys.executable,
+        __file__,
+        "--worker",
+        name,
+        "--folder",
+        str(options.folder),
+        "--library",
+        str(options.library),
+    ]
+    command += ["--gpu", str(options.gpu)] + (["--quick"] if options.quick else [])
+    log = (options.folder / f"stage-{name}.log").open("wb")
+    process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    reason = ""
+    try:
+        process.wait(seconds)
+        if process.returncode:
+            reason = f"failed: its process ended with {process.returncode}"
+    except subprocess.TimeoutExpired:
+        reason = f"failed: it took more than {seconds:.0f} s"
+    finally:
+        # A stage's programs are in its group; nothing else is.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        found = report.Report(None, name).data
+    if reason or found["reason"] == "the stage has not ended":
+        found["status"], found["reason"] = "failed", reason or "failed: it said nothing"
+    return found
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n\n")[0], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--list", action="store_true", help="name the stages and their time limits")
+    parser.add_argument(
+        "--stage", action="append", choices=list(STAGES), metavar="NAME", help="run this one alone (may be repeated)"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=540,
+        metavar="SECONDS",
+        help="stages that do not fit any more are left out by name",
+    )
+    parser.add_argument("--out", type=Path, help="folder of the result; default: $OUT, else .build/gpu-check")
+    parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="which GPU, in NVML's order")
+    parser.add_argument("--library", type=Path, help="measure this libvgpu.so instead of building one")
+    parser.add_argument("--quick", action="store_true", help="short measurements: only shows that the stages work")
+    parser.add_argument("--folder", type=Path, default=host.ROOT / ".build/gpu-check/work", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=list(STAGES), help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    options.folder = options.folder.resolve()
+    if options.library:
+        options.library = options.library.resolve()
+    return options
+
+
+def prepare(options: argparse.Namespace) -> str:
+    """Find the driver and build; why nothing can be measured, or nothing."""
+    if not host.compiler() or not (options.library or shutil.which("make")):
+        return "there is no C compiler, or no make"
+    folder = host.driver_folder()
+    if folder is None:
+        return "there is no libcuda.so.1 on this host"
+    if folder:
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH")]))
+    os.environ.pop("LD_PRELOAD", None)
+    try:
+        options.library = host.build(options.folder, options.library)
+    except subprocess.CalledProcessError as error:
+        return f"the build failed: {error.cmd[0]}: {error.stdout[-1500:]}"
+    return ""
+
+
+def main(words: list[str] | None = None) -> int:
+    options = arguments(words)
+    if options.list:
+        for name, (function, seconds) in STAGES.items():
+            print(f"{name:<14} at most {seconds:>3} s  {(function.__doc__ or '').splitlines()[0]}")
+        return 0
+    if options.worker:
+        return work(options.worker, options, options.folder / f"stage-{options.worker}.json")
+    began = time.monotonic()
+    out = options.out or Path(os.environ.get("OUT") or host.ROOT / ".build/gpu-check")
+    out.mkdir(parents=True, exist_ok=True)
+    missing = prepare(options)
+    if missing:
+        print(f"gpu-check: {missing}; nothing is measured")
+        return 2
+    stages = []
+    for name in options.stage or STAGES:
+        left = options.budget - (time.monotonic() - began)
+        if left < LEAST:
+            found = report.Report(None, name)
+            stages.append(
+                found.end(skipped=f"no time left of {options.budget:.0f} s; run it alone with --stage {name}")
+            )
+        else:
+            stages.append(stage(name, options, min(STAGES[name][1], left)))
+        print(report.table(stages[-1:]), flush=True)
+        first = stages[0]["figures"]
+        result = {
+            "version": 1,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "driver": first.get("driver", "unknown"),
+            "quick": options.quick,
+            "seconds": round(time.monotonic() - began, 1),
+            "stages": stages,
+        }
+        (out / "result.json").write_text(json.dumps(result, indent=1, default=str))
+        (out / "result.txt").write_text(report.table(stages) + "\n")
+    states = [one["status"] for one in stages]
+    gates = [gate["held"] for one in stages for gate in one["gates"]]
+    print(
+        f"driver {result['driver']}: {sum(gates)} gates held, {len(gates) - sum(gates)} not; stages: "
+        + ", ".join(
+            f"{states.count(state)} {state}" for state in ("passed", "measured", "skipped", "failed") if state in states
+        )
+    )
+    print(f"result: {out / 'result.json'}")
+    return report.verdict(stages)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages about memory: what the driver itself does with sizes, and whether a slice gets its limit and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .host import MIB, OK, OUT_OF_MEMORY, Hand, Host
+from .report import Report, Skip
+
+SIZES = [
+    1,
+    512,
+    64 << 10,
+    512 << 10,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    3 * MIB // 2,
+    2 * MIB,
+    2 * MIB + 1,
+    3 * MIB,
+    5 * MIB,
+    33 * MIB + 1,
+]
+# Route → its unit: what can be asked for, and the most that may stay free when one more is refused.
+ROUTES = {
+    "alloc": (1, 1),
+    "managed": (1, 1),
+    "pitch": (4096, 2 * MIB),
+    "vmm": (2 * MIB, 2 * MIB),
+    "async": (512, 34 * MIB),
+    "pool": (512, 34 * MIB),
+    "array": (16384, 2 * MIB),
+    "mipmap": (16384, 2 * MIB),
+}
+# What the card may hold beyond the limit for rounding up some twenty pieces to the driver's unit.
+ROUNDING = 64 * MIB
+
+
+def granularity(host: Host, report: Report) -> None:
+    """Without the library: how the driver rounds, and what contexts, modules and settings take."""
+    before = host.card.memory()["used"]
+    with Hand(host) as hand:
+        hand.start()
+        first, how = host.held([hand.pid], before)
+        report.figure("seen_by", how)
+        report.figure("first_context_bytes", first)
+        report.figure("vmm_unit", hand.say("unit")[-1])
+        rows: dict[str, Any] = {}
+        for size in SIZES:
+            steps = []
+            last = host.held([hand.pid], before)[0]
+            for _ in range(4 if size > MIB // 2 else 8):
+                hand.must(f"get alloc {size}")
+                now = host.held([hand.pid], before)[0]
+                steps.append(now - last)
+                last = now
+            hand.must("drop-all")
+            rows[str(size)] = {"steps": steps, "left": host.held([hand.pid], before)[0] - first}
+        report.figure("physical_steps_by_size", rows)
+        for what, line in {
+            "second_context": "ctx",
+            "kernels_loaded_and_run": "load",
+            "module_of_64_MiB": f"module {64 * MIB}",
+            "heap_of_512_MiB": f"limit 2 {512 * MIB}",
+            "printf_of_64_MiB": f"limit 1 {64 * MIB}",
+        }.items():
+            last = host.held([hand.pid], before)[0]
+            status = hand.say(line)[0]
+            report.figure(
+                what + "_bytes", host.held([hand.pid], before)[0] - last if status == OK else f"status {status}"
+            )
+        free_card = host.card.memory()["free"]
+        report.figure("mem_get_info_below_nvml_free", free_card - hand.say("info")[1])
+    report.figure("left_after_exit", host.card.memory()["used"] - before)
+
+
+def _route(host: Host, report: Report, route: str, limit: int) -> None:
+    unit, slack = ROUTES[route]
+    before = host.card.memory()["used"]
+    slice_ = host.slice(limit)
+    with Hand(host, slice_.env()) as hand:
+        hand.start()
+        empty = slice_.total()
+        status, granted, pieces = hand.say(f"take {route} {limit} {unit}")
+        charged = slice_.total()
+        held, how = host.held([hand.pid], before)
+        if status not in (OUT_OF_MEMORY,) and granted == 0:
+            report.note(f"{route}: this driver answers {status}: not measured")
+            return
+        report.gate(f"{route}: refused at the limit", status == OUT_OF_MEMORY, OUT_OF_MEMORY, status)
+        report.gate(
+            f"{route}: charged up to the limit",
+            limit - slack < charged <= limit,
+            f"{limit - slack + 1}..{limit}",
+            charged,
+        )
+        if route == "alloc":
+            report.gate("alloc: granted is all that was free", granted == limit - empty, limit - empty, granted)
+        report.gate(f"{route}: on the card ({how})", held <= limit + ROUNDING, f"<= {limit + ROUNDING}", held)
+        report.figure(route, {"granted": granted, "pieces": pieces, "charged": charged, "held": held, "how": how})
+        dropped = hand.say("drop-all")[0]
+        report.gate(f"{route}: all given back", dropped == OK and slice_.total() == empty, empty, slice_.total())
+
+
+def exact(host: Host, report: Report) -> None:
+    """Every route alone takes a whole slice."""
+    limit = host.limit()
+    free = host.card.memory()["free"]
+    if free < 2 * limit:
+        raise Skip(f"{free} bytes are free on the card, fewer than twice the {limit} of a test slice")
+    report.figure("limit", limit)
+    for route in ROUTES:
+        try:
+            _route(host, report, route, limit)
+        except RuntimeError as error:
+            report.gate(f"{route}: measured", False, "an answer", str(error))
+
+
+def _many(host: Host, report: Report, name: str, size: int, count: int, keep: int) -> None:
+    """``count`` pieces of ``size``, of which every ``keep``-th is kept: what is charged, and what the card holds."""
+    before = host.card.memory()["used"]
+    slice_ = host.slice(host.limit())
+    with Hand(host, slice_.env()) as hand:
+        hand.start()
+        empty, bare = slice_.total(), host.held([hand.pid], before)[0]
+        pieces = [hand.must(f"get alloc {size}")[1] for _ in range(count)]
+        for at, piece in enumerate(pieces):
+            if at % keep:
+                hand.must(f"drop {piece}")
+        charged, held = slice_.total() - empty, host.held([hand.pid], before)[0] - bare
+    report.figure(name, {"charged": charged, "held": held, "ratio": round(held / charged, 3) if charged else None})
+    if keep == 1:
+        report.gate(
+            f"{name}: the card holds what is charged", held <= charged * 1.1 + 8 * MIB, f"<= {charged * 1.1:.0f}", held
+        )
+    else:
+        report.goal(
+            f"{name}: the card holds what is charged", held <= charged * 1.1 + 8 * MIB, f"<= {charged * 1.1:.0f}", held
+        )
+
+
+def rounding(host: Host, report: Report) -> None:
+    """Sizes just above the driver's unit: a slice must not get twice its memory that way."""
+    count = 32 if host.quick else 256
+    _many(host, report, "pieces of 2 MiB + 1", 2 * MIB + 1, count, 1)
+    _many(host, report, "pieces of 1 MiB + 1", MIB + 1, count, 1)
+    _many(host, report, "one in 16 of 128 KiB kept", 128 << 10, count * 8, 16)
+
+
+def contexts(host: Host, report: Report) -> None:
+    """What contexts and modules are charged, against the bytes that NVML shows for the process."""
+    before = host.card.memory()["used"]
+    slice_ = host.slice(host.limit())
+    rows: dict[str, Any] = {}
+    with Hand(host, slice_.env(LIBCUDA_LOG_LEVEL="2")) as hand:
+        hand.must("init")
+        last_charged, last_held = slice_.total(), 0
+        for what, line in {
+            "first context": "ctx",
+            "second context": "ctx",
+            "primary context": "retain",
+            "module of 64 MiB": f"module {64 * MIB}",
+            "kernels loaded and run": "load",
+            "the same again": "load",
+            "heap of 256 MiB": f"limit 2 {256 * MIB}",
+        }.items():
+            status = hand.say(line)[0]
+            charged = slice_.total()
+            held, how = host.held([hand.pid], before)
+            rows[what] = {"status": status, "charged": charged - last_charged, "held": held - last_held, "how": how}
+            last_charged, last_held = charged, held
+        report.figure("steps", rows)
+        report.figure("library_says", hand.errors()[-2000:])
+        first = rows["first context"]
+        report.gate("a first context is made", first["status"] == OK, OK, first["status"])
+        near = abs(first["charged"] - first["held"]) <= 8 * MIB
+        report.gate(f"a first context is charged what it takes ({first['how']})", near, first["held"], first["charged"])
+        second = rows["second context"]
+        near = abs(second["charged"] - second["held"]) <= 8 * MIB
+        report.gate(
+            f"a second context is charged what it takes ({second['how']})", near, second["held"], second["charged"]
+        )
+        module = rows["module of 64 MiB"]
+        if how == "process" and module["status"] == OK:
+            report.gate(
+                "a module is charged its globals", module["charged"] >= 64 * MIB, f">= {64 * MIB}", module["charged"]
+            )
+        report.goal(
+            "nothing on the card is uncharged", abs(last_held - last_charged) <= 8 * MIB, last_held, last_charged
+        )
+    left = host.card.memory()["used"] - before
+    report.figure("left_after_exit", left)
+
+
+def data(host: Host, report: Report) -> None:
+    """What is written by a kernel and by the copy engine is what is read, by several routes of allocation."""
+    slice_ = host.slice(host.limit())
+    with Hand(host, slice_.env()) as hand:
+        hand.start()
+        for route, size in {"alloc": 256 * MIB, "vmm": 64 * MIB, "async": 32 * MIB, "managed": 32 * MIB}.items():
+            status, number, _size = hand.say(f"get {route} {size}")
+            if status != OK:
+                report.note(f"{route}: not measured, status {status}")
+                continue
+            filled = hand.say(f"bytes {number} 165")
+            report.gate(f"{route}: bytes set are read back", filled == [OK, 0], [OK, 0], filled)
+            if host.simulated:
+                continue
+            touched = hand.say(f"data {number} 7")
+            report.gate(f"{route}: a kernel's words are read back", touched == [OK, 0], [OK, 0], touched)
+    if host.simulated:
+        report.note("a kernel's words: left out, the simulated driver computes nothing")

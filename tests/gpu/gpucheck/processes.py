@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages about processes: where the library comes in, races, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from . import symbols
+from .host import OK, Hand, Host
+from .report import Report, Skip
+from .stamps import middle
+
+
+def environment(host: Host, report: Report) -> None:
+    """Who is measured; and, for later comparison, every name that the driver exports and cuGetProcAddress answers."""
+    report.figure("driver", "simulated" if host.simulated else host.card.driver())
+    report.figure("driver_version", host.card.driver())
+    report.figure("gpu", host.card.name())
+    report.figure("gpus", host.card.count())
+    report.figure("memory", host.card.memory2())
+    report.figure("neighbours", len(host.card.processes()))
+    report.figure("kernel", os.uname().release)
+    report.figure("cores", os.cpu_count())
+    report.figure("python", sys.version.split()[0])
+    report.figure("libcuda", str(host.libcuda))
+    maps = symbols.loaded_path("libnvidia-ml.so.1")
+    report.figure("libnvidia_ml", str(maps))
+    exported = {}
+    for key, path in {"libcuda": host.libcuda, "libnvidia-ml": maps}.items():
+        try:
+            exported[key] = list(symbols.exports(path)) if path else []
+        except (OSError, ValueError) as error:
+            report.note(f"{key}: its names cannot be read: {error}")
+    report.figure("exports", exported)
+    names = symbols.base_names([name for name in exported.get("libcuda", []) if name.startswith("cu")])
+    bare = host.inside("symbols", host.base_env, feed=json.dumps(names), seconds=120)
+    report.figure("cuGetProcAddress", bare)
+    slice_ = host.slice(host.limit())
+    ours = host.inside("symbols", slice_.env(), feed=json.dumps(names), seconds=120)
+    refused, wrong, replaced = compare(bare, ours)
+    report.figure("cuGetProcAddress_replaced", replaced)
+    report.figure("cuGetProcAddress_refused", refused)
+    report.gate("cuGetProcAddress: the driver's function or ours", not wrong, "no other answer", wrong[:5])
+    report.gate(
+        "cuGetProcAddress: allocating functions are ours",
+        "cuMemAlloc" in replaced,
+        "cuMemAlloc replaced",
+        len(replaced),
+    )
+
+
+def at(steps: list, version: int) -> str:
+    """The answer that holds for a version in a list of [from version, answer]."""
+    found = "!never"
+    for since, answer in steps:
+        if since <= version:
+            found = answer
+    return found
+
+
+def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """What a library in between changes: (refused, wrong, replaced names). Wrong is an answer that is neither the
+    driver's own nor the library's, or a function where the driver has none."""
+    refused, wrong, replaced = [], [], set()
+    for name, flags in bare.items():
+        for flag, steps in flags.items():
+            for version in symbols.VERSIONS:
+                driver, found = at(steps, version), at(ours.get(name, {}).get(flag, []), version)
+                place = f"{name} @{version} {flag}"
+                if found == driver:
+                    continue
+                if found == "elsewhere" and not driver.startswith("!"):
+                    replaced.add(name)
+                elif found.startswith("!500") and not driver.startswith("!"):
+                    refused.append(place)
+                else:
+                    wrong.append(f"{place}: {driver} became {found}")
+    return refused, wrong, sorted(replaced)
+
+
+def load(host: Host, report: Report) -> None:
+    """The library in a program without CUDA, and in front of the driver by every route (vgpu-probe)."""
+    slice_ = host.slice(host.limit())
+    runs = 20 if host.quick else 200
+    times: dict[str, list[float]] = {"bare": [], "preloaded": []}
+    for _ in range(runs):
+        for name, env in {"bare": host.base_env, "preloaded": slice_.env()}.items():
+            began = time.perf_counter()
+            subprocess.run(["true"], env=env, check=True)
+            times[name].append((time.perf_counter() - began) * 1e3)
+    more = middle([after - before for before, after in zip(times["bare"], times["preloaded"])])
+    report.figure("true_ms", {name: round(middle(values), 3) for name, values in times.items()})
+    report.goal("true costs less than 0.3 ms more", more < 0.3, "< 0.3 ms", f"{more:.3f} ms")
+    silent = subprocess.run(["true"], env=slice_.env(), stderr=subprocess.PIPE, check=False)
+    report.gate(
+        "a program without CUDA hears nothing", silent.stderr == b"", "", silent.stderr.decode(errors="replace")
+    )
+    if not host.probe.exists():
+        raise Skip(f"no {host.probe.name} beside the library")
+    text = host.run(host.probe, "--json", env=slice_.env(), seconds=200, check=False)
+    for row in json.loads(text)["checks"]:
+        report.gate(
+            "probe: " + row["name"], row["verdict"] == "held", row["expected"], f"{row['found']} {row['detail']}"
+        )
+
+
+def race(host: Host, report: Report) -> None:
+    """Processes that ask at one barrier for what only one can have."""
+    rounds = 50 if host.quick else 400
+    for processes in (2, 4):
+        slice_ = host.slice(host.limit())
+        found = host.program("race", processes, rounds, env=slice_.env(), seconds=120)
+        report.figure(f"{processes} processes", found)
+        report.gate(f"{processes} processes: none over the limit", found["over"] == 0, 0, found["over"])
+        sound = found["died"] == found["broken"] == found["other"] == 0 and found["none"] < rounds
+        report.gate(f"{processes} processes: all came through", sound, "no error", found)
+
+
+def kill(host: Host, report: Report) -> None:
+    """SIGKILL: when the slice and the card have the bytes again."""
+    rounds = 2 if host.quick else 5
+    quota, physical, usable = [], [], []
+    for _ in range(rounds):
+        slice_ = host.slice(host.limit())
+        before = host.card.memory()["used"]
+        with Hand(host, slice_.env()) as survivor, Hand(host, slice_.env()) as victim:
+            survivor.start()
+            alone = host.held([survivor.pid], before)[0]
+            own = slice_.total()
+            victim.start()
+            piece = (host.limit() - slice_.total()) // 4 * 3
+            victim.must(f"get alloc {piece}")
+            victim.must("bytes 0 1")
+            full = survivor.say(f"get alloc {piece}")[0]
+            report.gate("the survivor is refused before", full != OK, "not 0", full)
+            began = time.monotonic()
+            os.kill(victim.pid, signal.SIGKILL)
+            marks: dict[str, float] = {}
+            while time.monotonic() - began < 10 and len(marks) < 3:
+                now = time.monotonic() - began
+                if "quota" not in marks and slice_.total() <= own:
+                    marks["quota"] = now
+                if "usable" not in marks and survivor.say(f"get alloc {piece}")[0] == OK:
+                    marks["usable"] = time.monotonic() - began
+                    survivor.must("drop 0")
+                shown = host.card.processes()
+                gone = victim.pid not in shown if shown else host.card.memory()["used"] - before <= alone + (64 << 20)
+                if "physical" not in marks and gone:
+                    marks["physical"] = time.monotonic() - began
+                time.sleep(0.001)
+            victim.process.wait(10)
+            for name, values in {"quota": quota, "physical": physical, "usable": usable}.items():
+                values.append(marks.get(name, 10.0))
+    for name, values in {"quota": quota, "physical": physical, "usable": usable}.items():
+        report.figure(name + "_seconds", [round(value, 4) for value in values])
+    report.gate("the slice has its bytes within a second", max(quota) < 1, "< 1 s", f"{max(quota):.3f} s")
+    report.gate("the survivor can take them within a second", max(usable) < 1, "< 1 s", f"{max(usable):.3f} s")
+    report.goal("the card has them within a second", max(physical) < 1, "< 1 s", f"{max(physical):.3f} s")

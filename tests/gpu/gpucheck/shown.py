@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stages about what a slice is shown: NVML, NVIDIA's nvidia-smi, and PyTorch on top of all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .host import GIB, MIB, OK, PROGRAMS, Hand, Host
+from .report import Report, Skip
+
+SMI_FOLDERS = ["/usr/local/nvidia/bin", "/usr/bin", "/usr/lib/wsl/lib"]
+
+
+def shown(host: Host, report: Report) -> None:
+    """CUDA and NVML inside: total is the limit, used what is charged, the process under its own pid."""
+    limit = host.limit()
+    slice_ = host.slice(limit)
+    with Hand(host, slice_.env()) as hand:
+        hand.start()
+        hand.must(f"get alloc {limit // 3}")
+        charged = slice_.total()
+        inside = host.inside("nvml", slice_.env(), "0")
+        report.figure("inside", inside)
+        report.figure("outside", {"processes": host.card.processes(), "memory": host.card.memory()})
+        info = hand.say("info")
+        report.gate("cuMemGetInfo: total", info[2] == limit, limit, info[2])
+        report.gate("cuMemGetInfo: free", info[1] == limit - charged, limit - charged, info[1])
+        total = hand.say("total")
+        report.gate("cuDeviceTotalMem", total == [OK, limit], limit, total)
+        for form in ("memory", "memory2"):
+            found = inside[form]
+            if isinstance(found, str):
+                report.note(f"{form}: {found}")
+                continue
+            want = {"total": limit, "used": charged, "free": limit - charged}
+            got = {key: found[key] for key in want}
+            report.gate(f"NVML {form}", got == want, want, got)
+        pids = list(inside["processes"]) if isinstance(inside["processes"], dict) else []
+        outside = host.card.processes()
+        how = "own pid" if hand.pid in outside else "other pids" if outside else "no process"
+        report.figure("nvml_process_view", how)
+        report.goal("NVML inside shows this slice's process alone", pids == [str(hand.pid)], [hand.pid], pids)
+
+
+def find_smi() -> Path | None:
+    wanted = os.environ.get("VGPU_NVIDIA_SMI")
+    for path in [wanted, shutil.which("nvidia-smi"), *(folder + "/nvidia-smi" for folder in SMI_FOLDERS)]:
+        if path and Path(path).exists():
+            return Path(path)
+    return None
+
+
+def nvidia_smi(host: Host, report: Report) -> None:
+    """NVIDIA's own program, in the slice."""
+    program = find_smi()
+    if not program:
+        raise Skip("no nvidia-smi")
+    limit = host.limit()
+    slice_ = host.slice(limit)
+    with Hand(host, slice_.env()) as hand:
+        hand.start()
+        hand.must(f"get alloc {limit // 2}")
+        charged = slice_.total()
+        query = "--query-gpu=uuid,memory.total,memory.used,memory.free"
+        text = host.run(program, query, "--format=csv,noheader,nounits", "-i", host.uuid, env=slice_.env(), seconds=60)
+        report.figure("query", text.strip())
+        fields = [word.strip() for word in text.strip().splitlines()[-1].split(",")]
+        numbers = [int(word) for word in fields[1:]]
+        report.gate("total", numbers[0] == limit // MIB, limit // MIB, numbers[0])
+        near = abs(numbers[1] - charged / MIB) <= 1
+        report.gate("used", near, round(charged / MIB, 1), numbers[1])
+        report.gate("free does not wrap", 0 <= numbers[2] <= limit // MIB, f"0..{limit // MIB}", numbers[2])
+        box = host.run(program, env=slice_.env(), seconds=60)
+        report.figure("box", box)
+        found = re.search(r"(\d+)MiB\s*/\s*(\d+)MiB", box)
+        report.gate(
+            "the box shows the limit",
+            bool(found) and int(found.group(2)) == limit // MIB,
+            limit // MIB,
+            found and found.group(0),
+        )
+        report.goal(
+            "the box of processes shows this one",
+            str(hand.pid) in box,
+            hand.pid,
+            "there" if str(hand.pid) in box else "not there",
+        )
+    with_nothing = host.run(program, "-L", env=dict(slice_.env(), CUDA_DISABLE_CONTROL="true"), seconds=60)
+    report.figure("list", with_nothing.strip())
+
+
+def torch_python() -> str | None:
+    """A Python that has PyTorch built for CUDA."""
+    for python in [
+        sys.executable,
+        shutil.which("python3"),
+        "/opt/torch/.venv/bin/python3",
+        os.environ.get("VGPU_TORCH_PYTHON"),
+    ]:
+        if not python or not Path(python).exists():
+            continue
+        ask = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)"
+        if subprocess.run([python, "-c", ask], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+            return python
+    return None
+
+
+def pytorch(host: Host, report: Report) -> None:
+    """OutOfMemoryError at the limit, by each of PyTorch's allocators, and right results below it."""
+    python = torch_python()
+    if not python:
+        raise Skip("no Python with torch")
+    if host.simulated:
+        raise Skip("torch needs a real driver")
+    free = host.card.memory()["free"]
+    limit = min(12 * GIB, free // 2 // MIB * MIB)
+    allocators = {
+        "native": "",
+        "expandable": "expandable_segments:True",
+        "async": "backend:cudaMallocAsync",
+    }
+    for name, setting in allocators.items():
+        slice_ = host.slice(limit)
+        before = host.card.memory()["used"]
+        env = slice_.env()
+        if setting:
+            env.update(PYTORCH_CUDA_ALLOC_CONF=setting, PYTORCH_ALLOC_CONF=setting)
+        try:
+            text = host.run(python, PROGRAMS / "torch_limit.py", env=env, seconds=120)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            report.gate(f"{name}: runs", False, "exit 0", str(error)[-400:])
+            continue
+        found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+        report.figure(name, found)
+        if found.get("skipped"):
+            raise Skip(found["skipped"])
+        report.gate(f"{name}: mem_get_info shows the limit", found["total"] == limit, limit, found["total"])
+        report.gate(
+            f"{name}: OutOfMemoryError", found["error"] == "OutOfMemoryError", "OutOfMemoryError", found["error"]
+        )
+        report.gate(
+            f"{name}: got most of the slice",
+            found["allocated"] > 0.6 * limit,
+            f"> {0.6 * limit:.0f}",
+            found["allocated"],
+        )
+        report.gate(f"{name}: not more than the slice", found["allocated"] <= limit, f"<= {limit}", found["allocated"])
+        report.gate(f"{name}: goes on afterwards", found["again"], True, found["again"])
+        report.gate(f"{name}: a product is right", found["product"], True, found["product"])
+        report.gate(f"{name}: a graph replays right", found["graph"] in (True, "not tried"), True, found["graph"])
+        held = found["nvml_own"] or host.card.memory()["used"] - before
+        report.figure(name + "_on_card", held)
+        if found["nvml_own"]:
+            report.gate(f"{name}: on the card", held <= limit + 64 * MIB, f"<= {limit + 64 * MIB}", held)

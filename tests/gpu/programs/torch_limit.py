@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run inside a slice: PyTorch up to the limit and beyond. Prints one line of JSON."""
+
+import json
+import os
+import sys
+
+import torch
+
+
+def own_bytes():
+    """What NVML shows for this process on the card; 0: it does not show it."""
+    try:
+        from gpucheck import nvml
+
+        return nvml.Card(0).processes().get(os.getpid(), 0)
+    except Exception as error:
+        print(error, file=sys.stderr)
+        return 0
+
+
+def graph_is_right():
+    source = torch.ones(1 << 20, device="cuda")
+    target = torch.zeros(1 << 20, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            target.copy_(source * 2 + 1)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        target.copy_(source * 2 + 1)
+    source.fill_(3.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    return bool((target == 7).all().item())
+
+
+def main():
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        print(json.dumps({"skipped": "this torch has no CUDA here"}))
+        return
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": "none"}
+    torch.zeros(1, device="cuda")
+    found["free"], found["total"] = torch.cuda.mem_get_info()
+    held = []
+    try:
+        while True:
+            held.append(torch.full((64 << 18,), 1.0, device="cuda"))
+    except RuntimeError as error:
+        found["error"] = type(error).__name__
+        found["message"] = str(error)[:300]
+    found["allocated"] = torch.cuda.memory_allocated() or sum(one.numel() * 4 for one in held)
+    found["nvml_own"] = own_bytes()
+    found["sums_right"] = all(one[:1024].sum().item() == 1024 for one in held[:4])
+    held.clear()
+    torch.cuda.empty_cache()
+    left = torch.randn(2048, 2048, device="cuda", dtype=torch.float64)
+    right = torch.randn(2048, 2048, device="cuda", dtype=torch.float64)
+    there = (left @ right).cpu()
+    found["product"] = bool(torch.allclose(there, left.cpu() @ right.cpu()))
+    try:
+        found["graph"] = graph_is_right()
+    except RuntimeError as error:
+        found["graph"] = str(error)[:300]
+    again = torch.full((64 << 18,), 2.0, device="cuda")
+    found["again"] = bool(again[-1].item() == 2.0)
+    print(json.dumps(found))
+
+
+main()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpu-check on the simulated driver: every stage works, and says so when the library does not."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SIMULATOR, Check
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import check as program
+
+MEMORY = [
+    "environment",
+    "granularity",
+    "load",
+    "exact",
+    "rounding",
+    "contexts",
+    "data",
+    "shown",
+    "race",
+    "kill",
+    "cost",
+]
+
+
+def test_the_memory_stages(check: Check) -> None:
+    assert check.stages(*MEMORY) == 0, check.text
+    measured = {name: "measured" if name == "granularity" else "passed" for name in MEMORY}
+    assert check.status() == measured, check.text
+    assert check.result["driver"] == "simulated" and "driver simulated" in check.text
+    figures = check.stage("environment")["figures"]
+    assert len(figures["exports"]["libcuda"]) > 600 and len(figures["exports"]["libnvidia-ml"]) > 300
+    assert figures["cuGetProcAddress"]["cuMemAlloc"]["default"][-1] == [3020, "cuMemAlloc_v2"]
+    assert check.stage("granularity")["figures"]["seen_by"] == "process"
+
+
+def test_without_a_library_the_gates_do_not_hold(check: Check, no_library: Path) -> None:
+    stages = ["environment", "exact", "contexts", "shown", "kill", "cost"]
+    assert check.stages(*stages, library=no_library) == 1
+    assert check.status() == dict.fromkeys(stages, "failed"), check.text
+
+
+def test_a_driver_that_shows_no_processes(tmp_path: Path) -> None:
+    """As in some containers: what a process holds is then the difference of the card's use, and the report says so."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    for name in ("libcuda.so.1", "gpusimctl"):
+        (folder / name).write_bytes((SIMULATOR / name).read_bytes())
+        (folder / name).chmod(0o755)
+    known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
+    (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
+    check = Check(tmp_path, driver=folder)
+    assert check.stages("granularity", "exact", "contexts", "shown", "kill") == 0, check.text
+    assert check.stage("granularity")["figures"]["seen_by"] == "card"
+    assert check.stage("shown")["figures"]["nvml_process_view"] == "no process"
+
+
+def test_the_stages_are_named(check: Check) -> None:
+    assert check.run("--list") == 0
+    assert [line.split()[0] for line in check.text.splitlines()] == list(program.STAGES)
+
+
+def test_a_stage_that_does_not_end_is_stopped(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LD_LIBRARY_PATH", "GPUSIM_STATE", "GPUSIM_PROFILE"):
+        monkeypatch.setenv(name, check.env[name])
+    for name in ("hand", "spin"):  # programs that never answer
+        (check.folder / name).write_text("#!/bin/sh\nexec sleep 100\n")
+        (check.folder / name).chmod(0o755)
+    words = ["--folder", str(check.folder), "--library", str(ROOT / "native/build/libvgpu.so")]
+    found = program.stage("granularity", program.arguments(words), 2)
+    assert found["status"] == "failed" and "took more than" in found["reason"]
+
+
+def test_what_there_is_no_time_for_is_left_out_by_name(check: Check) -> None:
+    assert check.run("--budget", "0") == 2
+    assert set(check.status().values()) == {"skipped"}
+    assert "run it alone with --stage exact" in check.text
+
+
+def test_a_host_without_a_driver(check: Check) -> None:
+    check.env["LD_LIBRARY_PATH"] = ""
+    if any(Path(folder, "libcuda.so.1").exists() for folder in program.host.DRIVER_FOLDERS):
+        pytest.skip("this host has a driver")
+    assert check.run() == 2
+    assert "there is no libcuda.so.1 on this host; nothing is measured" in check.text
+
+
+def test_nothing_of_the_environment_rules_the_measurement(check: Check) -> None:
+    check.env.update(CUDA_DEVICE_MEMORY_LIMIT="1m", CUDA_VISIBLE_DEVICES="", LIBCUDA_LOG_LEVEL="5")
+    assert check.stages("shown") == 0, check.text
+
+
+def test_the_result_lands_in_out(check: Check) -> None:
+    check.env["OUT"] = str(check.folder / "elsewhere")
+    command = [
+        sys.executable,
+        str(ROOT / "tests/gpu/check.py"),
+        "--quick",
+        "--stage",
+        "data",
+        "--folder",
+        str(check.folder),
+    ]
+    assert os.spawnvpe(os.P_WAIT, command[0], command, check.env) == 0
+    assert (check.folder / "elsewhere/result.json").exists() and (check.folder / "elsewhere/result.txt").exists()
