@@ -523,6 +523,27 @@ def read_ledger(path: str) -> dict[str, Any]:
     return ledger
 
 
+def any_slot_is_alive(fd: int) -> bool:
+    """Whether any process holds a slot of the open ledger."""
+    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LEDGER_ALIVE_BASE, LEDGER_SLOTS, 0)
+    answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """What pack_limits takes, out of what parse_limits gave; the sequence and versions are the writer's."""
+    kept = {key: value for key, value in parsed.items() if key not in ("version", "min_reader", "sequence")}
+    return dict(kept, **changes)
+
+
+def says(data: bytes, limits: Mapping[str, Any]) -> bool:
+    """Whether a limits file says exactly this, whatever its sequence."""
+    try:
+        return as_packed(parse_limits(data)) == as_packed(parse_limits(pack_limits(limits)))
+    except LayoutError:
+        return False
+
+
 def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
     """Change a limits file in place while containers have it mapped; a first one is written to a new file instead.
 

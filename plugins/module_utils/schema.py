@@ -99,10 +99,10 @@ VARIABLES: dict[str, Variable] = {
     "vgpu_oom_killer": Variable(Bool(), False, (*VCUDA, "oomKiller"), "ends a process that is found over its limit"),
     "vgpu_log_level": Variable(Int(0, 5), 1, (*VCUDA, "logLevel"), "0 error to 5 trace, of the library in containers"),
     "vgpu_handover": Variable(
-        Choice("auto", "cdi-cri", "volume-mounts", "envvar"),
+        Choice("auto", "cdi-cri", "cdi-annotations", "volume-mounts", "envvar"),
         "auto",
         ("flags", "plugin", "deviceListStrategy"),
-        "how a container is told its GPU; auto: envvar, which every NVIDIA runtime reads",
+        "how a container is told its GPU; auto: by what kubelet and runtime declare",
     ),
     "vgpu_resource_names": Variable(RESOURCE_NAMES, {}, (), "names of the resources; count defaults to nvidia.com/gpu"),
     "vgpu_fail_on_init_error": Variable(
@@ -155,7 +155,6 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 # Values that the schema knows and this version does not carry out. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_sharing", ("time-slicing", "mps", "mig"), "use vcuda or none"),
-    ("vgpu_handover", ("cdi-cri",), "use auto, volume-mounts or envvar"),
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
     ("vgpu_mig_strategy", ("single", "mixed"), "use none"),
     ("vgpu_legacy_preferred", (True,), "use false"),

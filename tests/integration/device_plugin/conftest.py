@@ -72,6 +72,7 @@ class RealNode:
         for name in ("kubelet", "run", "state", "sys"):
             option = {"kubelet": "kubelet-dir", "run": "run-dir", "state": "state-dir", "sys": "sys-root"}[name]
             command += [f"--{option}", str(self.folder / name)]
+        command += ["--host-root", str(self.folder / "host"), "--cdi-dir", str(self.folder / "cdi")]
         with open(self.folder / "plugin.log", "ab") as log:
             self.process = subprocess.Popen(command, env=self.environment, stderr=log)
         until(self.offered, "the slices at the kubelet")
@@ -126,6 +127,10 @@ class RealNode:
     def mounts(self) -> list[str]:
         with open("/proc/self/mounts") as stream:
             return [line.split()[1] for line in stream if str(self.folder) in line]
+
+    def allocation_mounts(self) -> list[str]:
+        """Without those of slices for containers outside Kubernetes, which stay while the program runs."""
+        return [one for one in self.mounts() if "/allocations/slice-" not in one]
 
 
 @pytest.fixture

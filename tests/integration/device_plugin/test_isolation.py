@@ -35,7 +35,7 @@ def test_whole_slice_holds(node):
     else:  # a machine too busy for ten fills to be hit by a look
         assert "none hit" in found["outside-memory"]["detail"]
     assert node.vgpuctl("status")["allocations"] == []  # given back
-    assert node.mounts() == []
+    assert node.allocation_mounts() == []
 
 
 @pytest.mark.parametrize(
@@ -138,15 +138,15 @@ def test_docker_that_has_no_image_is_said(node):
 def test_restart_with_running_container(node):
     """The tmpfs of a container stays when the plugin is killed and comes back."""
     pod = node.kubelet.run_pod("one")
-    before = node.mounts()
+    before = node.allocation_mounts()
     assert len(before) == 1
     node.end(kill=True)
     node.start()
-    assert node.mounts() == before
+    assert node.allocation_mounts() == before
     status = node.vgpuctl("status")
     assert {one["id"] for one in status["slices"] if one["in_use"]} == set(pod["ids"])
     assert node.kubelet.restart_container("one")["ids"] == pod["ids"]
-    assert node.mounts() == before
+    assert node.allocation_mounts() == before
 
 
 def test_reboot(node):
@@ -160,7 +160,7 @@ def test_reboot(node):
     node.kubelet.restart_container("one")
     for mount in pod["answer"]["mounts"]:
         assert subprocess.run(["test", "-s", mount["host_path"]], check=False).returncode == 0, mount
-    assert len(node.mounts()) == 1
+    assert len(node.allocation_mounts()) == 1
 
 
 def test_full_ledger_tmpfs_is_bounded(node):

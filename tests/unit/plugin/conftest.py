@@ -135,6 +135,9 @@ def node(tmp_path: Path) -> Node:
         run_dir=tmp_path / "run",
         state_dir=tmp_path / "state",
         sys_root=tmp_path / "sys",
+        host_root=tmp_path / "host",
+        cdi_dir=tmp_path / "cdi",
+        cdi_dirs_of_others=(tmp_path / "etc-cdi",),
     )
     for folder in (paths.kubelet_dir, paths.run_dir, paths.state_dir):
         folder.mkdir()

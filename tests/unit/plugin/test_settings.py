@@ -31,12 +31,8 @@ REFUSED = [
     ),
     ('{"version": "v1", "flags": {"migStrategy": "single"}}', "migStrategy: single is not available"),
     (
-        '{"version": "v1", "flags": {"plugin": {"deviceListStrategy": "cdi-cri"}}}',
-        "deviceListStrategy: cdi-cri is not available in this version; use auto, envvar or volume-mounts",
-    ),
-    (
-        '{"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["envvar", "cdi-cri"]}}}',
-        "is not available in this version",
+        '{"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["auto", "cdi-cri"]}}}',
+        "auto stands alone",
     ),
 ]
 
@@ -61,11 +57,11 @@ def test_what_was_loaded_is_known_by_its_digest(tmp_path):
     path.write_text(json.dumps({"version": "v1", "sharing": VCUDA}))
     settings = load(path)
     assert settings.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (settings.resource, settings.merge, settings.fail_on_init_error, settings.handover) == (
+    assert (settings.resource, settings.merge, settings.fail_on_init_error, settings.strategies) == (
         "nvidia.com/gpu",
         False,
         True,
-        "envvar",
+        ("auto",),
     )
 
 

@@ -17,6 +17,8 @@ from .records import Record
 
 RW_SIZE = 1 << 20
 LIBRARY_FILE = "libvgpu.so"
+# Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
+STATIC = "slice-"
 
 
 class AllocationFiles:
@@ -63,9 +65,34 @@ class AllocationFiles:
             self._mounter.unmount(folder / "rw")
             shutil.rmtree(folder)
 
+    def is_whole(self, record: Record) -> bool:
+        """Whether every file is there, and limits and ledger can be read."""
+        folder = self.folder(record.id)
+        try:
+            layouts.parse_limits((folder / "limits").read_bytes())
+            with open(folder / "rw" / "ledger", "rb") as stream:
+                ledger = layouts.parse_ledger(stream.read(layouts.LEDGER_FILE_SIZE))
+        except (OSError, layouts.LayoutError):
+            return False
+        uuids = [device["uuid"] for device in record.limits["devices"]]
+        mounts = self.mounts(record)
+        return ledger["devices"] == uuids and all(Path(host).exists() for _inside, host, _read_only in mounts)
+
     def present(self) -> list[str]:
         """The allocations that have a folder."""
+        return [one for one in self._folders() if not one.startswith(STATIC)]
+
+    def static(self) -> list[str]:
+        """The folders of slices for containers outside Kubernetes."""
+        return [one for one in self._folders() if one.startswith(STATIC)]
+
+    def _folders(self) -> list[str]:
         return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
+
+    @staticmethod
+    def static_name(slice_id: str) -> str:
+        """Without the colons of a slice id, which separate fields in the options of container tools."""
+        return STATIC + slice_id.replace("::", "-")
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from . import checkpoint
 from . import settings as node_settings
@@ -20,9 +20,17 @@ from .paths import Paths
 from .pool import Pool
 from .records import KUBELET, LEASE, Record, RecordStore
 
-VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
-
 log = logging.getLogger(__name__)
+
+
+class OutsideUse(Protocol):
+    """Who knows of containers that Kubernetes did not start."""
+
+    def look_at(self, slice_id: str) -> bool:
+        """Whether such a container holds a slice now."""
+
+    def deny(self, slice_ids: tuple[str, ...], denied: bool) -> None:
+        """Keeps them from slices that were given out, or lets them again."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Answer:
     mounts: list[tuple[str, str, bool]]
     devices: list[tuple[str, str, str]] = field(default_factory=list)
     cdi_devices: list[str] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
 
 
 class Allocator:
@@ -47,6 +56,9 @@ class Allocator:
         self._settings = settings
         self._pool = pool
         self._files = files
+        self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
+        # What keeps a slice from being used on two sides (static_slices.py).
+        self.outside: OutsideUse | None = None
         self.records = records
         self.lock = threading.RLock()
 
@@ -71,6 +83,7 @@ class Allocator:
                 self._refuse_leased(pieces)
             else:
                 self._refuse_held(pieces)
+            self._refuse_outside(pieces)
             devices = self._devices(pieces)
             record = Record(id=secrets.token_hex(8), kind=kind, slice_ids=tuple(ids), **lease)
             if self._settings.shared:
@@ -83,6 +96,8 @@ class Allocator:
             except BaseException:
                 self._remove_files(record.id)
                 raise
+            if self.outside is not None:
+                self.outside.deny(record.slice_ids, True)
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(ids))
             return self._answer(record, [device["uuid"] for device in devices])
 
@@ -101,6 +116,14 @@ class Allocator:
                 raise NotNow(
                     f"slice {piece.id} is leased to a check on this host (allocation {leased[piece.id]}); "
                     "start the pod again"
+                )
+
+    def _refuse_outside(self, pieces: list[Slice]) -> None:
+        for piece in pieces:
+            if self.outside is not None and self.outside.look_at(piece.id):
+                raise NotNow(
+                    f"slice {piece.id} is used by a container outside Kubernetes on this host; stop it, or start the "
+                    "pod again so that it gets another slice"
                 )
 
     def _refuse_held(self, pieces: list[Slice]) -> None:
@@ -149,12 +172,16 @@ class Allocator:
         # Video memory is charged to nobody, so the capability that uses it is withheld.
         envs = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
         mounts = self._files.mounts(record) if record.limits else []
-        if self._settings.handover == node_settings.VOLUME_MOUNTS:
-            envs["NVIDIA_VISIBLE_DEVICES"] = VISIBLE_AS_MOUNTS
-            mounts += [(f"{VISIBLE_AS_MOUNTS}/{uuid}", "/dev/null", False) for uuid in uuids]
-        else:
-            envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(uuids)
-        return Answer(record.id, record.slice_ids, envs, mounts)
+        parts = self.hand_over.parts([self._pool.gpu(uuid) for uuid in uuids], record.id)
+        return Answer(
+            record.id,
+            record.slice_ids,
+            {**envs, **parts.envs},
+            mounts + parts.mounts,
+            parts.devices,
+            parts.cdi_devices,
+            parts.annotations,
+        )
 
     def prestart(self, ids: list[str]) -> None:
         """Makes the files anew before a start: /run is empty after a reboot, and a restarted container starts at zero.
@@ -198,7 +225,10 @@ class Allocator:
         """Ends an allocation: its files and its record."""
         with self.lock:
             self._remove_files(allocation)
+            record = self.records.get(allocation)
             self.records.drop(allocation)
+            if record is not None and self.outside is not None:
+                self.outside.deny(record.slice_ids, False)
 
     def _remove_files(self, allocation: str) -> None:
         try:

@@ -75,6 +75,7 @@ def lease(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
         "mounts": answer["mounts"],
         "devices": answer["devices"],
         "cdi_devices": [one["name"] for one in answer["cdi_devices"]],
+        "annotations": answer["annotations"],
     }
 
 

@@ -16,8 +16,8 @@ from typing import IO
 
 import grpc
 
+from . import cdi, driver_files, version
 from . import settings as node_settings
-from . import version
 from ._proto import admin_pb2_grpc
 from .admin import Admin
 from .allocation_files import AllocationFiles
@@ -34,6 +34,7 @@ from .pool import Pool
 from .records import RecordStore
 from .registration import Registration
 from .service import DevicePlugin
+from .static_slices import StaticSlices
 
 HOUSEKEEPING_S = 10.0
 DRIVER_RETRY_S = 5.0
@@ -82,8 +83,10 @@ class Daemon:
         self._make_folders()
         self._be_alone()
         files = AllocationFiles(self._paths.allocations, self._mounter)
-        for allocation in files.present():
+        for allocation in [*files.present(), *files.static()]:
             files.remove(allocation)
+        if self._paths.cdi_dir is not None:
+            cdi.remove(self._paths.cdi_dir)
         records = self._paths.records
         for path in (records, records.with_suffix(".broken"), self._paths.admin_socket, self._paths.lock):
             path.unlink(missing_ok=True)
@@ -151,6 +154,13 @@ class Daemon:
         records.load()
         files = AllocationFiles(paths.allocations, self._mounter)
         allocator = Allocator(paths, settings, pool, records, files)
+        driver = driver_files.find(settings.driver_root, settings.dev_root)
+        has_cuda = any(name == "libcuda.so.1" for name, _host in driver.libraries)
+        allocator.hand_over = settings.hand_over(paths.host_root, has_cuda and paths.cdi_dir is not None)
+        log.info("hand-over: %s (%s)", ", ".join(allocator.hand_over.strategies), allocator.hand_over.reason)
+        outside = StaticSlices(paths, settings, pool, allocator, files, driver)
+        outside.refresh()
+        allocator.outside = outside
         registration = Registration(
             paths.kubelet_socket,
             paths.endpoint(resource),
@@ -174,7 +184,7 @@ class Daemon:
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
             while not self._stopping.wait(HOUSEKEEPING_S):
-                self._keep_house(leases.expire, collector.collect)
+                self._keep_house(leases.expire, collector.collect, outside.refresh, outside.look)
         finally:
             notify("STOPPING=1")
             registration.stop()

@@ -29,6 +29,14 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
     out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
+    out.add_argument(
+        "--host-root", type=Path, default=defaults.host_root, help="where runtimes' configurations lie (default: /)"
+    )
+    out.add_argument(
+        "--cdi-dir",
+        default=str(defaults.cdi_dir),
+        help="where CDI files are written; empty: none (default: %(default)s)",
+    )
     out.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     out.add_argument(
         "--purge", action="store_true", help="end every allocation, remove what this program left, and exit"
@@ -45,7 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .daemon import Daemon
     from .gpus import Nvml
 
-    paths = Paths(given.config, given.kubelet_dir, given.run_dir, given.state_dir, given.sys_root)
+    paths = Paths(
+        given.config,
+        given.kubelet_dir,
+        given.run_dir,
+        given.state_dir,
+        given.sys_root,
+        given.host_root,
+        Path(given.cdi_dir) if given.cdi_dir else None,
+    )
     daemon = Daemon(paths, lambda: Nvml(paths.sys_root))
     daemon.stop_on_signals()
     try:

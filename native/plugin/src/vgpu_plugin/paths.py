@@ -20,6 +20,11 @@ class Paths:
     run_dir: Path = Path("/run/vgpu")
     state_dir: Path = Path("/var/lib/vgpu")
     sys_root: Path = Path("/sys")
+    # Where configurations of runtimes lie: the host's root folder, elsewhere in a DaemonSet.
+    host_root: Path = Path("/")
+    # None: no CDI files are written.
+    cdi_dir: Path | None = Path("/var/run/cdi")
+    cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
 
     @property
     def admin_socket(self) -> Path:

@@ -31,6 +31,7 @@ class Pool:
         self._slices = {piece.id: piece for piece in slices}
         self._sick: dict[str, str] = {}
         self._withheld: dict[str, str] = {}
+        self._outside: dict[str, str] = {}
 
     @property
     def gpus(self) -> list[Gpu]:
@@ -60,6 +61,21 @@ class Pool:
                 self._generation += 1
                 self._changed.notify_all()
 
+    def set_outside(self, slice_id: str, reason: str) -> None:
+        """Why a slice is used by nobody that the kubelet knows; empty where it is not."""
+        with self._changed:
+            if self._outside.get(slice_id, "") != reason:
+                self._outside[slice_id] = reason
+                self._generation += 1
+                self._changed.notify_all()
+
+    def outside(self, slice_id: str) -> str:
+        return self._outside.get(slice_id, "")
+
+    def limited(self, slice_id: str) -> bool:
+        """Whether the sharing library limits this slice."""
+        return "::" in slice_id
+
     def _change(self, table: dict[str, str], key: str, reason: str) -> None:
         with self._changed:
             if table.get(key) != reason:
@@ -74,9 +90,11 @@ class Pool:
         """The generation, and every slice in NVML's order with its health."""
         with self._changed:
             return self._generation, [
-                Offer(piece, self._gpus[piece.uuid], piece.uuid not in self._sick and piece.id not in self._withheld)
-                for piece in self._slices.values()
+                Offer(piece, self._gpus[piece.uuid], self._is_healthy(piece)) for piece in self._slices.values()
             ]
+
+    def _is_healthy(self, piece: Slice) -> bool:
+        return not (piece.uuid in self._sick or piece.id in self._withheld or self._outside.get(piece.id))
 
     def wait_beyond(self, generation: int, ended: Callable[[], bool]) -> bool:
         """Waits until there is a newer generation; False where ``ended`` became true first (see ``wake``)."""

@@ -63,6 +63,7 @@ def to_message(answer: Answer) -> api.ContainerAllocateResponse:
             for inside, host, mode in answer.devices
         ],
         cdi_devices=[api.CDIDevice(name=name) for name in answer.cdi_devices],
+        annotations=answer.annotations,
     )
 
 

@@ -9,11 +9,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from . import handover
 from ._shared import node_config, slices
 from .errors import Fatal
 from .gpus import Gpu
-
-ENVVAR, VOLUME_MOUNTS = "envvar", "volume-mounts"
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,43 @@ class Settings:
         return bool((self.config.get("flags") or {}).get("failOnInitError", True))
 
     @property
-    def handover(self) -> str:
-        """How a container is told its GPU. ``auto`` is envvar: every NVIDIA runtime reads it; CDI comes later."""
-        strategy = ((self.config.get("flags") or {}).get("plugin") or {}).get("deviceListStrategy", "auto")
-        return ENVVAR if strategy == "auto" else str(strategy)
+    def flags(self) -> dict[str, Any]:
+        return self.config.get("flags") or {}
+
+    @property
+    def plugin_flags(self) -> dict[str, Any]:
+        return self.flags.get("plugin") or {}
+
+    @property
+    def driver_root(self) -> Path:
+        return Path(self.flags.get("nvidiaDriverRoot") or "/")
+
+    @property
+    def dev_root(self) -> Path:
+        return Path(self.flags.get("nvidiaDevRoot") or self.driver_root)
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """deviceListStrategy as a tuple; it may be ``("auto",)``."""
+        strategy = self.plugin_flags.get("deviceListStrategy", "auto")
+        return (strategy,) if isinstance(strategy, str) else tuple(strategy)
+
+    def hand_over(self, host_root: Path, can_cdi: bool) -> handover.HandOver:
+        """How containers are told their GPUs; ``can_cdi``: whether the driver's files were found, for CDI to name."""
+        strategies, reason = self.strategies, "as configured"
+        if strategies == ("auto",):
+            chosen, reason = handover.choose(host_root)
+            if chosen == handover.CDI_CRI and not can_cdi:
+                chosen, reason = handover.ENVVAR, f"{reason}, but no libcuda.so.1 is found on this host"
+            strategies = (chosen,)
+        return handover.HandOver(
+            strategies,
+            self.plugin_flags.get("deviceIDStrategy") or "uuid",
+            bool(self.plugin_flags.get("passDeviceSpecs")),
+            self.plugin_flags.get("cdiAnnotationPrefix") or handover.ANNOTATION_PREFIX,
+            self.dev_root,
+            reason,
+        )
 
     def limit_flags(self, gpus: list[Gpu]) -> dict[str, Any]:
         """The part of a limits file that does not depend on the slices, in the keys of layouts.pack_limits."""
@@ -94,10 +126,9 @@ def refuse_unavailable(path: Path, config: dict[str, Any]) -> None:
     if flags.get("migStrategy", "none") != "none":
         raise Fatal(f"{path}: flags.migStrategy: {flags['migStrategy']} is not available in this version; use none")
     strategy = (flags.get("plugin") or {}).get("deviceListStrategy", "auto")
-    if strategy not in ("auto", ENVVAR, VOLUME_MOUNTS):
+    if not isinstance(strategy, str) and (not strategy or "auto" in strategy):
         raise Fatal(
-            f"{path}: flags.plugin.deviceListStrategy: {strategy} is not available in this version; "
-            f"use auto, {ENVVAR} or {VOLUME_MOUNTS}"
+            f"{path}: flags.plugin.deviceListStrategy: auto stands alone, found {strategy}; name one or the other"
         )
 
 

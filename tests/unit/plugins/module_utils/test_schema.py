@@ -126,7 +126,6 @@ def test_variables_of_others_are_left_alone():
         ({"vgpu_slice_sizing": "requested"}, "vgpu_slice_sizing", "error"),
         ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "error"),
         ({"vgpu_configs": {"big": {"split_count": 2}}}, "vgpu_configs", "error"),
-        ({"vgpu_handover": "cdi-cri"}, "vgpu_handover", "error"),
         ({"vgpu_time_slice": "long"}, "vgpu_time_slice", "warning"),
         ({"vgpu_sharing": "none", "vgpu_split_count": 4}, "vgpu_split_count", "warning"),
         ({"vgpu_sharing": "none", "vgpu_resource_names": {"count": "x.io/gpu"}}, "vgpu_resource_names", "error"),

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files of the driver a container needs, as found on this host: libraries, programs, device nodes.
+
+For the hand-over by CDI: with it no hook of a runtime looks for them. Only what compute and utility need; video and
+graphics memory is charged to nobody, so their libraries stay outside.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LIBRARIES = (
+    "libcuda.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-nvvm.so.4",
+    "libcudadebugger.so.1",
+    "libnvidia-opencl.so.1",
+    "libnvidia-cfg.so.1",
+    "libnvidia-allocator.so.1",
+)
+# Named by the version of the driver alone, without a soname of their own: libnvidia-gpucomp.so.535.261.03.
+VERSIONED = ("libnvidia-gpucomp.so.",)
+PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+PROGRAM_FOLDERS = ("usr/bin", "usr/local/bin", "usr/sbin", "opt/bin")
+
+CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+CACHE_HEADER, CACHE_ENTRY = 48, 24
+
+
+@dataclass(frozen=True)
+class DriverFiles:
+    """``libraries``: (file name in the container, host path); ``programs``: host paths; ``nodes``: paths below /dev."""
+
+    libraries: tuple[tuple[str, str], ...] = ()
+    programs: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+def find(driver_root: Path, dev_root: Path, environment: Mapping[str, str] = os.environ) -> DriverFiles:
+    """What this host has. Libraries come from where the loader would take them: LD_LIBRARY_PATH of this program (only
+    where the driver is in the root folder), then the loader's cache below ``driver_root``.
+    """
+    cached = loader_cache(driver_root)
+    if driver_root == Path("/"):
+        for folder in reversed(environment.get("LD_LIBRARY_PATH", "").split(":")):
+            cached.update(_beside(Path(folder)) if folder else {})
+    libraries = [(name, cached[name]) for name in LIBRARIES if name in cached]
+    libraries += [(name, path) for name, path in sorted(cached.items()) if name.startswith(VERSIONED)]
+    return DriverFiles(
+        tuple((name, os.path.realpath(path)) for name, path in libraries),
+        tuple(_programs(driver_root, environment)),
+        tuple(f"/dev/{name}" for name in CONTROL_NODES if is_node(dev_root / "dev" / name)),
+    )
+
+
+def _beside(folder: Path) -> dict[str, str]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return {}
+    return {name: str(folder / name) for name in names if name in LIBRARIES or name.startswith(VERSIONED)}
+
+
+def _programs(driver_root: Path, environment: Mapping[str, str]) -> list[str]:
+    found = []
+    for name in PROGRAMS:
+        places = [driver_root / folder / name for folder in PROGRAM_FOLDERS]
+        if driver_root == Path("/"):
+            places = [Path(one) / name for one in environment.get("PATH", "").split(":") if one] + places
+        first = next((one for one in places if one.is_file()), None)
+        if first is not None:
+            found.append(str(first))
+    return found
+
+
+def is_node(path: Path) -> bool:
+    try:
+        return stat.S_ISCHR(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def loader_cache(root: Path) -> dict[str, str]:
+    """Name → path of every library of this machine's word size in ld.so.cache; the first entry of a name wins."""
+    try:
+        data = (root / "etc/ld.so.cache").read_bytes()
+    except OSError:
+        return {}
+    base = data.find(CACHE_MAGIC)  # an older format may stand before it
+    if base < 0:
+        return {}
+    found: dict[str, str] = {}
+    count = struct.unpack_from("=I", data, base + len(CACHE_MAGIC))[0]
+    for n in range(count):
+        at = base + CACHE_HEADER + n * CACHE_ENTRY
+        if at + CACHE_ENTRY > len(data):
+            break
+        flags, key, value = struct.unpack_from("=iII", data, at)
+        if (flags & 0xFF00) != CACHE_FLAGS.get(platform.machine(), flags & 0xFF00):
+            continue
+        name, path = (_string(data, base + offset) for offset in (key, value))
+        found.setdefault(name, str(root / path.lstrip("/")))
+    return found
+
+
+# The architecture's bits of an entry's flags, as the loader writes them; 32-bit libraries have others.
+CACHE_FLAGS = {"x86_64": 0x0300, "aarch64": 0x0A00}
+
+
+def _string(data: bytes, at: int) -> str:
+    return data[at : data.index(b"\0", at)].decode("utf-8", "replace")
+
+
+def library_folders() -> tuple[str, ...]:
+    """Where loaders of today's distributions look without a cache: Debian's folder and that of the others. In both, so
+    that no hook has to run ldconfig in the container.
+    """
+    return (f"/usr/lib/{platform.machine()}-linux-gnu", "/usr/lib64")

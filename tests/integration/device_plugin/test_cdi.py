@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slice without Kubernetes: real podman, the CDI files that the plugin wrote, libvgpu.so and the probe inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+from vgpu_kubelet_double.manager import PodError
+
+from .conftest import BUILD, RESOURCE, SLICE_MIB, SPLIT, RealNode, until
+
+MIB = 1 << 20
+# podman of Debian 12 looks for CDI files in these two folders, and no option names another.
+FOLDER = Path("/var/run/cdi")
+PROGRAM = "/usr/local/lib/vgpu/vgpu-probe"
+HOLDER = "/usr/local/bin/holder"
+# podman asks for the kernel's greatest limits unless told; a machine without the right to raise any refuses that.
+LIMITS = [
+    f"--ulimit={name}={value}:{value}"
+    for name, value in (
+        (name, want if have == resource.RLIM_INFINITY else min(want, have))
+        for name, want, have in (
+            ("nofile", 4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+            ("nproc", 4096, resource.getrlimit(resource.RLIMIT_NPROC)[1]),
+        )
+    )
+]
+# Makes a context and keeps it.
+HOLDER_SOURCE = """
+#include <dlfcn.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context = 0;
+    int (*init)(unsigned) = (int (*)(unsigned))dlsym(cuda, "cuInit");
+    int (*create)(void **, unsigned, int) = (int (*)(void **, unsigned, int))dlsym(cuda, "cuCtxCreate_v2");
+    int rc = init(0);
+    if (rc == 0) rc = create(&context, 0, 0);
+    printf("context %d\\n", rc);
+    fflush(stdout);
+    if (rc == 0) pause();
+    return rc;
+}
+"""
+
+
+def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
+    return subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=300, check=check)
+
+
+@pytest.fixture(scope="module")
+def image():
+    """A root with nothing but this machine's loader, libc and a shell."""
+    if shutil.which("podman") is None:
+        pytest.skip("podman is not installed")
+    name = f"localhost/vgpu-cdi-{uuid.uuid4().hex[:12]}"
+    root = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        for program in ("/bin/sh", "/bin/sleep", "/bin/ls", "/bin/cat"):
+            needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+            paths = {word for word in needed.split() if word.startswith("/")} | {program}
+            for extra in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
+                paths.add(f"/lib/{os.uname().machine}-linux-gnu/{extra}")
+            for path in paths:
+                target = root + path
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                if not os.path.exists(target):
+                    shutil.copy(os.path.realpath(path), target)
+        pack = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
+        subprocess.run(["podman", "import", "-q", "-", name], stdin=pack.stdout, check=True, capture_output=True)
+        assert pack.wait() == 0
+        yield name
+    finally:
+        shutil.rmtree(root)
+        podman("rmi", "--force", name, check=False)
+
+
+@pytest.fixture
+def served(node: RealNode):
+    """The node's CDI files under names of this test, in the folder that podman reads."""
+    mark = uuid.uuid4().hex[:8]
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    written = []
+    for source in sorted((node.folder / "cdi").glob("*.json")):
+        spec = json.loads(source.read_text())
+        if spec["kind"].startswith("vgpu.fleet/"):
+            # Another run of this test on the machine must not define the same device.
+            spec["kind"] = spec["kind"].replace("vgpu.fleet/", f"t{mark}.vgpu.fleet/")
+            written.append(FOLDER / f"t{mark}-{source.name}")
+            written[-1].write_text(json.dumps(spec))
+    yield f"t{mark}.vgpu.fleet"
+    for path in written:
+        path.unlink()
+
+
+def holder(node: RealNode) -> Path:
+    program = node.folder / "holder"
+    if not program.exists():
+        source = node.folder / "holder.c"
+        source.write_text(HOLDER_SOURCE)
+        subprocess.run(["cc", "-o", str(program), str(source), "-ldl"], check=True)
+    return program
+
+
+def run(node: RealNode, image: str, devices: list[str], *command: str, options: tuple[str, ...] = ()):
+    simulated = [node.environment["GPUSIM_PROFILE"], node.environment["GPUSIM_STATE"]]
+    arguments = ["run", "--rm", "--network=none", *LIMITS, *options]
+    for device in devices:
+        arguments += ["--device", device]
+    for path in simulated:
+        arguments += ["-v", f"{path}:{path}"]
+    for name in ("GPUSIM_PROFILE", "GPUSIM_STATE"):
+        arguments += ["-e", f"{name}={node.environment[name]}"]
+    arguments += ["-v", f"{BUILD / 'vgpu-probe'}:{PROGRAM}:ro", "-v", f"{holder(node)}:{HOLDER}:ro", image]
+    return podman(*arguments, *command, check=False)
+
+
+def probe(done: subprocess.CompletedProcess) -> dict:
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def device(node: RealNode, served: str, n: int = 0) -> str:
+    uuids = node.vgpuctl("status")["gpus"]
+    return f"{served}/slice={uuids[0]['uuid']}::{n}"
+
+
+def test_container_without_kubernetes_is_limited(node, image, served):
+    report = probe(run(node, image, [device(node, served)], PROGRAM, "--json", "--checks", "totals,limit-exact"))
+    (gpu,) = report["devices"]
+    assert (gpu["total_cuda"], gpu["total_nvml"]) == (SLICE_MIB * MIB, SLICE_MIB * MIB)
+    assert {one["name"]: one["verdict"] for one in report["checks"]} == {"totals": "held", "limit-exact": "held"}
+
+
+def test_whole_gpu_is_not_limited(node, image, served):
+    """The negative control: the same image and driver, and the device that no library limits."""
+    gpu = node.vgpuctl("status")["gpus"][0]
+    report = probe(run(node, image, [f"{served}/gpu={gpu['uuid']}"], PROGRAM, "--json", "--checks", "totals"))
+    assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
+
+
+def test_container_that_asks_for_nothing_finds_no_driver(node, image, served):
+    found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /usr/local/lib/vgpu /run/vgpu 2>&1; echo")
+    assert "libcuda" not in found.stdout
+    assert "limits" not in found.stdout
+
+
+def test_slice_is_used_on_one_side_only(node, image, served):
+    """While a container outside Kubernetes holds a slice the kubelet is not offered it, and the other way round."""
+    name = f"vgpu-test-{uuid.uuid4().hex[:8]}"
+    mine = device(node, served, 1)
+    slice_id = mine.partition("=")[2]
+    started = run(node, image, [mine], HOLDER, options=("--detach", "--name", name))
+    assert started.returncode == 0, started.stderr
+    try:
+        endpoint = node.kubelet.endpoints[RESOURCE]
+        until(lambda: endpoint.devices[slice_id].health == "Unhealthy", "the slice to be withdrawn")
+        assert sum(one.health == "Healthy" for one in endpoint.devices.values()) == SPLIT - 1
+        with pytest.raises(PodError, match="used by a container outside Kubernetes"):
+            node.kubelet.run_pod("late", ids=[slice_id])
+    finally:
+        podman("rm", "--force", "--time=0", name, check=False)
+    until(lambda: endpoint.devices[slice_id].health == "Healthy", "the slice to come back")
+    node.kubelet.run_pod("holder", ids=[slice_id])
+    refused = run(node, image, [mine], HOLDER)
+    assert (refused.returncode != 0, "context 0" in refused.stdout) == (True, False), refused.stdout + refused.stderr
+    node.kubelet.delete_pod("holder")
