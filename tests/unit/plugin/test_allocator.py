@@ -86,12 +86,18 @@ def test_files_and_their_rights(node):
     (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
     folder = files.folder(answer.allocation)
     assert node.mounter.mounted == {folder / "rw": 1 << 20}
-    modes = {path.name: oct(path.stat().st_mode & 0o7777) for path in (folder / "limits", folder / "rw/ledger")}
-    assert modes == {"limits": "0o444", "ledger": "0o666"}
+    page = f"gpu-{node.gpus[0].uuid}"
+    names = ("limits", "ld.so.preload", page, "rw/ledger", "rw/tenant")
+    modes = {name: oct((folder / name).stat().st_mode & 0o7777) for name in names}
+    assert modes == dict(zip(names, ("0o444", "0o444", "0o444", "0o666", "0o666"), strict=True))
+    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "rw"])
     assert oct(node.paths.allocations.stat().st_mode & 0o7777) == "0o700"
     ledger = layouts.parse_ledger((folder / "rw/ledger").read_bytes())
     assert (ledger["devices"], ledger["slots"]) == ([node.gpus[0].uuid], [])
-    assert (folder / "rw/ledger").stat().st_size < 1 << 20
+    assert sum(one.stat().st_size for one in (folder / "rw").iterdir()) < 1 << 20
+    assert layouts.parse_gpu_page((folder / page).read_bytes())["uuid"] == node.gpus[0].uuid
+    tenant = layouts.parse_tenant_page((folder / "rw/tenant").read_bytes())
+    assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
 
 
 def test_two_slices_of_one_gpu(node):

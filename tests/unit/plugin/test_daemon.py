@@ -52,13 +52,15 @@ def vgpuctl(node: Node, capsys, *arguments: str) -> tuple[int, dict, str]:
 def test_pod_gets_limited_slice(node, kubelet, daemon):
     pod = kubelet.run_pod("one")
     mounts = {one["container_path"]: one for one in pod["answer"]["mounts"]}
+    uuid = pod["ids"][0].partition("::")[0]
     assert {path: one["read_only"] for path, one in mounts.items()} == {
         "/usr/local/lib/vgpu/libvgpu.so": True,
         "/etc/ld.so.preload": True,
         "/etc/vgpu/limits": True,
         "/run/vgpu/ledger": False,
+        "/run/vgpu/tenant": False,
+        f"/run/vgpu/gpu-{uuid}": True,
     }
-    uuid = pod["ids"][0].partition("::")[0]
     limits = layouts.parse_limits(Path(mounts["/etc/vgpu/limits"]["host_path"]).read_bytes())
     # 15360 MiB over 7: the table of the issue says 2194 MiB each.
     assert [(one["uuid"], one["memory_bytes"]) for one in limits["devices"]] == [(uuid, 2194 << 20)]
@@ -166,7 +168,9 @@ def test_lease_is_withdrawn_from_kubelet_and_comes_back(node, kubelet, daemon, c
     assert sorted(one["container_path"] for one in lease["mounts"]) == [
         "/etc/ld.so.preload",
         "/etc/vgpu/limits",
+        f"/run/vgpu/gpu-{second}",
         "/run/vgpu/ledger",
+        "/run/vgpu/tenant",
         "/usr/local/lib/vgpu/libvgpu.so",
     ]
     with pytest.raises(PodError, match="leased to a check"):

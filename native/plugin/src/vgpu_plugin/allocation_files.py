@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of an allocation: /run/vgpu/allocations/<id>/{limits, ld.so.preload, rw/ledger}.
+"""The folder of an allocation: /run/vgpu/allocations/<id>/{limits, ld.so.preload, gpu-<uuid>, rw/ledger, rw/tenant}.
+
+vgpu-arbiter finds the folders here and writes the gpu pages in place; it creates nothing.
 
 ``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else.
 """
@@ -12,7 +14,14 @@ from pathlib import Path
 
 from ._shared import layouts
 from .mounts import Mounter
-from .paths import CONTAINER_LEDGER, CONTAINER_LIBRARY, CONTAINER_LIMITS, CONTAINER_PRELOAD
+from .paths import (
+    CONTAINER_GPU_PAGE,
+    CONTAINER_LEDGER,
+    CONTAINER_LIBRARY,
+    CONTAINER_LIMITS,
+    CONTAINER_PRELOAD,
+    CONTAINER_TENANT,
+)
 from .records import Record
 
 RW_SIZE = 1 << 20
@@ -43,9 +52,13 @@ class AllocationFiles:
         uuids = [device["uuid"] for device in record.limits["devices"]]
         _replace(folder / "limits", layouts.pack_limits(record.limits), 0o444)
         _replace(folder / "ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444)
-        # The last container may have filled the tmpfs through its ledger; there must be room beside it for the new one.
-        (rw / "ledger").unlink(missing_ok=True)
+        for uuid in uuids:
+            _replace(folder / _gpu_page(uuid), layouts.pack_gpu_page(uuid, record.id), 0o444)
+        # The last container may have filled the tmpfs through its files; there must be room beside them for new ones.
+        for name in ("ledger", "tenant"):
+            (rw / name).unlink(missing_ok=True)
         _replace(rw / "ledger", layouts.pack_ledger(uuids, record.id), 0o666)
+        _replace(rw / "tenant", layouts.pack_tenant_page(uuids, record.id), 0o666)
 
     def mounts(self, record: Record) -> list[tuple[str, str, bool]]:
         """(container path, host path, read-only) of what the container gets; contract 1 of the design."""
@@ -56,6 +69,11 @@ class AllocationFiles:
             (CONTAINER_PRELOAD, str(folder / "ld.so.preload"), True),
             (CONTAINER_LIMITS, str(folder / "limits"), True),
             (CONTAINER_LEDGER, str(folder / "rw" / "ledger"), False),
+            (CONTAINER_TENANT, str(folder / "rw" / "tenant"), False),
+            *(
+                (CONTAINER_GPU_PAGE + device["uuid"], str(folder / _gpu_page(device["uuid"])), True)
+                for device in record.limits["devices"]
+            ),
         ]
 
     def remove(self, allocation: str) -> None:
@@ -93,6 +111,10 @@ class AllocationFiles:
     def static_name(slice_id: str) -> str:
         """Without the colons of a slice id, which separate fields in the options of container tools."""
         return STATIC + slice_id.replace("::", "-")
+
+
+def _gpu_page(uuid: str) -> str:
+    return f"gpu-{uuid}"
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:

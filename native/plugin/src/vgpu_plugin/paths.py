@@ -11,6 +11,8 @@ CONTAINER_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
 CONTAINER_LIMITS = "/etc/vgpu/limits"
 CONTAINER_LEDGER = "/run/vgpu/ledger"
+CONTAINER_TENANT = "/run/vgpu/tenant"
+CONTAINER_GPU_PAGE = "/run/vgpu/gpu-"
 
 
 @dataclass(frozen=True)
