@@ -16,7 +16,7 @@ APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
 APT_TEST  := shellcheck clang git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test gpu-check molecule native venv collection docs lock clean apt-base apt-hosts apt-test
+.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test gpu-check molecule molecule-all native venv collection docs lock clean apt-base apt-hosts apt-test
 
 help:
 	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
@@ -61,6 +61,10 @@ test-fast: apt-test venv collection
 
 lint sanity unit integration molecule: apt-test venv collection
 	@$(BIN)/python tools/gates.py $@
+
+# Every scenario, one after the other; `make molecule` runs the one that is part of `make test`.
+molecule-all: apt-test venv collection native
+	@tools/molecule.sh
 
 native-test: apt-test venv
 	@$(BIN)/python tools/gates.py native

@@ -61,7 +61,7 @@ GATES = [
     Gate("unit", {}, ["tests/unit"]),
     Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda", "tests/gpu"]),
     Gate("integration", {}, ["tests/integration"]),
-    Gate("molecule", {"molecule default": ["tools/molecule.sh"]}, lane=1),
+    Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane=1),
 ]
 printing = threading.Lock()
 

@@ -1,8 +1,22 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the molecule scenarios of molecule/ (its place at the root is where this collection keeps it).
+# Runs the molecule scenarios that are named, or all (molecule/ at the root is where this collection keeps them):
+#   tools/molecule.sh default upgrade
 set -eu
 
 cd "$(dirname "$0")/.."
 export MOLECULE_GLOB='molecule/*/molecule.yml'
-exec .build/venv/bin/molecule test "${@:---all}"
+if [ $# -eq 0 ]; then
+    set -- --all
+fi
+case $1 in
+-*) exec .build/venv/bin/molecule test "$@" ;;
+esac
+failed=""
+for scenario in "$@"; do
+    .build/venv/bin/molecule test --scenario-name "$scenario" || failed="$failed $scenario"
+done
+if [ -n "$failed" ]; then
+    echo "molecule: failed:$failed" >&2
+    exit 1
+fi

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cordon and drain of one Kubernetes node, on plain data and five calls of an API object that is handed in.
+
+The API object has ``node(name)``, ``patch_node(name, body)``, ``pods(node)``, ``evict(namespace, name)`` and returns
+plain mappings as the API server sends them. ``evict`` returns an HTTP status: 201, 404 (gone), 429 (a disruption budget
+forbids it now).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable
+
+# On a node that we made unschedulable. A node without it was cordoned by somebody else and stays so.
+MARK = "vgpu.fleet/cordoned-for"
+MIRROR = "kubernetes.io/config.mirror"
+FINISHED = ("Succeeded", "Failed")
+# Between two looks at the pods that are still there, seconds.
+PAUSE = 2.0
+
+
+class DrainError(Exception):
+    """A node that was not drained; the text says why and what to do."""
+
+
+def cordon(api: Any, name: str, reason: str, apply: bool = True) -> bool:
+    """Makes a node unschedulable and marks it as ours. Returns whether anything was changed."""
+    node = api.node(name)
+    if (node.get("spec") or {}).get("unschedulable"):
+        return False
+    if apply:
+        api.patch_node(name, {"metadata": {"annotations": {MARK: reason}}, "spec": {"unschedulable": True}})
+    return True
+
+
+def uncordon(api: Any, name: str, apply: bool = True) -> bool:
+    """Makes a node schedulable again if it was us who cordoned it."""
+    node = api.node(name)
+    if MARK not in ((node.get("metadata") or {}).get("annotations") or {}):
+        return False
+    if apply:
+        api.patch_node(name, {"metadata": {"annotations": {MARK: None}}, "spec": {"unschedulable": None}})
+    return True
+
+
+def asks_for(pod: dict[str, Any], prefix: str) -> bool:
+    """Whether a container of the pod asks for a resource whose name begins with ``prefix``."""
+    spec = pod.get("spec") or {}
+    containers = list(spec.get("containers") or []) + list(spec.get("initContainers") or [])
+    return any(
+        key.startswith(prefix)
+        for container in containers
+        for kind in ("limits", "requests")
+        for key in ((container.get("resources") or {}).get(kind) or {})
+    )
+
+
+def to_evict(pods: list[dict[str, Any]], only: str, force: bool, lose_data: bool) -> list[dict[str, Any]]:
+    """The pods that a drain evicts. ``only``: prefix of resource names, empty for every pod.
+
+    Pods of DaemonSets, static pods and finished pods stay, for a drain cannot move them. Raises DrainError, before
+    anything is changed, for pods that would be lost: without a controller (unless ``force``), or with data in an
+    emptyDir (unless ``lose_data``).
+    """
+    chosen, faults = [], []
+    for pod in pods:
+        meta, spec = pod["metadata"], pod.get("spec") or {}
+        owners = [owner for owner in meta.get("ownerReferences") or [] if owner.get("controller")]
+        if MIRROR in (meta.get("annotations") or {}) or any(owner.get("kind") == "DaemonSet" for owner in owners):
+            continue
+        if (pod.get("status") or {}).get("phase") in FINISHED or (only and not asks_for(pod, only)):
+            continue
+        chosen.append(pod)
+        if not owners and not force:
+            faults.append(f"pod {title(pod)} has no controller that would start it elsewhere; end it or set force")
+        if not lose_data and any("emptyDir" in volume for volume in spec.get("volumes") or []):
+            faults.append(f"pod {title(pod)} has data in an emptyDir that would be lost; set delete_emptydir_data")
+    if faults:
+        raise DrainError("\n".join(faults))
+    return chosen
+
+
+def title(pod: dict[str, Any]) -> str:
+    return "{}/{}".format(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+
+def drain(
+    api: Any,
+    name: str,
+    pods: list[dict[str, Any]],
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[str]:
+    """Evicts the pods and waits until they are gone. Returns their names; raises DrainError when time is over.
+
+    A pod is known by its uid: a new one of the same name, of a StatefulSet, is another pod.
+    """
+    waiting = {pod["metadata"]["uid"]: pod for pod in pods}
+    asked: set[str] = set()
+    held: dict[str, str] = {}
+    end = clock() + timeout
+    while waiting:
+        for uid, pod in waiting.items():
+            if uid in asked:
+                continue
+            status = api.evict(pod["metadata"]["namespace"], pod["metadata"]["name"])
+            if status == 429:
+                held[uid] = "a PodDisruptionBudget forbids its eviction"
+                continue
+            held.pop(uid, None)
+            asked.add(uid)
+        there = {pod["metadata"]["uid"] for pod in api.pods(name)}
+        waiting = {uid: pod for uid, pod in waiting.items() if uid in there}
+        if not waiting:
+            break
+        if clock() >= end:
+            rows = [f"{title(pod)}: {held.get(uid, 'still ending')}" for uid, pod in waiting.items()]
+            raise DrainError(
+                f"node {name}: {len(waiting)} of {len(pods)} pods are still there after {timeout:g} s: "
+                + "; ".join(sorted(rows))
+                + "; look at these pods, or give a longer timeout"
+            )
+        sleep(PAUSE)
+    return [title(pod) for pod in pods]

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""upgrade.yml on nodes that have work on them: nothing notices a good version, a bad one is taken back, and what no one
+uses any more is gone. The tests build on each other, as upgrades do."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Node, play
+from simhosts.slice import docker_command
+
+FIRST, SECOND = "gpu-t4-1", "gpu-v100-1"
+LIBRARY = "/usr/local/lib/vgpu"
+CACHE = ROOT / ".build" / "cache"
+# Long enough for the plugin to see that a pod is gone.
+LIMIT = 150.0
+
+
+def current(node: Node) -> str:
+    return node.run("readlink", f"{LIBRARY}/current").strip()
+
+
+def versions(node: Node) -> list[str]:
+    return sorted(set(node.run("ls", LIBRARY).split()) - {"current"})
+
+
+def status(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = node.json("vgpuctl", "status", "--json")
+    return found
+
+
+def advertised(node: Node) -> list[str]:
+    checkpoint = json.loads(node.read("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"))
+    found: list[str] = checkpoint["Data"]["RegisteredDevices"]["nvidia.com/gpu"]
+    return sorted(found)
+
+
+def repack(version: str, new: str, library: bytes | None = None) -> str:
+    """Make an archive of another version: the same code with a few bytes more at its end, or another library."""
+    with tarfile.open(CACHE / f"vcuda-{version}.tar.gz") as bundle:
+        files = {one.name: bundle.extractfile(one).read() for one in bundle if one.isfile()}  # type: ignore[union-attr]
+    manifest = json.loads(files.pop("manifest.json"))
+    files["libvgpu.so"] = library or files["libvgpu.so"] + f"\n{new}\n".encode()
+    manifest["version"] = new
+    manifest["files"] = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    with tarfile.open(CACHE / f"vcuda-{new}.tar.gz", "w:gz") as bundle:
+        for name, content in {**files, "manifest.json": json.dumps(manifest).encode()}.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            bundle.addfile(entry, io.BytesIO(content))
+    return new
+
+
+@pytest.fixture(scope="module")
+def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("churn") / "churn"
+    source = Path(__file__).with_name("churn.c")
+    subprocess.run(["cc", "-std=c11", "-D_GNU_SOURCE", "-O1", "-o", program, source], check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def work(nodes: dict[str, Node], churn: Path) -> Iterator[subprocess.Popen[str]]:
+    """A container in a slice that allocates all the while, from before the upgrade until a test ends it."""
+    node = nodes[FIRST]
+    node.copy(churn, "/root/churn")
+    pod = node.json("vgpu-kubelet-double", "run-pod", "--name", "work", "--json", "--count", "1")
+    options = ("--interactive", "--name", "work", "--volume", "/root/churn:/churn:ro")
+    with node.start(*docker_command(pod["answer"], ["/churn"], *options)) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        yield program
+        if program.poll() is None:
+            program.communicate()
+    node.run("vgpu-kubelet-double", "delete-pod", "--name", "work", check=False)
+    node.run("rm", "-f", "/root/churn")
+
+
+def started(node: Node) -> str:
+    return node.run("docker", "inspect", "--format", "{{.State.StartedAt}} {{.State.Pid}}", "work").strip()
+
+
+def upgrade(library: str, plugin: str, *options: str) -> subprocess.CompletedProcess[str]:
+    versions = ["-e", f"vcuda_version={library}", "-e", f"device_plugin_version={plugin}"]
+    return play(*versions, *options, playbook="upgrade.yml")
+
+
+@pytest.fixture(scope="module")
+def names(nodes: dict[str, Node]) -> dict[str, str]:
+    """The versions before and after."""
+    library, plugin = current(nodes[FIRST]), status(nodes[FIRST])["version"]
+    return {
+        "library": library,
+        "plugin": plugin,
+        "new": repack(library, "0.1.0-upgraded1"),
+        # A library that loads and limits nothing, as an upgrade that went wrong would bring.
+        "bad": repack(library, "0.1.0-unlimited", blank_library()),
+        "new plugin": "0.1.0-upgraded1",
+    }
+
+
+def blank_library() -> bytes:
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-o", "/dev/stdout", "-"]
+    source = CACHE / "blank.so"
+    subprocess.run([*command[:-2], str(source), "-"], input=b"int vgpu_nothing;\n", check=True)
+    try:
+        return source.read_bytes()
+    finally:
+        source.unlink()
+
+
+def test_a_new_version_ends_nothing_and_fails_nothing(
+    nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
+) -> None:
+    node = nodes[FIRST]
+    before = started(node), advertised(node)
+
+    done = upgrade(names["new"], names["new plugin"])
+
+    assert done.returncode == 0, done.stdout
+    assert (started(node), advertised(node)) == before
+    for one in nodes.values():
+        assert current(one) == names["new"]
+        assert status(one)["version"] == names["new plugin"]
+    # The container maps the old one; on the other host nobody does.
+    assert versions(nodes[FIRST]) == sorted([names["library"], names["new"]])
+    assert versions(nodes[SECOND]) == [names["new"]]
+    assert work.poll() is None
+
+
+def test_a_new_container_gets_the_new_version(nodes: dict[str, Node], names: dict[str, str]) -> None:
+    node = nodes[FIRST]
+    pod = node.json("vgpu-kubelet-double", "run-pod", "--name", "next", "--json", "--count", "1")
+    try:
+        mounts = {mount["container_path"]: mount["host_path"] for mount in pod["answer"]["mounts"]}
+        assert mounts[f"{LIBRARY}/libvgpu.so"] == f"{LIBRARY}/{names['new']}/libvgpu.so"
+    finally:
+        node.run("vgpu-kubelet-double", "delete-pod", "--name", "next")
+
+
+def test_a_version_that_fails_its_proof_is_taken_back_and_goes_no_further(
+    nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
+) -> None:
+    node = nodes[FIRST]
+    before = started(node), advertised(node)
+    untouched = nodes[SECOND].snapshot()
+
+    done = upgrade(names["bad"], names["new plugin"])
+
+    said = " ".join(done.stdout.split())
+    assert done.returncode != 0, done.stdout
+    assert f"{FIRST} was not upgraded" in said
+    assert f"the host is back at library {names['new']}" in said
+    assert "and advertises all its slices" in said
+    assert (started(node), advertised(node)) == before
+    assert current(node) == names["new"]
+    assert nodes[SECOND].snapshot() == untouched
+    assert work.poll() is None
+
+
+def test_the_program_met_not_one_failure(work: subprocess.Popen[str]) -> None:
+    out, _ = work.communicate(timeout=60)
+    rounds, failures = (int(word) for word in out.split())
+    assert failures == 0
+    assert rounds > 1000
+
+
+def test_what_nothing_uses_any_more_is_collected(nodes: dict[str, Node], names: dict[str, str]) -> None:
+    node = nodes[FIRST]
+    assert names["library"] in versions(node)
+    node.run("vgpu-kubelet-double", "delete-pod", "--name", "work")
+    end = time.monotonic() + LIMIT
+    while status(node).get("allocations") and time.monotonic() < end:
+        time.sleep(2)
+    done = upgrade(names["new"], names["new plugin"])
+    assert done.returncode == 0, done.stdout
+    assert {name: versions(one) for name, one in nodes.items()} == {name: [names["new"]] for name in nodes}
+    again = play("-e", f"vcuda_version={names['new']}", "-e", f"device_plugin_version={names['new plugin']}")
+    assert again.returncode == 0, again.stdout
+    assert again.stdout.count("changed=0 ") == len(nodes), again.stdout

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module kube_node against a small API server over HTTP: cordon, evictions, budgets, and the way back."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import Workplace
+
+NODE = "gpu-1"
+MARK = "vgpu.fleet/cordoned-for"
+DAEMON_SET, REPLICA_SET = {"kind": "DaemonSet"}, {"kind": "ReplicaSet"}
+
+
+class Cluster:
+    """One node and its pods. ``budget``: how many evictions are answered 429 before one is granted."""
+
+    def __init__(self) -> None:
+        self.node: dict[str, Any] = {"metadata": {"name": NODE, "annotations": {"mine": "1"}}, "spec": {}}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.budget = 0
+        self.stuck = False
+        self.log: list[str] = []
+
+    def pod(self, name: str, owner: dict[str, str] | None = None, gpu: bool = False, **fields: Any) -> None:
+        owners = [{"apiVersion": "v1", "name": "o", "uid": "o", "controller": True, **owner}] if owner else []
+        limits = {"nvidia.com/gpu": "1"} if gpu else {"cpu": "1"}
+        self.pods[name] = {
+            "metadata": {"name": name, "namespace": "work", "uid": f"uid-{name}", "ownerReferences": owners}
+            | fields.pop("metadata", {}),
+            "spec": {"nodeName": NODE, "containers": [{"name": "c", "resources": {"limits": limits}}], **fields},
+            "status": {"phase": "Running"},
+        }
+
+    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.log.append(f"{method} {path.partition('?')[0]}")
+        if path == f"/api/v1/nodes/{NODE}" and method == "GET":
+            return 200, self.node
+        if path == f"/api/v1/nodes/{NODE}" and method == "PATCH":
+            merge(self.node, body)
+            return 200, self.node
+        if path.startswith("/api/v1/pods?") and method == "GET":
+            assert f"spec.nodeName%3D{NODE}" in path, path
+            return 200, {"kind": "PodList", "items": list(self.pods.values())}
+        if path.endswith("/eviction") and method == "POST":
+            name = path.split("/")[-2]
+            if self.budget > 0:
+                self.budget -= 1
+                return 429, {"kind": "Status", "reason": "TooManyRequests"}
+            if not self.stuck:
+                self.pods.pop(name, None)
+            return 201, {"kind": "Status", "status": "Success"}
+        return 404, {"kind": "Status", "reason": "NotFound"}
+
+
+def merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
+    """A JSON merge patch, which is what a node's fields take a strategic one for."""
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            merge(target.setdefault(key, {}), value)
+        elif value is None:
+            target.pop(key, None)
+        else:
+            target[key] = value
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A served cluster, with its kubeconfig in the test's folder."""
+    cluster = Cluster()
+
+    class Handler(BaseHTTPRequestHandler):
+        def handle_any(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(length) or b"{}")
+            status, answer = cluster.answer(self.command, self.path, body)
+            text = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_PATCH = do_POST = handle_any
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
+    yield cluster
+    server.shutdown()
+    server.server_close()
+
+
+def call(place: Workplace, *options: str, **arguments: Any) -> Any:
+    place.hosts({"some": [NODE]})
+    words = {"name": NODE, "kubeconfig": str(place.folder / "kubeconfig"), "timeout": 20, **arguments}
+    tasks = [{"name": "node", "vgpu.fleet.kube_node": words, "delegate_to": "localhost"}]
+    return place.play([{"hosts": NODE, "gather_facts": False, "tasks": tasks}], *options)
+
+
+def evictions(cluster: Cluster) -> list[str]:
+    return [line.split("/")[-2] for line in cluster.log if line.endswith("/eviction")]
+
+
+def test_check_drain_repeat_undo(place: Workplace, cluster: Cluster) -> None:
+    cluster.pod("train", REPLICA_SET, gpu=True)
+    cluster.pod("web", REPLICA_SET)
+    cluster.pod("agent", DAEMON_SET)
+    cluster.pod("static", metadata={"annotations": {"kubernetes.io/config.mirror": "x"}})
+    cluster.pod("done")
+    cluster.pods["done"]["status"]["phase"] = "Succeeded"
+
+    foretold = call(place, "--check", state="drained")
+    assert "changed=1" in foretold.output, foretold.output
+    assert (cluster.node["spec"], evictions(cluster)) == ({}, [])
+
+    cluster.budget = 1
+    drained = call(place, state="drained")
+    assert "changed=1" in drained.output, drained.output
+    assert cluster.node["spec"] == {"unschedulable": True}
+    assert cluster.node["metadata"]["annotations"] == {"mine": "1", MARK: "upgrade"}
+    assert sorted(cluster.pods) == ["agent", "done", "static"]
+    # The first was forbidden once and asked again; none was asked twice after it was granted.
+    assert sorted(evictions(cluster)) == ["train", "train", "web"]
+
+    assert "changed=0" in call(place, state="drained").output
+    assert "changed=1" in call(place, state="schedulable").output
+    assert (cluster.node["spec"], cluster.node["metadata"]["annotations"]) == ({}, {"mine": "1"})
+    assert "changed=0" in call(place, state="schedulable").output
+
+
+def test_a_node_that_somebody_else_cordoned_stays_so(place: Workplace, cluster: Cluster) -> None:
+    cluster.node["spec"]["unschedulable"] = True
+    assert "changed=0" in call(place, state="drained").output
+    assert "changed=0" in call(place, state="schedulable").output
+    assert cluster.node["spec"] == {"unschedulable": True}
+
+
+def test_only_pods_that_ask_for_the_resource(place: Workplace, cluster: Cluster) -> None:
+    cluster.pod("train", REPLICA_SET, gpu=True)
+    cluster.pod("web", REPLICA_SET)
+    assert "changed=1" in call(place, state="drained", only="nvidia.com/").output
+    assert list(cluster.pods) == ["web"]
+
+
+# A pod, options, words of the refusal. Nothing was changed.
+REFUSED = [
+    ({}, {}, "pod work/one has no controller"),
+    ({"owner": REPLICA_SET, "volumes": [{"name": "v", "emptyDir": {}}]}, {}, "data in an emptyDir"),
+]
+
+
+@pytest.mark.parametrize("pod, options, words", REFUSED)
+def test_a_pod_that_would_be_lost_is_named_first(
+    place: Workplace, cluster: Cluster, pod: dict[str, Any], options: dict[str, Any], words: str
+) -> None:
+    cluster.pod("one", **pod)
+    refused = call(place, state="drained", **options)
+    assert refused.code != 0
+    assert words in " ".join(refused.output.split())
+    assert (cluster.node["spec"], list(cluster.pods)) == ({}, ["one"])
+    forced = call(place, state="drained", force=True, delete_emptydir_data=True)
+    assert "changed=1" in forced.output, forced.output
+    assert cluster.pods == {}
+
+
+def test_time_is_over(place: Workplace, cluster: Cluster) -> None:
+    cluster.pod("one", REPLICA_SET)
+    cluster.pod("two", REPLICA_SET)
+    cluster.budget = 1000
+    stuck = call(place, state="drained", timeout=1)
+    assert stuck.code != 0
+    said = " ".join(stuck.output.split())
+    assert "2 of 2 pods are still there after 1 s: work/one: a PodDisruptionBudget forbids its eviction" in said
+    cluster.budget, cluster.stuck = 0, True
+    assert "work/one: still ending" in " ".join(call(place, state="drained", timeout=1).output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"name": "nobody"}, "node nobody: the API server answered 404"),
+        ({"kubeconfig": "/nonexistent/kubeconfig"}, "/nonexistent/kubeconfig: "),
+        ({"context": "y"}, "give a kubeconfig that kubectl can use"),
+    ],
+)
+def test_bad_input(place: Workplace, cluster: Cluster, arguments: dict[str, Any], words: str) -> None:
+    failed = call(place, state="schedulable", **arguments)
+    assert failed.code != 0
+    assert words in " ".join(failed.output.split())
+    assert "Traceback" not in failed.output
+
+
+def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
+    text = (place.folder / "kubeconfig").read_text()
+    (place.folder / "kubeconfig").write_text(text.replace("127.0.0.1:", "127.0.0.1:1#"))
+    failed = call(place, state="schedulable")
+    assert failed.code != 0
+    assert "cannot be reached" in failed.output
