@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Allocates and frees GPU memory, and asks for more than the card has, without a pause until its standard input ends.
+ * Allocates and frees GPU memory, and asks for one byte more than is left, again and again until its standard input ends.
  * Linked to libc alone, as fill.c.
- * Usage: churn; prints "ready\n" once it has a context, at the end "<rounds> <failures>\n". A failure is an allocation
- * that was refused, a free that failed, or a request over the limit that was granted.
+ * Usage: churn; prints "ready\n" once it has a context, and at its end "<rounds> <refused> <granted> <failed>\n": how many
+ * allocations within the limit were refused, how many over it were granted, and how many other calls failed.
  */
 #include <dlfcn.h>
 #include <poll.h>
@@ -51,24 +51,26 @@ int main(void)
     printf("ready\n");
     fflush(stdout);
 
-    unsigned long rounds = 0, failures = 0;
+    unsigned long rounds = 0, refused = 0, granted = 0, failed = 0;
     for (;; rounds++) {
         uint64_t pointer = 0, excess = 0;
         size_t left = 0, total = 0;
         code = allocate(&pointer, PIECE);
-        failures += code != 0;
+        refused += code != 0;
         /* One byte more than is left: the limit holds while everything around it is exchanged. */
-        failures += information(&left, &total) != 0;
+        failed += information(&left, &total) != 0;
         code = allocate(&excess, left + 1);
-        failures += code != OUT_OF_MEMORY;
-        if (code == 0)
+        failed += code != 0 && code != OUT_OF_MEMORY;
+        if (code == 0) {
+            granted++;
             release(excess);
+        }
         if (pointer)
-            failures += release(pointer) != 0;
+            failed += release(pointer) != 0;
         struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
         if (poll(&input, 1, 1) > 0)
             break;
     }
-    printf("%lu %lu\n", rounds, failures);
+    printf("%lu %lu %lu %lu\n", rounds, refused, granted, failed);
     return 0;
 }

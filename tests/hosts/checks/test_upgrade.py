@@ -147,31 +147,46 @@ def test_a_new_container_gets_the_new_version(nodes: dict[str, Node], names: dic
         node.run("vgpu-kubelet-double", "delete-pod", "--name", "next")
 
 
-def test_a_version_that_fails_its_proof_is_taken_back_and_goes_no_further(
+# A device plugin that does not start, with work on the node.
+def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:
     node = nodes[FIRST]
     before = started(node), advertised(node)
     untouched = nodes[SECOND].snapshot()
+    spoiled = json.dumps({"device_plugin_options": ["--no-such-option"]})
 
-    done = upgrade(names["bad"], names["new plugin"])
+    done = upgrade(names["new"], names["new plugin"], "-e", spoiled)
 
-    said = " ".join(done.stdout.split())
-    assert done.returncode != 0, done.stdout
-    assert f"{FIRST} was not upgraded" in said
-    assert f"the host is back at library {names['new']}" in said
-    assert "and advertises all its slices" in said
+    taken_back(done, node, names)
     assert (started(node), advertised(node)) == before
-    assert current(node) == names["new"]
+    assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
     assert nodes[SECOND].snapshot() == untouched
     assert work.poll() is None
 
 
+def taken_back(done: subprocess.CompletedProcess[str], node: Node, names: dict[str, str]) -> None:
+    said = " ".join(done.stdout.split())
+    assert done.returncode != 0, done.stdout
+    assert f"{node.name} was not upgraded" in said
+    assert f"the host is back at library {names['new']} and device plugin {names['new plugin']}" in said
+    assert "and advertises all its slices" in said
+    assert current(node) == names["new"]
+
+
 def test_the_program_met_not_one_failure(work: subprocess.Popen[str]) -> None:
     out, _ = work.communicate(timeout=60)
-    rounds, failures = (int(word) for word in out.split())
-    assert failures == 0
+    rounds, *failures = (int(word) for word in out.split())
+    assert failures == [0, 0, 0], "refused, granted, failed"
     assert rounds > 1000
+
+
+# After the work has ended: to prove a library that does not limit, the probe fills the card.
+def test_a_library_that_fails_its_proof_is_taken_back(nodes: dict[str, Node], names: dict[str, str]) -> None:
+    done = upgrade(names["bad"], names["new plugin"])
+    taken_back(done, nodes[FIRST], names)
+    assert current(nodes[SECOND]) == names["new"]
+    assert names["bad"] not in versions(nodes[SECOND])
 
 
 def test_what_nothing_uses_any_more_is_collected(nodes: dict[str, Node], names: dict[str, str]) -> None:
