@@ -22,6 +22,7 @@ help:
 	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
 	@echo "make demo-down  remove everything that the demo made"
 	@echo "make test       every gate: lint, sanity, unit, native, molecule (CONTRIBUTING.md names each)"
+	@echo "make bench      the figures of libvgpu.so, as a table (tests/bench)"
 	@echo "make native     build the C parts into native/build"
 	@echo "make gpu-check  measure libvgpu.so on this host's GPU; needs a C compiler and python3 alone"
 	@echo "make lock       resolve requirements/*.in again"
@@ -72,6 +73,11 @@ native-test: apt-test venv
 # Installs nothing and needs no root: it must run on any host that has a GPU.
 gpu-check:
 	@python3 tests/gpu/check.py $(GPU_CHECK)
+
+.PHONY: bench bench-long
+# The table of tests/bench: gates are counts and ratios, times are reported. bench-long adds the sweeps.
+bench bench-long: apt-test venv native
+	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/bench --form $(if $(filter bench-long,$@),long,bench)
 
 docs:
 	@$(PYTHON) tools/docs.py

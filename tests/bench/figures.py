@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the table: what is measured, its goal, the best known elsewhere, and how much each form does of it.
+
+Goals and gates are those of the project's plan; "elsewhere" is what we measured of HAMi-core 8f3a89c on a stub driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FORMS = ("short", "bench", "long")
+
+
+@dataclass
+class Figure:
+    """One row. ``held`` is None where there is nothing to gate, and then ``why`` says so."""
+
+    what: str
+    goal: str
+    elsewhere: str
+    gate: str = ""
+    measured: str = ""
+    held: bool | None = None
+    control: str = ""
+    why: str = ""
+
+
+FIGURES = {
+    "launch": Figure(
+        "cuLaunchKernel over the bare call, no SM limit in force",
+        "≤ 12 instructions (2 ns), nothing locked",
+        "248 instructions, 16 ns",
+    ),
+    "launch-limited": Figure(
+        "cuLaunchKernel over the bare call, SM limit in force",
+        "≤ 60 instructions (20 ns; 25 where a clock costs 14), nothing locked",
+        "319 instructions, 31 ns",
+    ),
+    "pair": Figure(
+        "cuMemAlloc + cuMemFree over the bare pair",
+        "≤ 300 instructions (100 ns), no system call",
+        "1620 instructions, 630 ns, 4 system calls",
+    ),
+    "info": Figure("cuMemGetInfo over the bare call", "no system call (50 ns)", "1000 ns, 2 system calls"),
+    "others": Figure("the pair beside other live processes", "flat to 1000", "601 ns with 0, 1382 ns with 100"),
+    "blocks": Figure("cuMemFree among live blocks", "as many instructions among 10^6", "43 µs among 50 000"),
+    "race": Figure("2 processes at a barrier ask for more than the limit", "over it in none", "over in 64 % of rounds"),
+    "last": Figure("64 processes ask for the last MiB", "over it in none, one gets it", "not measured"),
+    "kills": Figure(
+        "1 of 4 killed at a random moment, nobody takes its place",
+        "0 bytes leaked, no survivor stalls, quota back with no new process",
+        "2.1 % freeze all survivors",
+    ),
+    "replaced": Figure(
+        "1 of 4 killed, replaced at once", "0 bytes leaked, no survivor stalls", "0 of 600, at 50 to 66 ms each"
+    ),
+    "early": Figure("killed inside its start", "the next start is not held up", "329 s, then a crash"),
+    "each": Figure("killed at each instruction of an allocation and its free", "the slice is whole", "not measured"),
+    "start": Figure("what the library adds to the start of a program", "≤ 5 ms", "297 ms"),
+    "together": Figure("300 programs start at once", "no serial section, ≤ 5 ms each", "serial: 89 s for 300"),
+    "true": Figure("`true` with the library preloaded", "< 0.3 ms more", "not measured"),
+}
+
+# How much of it: short runs in `make test`, bench in `make bench`, long in `make bench-long`. 0: left out.
+SIZES = {
+    "calls": {"short": 5, "bench": 25, "long": 25},
+    "repeats": {"short": 30, "bench": 300, "long": 300},
+    "others": {"short": 100, "bench": 1000, "long": 1000},
+    "blocks": {"short": 100_000, "bench": 1_000_000, "long": 1_000_000},
+    "race": {"short": 1000, "bench": 5000, "long": 20_000},
+    "last": {"short": 50, "bench": 500, "long": 2000},
+    "kills": {"short": 300, "bench": 1000, "long": 10_000},
+    "replaced": {"short": 100, "bench": 1000, "long": 10_000},
+    "early": {"short": 100, "bench": 500, "long": 2000},
+    "each": {"short": 0, "bench": 0, "long": 1},
+    "together": {"short": 100, "bench": 300, "long": 300},
+}
+
+
+def machine() -> dict:
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    return {
+        "processors": os.cpu_count(),
+        "processor": model,
+        "kernel": platform.release(),
+        "load": round(os.getloadavg()[0], 1),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def save(folder: Path, form: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{form}.json"
+    rows = {name: asdict(figure) for name, figure in FIGURES.items() if figure.measured or figure.why}
+    path.write_text(json.dumps({"form": form, "machine": machine(), "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def table(names: list[str]) -> list[str]:
+    """Lines: a row's figures under its name, for a column of 300 characters helps nobody."""
+    lines = []
+    for name in names:
+        figure = FIGURES[name]
+        held = {True: "held", False: "NOT HELD", None: "no gate"}[figure.held]
+        lines += [
+            f"{name:15} {figure.what}",
+            f"{'':15} goal       {figure.goal}",
+            f"{'':15} elsewhere  {figure.elsewhere}",
+            f"{'':15} here       {figure.measured or 'left out: ' + figure.why}",
+            f"{'':15} gate       {held}" + (f": {figure.gate}" if figure.gate else ""),
+            *([f"{'':15} control    {figure.control}"] if figure.control else []),
+        ]
+    return lines

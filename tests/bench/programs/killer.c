@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * killer LIBRARY TRIALS MODE LIMIT SEED
+ *
+ * Four processes allocate and free without rest; in every trial one of them, chosen by chance, gets SIGKILL at a random
+ * moment. Then
+ *   alone    nobody takes its place: the three others must go on, and one of them must get, byte for byte, all that the
+ *            slice has left
+ *   replaced a new process starts at once; the three others and it must go on. The slice is counted every 16th trial
+ *   early    the victim is one that has just been started, killed inside its start
+ * What is really held is asked of the driver by this process, which has no library. Prints
+ *   trials  stalled (a survivor did nothing for 1 s)  leaked (the slice was not whole)  over (more than the limit was held)
+ *   longest stall µs  longest wait for the quota µs
+ * A survivor that is stalled, or a slice that is not whole, ends the run: nothing after it would mean anything.
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "work.h"
+
+enum { WORKERS = 4, BLOCKS = 8, PATIENCE_US = 1000000 };
+enum order { RUN, HOLD, TAKE, GIVE };
+
+struct worker {
+    _Atomic uint64_t done;  /* allocations and frees that came back */
+    _Atomic uint32_t order; /* from this process */
+    _Atomic uint32_t state; /* the order that is carried out */
+    _Atomic uint64_t bytes; /* for TAKE: how many to ask for */
+    _Atomic int32_t status; /* of TAKE */
+};
+static struct worker *board;
+
+nvmlReturn_t nvmlInit_v2(void);
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned *count, nvmlProcessInfo_t *processes);
+
+static uint64_t seed;
+static uint64_t chance(uint64_t below)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed % below;
+}
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000u + (uint64_t)time.tv_nsec / 1000u;
+}
+
+/* --- a worker -------------------------------------------------------------------------------------------- */
+
+static int work_on(struct worker *self, size_t piece)
+{
+    static struct work work;
+    CUdeviceptr held[BLOCKS] = {0}, all = 0;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!work_route(&work, "link") || !work_start(&work, 0))
+        return 9;
+    for (unsigned i = 0;; i++) {
+        uint32_t order = atomic_load(&self->order);
+        if (order == RUN) {
+            CUdeviceptr *one = &held[i % BLOCKS];
+            if (*one)
+                work.driver.cuMemFree_v2(*one);
+            *one = 0;
+            if (work.driver.cuMemAlloc_v2(one, piece - i % 777) != CUDA_SUCCESS)
+                *one = 0;
+            atomic_fetch_add(&self->done, 1);
+            atomic_store(&self->state, RUN);
+            continue;
+        }
+        if (order == TAKE && !all) {
+            self->status = work.driver.cuMemAlloc_v2(&all, self->bytes);
+            if (self->status != CUDA_SUCCESS)
+                all = 0;
+        } else if (order == GIVE && all) {
+            work.driver.cuMemFree_v2(all);
+            all = 0;
+        }
+        atomic_store(&self->state, order);
+        while (atomic_load(&self->order) == order)
+            usleep(50);
+    }
+}
+
+static pid_t start(char **argv, int descriptor, unsigned which, size_t piece)
+{
+    char number[16], index[16], bytes[32];
+    snprintf(number, sizeof number, "%d", descriptor);
+    snprintf(index, sizeof index, "%u", which);
+    snprintf(bytes, sizeof bytes, "%zu", piece);
+    atomic_store(&board[which].order, RUN);
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("LD_PRELOAD", argv[1], 1);
+        execl("/proc/self/exe", argv[0], "--worker", number, index, bytes, NULL);
+        _exit(127);
+    }
+    return child;
+}
+
+/* --- the judge --------------------------------------------------------------------------------------------- */
+
+static uint64_t on_card(nvmlDevice_t device)
+{
+    static nvmlProcessInfo_t list[64];
+    unsigned count = 64;
+    uint64_t sum = 0;
+    if (nvmlDeviceGetComputeRunningProcesses_v3(device, &count, list) != NVML_SUCCESS)
+        exit(4);
+    for (unsigned i = 0; i < count; i++)
+        sum += list[i].usedGpuMemory;
+    return sum;
+}
+
+/* µs until worker `which` did two more things; PATIENCE_US if it did not. */
+static uint64_t goes_on(unsigned which, uint64_t before, uint64_t began)
+{
+    while (atomic_load(&board[which].done) < before + 2) {
+        if (now() - began >= PATIENCE_US)
+            return PATIENCE_US;
+        usleep(20);
+    }
+    return now() - began;
+}
+
+static bool reach(unsigned which, enum order order)
+{
+    uint64_t began = now();
+    atomic_store(&board[which].order, order);
+    while (atomic_load(&board[which].state) != order)
+        if (now() - began > 20 * (uint64_t)PATIENCE_US)
+            return false;
+        else
+            usleep(20);
+    return true;
+}
+
+struct result {
+    unsigned trials, stalled, leaked, over;
+    uint64_t stall, wait;
+};
+
+/* One of the living takes all that the slice has left; the card must then hold exactly the limit. */
+static void count_slice(nvmlDevice_t device, unsigned dead, uint64_t limit, struct result *result)
+{
+    unsigned taker = (dead + 1 + (unsigned)chance(WORKERS - 1)) % WORKERS;
+    for (unsigned i = 0; i < WORKERS; i++)
+        if (i != dead && !reach(i, HOLD)) {
+            result->stalled++;
+            return;
+        }
+    uint64_t held = on_card(device), began = now();
+    result->over += held > limit;
+    if (held >= limit) {
+        result->leaked += held > limit;
+    } else {
+        board[taker].bytes = limit - held;
+        if (!reach(taker, TAKE)) {
+            result->stalled++;
+            return;
+        }
+        uint64_t waited = now() - began;
+        result->wait = waited > result->wait ? waited : result->wait;
+        result->stalled += waited >= PATIENCE_US;
+        result->leaked += board[taker].status != CUDA_SUCCESS || on_card(device) != limit;
+        if (board[taker].status == CUDA_SUCCESS && !reach(taker, GIVE))
+            result->stalled++;
+    }
+    for (unsigned i = 0; i < WORKERS; i++)
+        if (i != dead)
+            atomic_store(&board[i].order, RUN);
+}
+
+static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[WORKERS], uint64_t limit, size_t piece,
+                  unsigned number, struct result *result)
+{
+    bool replaced = strcmp(argv[3], "replaced") == 0, early = strcmp(argv[3], "early") == 0;
+    unsigned victim = (unsigned)chance(WORKERS);
+    uint64_t before[WORKERS], started = atomic_load(&board[victim].done);
+    if (early) {
+        kill(pids[victim], SIGKILL);
+        waitpid(pids[victim], NULL, 0);
+        pids[victim] = start(argv, descriptor, victim, piece);
+        usleep((useconds_t)chance(12000));
+    } else {
+        goes_on(victim, started, now()); /* it is at work */
+        usleep((useconds_t)chance(2000));
+    }
+    kill(pids[victim], SIGKILL);
+    waitpid(pids[victim], NULL, 0);
+    uint64_t began = now();
+    for (unsigned i = 0; i < WORKERS; i++)
+        before[i] = atomic_load(&board[i].done);
+    if (replaced)
+        pids[victim] = start(argv, descriptor, victim, piece);
+    for (unsigned i = 0; i < WORKERS; i++) {
+        if (i == victim)
+            continue;
+        uint64_t took = goes_on(i, before[i], began);
+        result->stall = took > result->stall ? took : result->stall;
+        result->stalled += took >= PATIENCE_US;
+    }
+    result->trials++;
+    if (result->stalled)
+        return false;
+    if (!replaced || number % 16 == 0) {
+        if (replaced) {
+            kill(pids[victim], SIGKILL);
+            waitpid(pids[victim], NULL, 0);
+        }
+        count_slice(device, victim, limit, result);
+        pids[victim] = start(argv, descriptor, victim, piece);
+    }
+    return !result->stalled && !result->leaked && !result->over;
+}
+
+int main(int argc, char **argv)
+{
+    nvmlDevice_t device;
+    pid_t pids[WORKERS];
+    struct result result = {0};
+    if (argc == 5 && strcmp(argv[1], "--worker") == 0) {
+        board = mmap(NULL, WORKERS * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[2]), 0);
+        return board == MAP_FAILED ? 3 : work_on(&board[atoi(argv[3])], strtoull(argv[4], NULL, 0));
+    }
+    if (argc != 6)
+        return 2;
+    unsigned trials = (unsigned)atoi(argv[2]);
+    uint64_t limit = strtoull(argv[4], NULL, 0);
+    seed = strtoull(argv[5], NULL, 0) * 2 + 88172645463325253ull;
+    int descriptor = memfd_create("board", 0);
+    if (descriptor < 0 || ftruncate(descriptor, WORKERS * sizeof *board) != 0 || nvmlInit_v2() ||
+        nvmlDeviceGetHandleByIndex_v2(0, &device))
+        return 3;
+    board = mmap(NULL, WORKERS * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    /* Together they may ask for more than there is: some are refused all the time. */
+    size_t piece = limit / (WORKERS * BLOCKS) * 5 / 4;
+    for (unsigned i = 0; i < WORKERS; i++)
+        pids[i] = start(argv, descriptor, i, piece);
+    for (unsigned i = 0; i < WORKERS; i++) {
+        uint64_t began = now();
+        while (atomic_load(&board[i].done) < 2 && now() - began < 20 * (uint64_t)PATIENCE_US)
+            usleep(1000);
+    }
+    for (unsigned i = 0; i < trials && trial(argv, descriptor, device, pids, limit, piece, i, &result); i++)
+        continue;
+    for (unsigned i = 0; i < WORKERS; i++) {
+        kill(pids[i], SIGKILL);
+        waitpid(pids[i], NULL, 0);
+    }
+    printf("%u %u %u %u %llu %llu\n", result.trials, result.stalled, result.leaked, result.over,
+           (unsigned long long)result.stall, (unsigned long long)result.wait);
+    return 0;
+}

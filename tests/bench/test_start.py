@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to start: the library in a program that uses CUDA, alone and among hundreds, and in one without."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from statistics import median
+
+from conftest import BARE, LIBRARY, Bench
+from test_calls import Cost, cost
+
+
+def started(bench: Bench, library: str) -> tuple[Cost, float, float]:
+    """The cost over the bare start; milliseconds of the bare start and of this (least of several)."""
+    one = cost(bench, library, "link", "start", 1)
+    times = [min(bench.run("crowd", which, 1, "start")[0][3] for _unused in range(9)) for which in (BARE, library)]
+    return one, times[0] / 1000, times[1] / 1000
+
+
+def test_the_start_of_a_program(bench: Bench, row) -> None:
+    bench.run("crowd", LIBRARY, 1, "start")  # the container's first context is measured; the others know its size
+    ours, theirs = started(bench, LIBRARY), started(bench, bench.naive)
+    row(
+        "start",
+        "at most 500 000 instructions beside the driver, and 15 times as long as the bare start",
+        lambda one: one[0].beside <= 500_000 and one[2] <= 15 * one[1],
+        ours,
+        f"{ours[0].beside} instructions beside the driver, {ours[0].driver} calls of it; {ours[2] - ours[1]:.1f} ms",
+        theirs,
+        f"{theirs[0].beside} instructions beside the driver; {theirs[2] - theirs[1]:.1f} ms",
+    )
+
+
+def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
+    """A serial section would show as waiting: far more time on the wall than on the processors."""
+    count = sizes["together"]
+    bench.run("crowd", LIBRARY, 1, "start")
+    found = {}
+    for library in (BARE, LIBRARY, bench.naive):
+        failed, wall, processor, slowest = bench.run("crowd", library, count, "start")[0]
+        assert failed == 0
+        found[library] = (wall / (processor / (os.cpu_count() or 1)), processor / count / 1000, slowest / 1000)
+    row(
+        "together",
+        "at most 4 times the processors' time on the wall",
+        lambda one: one[0] <= 4,
+        found[LIBRARY],
+        f"{count} at once: {found[LIBRARY][0]:.1f} times the processors' time on the wall (bare {found[BARE][0]:.1f}), "
+        f"{found[LIBRARY][1]:.1f} ms of processor each (bare {found[BARE][1]:.1f}), slowest {found[LIBRARY][2]:.0f} ms",
+        found[bench.naive],
+        f"{found[bench.naive][0]:.1f} times the processors' time, slowest {found[bench.naive][2]:.0f} ms",
+    )
+
+
+def spawn_us(library: str, rounds: int) -> float:
+    env = {"PATH": os.environ["PATH"], **({"LD_PRELOAD": library} if library else {})}
+    each = []
+    for _unused in range(rounds):
+        began = time.perf_counter()
+        subprocess.run(["/bin/true"], env=env, check=True)
+        each.append((time.perf_counter() - began) * 1e6)
+    return median(each)
+
+
+def test_a_program_without_cuda(bench: Bench, sizes: dict, row) -> None:
+    bare = bench.run("steps", BARE, "exec", "/bin/true")[0]
+    found = {}
+    for library in (LIBRARY, bench.naive):
+        ours = bench.run("steps", library, "exec", "/bin/true")[0]
+        found[library] = (ours[0] - bare[0], ours[3] - bare[3])
+    rounds = 20 * sizes["calls"]
+    more = spawn_us(LIBRARY, rounds) - spawn_us(BARE, rounds)
+    row(
+        "true",
+        "at most 60 000 instructions and 16 system calls more",
+        lambda one: one[0] <= 60_000 and one[1] <= 16,
+        found[LIBRARY],
+        f"{found[LIBRARY][0]} instructions and {found[LIBRARY][1]} system calls more; {more:.0f} µs",
+        found[bench.naive],
+        f"{found[bench.naive][0]} instructions and {found[bench.naive][1]} system calls more",
+    )
