@@ -27,8 +27,8 @@ class Cost:
 
 
 def steps(bench: Bench, library: str, route: str, call: str, count: int, blocks: int = 0) -> list:
-    """One figure a column. Now and then a table of blocks grows: the median. The simulated engine works in real time and
-    takes its share of a launch when it likes, also by calls of libc: there the least."""
+    """One figure a column. Now and then a table of blocks grows: the median. The simulated engine works in real time
+    and takes its share of a launch when it likes, also by calls of libc: there the least."""
     lines = bench.run("steps", library, route, call, count, blocks)
     assert len(lines) == count
     pick = min if call == "launch" else median
@@ -44,11 +44,12 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
 
 def nanoseconds(bench: Bench, library: str, call: str, repeats: int) -> float:
     """Least of the repeats, over the bare call; alternately measured, for the machine is not alone."""
-    bare, ours = [], []
-    for _unused in range(3):
-        bare.append(bench.run("timing", "link", call, 1000, repeats)[0][0])
-        ours.append(bench.run("timing", "link", call, 1000, repeats, preload=library)[0][0])
-    return min(ours) - min(bare)
+    least = []
+    for preload in (BARE, library):
+        least.append(
+            min(bench.run("timing", "link", call, 500, repeats, preload=preload)[0][0] for _unused in range(2))
+        )
+    return least[1] - least[0]
 
 
 def test_a_pair_of_allocation_and_free(bench: Bench, sizes: dict, row) -> None:
