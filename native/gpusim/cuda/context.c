@@ -93,13 +93,14 @@ static CUresult context_start(CUcontext context)
     atomic_store(&context->waited, 0);
     context->peers = 0;
     context->ecc_seen = gpu->ecc_double[1];
-    context->limits[0] = 1024;
-    context->limits[1] = 1048576;
-    context->limits[2] = 8388608;
+    context->limits[0] = DEFAULT_STACK;
+    context->limits[1] = DEFAULT_FIFO;
+    context->limits[2] = DEFAULT_HEAP;
     context->limits[3] = 2;
     context->limits[4] = 2048;
     context->limits[5] = 128;
     context->limits[6] = 0;
+    context->stack_bytes = context->heap_bytes = 0;
     context->cache_config = 0;
     context->shared_config = 1;
     atomic_store_explicit(&context->alive, true, memory_order_release);
@@ -128,6 +129,7 @@ static void context_stop(CUcontext context)
         pools_end(context->device);
         graph_memory_end_device(context->device);
     }
+    context_heaps_end(context);
     sim_channel_close(context->gpu, context->channel);
     sim_uncharge(context->gpu, SIM_CONTEXT, sim_state()->gpus[context->gpu].context_bytes);
 }

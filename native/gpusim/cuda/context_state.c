@@ -63,14 +63,62 @@ CUresult cuCtxSynchronize(void)
     return context_wait(context);
 }
 
+/*
+ * Stacks are made for every thread that the GPU can hold, at once when their size is set. Heaps get their memory when the
+ * next module is loaded; they never shrink.
+ */
+#define MAX_STACK_BYTES 524288u
+
+static uint64_t threads_of(CUcontext context)
+{
+    const struct sim_gpu *gpu = &sim_state()->gpus[context->gpu];
+    return (uint64_t)gpu->sm_count * sim_model_find(gpu->model)->threads_per_sm;
+}
+
+static CUresult resize(CUcontext context, uint64_t *held, uint64_t bytes)
+{
+    CUresult result = CUDA_SUCCESS;
+    pthread_mutex_lock(&context->mutex);
+    if (bytes > *held)
+        result = status_to_result(sim_charge(context->gpu, SIM_CONTEXT, bytes - *held));
+    else
+        sim_uncharge(context->gpu, SIM_CONTEXT, *held - bytes);
+    if (result == CUDA_SUCCESS)
+        *held = bytes;
+    pthread_mutex_unlock(&context->mutex);
+    return result;
+}
+
+CUresult context_heaps(CUcontext context)
+{
+    uint64_t bytes = 0;
+    if (context->limits[1] > DEFAULT_FIFO)
+        bytes += context->limits[1] - DEFAULT_FIFO;
+    if (context->limits[2] > DEFAULT_HEAP)
+        bytes += context->limits[2] - DEFAULT_HEAP;
+    return bytes > context->heap_bytes ? resize(context, &context->heap_bytes, bytes) : CUDA_SUCCESS;
+}
+
+void context_heaps_end(CUcontext context)
+{
+    resize(context, &context->stack_bytes, 0);
+    resize(context, &context->heap_bytes, 0);
+}
+
 /* CUlimit: 0 stack, 1 printf fifo, 2 malloc heap, 3 sync depth, 4 pending launches, 5 L2 fetch, 6 persisting L2. */
 EXPORT CUresult cuCtxSetLimit(int limit, size_t value);
 CUresult cuCtxSetLimit(int limit, size_t value)
 {
     ENTER_CONTEXT(context);
     REQUIRE(limit >= 0 && limit <= 6, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    context->limits[limit] = value;
-    return CUDA_SUCCESS;
+    CUresult result = CUDA_SUCCESS;
+    if (limit == 0) {
+        REQUIRE(value <= MAX_STACK_BYTES, CUDA_ERROR_INVALID_VALUE);
+        result = resize(context, &context->stack_bytes, value > DEFAULT_STACK ? (value - DEFAULT_STACK) * threads_of(context) : 0);
+    }
+    if (result == CUDA_SUCCESS)
+        context->limits[limit] = value;
+    return result;
 }
 
 EXPORT CUresult cuCtxGetLimit(size_t *value, int limit);

@@ -51,10 +51,16 @@ struct CUctx_st {
     CUmodule modules;
     uint64_t peers; /* devices whose memory it may access */
     size_t limits[8];
+    uint64_t stack_bytes, heap_bytes; /* charged beyond what every context takes: context_state.c */
     int cache_config, shared_config;
     struct event_table *events;
     CUcontext next;
 };
+
+/* CUlimit: bytes of stack of each thread, of the buffer of printf, of the heap of malloc */
+#define DEFAULT_STACK 1024u
+#define DEFAULT_FIFO 1048576u
+#define DEFAULT_HEAP 8388608u
 
 struct device {
     int gpu; /* in the state */
@@ -126,6 +132,10 @@ static inline bool device_valid(CUdevice device)
 {
     return device >= 0 && device < driver.count;
 }
+
+/* context_state.c: memory of stacks and heaps above their defaults */
+CUresult context_heaps(CUcontext context); /* a module is loaded: heaps get the size that was set */
+void context_heaps_end(CUcontext context);
 
 /* memory.c */
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out);

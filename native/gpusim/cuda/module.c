@@ -20,7 +20,7 @@ struct CUmod_st {
     struct image image;
     CUfunction functions;
     struct global *globals;
-    uint64_t charged;
+    uint64_t charged, due; /* due: code that the first function brings, where loading is lazy */
     CUmodule next;
 };
 
@@ -89,6 +89,25 @@ static void module_free(CUmodule module)
     free(module);
 }
 
+static bool lazy(void)
+{
+    const char *mode = getenv("CUDA_MODULE_LOADING");
+    return mode && strcmp(mode, "LAZY") == 0;
+}
+
+/* Module's context locked. */
+static CUresult load_code(CUmodule module)
+{
+    if (!module->due)
+        return CUDA_SUCCESS;
+    CUresult result = status_to_result(sim_charge(module->context->gpu, SIM_MODULE, module->due));
+    if (result == CUDA_SUCCESS) {
+        module->charged += module->due;
+        module->due = 0;
+    }
+    return result;
+}
+
 static CUresult load(CUmodule *out, const void *data)
 {
     ENTER_CONTEXT(context);
@@ -98,9 +117,12 @@ static CUresult load(CUmodule *out, const void *data)
     module->magic = MODULE_MAGIC;
     module->context = context;
     CUresult result = image_parse(data, &module->image);
-    uint64_t bytes = module->image.code_bytes;
+    uint64_t bytes = lazy() ? 0 : module->image.code_bytes;
+    module->due = module->image.code_bytes - bytes;
     for (const struct image_entry *entry = module->image.entries; entry; entry = entry->next)
         bytes += entry->bytes;
+    if (result == CUDA_SUCCESS)
+        result = context_heaps(context);
     if (result == CUDA_SUCCESS && bytes) {
         result = status_to_result(sim_charge(context->gpu, SIM_MODULE, bytes));
         module->charged = result == CUDA_SUCCESS ? bytes : 0;
@@ -206,6 +228,8 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
         function = function->next;
     if (!function)
         result = module->image.any_name ? function_new(module, name, NULL, &function) : CUDA_ERROR_NOT_FOUND;
+    if (result == CUDA_SUCCESS)
+        result = load_code(module);
     pthread_mutex_unlock(&module->context->mutex);
     if (result == CUDA_SUCCESS)
         *out = function;
@@ -234,7 +258,7 @@ CUresult cuModuleGetLoadingMode(int *mode)
 {
     ENTER();
     REQUIRE(mode, CUDA_ERROR_INVALID_VALUE);
-    *mode = 1; /* eager: an image is charged when it is loaded */
+    *mode = lazy() ? 2 : 1;
     return CUDA_SUCCESS;
 }
 

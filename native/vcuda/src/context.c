@@ -145,6 +145,7 @@ static void leave_end(struct leaving *leaving, bool gone)
         return;
     memory_sweep_end(leaving->swept, gone);
     if (gone) {
+        code_leave_context((CUcontext)(uintptr_t)leaving->block.key);
         pools_settle(false);
         ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
     } else {

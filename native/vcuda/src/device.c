@@ -87,6 +87,14 @@ const struct device *device_current(CUcontext *context, CUresult *status)
     return *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
 }
 
+const struct device *device_in_ledger(int index)
+{
+    for (int ordinal = 0; ordinal < MAX_ORDINALS; ordinal++)
+        if (atomic_load_explicit(&known[ordinal], memory_order_acquire) && devices[ordinal].ledger == index)
+            return &devices[ordinal];
+    return NULL;
+}
+
 uint64_t device_limit(const struct device *device, bool *in_limits)
 {
     return limits_memory(device->uuid, device->nvml_index, in_limits);

@@ -145,6 +145,17 @@ enum measured measure_end(const struct measure *measure, uint64_t *bytes)
     return MEASURED_NOT;
 }
 
+uint64_t measure_fall(const struct measure *measure)
+{
+    struct measure now = *measure;
+    if (!measure->nvml || !measure->quiet)
+        return 0;
+    read_both(&now);
+    int64_t elsewhere = (int64_t)(now.charged - measure->charged);
+    int64_t fallen = (int64_t)(measure->own - now.own) + elsewhere;
+    return now.quiet && measure->own > 0 && fallen > 0 ? (uint64_t)fallen : 0;
+}
+
 /* What a second, short-lived context takes from the free memory that the driver shows inside the first. */
 static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
 {

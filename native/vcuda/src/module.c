@@ -72,20 +72,13 @@ LOAD(cuModuleLoadDataEx, (CUmodule *module, const void *image, unsigned int coun
      (module, image, count, options, values))
 LOAD(cuModuleLoadFatBinary, (CUmodule *module, const void *image), (module, image))
 
+static CUresult unload_module(const void *module)
+{
+    return REAL(cuModuleUnload)((CUmodule)(uintptr_t)module);
+}
+
 EXPORT CUresult cuModuleUnload(CUmodule module)
 {
     ENTER(cuModuleUnload, (module));
-    struct block block;
-    if (!block_get(&vgpu_modules, (uintptr_t)module, &block))
-        return REAL(cuModuleUnload)(module);
-    int device = block.device;
-    context_lock(device);
-    bool ours = block_take(&vgpu_modules, (uintptr_t)module, &block);
-    CUresult status = REAL(cuModuleUnload)(module);
-    if (ours && status != CUDA_SUCCESS)
-        block_put(&vgpu_modules, &block);
-    else if (ours)
-        ledger_uncharge(block.device, ACCOUNT_CONTEXT, block.bytes);
-    context_unlock(device);
-    return status;
+    return code_unload(control, module, unload_module);
 }

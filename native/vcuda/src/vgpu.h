@@ -192,7 +192,7 @@ struct block {
     int32_t kind;
 };
 struct block_map;
-extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
@@ -210,6 +210,8 @@ struct device {
 };
 /* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
 const struct device *device_of(CUdevice device, CUresult *status);
+/* A device by its index in the ledger; NULL: none of this process. */
+const struct device *device_in_ledger(int index);
 /* The device of the thread's current context; *context gets the context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
 uint64_t device_limit(const struct device *device, bool *known);
@@ -290,8 +292,17 @@ enum measured {
 };
 /* Bytes that came to this process since, without what was charged as allocations. */
 enum measured measure_end(const struct measure *measure, uint64_t *bytes);
+/* Bytes by which this process's own figure fell, without what was uncharged; 0 where NVML does not show it. */
+uint64_t measure_fall(const struct measure *measure);
 /* The size of a context by creating others beside it, given what the card's figure says (0: nothing). 0: unknown. */
 uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card);
+
+/* --- code.c ---------------------------------------------------------------------------------------------- */
+
+/* Unloads a module or library, and uncharges what really went with it, in every context. */
+CUresult code_unload(enum control control, const void *holder, CUresult (*unload)(const void *holder));
+/* The context is gone: what was loaded there must be measured again in another of the same address. */
+void code_leave_context(CUcontext context);
 
 /* --- pool.c ---------------------------------------------------------------------------------------------- */
 

@@ -82,6 +82,24 @@
     FN(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, 1, (CUgraphExec exec, CUstream stream)) \
     FN(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, 0, (CUgraphExec exec)) \
     FN(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, 0, (CUdevice device)) \
+    FN(cuModuleGetFunction, "cuModuleGetFunction", 2000, 0, (CUfunction *function, CUmodule module, const char *name)) \
+    FN(cuModuleGetGlobal_v2, "cuModuleGetGlobal", 3020, 0, \
+       (CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)) \
+    FN(cuLibraryLoadData, "cuLibraryLoadData", 12000, 0, \
+       (CUlibrary *library, const void *code, int *jit, void **jit_values, unsigned jit_count, int *options, void **values, unsigned count)) \
+    FN(cuLibraryLoadFromFile, "cuLibraryLoadFromFile", 12000, 0, \
+       (CUlibrary *library, const char *file, int *jit, void **jit_values, unsigned jit_count, int *options, void **values, unsigned count)) \
+    FN(cuLibraryUnload, "cuLibraryUnload", 12000, 0, (CUlibrary library)) \
+    FN(cuLibraryGetModule, "cuLibraryGetModule", 12000, 0, (CUmodule *module, CUlibrary library)) \
+    FN(cuLibraryGetKernel, "cuLibraryGetKernel", 12000, 0, (CUkernel *kernel, CUlibrary library, const char *name)) \
+    FN(cuLibraryGetGlobal, "cuLibraryGetGlobal", 12000, 0, \
+       (CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)) \
+    FN(cuKernelGetFunction, "cuKernelGetFunction", 12000, 0, (CUfunction *function, CUkernel kernel)) \
+    FN(cuLaunchKernel, "cuLaunchKernel", 4000, 0, \
+       (CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, \
+        CUstream stream, void **parameters, void **extra)) \
+    FN(cuCtxSetLimit, "cuCtxSetLimit", 3010, 0, (int limit, size_t value)) \
+    FN(cuCtxGetLimit, "cuCtxGetLimit", 3010, 0, (size_t *value, int limit)) \
     FN(cuMemGetInfo_v2, "cuMemGetInfo", 3020, 0, (size_t *free_bytes, size_t *total_bytes)) \
     FN(cuDeviceTotalMem_v2, "cuDeviceTotalMem", 3020, 0, (size_t *bytes, CUdevice device)) \
     FN(cuDeviceGetUuid, "cuDeviceGetUuid", 9020, 0, (CUuuid *uuid, CUdevice device))

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More words of the puppet: graphs and their memory. Each prints its line and answers 1; 0: not a word of these. */
+/* More words of the puppet: graphs and their memory, code, heaps. Each prints its line and answers 1; 0: not a word of these. */
 #include "words.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CALL(function, ...) (cu->function ? cu->function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
@@ -122,6 +124,69 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
     else if (strcmp(verb, "trim") == 0)
         status = CALL(cuDeviceGraphMemTrim, (int)a);
     else
+        return 0;
+    printf("%d\n", status);
+    return 1;
+}
+
+/* Libraries keep pointing to their image. */
+static const char *image(unsigned long long bytes)
+{
+    static char text[256];
+    snprintf(text, sizeof text,
+             ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel k 1\n// .gpusim kernel other 1\n"
+             "// .gpusim global g 4096\n// .gpusim bytes %llu\n",
+             bytes);
+    return text;
+}
+
+static CUresult from_file(const struct api *cu, CUlibrary *library, const char *text)
+{
+    char path[] = "/tmp/vgpu-image-XXXXXX";
+    int descriptor = mkstemp(path);
+    if (descriptor < 0 || write(descriptor, text, strlen(text)) != (ssize_t)strlen(text))
+        return -2;
+    close(descriptor);
+    CUresult status = CALL(cuLibraryLoadFromFile, library, path, NULL, NULL, 0, NULL, NULL, 0);
+    unlink(path);
+    return status;
+}
+
+int code_word(const struct api *cu, unsigned long long *reg, const char *verb, unsigned long long a, unsigned long long b,
+              unsigned long long c)
+{
+    CUresult status;
+    size_t size = 0;
+    CUdeviceptr pointer;
+    if (strcmp(verb, "library") == 0)
+        status = CALL(cuLibraryLoadData, (CUlibrary *)&reg[a], image(b), NULL, NULL, 0, NULL, NULL, 0);
+    else if (strcmp(verb, "library-file") == 0)
+        status = from_file(cu, (CUlibrary *)&reg[a], image(b));
+    else if (strcmp(verb, "library-unload") == 0)
+        status = CALL(cuLibraryUnload, (CUlibrary)reg[a]);
+    else if (strcmp(verb, "library-module") == 0)
+        status = CALL(cuLibraryGetModule, (CUmodule *)&reg[a], (CUlibrary)reg[b]);
+    else if (strcmp(verb, "library-global") == 0)
+        status = CALL(cuLibraryGetGlobal, &pointer, &size, (CUlibrary)reg[a], "g");
+    else if (strcmp(verb, "kernel") == 0)
+        status = CALL(cuLibraryGetKernel, (CUkernel *)&reg[a], (CUlibrary)reg[b], c == 2 ? "absent" : c ? "other" : "k");
+    else if (strcmp(verb, "kernel-function") == 0)
+        status = CALL(cuKernelGetFunction, (CUfunction *)&reg[a], (CUkernel)reg[b]);
+    else if (strcmp(verb, "image") == 0)
+        status = CALL(cuModuleLoadData, (CUmodule *)&reg[a], image(b));
+    else if (strcmp(verb, "function") == 0)
+        status = CALL(cuModuleGetFunction, (CUfunction *)&reg[a], (CUmodule)reg[b], c ? "other" : "k");
+    else if (strcmp(verb, "global") == 0)
+        status = CALL(cuModuleGetGlobal_v2, &pointer, &size, (CUmodule)reg[a], "g");
+    else if (strcmp(verb, "launch") == 0)
+        status = CALL(cuLaunchKernel, (CUfunction)reg[a], 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL);
+    else if (strcmp(verb, "set-limit") == 0)
+        status = CALL(cuCtxSetLimit, (int)a, b);
+    else if (strcmp(verb, "get-limit") == 0) {
+        status = CALL(cuCtxGetLimit, &size, (int)a);
+        printf("%d %zu\n", status, size);
+        return 1;
+    } else
         return 0;
     printf("%d\n", status);
     return 1;

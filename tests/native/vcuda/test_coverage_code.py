@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Code that reaches the card by a library or late, and the heaps of a context: charged what the driver took."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import LIMIT, MIB, OK, OOM, Host
+from test_coverage_graphs import say
+
+SIZE = 3 * MIB + 5
+LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
+STACK, FIFO, HEAP = 0, 1, 2
+
+# words that load code, words that unload it, environment
+WAYS = {
+    "library, kernel": ((f"library 10 {SIZE}", "kernel 20 10"), ("library-unload 10",), {}),
+    "library from a file": ((f"library-file 10 {SIZE}", "kernel 20 10"), ("library-unload 10",), {}),
+    "library, kernel launched": ((f"library 10 {SIZE}", "kernel 20 10", "launch 20"), ("library-unload 10",), {}),
+    "library, kernel's function": (
+        (f"library 10 {SIZE}", "kernel 20 10", "kernel-function 21 20"),
+        ("library-unload 10",),
+        {},
+    ),
+    "library's module": ((f"library 10 {SIZE}", "library-module 20 10"), ("library-unload 10",), {}),
+    "library's global": ((f"library 10 {SIZE}", "library-global 10"), ("library-unload 10",), {}),
+    "module": ((f"image 10 {SIZE}", "function 20 10"), ("unload 10",), {}),
+    "lazy module": ((f"image 10 {SIZE}", "function 20 10"), ("unload 10",), LAZY),
+    "lazy module, global first": ((f"image 10 {SIZE}", "global 10", "function 20 10"), ("unload 10",), LAZY),
+    "lazy library": ((f"library 10 {SIZE}", "kernel 20 10", "launch 20"), ("library-unload 10",), LAZY),
+    "lazy library's module": (
+        (f"library 10 {SIZE}", "library-module 20 10", "function 21 20 1"),
+        ("library-unload 10",),
+        LAZY,
+    ),
+}
+
+
+@pytest.mark.parametrize("route", ["link", "proc"])
+@pytest.mark.parametrize("way", WAYS)
+def test_code_is_charged_and_given_back(host: Host, way: str, route: str) -> None:
+    loads, unloads, environment = WAYS[way]
+    puppet = host.puppet(route, **environment).start()
+    before = host.on_card()
+    for _unused in range(2):
+        say(puppet, *loads, "sync")
+        assert host.on_card() >= before + SIZE, "the driver took nothing: this proves nothing"
+        assert host.charged() == host.on_card()
+        say(puppet, *loads[1:], "sync")
+        assert host.charged() == host.on_card(), "asked again"
+        say(puppet, *unloads)
+        assert host.charged() == host.on_card() == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_code_goes_with_its_context(host: Host, way: str) -> None:
+    loads, unloads, environment = WAYS[way]
+    puppet = host.puppet(**environment)
+    assert puppet.result("init") == OK
+    first = puppet.get("ctx", 0)
+    puppet.get("ctx", 0)
+    say(puppet, f"set {first}", *loads, "sync")
+    assert host.charged() == host.on_card()
+    say(puppet, f"ctx-destroy {first}")
+    assert host.charged() == host.on_card()
+    if way.endswith(("library, kernel", "module", "launched")) and "library" in unloads[0]:
+        say(puppet, *unloads)
+        assert host.charged() == host.on_card()
+
+
+def test_a_library_in_two_contexts(host: Host) -> None:
+    puppet = host.puppet()
+    assert puppet.result("init") == OK
+    first, second = puppet.get("ctx", 0), puppet.get("ctx", 1)
+    before = [host.on_card(0), host.on_card(1)]
+    say(puppet, f"set {first}", f"library 10 {SIZE}", "kernel 20 10", f"set {second}", "kernel-function 21 20", "sync")
+    assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)]
+    assert host.on_card(1) >= before[1] + SIZE
+    say(puppet, "library-unload 10")
+    assert [host.charged(0), host.charged(1)] == [host.on_card(0), host.on_card(1)] == before
+
+
+def test_code_that_does_not_fit(host: Host) -> None:
+    """A kernel cannot be unloaded alone: it stays and is charged, and whoever asks again gets it."""
+    puppet = host.puppet().start()
+    puppet.get("alloc", LIMIT - host.on_card() - MIB)
+    say(puppet, f"library 10 {SIZE}")
+    assert puppet.result("kernel 20 10") == OOM
+    assert host.charged() == host.on_card() < LIMIT + SIZE + MIB
+    assert puppet.refused("alloc", 1) == OOM
+    say(puppet, "kernel 20 10", "library-unload 10")
+    assert host.charged() == host.on_card()
+    say(puppet, f"alloc 40 {MIB}")
+
+
+def test_a_kernel_that_is_not_there(host: Host) -> None:
+    puppet = host.puppet().start()
+    say(puppet, f"library 10 {SIZE}")
+    before = host.on_card()
+    assert puppet.result("kernel 20 10 2") == 500
+    assert host.charged() == host.on_card() == before
+
+
+@pytest.mark.parametrize("route", ["link", "proc"])
+def test_stacks_are_charged_when_their_size_is_set(host: Host, route: str) -> None:
+    puppet = host.puppet(route).start()
+    before = host.on_card()
+    for size in (4096, 16384, 2048, 1024):
+        say(puppet, f"set-limit {STACK} {size}")
+        assert host.charged() == host.on_card()
+        assert (host.on_card() > before) == (size > 1024)
+    say(puppet, f"set-limit {STACK} 8192", "ctx-destroy 1")
+    assert host.charged() == host.on_card() == 0
+
+
+def test_stacks_are_held_to_the_limit(host: Host) -> None:
+    puppet = host.puppet().start()
+    say(puppet, f"set-limit {STACK} 2048")
+    puppet.get("alloc", LIMIT - host.on_card() - MIB)
+    before = host.on_card()
+    assert puppet.result(f"set-limit {STACK} 4096") == OOM
+    assert puppet.say(f"get-limit {STACK}") == [OK, 2048]
+    assert host.charged() == host.on_card() == before
+    assert puppet.result(f"set-limit {STACK} {1 << 40}") == 1, "the driver's own error"
+
+
+@pytest.mark.parametrize("which", [FIFO, HEAP])
+def test_a_heap_stays_when_the_module_goes(host: Host, which: int) -> None:
+    """It came with the module, whose load measured it; it is the context's."""
+    puppet = host.puppet().start()
+    before = host.on_card()
+    say(puppet, f"set-limit {which} {64 * MIB}", f"image 10 {SIZE}")
+    assert host.charged() == host.on_card() > before + 50 * MIB
+    say(puppet, "unload 10")
+    assert host.charged() == host.on_card() > before + 50 * MIB
+    say(puppet, "ctx-destroy 1")
+    assert host.charged() == host.on_card() == 0
