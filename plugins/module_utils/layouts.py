@@ -92,7 +92,8 @@ LEDGER_SLOT_FIELDS: Fields = {
     "context": (128, "16Q"),
     "generation": (256, "I"),
     "pid": (260, "I"),
-    "reserved": (264, "7Q"),
+    "pid_namespace": (264, "Q"),
+    "reserved": (272, "6Q"),
 }
 LEDGER_SLOT_SIZE = 320
 LEDGER_FILE_SIZE = LEDGER_SLOT_OFFSET + LEDGER_SLOTS * LEDGER_SLOT_SIZE

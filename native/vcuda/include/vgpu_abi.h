@@ -115,7 +115,8 @@ struct vgpu_ledger_slot {
     uint64_t context[VGPU_MAX_DEVICES]; /* bytes of contexts */
     uint32_t generation;                /* grows with each claim of the slot */
     uint32_t pid;                       /* in the owner's pid namespace */
-    uint64_t reserved[7];
+    uint64_t pid_namespace;             /* inode of that namespace; 0: not told */
+    uint64_t reserved[6];
 };
 
 /* Index of a device in every array here: the position of its UUID in devices[]. */

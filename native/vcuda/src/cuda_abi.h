@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The part of the CUDA driver API and NVML that this library touches, declared here so that building needs no headers of
- * CUDA. Names and numbers are those of cuda.h and nvml.h; a _v1 in a type's name is the 32-bit form of before CUDA 3.2.
+ * The part of the CUDA driver API that this library touches (NVML: nvml_abi.h), declared here so that building needs no
+ * headers of CUDA. Names and numbers are those of cuda.h; a _v1 in a type's name is the 32-bit form of before CUDA 3.2.
  */
 #ifndef VGPU_CUDA_ABI_H
 #define VGPU_CUDA_ABI_H
@@ -140,30 +140,6 @@ enum {
 typedef struct CUctxCreateParams_st CUctxCreateParams;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;
 
-/* --- NVML --------------------------------------------------------------------------------------- */
-
-typedef int nvmlReturn_t;
-enum {
-    NVML_SUCCESS = 0,
-    NVML_ERROR_UNINITIALIZED = 1,
-    NVML_ERROR_NOT_SUPPORTED = 3,
-    NVML_ERROR_INSUFFICIENT_SIZE = 7,
-    NVML_ERROR_LIBRARY_NOT_FOUND = 12,
-    NVML_ERROR_FUNCTION_NOT_FOUND = 13,
-};
-typedef struct nvmlDevice_st *nvmlDevice_t;
-typedef struct {
-    unsigned long long total, free, used;
-} nvmlMemory_t;
-typedef struct {
-    unsigned int version;
-    unsigned long long total, reserved, free, used;
-} nvmlMemory_v2_t;
-typedef struct {
-    unsigned int pid;
-    unsigned long long usedGpuMemory;
-    unsigned int gpuInstanceId, computeInstanceId;
-} nvmlProcessInfo_t; /* of _v2 and _v3 */
-#define NVML_VALUE_NOT_AVAILABLE (~0ull)
+#include "nvml_abi.h"
 
 #endif

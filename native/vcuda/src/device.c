@@ -100,19 +100,6 @@ uint64_t device_limit(const struct device *device, bool *in_limits)
     return limits_memory(device->uuid, device->nvml_index, in_limits);
 }
 
-bool device_nvml_uuid(nvmlDevice_t handle, char uuid[VGPU_UUID_SIZE], int *nvml_index)
-{
-    unsigned index;
-    char text[96]; /* NVML_DEVICE_UUID_V2_BUFFER_SIZE */
-    if (!REAL_HAS(nvmlDeviceGetUUID) || REAL(nvmlDeviceGetUUID)(handle, text, sizeof text) != NVML_SUCCESS)
-        return false;
-    snprintf(uuid, VGPU_UUID_SIZE, "%.*s", VGPU_UUID_SIZE - 1, text);
-    *nvml_index = -1;
-    if (limits_need_index() && REAL_HAS(nvmlDeviceGetIndex) && REAL(nvmlDeviceGetIndex)(handle, &index) == NVML_SUCCESS)
-        *nvml_index = (int)index;
-    return true;
-}
-
 void devices_reset(void)
 {
     memset(known, 0, sizeof known);

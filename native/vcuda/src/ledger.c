@@ -47,6 +47,7 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
             slot->used[device] = slot->context[device] = 0;
         slot->pid = (uint32_t)getpid();
+        slot->pid_namespace = ledger_pid_namespace();
         if (map->slot_high <= i)
             map->slot_high = i + 1;
         ledger_recount();
@@ -98,7 +99,7 @@ bool ledger_join(void)
     return true;
 }
 
-static int device_index(const struct vgpu_ledger *ledger, const char *uuid)
+int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid)
 {
     uint32_t count = __atomic_load_n(&ledger->device_count, __ATOMIC_ACQUIRE);
     for (uint32_t i = 0; i < count && i < VGPU_MAX_DEVICES; i++)
@@ -112,10 +113,10 @@ int ledger_device(const char *uuid)
     struct vgpu_ledger *ledger = ledger_self.map;
     if (!is_member())
         return -1;
-    int index = device_index(ledger, uuid);
+    int index = ledger_device_index(ledger, uuid);
     if (index >= 0 || !ledger_lock_take())
         return index;
-    index = device_index(ledger, uuid);
+    index = ledger_device_index(ledger, uuid);
     if (index < 0 && ledger->device_count < VGPU_MAX_DEVICES) {
         index = (int)ledger->device_count;
         memset(ledger->devices[index], 0, VGPU_UUID_SIZE);
@@ -196,37 +197,12 @@ uint64_t ledger_own(int device, enum account account)
     return device < 0 ? 0 : __atomic_load_n(&ledger_self.own[account][device], __ATOMIC_RELAXED);
 }
 
-/* Without a slot of one's own nothing may be repaired: sum what the living hold. */
-static bool total_from_outside(const char *uuid, uint64_t *bytes)
-{
-    *bytes = 0;
-    int descriptor = ledger_file_open(limits_ledger_path(), false);
-    if (descriptor < 0)
-        return false;
-    struct vgpu_ledger *ledger = MAP_FAILED;
-    if (lseek(descriptor, 0, SEEK_END) >= (off_t)VGPU_LEDGER_FILE_SIZE)
-        ledger = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ, MAP_SHARED, descriptor, 0);
-    bool known = ledger != MAP_FAILED && ledger_header_ok(ledger);
-    int device = known ? device_index(ledger, uuid) : -1;
-    uint32_t high = known ? ledger_high(ledger) : 0;
-    for (uint32_t i = 0; device >= 0 && i < high; i++) {
-        const struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
-        uint64_t held = slot->used[device] + slot->context[device];
-        if (held && ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
-            *bytes += held;
-    }
-    if (ledger != MAP_FAILED)
-        munmap(ledger, VGPU_LEDGER_FILE_SIZE);
-    close(descriptor);
-    return known;
-}
-
 bool ledger_total(const char *uuid, uint64_t *bytes)
 {
     if (!is_member())
-        return total_from_outside(uuid, bytes);
+        return ledger_view_total(uuid, bytes);
     struct vgpu_ledger *ledger = ledger_self.map;
-    int device = device_index(ledger, uuid);
+    int device = ledger_device_index(ledger, uuid);
     *bytes = 0;
     if (device < 0)
         return true;

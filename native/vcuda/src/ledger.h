@@ -39,6 +39,12 @@ void ledger_recount(void);
 void ledger_reap(void);
 uint64_t ledger_clock(void);
 
+int ledger_device_index(const struct vgpu_ledger *ledger, const char *uuid);
+/* Inode of this process's pid namespace, 0 where /proc does not tell. */
+uint64_t ledger_pid_namespace(void);
+/* What the living hold, for a process without a slot of its own: nothing may be repaired. */
+bool ledger_view_total(const char *uuid, uint64_t *bytes);
+
 /* The mapped file again, by its name; -1 where that is another file now: about its locks nothing can be known. */
 int ledger_file_again(bool write);
 bool ledger_file_identity(int descriptor, uint64_t file[2]);

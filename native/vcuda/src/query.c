@@ -3,7 +3,7 @@
  * What a program is shown: the limit as the total, what the container has charged as used, the rest as free. The driver
  * is asked first, so that its errors stay its errors, and a device without a limit keeps the driver's figures.
  */
-#include "vgpu.h"
+#include "nvml_shown.h"
 
 #include <limits.h>
 
@@ -11,6 +11,15 @@ struct shown {
     uint64_t total, used, free;
 };
 
+static void settle(struct shown *shown)
+{
+    /* After a limit was lowered more may be in use than there is: then nothing is free. */
+    if (shown->used > shown->total)
+        shown->used = shown->total;
+    shown->free = shown->total - shown->used;
+}
+
+/* false: no limit, the driver's figures stand. */
 static bool show(const char *uuid, int nvml_index, struct shown *shown)
 {
     bool known;
@@ -19,10 +28,7 @@ static bool show(const char *uuid, int nvml_index, struct shown *shown)
         return false;
     if (!ledger_total(uuid, &shown->used))
         shown->used = 0; /* without a ledger nobody gets a context */
-    /* After a limit was lowered more may be in use than there is: then nothing is free. */
-    if (shown->used > shown->total)
-        shown->used = shown->total;
-    shown->free = shown->total - shown->used;
+    settle(shown);
     return true;
 }
 
@@ -71,15 +77,16 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
     return status;
 }
 
+/* A device that this container may not use has 0 bytes: no context can be created there. */
 static bool limit_of(enum control control, CUdevice ordinal, uint64_t *bytes)
 {
     CUresult status;
-    bool known;
+    bool known = false;
     const struct device *device = control == CONTROL_ON ? device_of(ordinal, &status) : NULL;
-    if (!device)
-        return false;
-    *bytes = device_limit(device, &known);
-    return known && *bytes != UINT64_MAX;
+    *bytes = device ? device_limit(device, &known) : 0;
+    if (!known)
+        *bytes = 0;
+    return *bytes != UINT64_MAX;
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
@@ -102,40 +109,49 @@ EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
     return status;
 }
 
-static bool show_nvml(enum control control, nvmlDevice_t handle, struct shown *shown)
+/* What the driver said of a device becomes what the slice has of it; NO_PERMISSION: nothing. */
+static nvmlReturn_t show_nvml(enum control control, nvmlDevice_t handle, bool *limited, struct shown *shown)
 {
-    char uuid[VGPU_UUID_SIZE];
-    int index;
-    return control == CONTROL_ON && device_nvml_uuid(handle, uuid, &index) && show(uuid, index, shown);
+    struct part parts[VGPU_MAX_DEVICES];
+    int count = nvml_parts(control, handle, parts);
+    *shown = (struct shown){0, 0, 0};
+    *limited = count > 0;
+    for (int i = 0; i < count && *limited; i++) {
+        struct shown part;
+        *limited = show(parts[i].uuid, parts[i].nvml_index, &part);
+        shown->total += part.total;
+        shown->used += part.used;
+    }
+    settle(shown);
+    return count == 0 ? NVML_ERROR_NO_PERMISSION : NVML_SUCCESS;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    enum control control = vgpu_enter_nvml();
+    ENTER_NVML(nvmlDeviceGetMemoryInfo, (device, memory));
     struct shown shown;
-    if (!REAL_HAS(nvmlDeviceGetMemoryInfo))
-        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    bool limited;
     nvmlReturn_t status = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
-    if (status == NVML_SUCCESS && memory && show_nvml(control, device, &shown)) {
-        memory->total = shown.total;
-        memory->used = shown.used;
-        memory->free = shown.free;
-    }
+    if (status != NVML_SUCCESS || !memory)
+        return status;
+    status = show_nvml(control, device, &limited, &shown);
+    if (limited || status != NVML_SUCCESS)
+        *memory = (nvmlMemory_t){.total = shown.total, .used = shown.used, .free = shown.free};
     return status;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    enum control control = vgpu_enter_nvml();
+    ENTER_NVML(nvmlDeviceGetMemoryInfo_v2, (device, memory));
     struct shown shown;
-    if (!REAL_HAS(nvmlDeviceGetMemoryInfo_v2))
-        return NVML_ERROR_FUNCTION_NOT_FOUND;
+    bool limited;
     nvmlReturn_t status = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
-    if (status == NVML_SUCCESS && memory && show_nvml(control, device, &shown)) {
-        memory->total = shown.total;
-        memory->used = shown.used;
-        memory->free = shown.free;
-        memory->reserved = 0; /* the driver's own reserve is the card's, not the slice's */
-    }
+    if (status != NVML_SUCCESS || !memory)
+        return status;
+    status = show_nvml(control, device, &limited, &shown);
+    /* Nothing is reserved: the driver's own reserve is the card's, not the slice's. */
+    if (limited || status != NVML_SUCCESS)
+        *memory = (nvmlMemory_v2_t){
+            .version = memory->version, .total = shown.total, .used = shown.used, .free = shown.free};
     return status;
 }

@@ -163,6 +163,17 @@ void ledger_uncharge(int device, enum account account, uint64_t bytes);
 uint64_t ledger_own(int device, enum account account);
 /* Bytes of the container's live processes, contexts included. Joins nothing: nvidia-smi takes no slot. */
 bool ledger_total(const char *uuid, uint64_t *bytes);
+/*
+ * The container's live processes that hold something of the device, as this process's pid namespace sees them: at most
+ * `room` are written, the answer is how many there are; -1 without a ledger.
+ */
+struct ledger_process {
+    uint32_t pid;
+    uint64_t bytes; /* contexts included */
+};
+int ledger_processes(const char *uuid, struct ledger_process *list, int room);
+/* Does /proc show this process's own pid namespace? Where it does not, its names are other processes'. */
+bool ledger_proc_is_ours(void);
 /* What one context costs on this device; 0: not measured yet. */
 uint64_t ledger_context_bytes(int device);
 void ledger_learn_context(int device, uint64_t bytes);
@@ -215,7 +226,6 @@ const struct device *device_in_ledger(int index);
 /* The device of the thread's current context; *context gets the context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
 uint64_t device_limit(const struct device *device, bool *known);
-bool device_nvml_uuid(nvmlDevice_t handle, char uuid[VGPU_UUID_SIZE], int *nvml_index);
 void devices_reset(void);
 
 /* --- state.c: start of the library in a process, and its rebirth in a child ---------------------------- */

@@ -116,10 +116,10 @@ class Puppet:
 class Host:
     """The simulated host, and one container on it."""
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, programs: Path, profile: str = PROFILE) -> None:
         self.folder, self.programs = folder, programs
         self.limits, self.ledger = folder / "limits", folder / "ledger"
-        (folder / "host.profile").write_text(PROFILE)
+        (folder / "host.profile").write_text(profile)
         self._puppets: list = []
         self.driver_env = {
             "PATH": os.environ["PATH"],

@@ -107,7 +107,11 @@ def test_the_limits_file_sets_the_log_level(host: Host) -> None:
 
 
 # CUDA_VISIBLE_DEVICES → which GPU of the host each ordinal is
-VISIBLE = [("0", [0]), ("1", [1]), ("0,1", [0, 1]), ("1,0", [1, 0]), ("{1}", [1]), ("{1},{0}", [1, 0])]
+VISIBLE = [
+    *[("0", [0]), ("1", [1]), ("0,1", [0, 1]), ("1,0", [1, 0])],
+    *[("{1}", [1]), ("{1},{0}", [1, 0]), ("{1},0", [1, 0]), ("1,9,0", [1])],
+    *[("{1:.12}", [1]), ("{1:.12},{0:.12}", [1, 0]), (" 1 , {0:.14}", [1, 0])],
+]
 
 
 @pytest.mark.parametrize(("visible", "order"), VISIBLE)

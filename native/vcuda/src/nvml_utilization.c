@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Utilisation of the slice: what the container's own processes kept the GPU busy, relative to its share of SM time. 100 %
+ * is the whole share; a container that was given more because nobody else wanted it shows no more than 100.
+ *
+ * The driver samples processes by pid. Its figures are used where its own list of processes has the container's pids in
+ * it; where it speaks of others (the host's, or nobody's) the slice's utilisation is not known and the answer is
+ * NOT_SUPPORTED, never a neighbour's load.
+ */
+#include "nvml_shown.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define LOOK_BACK_US 1000000ull /* NVML's own rates are of the last second at most */
+#define RING 256u               /* samples that a driver keeps are fewer */
+
+struct account_of {
+    struct own_process *processes;
+    int count;
+    unsigned share; /* percent, 1 to 100 */
+};
+
+static void forget(struct account_of *account)
+{
+    free(account->processes);
+}
+
+static bool is_own(const struct account_of *account, unsigned pid)
+{
+    for (int i = 0; i < account->count; i++)
+        if (account->processes[i].pid == pid)
+            return true;
+    return false;
+}
+
+static unsigned relative(const struct account_of *account, unsigned percent)
+{
+    unsigned long long scaled = (unsigned long long)percent * 100 / account->share;
+    return scaled < 100 ? (unsigned)scaled : 100;
+}
+
+/* Whether one of the container's processes is in the driver's own list, as the driver must see it if it knows our pids. */
+static bool driver_knows_us(const struct account_of *account, nvmlDevice_t device)
+{
+    __typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) list = REAL(nvmlDeviceGetComputeRunningProcesses_v3);
+    if (!list)
+        list = REAL(nvmlDeviceGetComputeRunningProcesses_v2);
+    unsigned count = 0;
+    bool known = account->count == 0;
+    for (int attempt = 0; list && !known && attempt < 4; attempt++) {
+        unsigned room = count + 64;
+        nvmlProcessInfo_t *found = calloc(room, sizeof *found);
+        count = room;
+        nvmlReturn_t status = found ? list(device, &count, found) : NVML_ERROR_MEMORY;
+        for (unsigned i = 0; status == NVML_SUCCESS && i < count; i++)
+            known = known || is_own(account, found[i].pid);
+        free(found);
+        if (status != NVML_ERROR_INSUFFICIENT_SIZE)
+            break;
+    }
+    return known;
+}
+
+/* account->processes is the caller's to forget(), whatever the answer. */
+static nvmlReturn_t open_account(enum control control, nvmlDevice_t device, struct account_of *account)
+{
+    struct part parts[VGPU_MAX_DEVICES];
+    *account = (struct account_of){.share = 100};
+    int count = nvml_parts(control, device, parts);
+    if (count == 0)
+        return NVML_ERROR_NO_PERMISSION;
+    account->count = nvml_own_processes(control, device, &account->processes);
+    if (count < 0 || account->count < 0)
+        account->count = 0; /* without a ledger nobody has a context */
+    unsigned share = count == 1 && limits_core_policy() != VGPU_CORE_DISABLE
+                         ? limits_sm_percent(parts[0].uuid, parts[0].nvml_index)
+                         : 0;
+    if (share)
+        account->share = share;
+    return driver_knows_us(account, device) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
+/* The driver's samples of every process since then, *list to be freed. NOT_FOUND where nobody was sampled. */
+static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since, nvmlProcessUtilizationSample_t **list,
+                                   unsigned *count)
+{
+    *list = NULL;
+    *count = 0;
+    if (!REAL_HAS(nvmlDeviceGetProcessUtilization))
+        return NVML_ERROR_NOT_SUPPORTED;
+    nvmlReturn_t status = REAL(nvmlDeviceGetProcessUtilization)(device, NULL, count, since);
+    for (int attempt = 0; status == NVML_ERROR_INSUFFICIENT_SIZE && attempt < 4; attempt++) {
+        *count += 16;
+        free(*list);
+        *list = calloc(*count, sizeof **list);
+        status = *list ? REAL(nvmlDeviceGetProcessUtilization)(device, *list, count, since) : NVML_ERROR_MEMORY;
+    }
+    return status;
+}
+
+/* The container's own samples, relative to its share; the others are taken out. */
+static nvmlReturn_t own_samples(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
+                                nvmlProcessUtilizationSample_t **list, unsigned *count)
+{
+    unsigned kept = 0;
+    nvmlReturn_t status = driver_samples(device, since, list, count);
+    if (status != NVML_SUCCESS)
+        return status;
+    for (unsigned i = 0; i < *count; i++) {
+        if (!is_own(account, (*list)[i].pid))
+            continue;
+        (*list)[kept] = (*list)[i];
+        (*list)[kept].smUtil = relative(account, (*list)[i].smUtil);
+        (*list)[kept++].memUtil = relative(account, (*list)[i].memUtil);
+    }
+    *count = kept;
+    return kept ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+}
+
+/* All of the container's processes together. Each is scaled before they are added: the sum may pass 100 by rounding. */
+static nvmlReturn_t together(const struct account_of *account, nvmlDevice_t device, unsigned long long since,
+                             nvmlUtilization_t *sum)
+{
+    nvmlProcessUtilizationSample_t *list;
+    unsigned count;
+    *sum = (nvmlUtilization_t){0, 0};
+    nvmlReturn_t status = own_samples(account, device, since, &list, &count);
+    for (unsigned i = 0; status == NVML_SUCCESS && i < count; i++) {
+        sum->gpu += list[i].smUtil;
+        sum->memory += list[i].memUtil;
+    }
+    free(list);
+    sum->gpu = sum->gpu < 100 ? sum->gpu : 100;
+    sum->memory = sum->memory < 100 ? sum->memory : 100;
+    return status == NVML_ERROR_NOT_FOUND ? NVML_SUCCESS : status;
+}
+
+/* By the driver's clock: the time of its newest sample of the card, which it takes whether anybody computes or not. */
+static unsigned long long driver_now(nvmlDevice_t device)
+{
+    unsigned type, count = RING;
+    struct timespec now;
+    nvmlSample_t *samples = calloc(count, sizeof *samples);
+    unsigned long long newest = 0;
+    if (samples && REAL_HAS(nvmlDeviceGetSamples) &&
+        REAL(nvmlDeviceGetSamples)(device, NVML_GPU_UTILIZATION_SAMPLES, 0, &type, &count, samples) == NVML_SUCCESS)
+        for (unsigned i = 0; i < count && i < RING; i++)
+            newest = samples[i].timeStamp > newest ? samples[i].timeStamp : newest;
+    free(samples);
+    if (newest)
+        return newest;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (unsigned long long)now.tv_sec * 1000000 + (unsigned long long)now.tv_nsec / 1000;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+    ENTER_NVML(nvmlDeviceGetUtilizationRates, (device, utilization));
+    struct account_of account;
+    nvmlReturn_t status = REAL(nvmlDeviceGetUtilizationRates)(device, utilization);
+    if (status != NVML_SUCCESS)
+        return status;
+    status = open_account(control, device, &account);
+    if (status == NVML_SUCCESS)
+        status = together(&account, device, driver_now(device) - LOOK_BACK_US, utilization);
+    if (status != NVML_SUCCESS)
+        *utilization = (nvmlUtilization_t){0, 0};
+    forget(&account);
+    return status;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessUtilization(nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples,
+                                                    unsigned int *count, unsigned long long since)
+{
+    ENTER_NVML(nvmlDeviceGetProcessUtilization, (device, samples, count, since));
+    struct account_of account;
+    nvmlProcessUtilizationSample_t *own = NULL;
+    unsigned found = 0;
+    if (!count)
+        return REAL(nvmlDeviceGetProcessUtilization)(device, samples, count, since);
+    nvmlReturn_t status = open_account(control, device, &account);
+    if (status == NVML_SUCCESS)
+        status = own_samples(&account, device, since, &own, &found);
+    forget(&account);
+    unsigned room = samples ? *count : 0;
+    *count = found;
+    if (status == NVML_SUCCESS && found > room)
+        status = NVML_ERROR_INSUFFICIENT_SIZE;
+    if (status == NVML_SUCCESS)
+        memcpy(samples, own, found * sizeof *own);
+    free(own);
+    return status;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, nvmlProcessesUtilizationInfo_t *info)
+{
+    ENTER_NVML(nvmlDeviceGetProcessesUtilizationInfo, (device, info));
+    struct account_of account;
+    if (!info)
+        return REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, info);
+    if (info->version != NVML_STRUCT_VERSION(nvmlProcessesUtilizationInfo_t, 1))
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH; /* a later one has entries of another size */
+    nvmlProcessesUtilizationInfo_t all = *info;
+    all.processSamplesCount = 0;
+    all.procUtilArray = NULL;
+    nvmlReturn_t status = open_account(control, device, &account);
+    if (status == NVML_SUCCESS)
+        status = REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, &all);
+    for (int attempt = 0; status == NVML_ERROR_INSUFFICIENT_SIZE && attempt < 4; attempt++) {
+        all.processSamplesCount += 16;
+        free(all.procUtilArray);
+        all.procUtilArray = calloc(all.processSamplesCount, sizeof *all.procUtilArray);
+        status = all.procUtilArray ? REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, &all) : NVML_ERROR_MEMORY;
+    }
+    unsigned kept = 0;
+    for (unsigned i = 0; status == NVML_SUCCESS && i < all.processSamplesCount; i++) {
+        if (!is_own(&account, all.procUtilArray[i].pid))
+            continue;
+        all.procUtilArray[kept] = all.procUtilArray[i];
+        all.procUtilArray[kept].smUtil = relative(&account, all.procUtilArray[i].smUtil);
+        all.procUtilArray[kept].memUtil = relative(&account, all.procUtilArray[i].memUtil);
+        kept++;
+    }
+    forget(&account);
+    unsigned room = info->procUtilArray ? info->processSamplesCount : 0;
+    info->processSamplesCount = kept;
+    if (status == NVML_SUCCESS && kept == 0)
+        status = NVML_ERROR_NOT_FOUND;
+    else if (status == NVML_SUCCESS && kept > room)
+        status = NVML_ERROR_INSUFFICIENT_SIZE;
+    if (status == NVML_SUCCESS)
+        memcpy(info->procUtilArray, all.procUtilArray, kept * sizeof *all.procUtilArray);
+    free(all.procUtilArray);
+    return status;
+}
+
+/*
+ * A sample of the card names no process: in each of the driver's samples stands the container's mean since then. Power,
+ * clocks and the rest are the card's and stay so.
+ */
+EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type, unsigned long long since,
+                                         unsigned int *value_type, unsigned int *count, nvmlSample_t *samples)
+{
+    ENTER_NVML(nvmlDeviceGetSamples, (device, type, since, value_type, count, samples));
+    struct account_of account;
+    nvmlUtilization_t mean;
+    nvmlReturn_t status = REAL(nvmlDeviceGetSamples)(device, type, since, value_type, count, samples);
+    if (status != NVML_SUCCESS || !samples || (type != NVML_GPU_UTILIZATION_SAMPLES && type != NVML_MEMORY_UTILIZATION_SAMPLES))
+        return status;
+    status = open_account(control, device, &account);
+    if (status == NVML_SUCCESS)
+        status = together(&account, device, since, &mean);
+    forget(&account);
+    *value_type = NVML_VALUE_TYPE_UNSIGNED_INT;
+    for (unsigned i = 0; i < *count; i++)
+        samples[i].sampleValue = (nvmlValue_t){.ullVal = 0};
+    for (unsigned i = 0; status == NVML_SUCCESS && i < *count; i++)
+        samples[i].sampleValue.uiVal = type == NVML_GPU_UTILIZATION_SAMPLES ? mean.gpu : mean.memory;
+    return status;
+}
+
+/* --- accounting: the container's living processes; the driver forgets whose the ended ones were ------------- */
+
+EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned int *count, unsigned int *pids)
+{
+    ENTER_NVML(nvmlDeviceGetAccountingPids, (device, count, pids));
+    struct account_of account;
+    if (!count)
+        return REAL(nvmlDeviceGetAccountingPids)(device, count, pids);
+    unsigned *all = NULL, found = 0, kept = 0, room = pids ? *count : 0;
+    nvmlReturn_t status = REAL(nvmlDeviceGetAccountingPids)(device, &found, NULL);
+    for (int attempt = 0; status == NVML_ERROR_INSUFFICIENT_SIZE && attempt < 4; attempt++) {
+        found += 16;
+        free(all);
+        all = calloc(found, sizeof *all);
+        status = all ? REAL(nvmlDeviceGetAccountingPids)(device, &found, all) : NVML_ERROR_MEMORY;
+    }
+    if (status == NVML_SUCCESS) {
+        status = open_account(control, device, &account);
+        for (unsigned i = 0; status == NVML_SUCCESS && i < found; i++)
+            if (is_own(&account, all[i]))
+                all[kept++] = all[i];
+        forget(&account);
+    }
+    *count = kept;
+    if (status == NVML_SUCCESS && kept > room)
+        status = NVML_ERROR_INSUFFICIENT_SIZE;
+    if (status == NVML_SUCCESS && kept)
+        memcpy(pids, all, kept * sizeof *pids);
+    free(all);
+    return status;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetAccountingStats(nvmlDevice_t device, unsigned int pid, nvmlAccountingStats_t *stats)
+{
+    ENTER_NVML(nvmlDeviceGetAccountingStats, (device, pid, stats));
+    struct account_of account;
+    nvmlAccountingStats_t found;
+    nvmlReturn_t status = REAL(nvmlDeviceGetAccountingStats)(device, pid, stats ? &found : NULL);
+    if (status != NVML_SUCCESS)
+        return status;
+    status = open_account(control, device, &account);
+    if (status == NVML_SUCCESS && !is_own(&account, pid))
+        status = NVML_ERROR_NOT_FOUND;
+    if (status == NVML_SUCCESS) {
+        *stats = found;
+        stats->gpuUtilization = relative(&account, found.gpuUtilization);
+        stats->memoryUtilization = relative(&account, found.memoryUtilization);
+    }
+    forget(&account);
+    return status;
+}

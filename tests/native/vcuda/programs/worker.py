@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hold a context on a GPU, memory, and one kernel, until standard input ends: worker.py ORDINAL BYTES KERNEL_US.
+
+KERNEL_US is `inf` or a number, 0 for no kernel. Prints its own pid when all is under way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+
+def main() -> None:
+    """Take what the arguments say, tell, wait."""
+    ordinal, size, kernel = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, module, function, pointer = (ctypes.c_void_p() for _unused in range(4))
+
+    def call(name: str, *arguments: object) -> None:
+        code = getattr(cuda, name)(*arguments)
+        if code:
+            raise SystemExit(f"{name}: CUDA error {code}")
+
+    call("cuInit", 0)
+    call("cuCtxCreate_v2", ctypes.byref(context), 0, ordinal)
+    if size:
+        call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+    if kernel != "0":
+        call("cuModuleLoadData", ctypes.byref(module), f".gpusim kernel spin {kernel}\n".encode())
+        call("cuModuleGetFunction", ctypes.byref(function), module, b"spin")
+        call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+    print(os.getpid(), flush=True)
+    sys.stdin.read()
+    os._exit(0)  # a kernel without end is not waited for
+
+
+main()

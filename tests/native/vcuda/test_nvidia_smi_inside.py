@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's own nvidia-smi in a slice: driver 535 and 550 unchanged, and one that nobody measured."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, MIB, PROFILE, ROOT, Host
+
+FETCH = ROOT / "tests" / "native" / "fetch_nvidia_smi.sh"
+
+
+class Smi:
+    """The program of one Debian suite, on a host whose driver says that it is of the same version."""
+
+    def __init__(self, folder: Path, tmp_path: Path, programs: Path, version: str = "") -> None:
+        self.program = folder / "nvidia-smi"
+        self.version = version or (folder / "version").read_text().strip()
+        profile = re.sub("driver_version = .*", f"driver_version = {self.version}", PROFILE)
+        self.host = Host(tmp_path, programs, profile)
+        self.host.write_limits()
+
+    def __call__(self, *arguments: str, **options: object) -> str:
+        env = self.host.env(**options)  # type: ignore[arg-type]
+        done = subprocess.run([self.program, *arguments], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+        assert done.stderr == ""
+        return done.stdout
+
+    def query(self, what: str, fields: str, **options: object) -> list:
+        text = self(f"--query-{what}={fields}", "--format=csv,noheader,nounits", **options)
+        return [[cell.strip() for cell in row] for row in csv.reader(text.splitlines())]
+
+    def box(self, **options: object) -> list:
+        """Rows of the box of processes: GPU, pid, type, name, MiB."""
+        rows = re.findall(r"\|\s+(\d+)\s+N/A\s+N/A\s+(\d+)\s+(\S+)\s+(\S+)\s+(\d+)MiB \|", self(**options))
+        return sorted([int(gpu), int(pid), kind, name, int(size)] for gpu, pid, kind, name, size in rows)
+
+
+def fetched(suite: str) -> Path:
+    done = subprocess.run([FETCH, suite], capture_output=True, text=True, check=False)
+    if done.returncode == 3:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(params=["bookworm", "trixie"])
+def smi(request: pytest.FixtureRequest, tmp_path: Path, programs: Path):
+    smi = Smi(fetched(request.param), tmp_path, programs)
+    yield smi
+    smi.host.close()
+
+
+def test_totals_and_the_box_of_processes_are_the_slices(smi: Smi) -> None:
+    host = smi.host
+    stranger = host.puppet(preload=False).start()
+    stranger.get("alloc", 900 * MIB)
+    assert smi.box() == []
+    assert "No running processes found" in smi()
+    own = [host.puppet().start(), host.puppet().start(device=1)]
+    for i, puppet in enumerate(own):
+        puppet.get("alloc", (i + 1) * 100 * MIB)
+    sizes = [host.physical(gpu)[puppet.process.pid] // MIB for gpu, puppet in enumerate(own)]
+    assert [[row[0], row[1], row[2], row[4]] for row in smi.box()] == [
+        [gpu, puppet.process.pid, "C", sizes[gpu]] for gpu, puppet in enumerate(own)
+    ]
+    assert all("puppet" in row[3] for row in smi.box())
+    apps = smi.query("compute-apps", "gpu_uuid,pid,used_memory")
+    assert sorted(apps) == sorted([host.uuids[i], str(own[i].process.pid), str(sizes[i])] for i in range(2))
+    total = LIMIT // MIB
+    assert smi.query("gpu", "memory.total,memory.used,memory.free") == [
+        [str(total), str(size), str(total - size)] for size in sizes
+    ]
+    assert stranger.process.pid in [row[1] for row in smi.box(preload=False)], "outside the stranger is seen"
+    assert len(smi.box(preload=False)) == 3
+
+
+def test_a_process_of_another_namespace_has_the_viewers_number(smi: Smi) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("a pid namespace needs root")
+    apart = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    puppet = smi.host.puppet(wrapper=apart).start()
+    shell = puppet.process.pid
+    number = int(Path(f"/proc/{shell}/task/{shell}/children").read_text())
+    assert [row[1] for row in smi.box()] == [number]
+    env, enter = smi.host.env(), ("nsenter", "-t", str(number), "-p", "-m")
+    inside = subprocess.run([*enter, smi.program], env=env, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"\|\s+0\s+N/A\s+N/A\s+1\s+C\s+\S*puppet\s+", inside)
+
+
+def test_on_a_driver_that_nobody_measured_the_box_stays_empty(tmp_path: Path, programs: Path) -> None:
+    smi = Smi(fetched("bookworm"), tmp_path, programs, version="999.10.01")
+    try:
+        puppet = smi.host.puppet().start()
+        puppet.get("alloc", 100 * MIB)
+        assert smi.box() == []
+        used = smi.host.on_card() // MIB
+        assert smi.query("gpu", "memory.total,memory.used")[0] == [str(LIMIT // MIB), str(used)]
+    finally:
+        smi.host.close()
+
+
+def test_a_gpu_outside_the_slice_shows_no_memory(smi: Smi) -> None:
+    import layouts
+
+    devices = [{"uuid": smi.host.uuids[1], "memory_bytes": LIMIT}]
+    smi.host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
+    rows = smi.query("gpu", "memory.total,memory.used")
+    assert rows[1] == [str(LIMIT // MIB), "0"]
+    assert not rows[0][0].isdigit() and "ermission" in rows[0][0]
