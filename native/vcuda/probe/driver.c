@@ -78,7 +78,7 @@ static const struct nvml *nvml_open(void)
     return works ? &nvml : NULL;
 }
 
-uint64_t nvml_processes(const char *uuid, const int *pids, int count)
+static uint64_t own_bytes(const char *uuid)
 {
     const struct nvml *nvml = nvml_open();
     nvmlDevice_t device;
@@ -89,9 +89,8 @@ uint64_t nvml_processes(const char *uuid, const int *pids, int count)
     nvmlProcessInfo_t *list = calloc(room, sizeof *list);
     if (list && nvml->processes(device, &room, list) == NVML_SUCCESS)
         for (unsigned i = 0; i < room; i++)
-            for (int p = 0; p < count; p++)
-                if ((int)list[i].pid == pids[p] && list[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE)
-                    bytes += list[i].usedGpuMemory;
+            if (list[i].pid == (unsigned)getpid() && list[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE)
+                bytes += list[i].usedGpuMemory;
     free(list);
     return bytes;
 }
@@ -102,7 +101,6 @@ bool nvml_figures(const char *uuid, struct nvml_figures *figures)
     nvmlDevice_t device;
     nvmlMemory_t memory;
     nvmlMemory_v2_t second = {.version = (unsigned)sizeof second | 2u << 24};
-    int pid = (int)getpid();
     memset(figures, 0, sizeof *figures);
     if (!nvml || nvml->by_uuid(uuid, &device) != NVML_SUCCESS || nvml->memory(device, &memory) != NVML_SUCCESS)
         return false;
@@ -110,6 +108,6 @@ bool nvml_figures(const char *uuid, struct nvml_figures *figures)
     figures->used = memory.used;
     if (nvml->memory_v2 && nvml->memory_v2(device, &second) == NVML_SUCCESS)
         figures->total_v2 = second.total;
-    figures->own = nvml_processes(uuid, &pid, 1);
+    figures->own = own_bytes(uuid);
     return true;
 }

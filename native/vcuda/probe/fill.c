@@ -184,7 +184,6 @@ static void measure_four(const struct fill *fill)
     atomic_store(&board->members, members);
     atomic_store(&board->go, 1);
     all = all && wait_for(&board->done, RACERS);
-    uint64_t outside = nvml_processes(fill->uuid, pids, RACERS);
     atomic_store(&board->go, 2);
     for (int i = 0; i < RACERS; i++) {
         if (!all)
@@ -196,8 +195,8 @@ static void measure_four(const struct fill *fill)
         failed += board->status[i] != CUDA_SUCCESS && board->status[i] != CUDA_ERROR_OUT_OF_MEMORY;
         contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
     }
-    uint64_t found = contexts_count(fill) && outside ? outside : granted + (contexts_count(fill) ? contexts : 0);
-    bool known = !contexts_count(fill) || outside || contexts; /* without NVML the contexts' bytes are not known here */
+    uint64_t found = granted + (contexts_count(fill) ? contexts : 0);
+    bool known = !contexts_count(fill) || contexts; /* without NVML the contexts' bytes are not known here */
     bool beaten = atomic_load(&board->beaten) != 0;
     bool held = all && !failed && !beaten && contextless < RACERS && (known ? found == fill->limit : found <= fill->limit);
     result_set(&board->result, held ? HELD : VIOLATED, fill->limit, found, "bytes",
@@ -207,7 +206,7 @@ static void measure_four(const struct fill *fill)
                : beaten      ? "; two at once got what only one can have"
                : contextless ? "; not all contexts fit"
                              : "",
-               !known ? "; what their contexts take is not shown here" : outside ? ", as NVML shows them" : "");
+               !known ? "; what their contexts take is not shown here" : contexts ? " beside their contexts" : "");
 }
 
 /* --- on every device ------------------------------------------------------------------------------------ */

@@ -39,8 +39,6 @@ struct nvml_figures {
     uint64_t own; /* bytes that NVML shows for this process, 0: it shows none */
 };
 bool nvml_figures(const char *uuid, struct nvml_figures *figures);
-/* Sum over processes by pid; 0: none of them is shown. */
-uint64_t nvml_processes(const char *uuid, const int *pids, int count);
 
 /* --- slice.c: what the slice should be ------------------------------------------------------------------- */
 
