@@ -8,30 +8,11 @@ import subprocess
 from typing import Iterator
 
 import pytest
-from conftest import PROJECT, ROOT, Node, play
+from conftest import PROJECT, ROOT, Node, allowed, play
 from simhosts import podman as simpodman
 
 HOST = "gpu-t4-1"
 BARE = f"{PROJECT}-bare"
-
-ALLOWED = (
-    # What daemons keep for themselves and their packages leave: docker's key, containerd's store, the group docker.
-    "/var/lib/containerd/",
-    "/var/lib/docker/",
-    "/etc/docker/key.json",
-    "/etc/cni/",
-    "/etc/group",
-    "/etc/gshadow",
-    "/etc/ld.so.cache",
-    "/var/lib/dpkg/",
-    "/var/lib/apt/",
-    "/var/lib/ucf/",
-    # The hardware, and what podman writes.
-    "/usr/local/lib/gpusim/",
-    "/usr/local/sbin/gpusimctl",
-    "/opt/kubelet-double/",
-    "/etc/hosts",
-)
 
 
 def hostctl(*arguments: str) -> None:
@@ -57,7 +38,7 @@ def bare() -> Iterator[Node]:
 
 def files(node: Node) -> dict[str, str]:
     """Path → type, mode, size and link; times differ on any two hosts."""
-    found = {path: facts.split(" ") for path, facts in node.snapshot().items() if not path.startswith(ALLOWED)}
+    found = {path: facts.split(" ") for path, facts in node.snapshot().items() if not path.startswith(allowed())}
     return {path: " ".join([*facts[:3], *facts[4:]]) for path, facts in found.items()}
 
 
