@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import docker_api, driver_facts, library_users, nvml
+from . import docker_api, docker_kinds, driver_facts, library_users, nvml
 from .hardware import Host
 
 MANIFEST = "manifest.json"
@@ -42,6 +42,7 @@ def read(
         "docker": {
             "config_text": host.text(docker_config),
             "info": docker_api.info(host.path(docker_api.SOCKET)),
+            "kinds": docker_kinds.find(host),
         },
         "vcuda": library(host, library_root),
         "plugin": {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from . import daemon_check, daemon_json, node_config, slices
+from . import daemon_check, daemon_json, docker_kinds, node_config, slices
 from .kinds import Finding, error, warning
 from .node_state import fingerprint, sha256
 from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
@@ -205,6 +205,9 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
     if unit.get("masked"):
         way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
         return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])
+    faults, notes = docker_kinds.told(docker["kinds"])
+    if faults:
+        return NOTHING._replace(errors=faults)
     changes = packages(wanted["packages"], "", state)
     reason = "packages are missing or of another version"
     path = wanted["docker_config"]
@@ -238,7 +241,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
     if unit.get("present") and not unit.get("enabled"):
         changes.append(f"enable {DOCKER_UNIT}")
         reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
-    part = Part(reason, changes)
+    part = Part(reason, changes, warnings=notes)
     return _docker_restart(part, wanted, state, daemon_json.needs_restart(todo)) if unit.get("active") else part
 
 
@@ -258,13 +261,15 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
             errors=[f"a restart of docker is needed for {names}, and container_runtime_restart is never; allow it"]
         )
     if info is None:
-        return part._replace(disturbs=True, warnings=["docker does not answer, so what it runs is not known"])
+        return part._replace(
+            disturbs=True, warnings=[*part.warnings, "docker does not answer, so what it runs is not known"]
+        )
     running = int(info.get("ContainersRunning") or 0)
     if not running or info.get("LiveRestoreEnabled"):
         return part
     stops = f"a restart of docker for {names} stops {running} running containers"
     if wanted["restart"] == "always":
-        return part._replace(disturbs=True, warnings=[stops])
+        return part._replace(disturbs=True, warnings=[*part.warnings, stops])
     way_out = "stop them, set live-restore, or allow it with container_runtime_restart: always"
     return part._replace(disturbs=True, errors=[f"{stops}, and container_runtime_restart is if_idle; {way_out}"])
 

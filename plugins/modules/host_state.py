@@ -119,8 +119,8 @@ state:
       returned: always
     docker:
       description:
-        - Text of the configuration file (C(config_text)) and what the running daemon says of itself
-          (C(info)).
+        - Text of the configuration file (C(config_text)), what the running daemon says of itself (C(info)), and
+          whether docker is a snap, podman's stand-in, or rootless for some users (C(kinds)).
       type: dict
       returned: always
     vcuda:

@@ -39,7 +39,11 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     assert state["packages"] == {"docker.io": None}
     assert state["files"] == {"/etc/x": None}
     assert state["units"]["docker.service"]["present"] is False
-    assert state["docker"] == {"config_text": None, "info": None}
+    assert state["docker"] == {
+        "config_text": None,
+        "info": None,
+        "kinds": {"snap": False, "podman": False, "rootless": []},
+    }
     assert state["vcuda"] == {"current": None, "versions": [], "whole": [], "unused": []}
     assert state["plugin"] == {"current": None, "versions": [], "status": None}
     assert state["node_config"] == {"text": None}

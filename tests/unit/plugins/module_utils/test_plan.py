@@ -62,6 +62,7 @@ CONVERGED = {
             "LiveRestoreEnabled": False,
             "ContainersRunning": 0,
         },
+        "kinds": {"snap": False, "podman": False, "rootless": []},
     },
     "vcuda": {
         "current": "0.1.0-new",
@@ -84,7 +85,7 @@ BARE = {
     "packages": {},
     "files": {},
     "units": {},
-    "docker": {"config_text": None, "info": None},
+    "docker": {"config_text": None, "info": None, "kinds": {"snap": False, "podman": False, "rootless": []}},
     "vcuda": {"current": None, "versions": [], "whole": [], "unused": []},
     "plugin": {"current": None, "versions": [], "status": None},
     "node_config": {"text": None},
@@ -336,6 +337,23 @@ def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
     (fault,) = found["errors"]
     assert "/etc/docker/daemon.json" in fault
     assert "line 4, column 3" in fault
+
+
+# The kind of docker, words of the error, words of the warning.
+KINDS = [
+    ("snap", True, "remove it with: snap remove docker", ""),
+    ("podman", True, "package podman-docker", ""),
+    ("rootless", ["ann", "1001"], "", "rootless for ann, 1001"),
+]
+
+
+@pytest.mark.parametrize("kind, value, fault, note", KINDS)
+def test_a_docker_that_daemon_json_does_not_configure_is_named(kind, value, fault, note):
+    wanted = {"container_runtime_docker_settings": {"default-shm-size": "2G"}}
+    found = made(wanted, {f"docker.kinds.{kind}": value})
+    for words, told in ((fault, found["errors"]), (note, found["warnings"])):
+        assert len(told) == bool(words)
+        assert words in "".join(told)
 
 
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "gpus": [], "pci_gpus": [{"address": "0000:01:00.0"}]}
