@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role container_runtime on a real dockerd: files that people left there, and daemons that refuse. Each row of files
-is checked, applied, repeated and undone; what the daemon has is asked of docker, the files are compared byte for byte."""
+"""The role container_runtime on a real dockerd: files that people left there, and daemons that refuse. Every file is
+checked, applied, repeated and undone; what the daemon has is asked of docker, the files are compared byte for byte."""
 
 from __future__ import annotations
 
