@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets keys in the text of a TOML file and leaves every other byte as it is. Pure.
+
+Python before 3.11 has no TOML parser, and a parser would lose comments and order. This reads TOML line by line: tables,
+keys, and where values end that span lines. What it cannot read it refuses, and it never guesses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple, Union
+
+Value = Union[str, int, bool, list]
+
+BARE = r"[A-Za-z0-9_-]+"
+PART = rf'(?:{BARE}|"[^"\\\n]*"|\'[^\'\n]*\')'
+KEY = re.compile(rf"^\s*({PART}(?:\s*\.\s*{PART})*)\s*=\s*")
+TABLE = re.compile(rf"^\s*(\[\[?)\s*({PART}(?:\s*\.\s*{PART})*)\s*(\]\]?)\s*(?:#.*)?$")
+
+
+class TomlError(Exception):
+    """A text that cannot be changed safely; says the line, what was expected and found."""
+
+
+class Entry(NamedTuple):
+    """A key with its value: lines ``first`` to ``last`` (from 0, inclusive), ``start`` where the value begins."""
+
+    key: tuple[str, ...]
+    first: int
+    last: int
+    start: int
+    value: str
+
+
+class Scan(NamedTuple):
+    """Entries by full key, and of each table the line of its header and the line after its last entry."""
+
+    entries: dict[tuple[str, ...], Entry]
+    tables: dict[tuple[str, ...], tuple[int, int]]
+
+
+def split_key(text: str) -> tuple[str, ...]:
+    """``a.b`` as a path; a name in quotes holds dots of its own."""
+    return tuple(part.strip("\"'") for part in re.findall(PART, text))
+
+
+def scan(text: str) -> Scan:
+    lines = text.split("\n")
+    entries: dict[tuple[str, ...], Entry] = {}
+    tables: dict[tuple[str, ...], tuple[int, int]] = {(): (-1, 0)}
+    table: tuple[str, ...] = ()
+    several = False
+    place = 0
+    while place < len(lines):
+        line = lines[place]
+        header = TABLE.match(line)
+        found = KEY.match(line)
+        if header and len(header.group(1)) == len(header.group(3)):
+            table, several = split_key(header.group(2)), header.group(1) == "[["
+            if not several:
+                if table in tables:
+                    raise TomlError(f"line {place + 1}: the table [{'.'.join(table)}] is there twice")
+                tables[table] = (place, place + 1)
+        elif found:
+            last = _end_of_value(lines, place, found.end())
+            if not several:
+                key = (*table, *split_key(found.group(1)))
+                if key in entries:
+                    raise TomlError(f"line {place + 1}: {'.'.join(key)} is set twice")
+                value = "\n".join([line[found.end() :], *lines[place + 1 : last + 1]])
+                entries[key] = Entry(key, place, last, found.end(), _without_comment(value).strip())
+                tables[table] = (tables[table][0], last + 1)
+            place = last
+        elif line.strip() and not line.lstrip().startswith("#"):
+            raise TomlError(f"line {place + 1}: expected a key, a table or a comment, found {line.strip()[:60]!r}")
+        place += 1
+    return Scan(entries, tables)
+
+
+def _end_of_value(lines: list[str], first: int, start: int) -> int:
+    """The line on which the value ends that begins at ``start`` of line ``first``."""
+    depth, quote = 0, ""
+    for place in range(first, len(lines)):
+        line = lines[place]
+        at = start if place == first else 0
+        while at < len(line):
+            rest = line[at:]
+            if quote:
+                if quote in ('"', '"""') and rest[0] == "\\":
+                    at += 2
+                elif rest.startswith(quote):
+                    at, quote = at + len(quote), ""
+                else:
+                    at += 1
+                continue
+            if rest[0] == "#":
+                break
+            opening = next((mark for mark in ('"""', "'''", '"', "'") if rest.startswith(mark)), "")
+            if opening:
+                quote, at = opening, at + len(opening)
+                continue
+            depth += (rest[0] in "[{") - (rest[0] in "]}")
+            at += 1
+        if len(quote) == 1:
+            raise TomlError(f"line {place + 1}: the text has no closing {quote}")
+        if not quote and depth <= 0:
+            return place
+    raise TomlError(f"line {first + 1}: the value does not end")
+
+
+def _without_comment(value: str) -> str:
+    """A value of one line without the comment behind it; longer ones are kept as they are."""
+    if "\n" in value:
+        return value
+    quote = ""
+    for at, char in enumerate(value):
+        if quote:
+            quote = "" if char == quote and value[at - 1] != "\\" else quote
+        elif char in "\"'":
+            quote = char
+        elif char == "#":
+            return value[:at]
+    return value
+
+
+def literal(value: Value) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(literal(one) for one in value) + "]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def get(text: str, key: str) -> str | None:
+    """The value of a key as it is written, None where it is not set."""
+    entry = scan(text).entries.get(split_key(key))
+    return entry.value if entry else None
+
+
+def put(text: str, key: str, written: str) -> str:
+    """The text with one key set to a value as TOML writes it; every other byte stays."""
+    path = split_key(key)
+    found = scan(text)
+    lines = text.split("\n")
+    entry = found.entries.get(path)
+    if entry is not None:
+        if entry.value == written:
+            return text
+        tail = lines[entry.last][len(_without_comment(lines[entry.last])) :] if entry.first == entry.last else ""
+        lines[entry.first : entry.last + 1] = [
+            (lines[entry.first][: entry.start] + written + ("  " + tail if tail else "")).rstrip()
+        ]
+        return "\n".join(lines)
+    _refuse_inline(found, path)
+    table, name = path[:-1], path[-1]
+    line = f"{name if re.match(BARE + '$', name) else json.dumps(name)} = {written}"
+    if table in found.tables:
+        lines.insert(_place(lines, found, table, name), line)
+        return "\n".join(lines)
+    header = "[" + ".".join(part if re.match(BARE + "$", part) else json.dumps(part) for part in table) + "]"
+    body = text.rstrip("\n")
+    return (body + "\n\n" if body else "") + f"{header}\n{line}\n"
+
+
+def _refuse_inline(found: Scan, path: tuple[str, ...]) -> None:
+    for length in range(1, len(path)):
+        if path[:length] in found.entries:
+            where = found.entries[path[:length]]
+            raise TomlError(
+                f"line {where.first + 1}: {'.'.join(path[:length])} is a value in one line, and {'.'.join(path)} "
+                f"would "
+                "have to be set inside it; write it as a table"
+            )
+
+
+def _place(lines: list[str], found: Scan, table: tuple[str, ...], name: str) -> int:
+    """Where a new key goes: below the comment that shows its default, else at the end of its table."""
+    header, end = found.tables[table]
+    after = min([place for place, _end in found.tables.values() if place > header], default=len(lines))
+    after = min([n for n, line in enumerate(lines) if n > header and line.lstrip().startswith("[")] + [after])
+    for number in range(header + 1, after):
+        if re.match(rf"^\s*#\s*{re.escape(name)}\s*=", lines[number]):
+            return number + 1
+    if table or (found.entries and end):
+        return end
+    return _top(lines, after)
+
+
+def _top(lines: list[str], after: int) -> int:
+    """In a file without a key before its first table: below the comment at its head."""
+    place = 0
+    while place < after and lines[place].startswith("#"):
+        place += 1
+    return place
+
+
+def remove(text: str, key: str) -> str:
+    """The text without one key. A table that is empty then stays: it means nothing."""
+    entry = scan(text).entries.get(split_key(key))
+    if entry is None:
+        return text
+    lines = text.split("\n")
+    del lines[entry.first : entry.last + 1]
+    return "\n".join(lines)
+
+
+def merge(text: str | None, wanted: dict[str, Any]) -> tuple[str, list[str]]:
+    """The text with every key set, and what changed, in sentences. Keys are dotted: "
+    "``nvidia-container-cli.no-cgroups``."""
+    result, changes = text or "", []
+    for key, value in wanted.items():
+        before, written = get(result, key), literal(value)
+        if before == written:
+            continue
+        result = put(result, key, written)
+        if get(result, key) != written:
+            raise TomlError(f"{key} could not be set to {written}; set it by hand")
+        changes.append(f"set {key} to {written}" if before is None else f"change {key} from {before} to {written}")
+    return result, changes

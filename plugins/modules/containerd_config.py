@@ -1,0 +1,159 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: containerd_config
+short_description: Give containerd NVIDIA's runtime, and make the running containerd take it over
+version_added: 0.2.0
+description:
+  - Sets the keys of one runtime in the configuration of containerd, of version 1, 2 or 3. Every other key, its order
+    and all comments stay.
+  - A file of version 3 that imports a folder gets a file of our own there instead; older versions of containerd would
+    replace the whole section of the CRI plugin by such a file.
+  - What is written is shown to C(containerd config dump) first, whose answer must have the runtime.
+  - Where containerd does not come up with it, the former file is put back, containerd runs with it again, and the
+    module fails.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Tells what would change without changing it.
+    support: full
+  diff_mode:
+    description: Shows the text of the file before and after.
+    support: full
+options:
+  path:
+    description: The main file.
+    type: path
+    default: /etc/containerd/config.toml
+  name:
+    description: Name of the runtime.
+    type: str
+    default: nvidia
+  runtime:
+    description: Absolute path of the runtime's program.
+    type: path
+    default: /usr/bin/nvidia-container-runtime
+  default:
+    description: Whether containers that name no runtime get this one. Without it pods need a RuntimeClass.
+    type: bool
+    default: true
+  systemd_cgroup:
+    description: The cgroup driver of the runtime. Left out, it is the one that the file has for runc.
+    type: bool
+  state:
+    description: V(absent) takes back what V(present) did, byte for byte where nobody else changed the file meanwhile.
+    type: str
+    choices: [present, absent]
+    default: present
+  record:
+    description: Where to keep what is needed for the way back.
+    type: path
+  apply:
+    description: V(auto) starts a containerd again that has not read the file, V(none) only writes the file.
+    type: str
+    choices: [auto, none]
+    default: auto
+  restart:
+    description: Whether a running containerd may be restarted. V(never) fails before anything is written.
+    type: str
+    choices: [always, never]
+    default: always
+  service:
+    description: The systemd service.
+    type: str
+    default: containerd
+  timeout:
+    description: Seconds that a restart may take.
+    type: int
+    default: 60
+"""
+
+EXAMPLES = r"""
+- name: NVIDIA's runtime is containerd's default
+  vgpu.fleet.containerd_config:
+    record: /var/lib/vgpu/baseline/containerd.json
+
+- name: Containerd is as it was before
+  vgpu.fleet.containerd_config:
+    state: absent
+    record: /var/lib/vgpu/baseline/containerd.json
+"""
+
+RETURN = r"""
+plan:
+  description: What was changed, or would be, in sentences.
+  type: list
+  elements: str
+  returned: always
+target:
+  description: The file that our keys are in.
+  type: str
+  returned: always
+applied:
+  description: What was done to the daemon, or would be; V(none), V(restart) or V(start).
+  type: str
+  returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.containerd_apply import Applier, Options
+from ..module_utils.containerd_text import ConfigError, Wish
+from ..module_utils.toml_text import TomlError
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "default": "/etc/containerd/config.toml"},
+            "name": {"type": "str", "default": "nvidia"},
+            "runtime": {"type": "path", "default": "/usr/bin/nvidia-container-runtime"},
+            "default": {"type": "bool", "default": True},
+            "systemd_cgroup": {"type": "bool"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "record": {"type": "path"},
+            "apply": {"type": "str", "choices": ["auto", "none"], "default": "auto"},
+            "restart": {"type": "str", "choices": ["always", "never"], "default": "always"},
+            "service": {"type": "str", "default": "containerd"},
+            "timeout": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    options = Options(
+        path=params["path"],
+        wish=Wish(params["name"], params["runtime"], params["default"], params["systemd_cgroup"]),
+        absent=params["state"] == "absent",
+        record=params["record"],
+        service=params["service"],
+        restart=params["restart"],
+        apply=params["apply"] == "auto",
+        timeout=float(params["timeout"]),
+    )
+    applier = Applier(options)
+    try:
+        applier.prepare(module.check_mode)
+        if not module.check_mode:
+            applier.carry_out()
+    except (ConfigError, TomlError, OSError) as fault:
+        module.fail_json(msg=f"{params['path']}: {fault}", target=applier.target)
+    for text in applier.warnings:
+        module.warn(text)
+    shown = {"before_header": applier.target, "after_header": applier.target}
+    module.exit_json(
+        changed=applier.before != applier.after or applier.applied != "none",
+        plan=applier.plan(),
+        target=applier.target,
+        applied=applier.applied,
+        diff={**shown, "before": applier.before or "", "after": applier.after or ""},
+    )
+
+
+if __name__ == "__main__":
+    main()
