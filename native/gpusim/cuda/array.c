@@ -2,12 +2,15 @@
 /* Arrays and mipmapped arrays. An array takes format * channels * width * height * depth bytes, without padding: what
  * hardware adds is not public. */
 #include "op.h"
+#include "vmm.h"
 
 #include <stdlib.h>
 
 #define ARRAY_MAGIC 0x41525231u
 #define LAYERED 0x01u
 #define CUBEMAP 0x04u
+#define SPARSE 0x40u
+#define DEFERRED_MAPPING 0x80u
 #define MAX_LEVELS 32
 
 struct CUarray_st {
@@ -61,7 +64,9 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
     CUarray array = calloc(1, sizeof *array);
     REQUIRE(array, CUDA_ERROR_OUT_OF_MEMORY);
     CUresult result = shape(array, descriptor, &bytes);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && descriptor->flags & (SPARSE | DEFERRED_MAPPING))
+        base = 0; /* its memory comes by cuMemMapArrayAsync */
+    else if (result == CUDA_SUCCESS)
         result = memory_alloc(context, bytes, BLOCK_ARRAY, &base);
     if (result != CUDA_SUCCESS) {
         free(array);
@@ -78,9 +83,14 @@ static bool valid(CUarray array)
     return array && array->magic == ARRAY_MAGIC;
 }
 
+bool array_sparse(const void *array)
+{
+    return valid((CUarray)(uintptr_t)array) && ((CUarray)(uintptr_t)array)->base == 0;
+}
+
 bool array_address(CUarray array, uintptr_t *base, size_t *pitch, size_t *height, size_t *depth)
 {
-    if (!valid(array))
+    if (!valid(array) || array->base == 0)
         return false;
     *base = array->base;
     *pitch = array->row;
@@ -139,8 +149,12 @@ CUresult cuArrayDestroy(CUarray array)
     CUresult result = atomic_load(&array->context->alive) ? context_wait(array->context) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         return result;
+    bool freed = true;
+    if (array_sparse(array))
+        bindings_end(array);
+    else
+        freed = memory_free_owned(array->base, 1u << BLOCK_ARRAY);
     array->magic = 0;
-    bool freed = memory_free_owned(array->base, 1u << BLOCK_ARRAY);
     free(array);
     return freed ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
@@ -178,6 +192,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
 {
     ENTER_CONTEXT(context);
     REQUIRE(out && d, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(!(d->flags & (SPARSE | DEFERRED_MAPPING)), CUDA_ERROR_NOT_SUPPORTED);
     /* The number of levels is clamped, not refused: to what the sizes allow, and to 1 from below. */
     levels = levels < 1 ? 1 : levels > MAX_LEVELS ? MAX_LEVELS : levels;
     CUmipmappedArray mipmap = calloc(1, sizeof *mipmap);

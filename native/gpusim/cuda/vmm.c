@@ -104,6 +104,8 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     ENTER();
     struct physical *physical = (struct physical *)(uintptr_t)handle;
+    if (multicast_release(handle))
+        return CUDA_SUCCESS;
     pthread_mutex_lock(&mutex);
     bool good = physical_valid(physical);
     if (good) {
@@ -356,6 +358,37 @@ bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device
         *bytes += m->bytes;
     pthread_mutex_unlock(&mutex);
     return found;
+}
+
+struct physical *vmm_take(CUmemGenericAllocationHandle handle)
+{
+    struct physical *physical = (struct physical *)(uintptr_t)handle;
+    pthread_mutex_lock(&mutex);
+    if (physical_valid(physical))
+        physical->mapped++;
+    else
+        physical = NULL;
+    pthread_mutex_unlock(&mutex);
+    return physical;
+}
+
+struct physical *vmm_take_at(CUdeviceptr pointer)
+{
+    pthread_mutex_lock(&mutex);
+    const struct mapping *mapping = *first_behind(pointer);
+    struct physical *physical = mapping && mapping->base <= pointer ? mapping->physical : NULL;
+    if (physical)
+        physical->mapped++;
+    pthread_mutex_unlock(&mutex);
+    return physical;
+}
+
+void vmm_let_go(struct physical *physical)
+{
+    pthread_mutex_lock(&mutex);
+    physical->mapped--;
+    drop(physical);
+    pthread_mutex_unlock(&mutex);
 }
 
 CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device)

@@ -23,4 +23,16 @@ struct physical {
 /* A handle on another process's memory; takes fd over. */
 CUresult vmm_import(int device, int fd, uint64_t offset, size_t bytes, CUmemGenericAllocationHandle *out);
 
+/* One more or one less who keeps it alive: a tile, a multicast object. NULL: no such handle, nothing mapped there. */
+struct physical *vmm_take(CUmemGenericAllocationHandle handle);
+struct physical *vmm_take_at(CUdeviceptr pointer);
+void vmm_let_go(struct physical *physical);
+
+/* bind.c */
+void bindings_end(const void *to);                              /* the array or object is gone */
+bool multicast_release(CUmemGenericAllocationHandle handle);    /* false: not a multicast object */
+
+/* array.c */
+bool array_sparse(const void *array);
+
 #endif

@@ -148,7 +148,12 @@ static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
         const struct device *device = device_of(ordinal, status);
         return device ? pool_add((uintptr_t)handle, device) : NULL;
     }
-    return NULL; /* imported from another process: the driver allocates from it for its owner only */
+    /* Nobody knows whose memory it would be; what is no pool at all is the driver's to refuse. */
+    cuuint64_t value;
+    if (REAL_HAS(cuMemPoolGetAttribute) &&
+        REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
+        *status = memory_refuse("an allocation from a pool that came another way than by this library");
+    return NULL;
 }
 
 /* --- allocation --------------------------------------------------------------------------------------- */
@@ -309,23 +314,65 @@ EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 
 /* --- pools themselves, and what lets them shrink ---------------------------------------------------------- */
 
+/*
+ * The device that a pool's memory is on, NULL for memory of the host. Managed memory without a device of its own may come to
+ * any card, and is refused.
+ */
+static CUresult place_of(const CUmemLocation *location, int type, const struct device **device)
+{
+    CUresult status = CUDA_SUCCESS;
+    *device = NULL;
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        *device = device_of(location->id, &status);
+    else if (type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        status = memory_refuse("a pool of managed memory without a device");
+    return status;
+}
+
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
 {
     ENTER(cuMemPoolCreate, (pool, properties));
     const struct device *device = NULL;
-    CUresult status;
+    CUresult status = CUDA_SUCCESS;
     if (control == CONTROL_BROKEN)
         return memory_broken();
-    if (properties && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
-        device = device_of(properties->location.id, &status);
-        if (!device)
-            return status;
-    }
+    if (properties)
+        status = place_of(&properties->location, properties->allocType, &device);
+    if (status != CUDA_SUCCESS)
+        return status;
     status = REAL(cuMemPoolCreate)(pool, properties);
     if (status == CUDA_SUCCESS && !pool_add((uintptr_t)*pool, device)) {
         REAL(cuMemPoolDestroy)(*pool);
         status = CUDA_ERROR_OUT_OF_MEMORY;
     }
+    return status;
+}
+
+/* Pools that the driver has, found by place and kind of memory (CUDA 13). */
+#define FIND(symbol) \
+    EXPORT CUresult symbol(CUmemoryPool *pool, CUmemLocation *location, int type) \
+    { \
+        ENTER(symbol, (pool, location, type)); \
+        const struct device *device; \
+        CUresult status = REAL(symbol)(pool, location, type); \
+        if (status != CUDA_SUCCESS || control == CONTROL_BROKEN) \
+            return status; \
+        status = place_of(location, type, &device); \
+        if (status == CUDA_SUCCESS && !pool_known((uintptr_t)*pool) && !pool_add((uintptr_t)*pool, device)) \
+            status = CUDA_ERROR_OUT_OF_MEMORY; \
+        return status; \
+    }
+
+FIND(cuMemGetMemPool)
+FIND(cuMemGetDefaultMemPool)
+
+/* Another process's pool: the driver allocates from it for its owner only, who is charged. */
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
+{
+    ENTER(cuMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
+    CUresult status = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
+    if (status == CUDA_SUCCESS && control == CONTROL_ON)
+        pool_add((uintptr_t)*pool, NULL);
     return status;
 }
 

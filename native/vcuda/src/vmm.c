@@ -2,8 +2,9 @@
 /*
  * Virtual memory management. Physical memory made by cuMemCreate lives until its last handle is released and its last
  * mapping is gone, in whatever order; only then is it uncharged. Memory that was exported lives until its last shareable
- * handle is closed, and those are descriptors that nobody counts: it stays charged to its exporter. It is charged to the device of its location, which need
- * not be the current one. Memory imported from another process is that process's charge.
+ * handle is closed, and those are descriptors that nobody counts: it stays charged to its exporter. So does memory that was
+ * bound to a multicast object or a sparse array, which keep it as long as they please. It is charged to the device of its
+ * location, which need not be the current one. Memory imported from another process is that process's charge.
  */
 #include "vgpu.h"
 
@@ -13,7 +14,7 @@ struct physical {
     const struct device *device;
     uint64_t bytes;
     unsigned handles, mappings;
-    bool exported; /* by a shareable handle, which may be open anywhere: charged as long as this process lives */
+    bool kept; /* by something that nobody counts, see above: charged as long as this process lives */
 };
 
 static struct lock vmm_lock;
@@ -25,7 +26,7 @@ static struct physical *physical_of(uint64_t owner)
 
 static void let_go(struct physical *object)
 {
-    if (object->handles || object->mappings || object->exported)
+    if (object->handles || object->mappings || object->kept)
         return;
     ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
     free(object);
@@ -113,7 +114,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     lock_take(&vmm_lock);
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && block_get(&vgpu_handles, handle, &block))
-        physical_of(block.owner)->exported = true;
+        physical_of(block.owner)->kept = true;
     lock_drop(&vmm_lock);
     return status;
 }
@@ -169,20 +170,80 @@ static bool contains(const struct block *mapping, void *data)
     return false;
 }
 
+static struct physical *mapped_at(uint64_t address)
+{
+    struct containing containing = {.address = address};
+    block_sweep(&vgpu_mappings, contains, &containing);
+    return physical_of(containing.owner);
+}
+
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     ENTER(cuMemRetainAllocationHandle, (handle, address));
-    struct containing containing = {.address = (uintptr_t)address};
     lock_take(&vmm_lock);
     CUresult status = REAL(cuMemRetainAllocationHandle)(handle, address);
-    if (status == CUDA_SUCCESS) {
-        block_sweep(&vgpu_mappings, contains, &containing);
-        if (containing.owner)
-            add_handle(physical_of(containing.owner), *handle);
+    struct physical *physical = status == CUDA_SUCCESS ? mapped_at((uintptr_t)address) : NULL;
+    if (physical)
+        add_handle(physical, *handle);
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+/* --- kept by other things than handles and mappings ------------------------------------------------------- */
+
+static void keep_handle(CUmemGenericAllocationHandle handle)
+{
+    struct block block;
+    if (block_get(&vgpu_handles, handle, &block))
+        physical_of(block.owner)->kept = true;
+}
+
+EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory,
+                                   size_t offset, size_t bytes, unsigned long long flags)
+{
+    ENTER(cuMulticastBindMem, (object, place, memory, offset, bytes, flags));
+    (void)control;
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMulticastBindMem)(object, place, memory, offset, bytes, flags);
+    if (status == CUDA_SUCCESS)
+        keep_handle(memory);
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes,
+                                    unsigned long long flags)
+{
+    ENTER(cuMulticastBindAddr, (object, place, pointer, bytes, flags));
+    (void)control;
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMulticastBindAddr)(object, place, pointer, bytes, flags);
+    /* Several mappings may lie behind one another. */
+    for (CUdeviceptr at = pointer; status == CUDA_SUCCESS && at - pointer < bytes; at += 2 * MIB) {
+        struct physical *physical = mapped_at(at);
+        if (physical)
+            physical->kept = true;
     }
     lock_drop(&vmm_lock);
     return status;
 }
+
+#define MAP_TILES(symbol) \
+    EXPORT CUresult symbol(CUarrayMapInfo *tiles, unsigned int count, CUstream stream) \
+    { \
+        ENTER(symbol, (tiles, count, stream)); \
+        (void)control; \
+        lock_take(&vmm_lock); \
+        CUresult status = REAL(symbol)(tiles, count, stream); \
+        for (unsigned int i = 0; status == CUDA_SUCCESS && i < count; i++) \
+            if (tiles[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP) \
+                keep_handle(tiles[i].memHandle.memHandle); \
+        lock_drop(&vmm_lock); \
+        return status; \
+    }
+
+MAP_TILES(cuMemMapArrayAsync)
+MAP_TILES(cuMemMapArrayAsync_ptsz)
 
 void vmm_reset(void)
 {

@@ -130,6 +130,13 @@ class Host:
         self.uuids = [one["uuid"] for one in self._usage()]
         assert len(self.uuids) == 2
 
+    def become(self, profile: str) -> None:
+        """Another host, before anything runs on it."""
+        (self.folder / "host.profile").write_text(profile)
+        self.driver_env["GPUSIM_STATE"] = str(self.folder / "other.state")
+        self.uuids = [one["uuid"] for one in self._usage()]
+        self.write_limits()
+
     def _usage(self) -> list:
         """The simulated driver's own account, by GPU."""
         command = [SIMULATOR / "gpusimctl", "usage", "--json"]

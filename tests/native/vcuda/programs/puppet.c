@@ -301,7 +301,8 @@ int main(int argc, char **argv)
         if (strcmp(verb, "threads") == 0)
             threads((unsigned)a, (unsigned)b, c, (CUcontext)reg[d]);
         else if (!ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d) &&
-                 !graph_word(&cu, reg, verb, a, b, c, d) && !code_word(&cu, reg, verb, a, b, c))
+                 !graph_word(&cu, reg, verb, a, b, c, d) && !code_word(&cu, reg, verb, a, b, c) &&
+                 !bind_word(&cu, reg, verb, a, b, c, d))
             printf("-1 unknown word %s\n", verb);
         fflush(stdout);
     }

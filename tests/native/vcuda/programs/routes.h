@@ -82,6 +82,17 @@
     FN(cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, 1, (CUgraphExec exec, CUstream stream)) \
     FN(cuGraphExecDestroy, "cuGraphExecDestroy", 10000, 0, (CUgraphExec exec)) \
     FN(cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, 0, (CUdevice device)) \
+    FN(cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, 0, (CUarrayMapInfo *tiles, unsigned count, CUstream stream)) \
+    FN(cuMemMapArrayAsync_ptsz, "cuMemMapArrayAsync", 11010, 1, (CUarrayMapInfo *tiles, unsigned count, CUstream stream)) \
+    FN(cuMulticastCreate, "cuMulticastCreate", 12010, 0, (CUmemGenericAllocationHandle *object, const void *properties)) \
+    FN(cuMulticastAddDevice, "cuMulticastAddDevice", 12010, 0, (CUmemGenericAllocationHandle object, CUdevice device)) \
+    FN(cuMulticastBindMem, "cuMulticastBindMem", 12010, 0, \
+       (CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory, size_t offset, size_t bytes, \
+        unsigned long long flags)) \
+    FN(cuMulticastBindAddr, "cuMulticastBindAddr", 12010, 0, \
+       (CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes, unsigned long long flags)) \
+    FN(cuMulticastUnbind, "cuMulticastUnbind", 12010, 0, \
+       (CUmemGenericAllocationHandle object, CUdevice device, size_t place, size_t bytes)) \
     FN(cuModuleGetFunction, "cuModuleGetFunction", 2000, 0, (CUfunction *function, CUmodule module, const char *name)) \
     FN(cuModuleGetGlobal_v2, "cuModuleGetGlobal", 3020, 0, \
        (CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)) \

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* More words of the puppet: graphs and their memory, code, heaps. Each prints its line and answers 1; 0: not a word of these. */
+/* More words of the puppet: graphs and their memory, code, heaps, memory that is bound elsewhere. Each prints its line and answers 1; 0: not a word of these. */
 #include "words.h"
 
 #include <stdio.h>
@@ -186,6 +186,46 @@ int code_word(const struct api *cu, unsigned long long *reg, const char *verb, u
         status = CALL(cuCtxGetLimit, &size, (int)a);
         printf("%d %zu\n", status, size);
         return 1;
+    } else
+        return 0;
+    printf("%d\n", status);
+    return 1;
+}
+
+struct multicast_properties {
+    unsigned devices;
+    size_t bytes;
+    unsigned long long handle_types, flags;
+};
+
+int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, unsigned long long a, unsigned long long b,
+              unsigned long long c, unsigned long long d)
+{
+    CUresult status;
+    if (strcmp(verb, "sparse") == 0) {
+        CUDA_ARRAY3D_DESCRIPTOR array = {b, c, 0, 0x20, 1, CUDA_ARRAY3D_SPARSE};
+        status = CALL(cuArray3DCreate_v2, (CUarray *)&reg[a], &array);
+    } else if (strcmp(verb, "tile") == 0) {
+        CUarrayMapInfo tile = {.resource = (void *)reg[a], .memOperationType = (int)c, .memHandle.memHandle = reg[b]};
+        tile.deviceBitMask = 1;
+        status = d ? CALL(cuMemMapArrayAsync_ptsz, &tile, 1, NULL) : CALL(cuMemMapArrayAsync, &tile, 1, NULL);
+    } else if (strcmp(verb, "multicast") == 0) {
+        struct multicast_properties properties = {.devices = (unsigned)c, .bytes = b};
+        status = CALL(cuMulticastCreate, &reg[a], &properties);
+    } else if (strcmp(verb, "multicast-add") == 0)
+        status = CALL(cuMulticastAddDevice, reg[a], (int)b);
+    else if (strcmp(verb, "multicast-bind") == 0)
+        status = CALL(cuMulticastBindMem, reg[a], 0, reg[b], 0, c, 0);
+    else if (strcmp(verb, "multicast-bind-address") == 0)
+        status = CALL(cuMulticastBindAddr, reg[a], 0, reg[b], c, 0);
+    else if (strcmp(verb, "multicast-unbind") == 0)
+        status = CALL(cuMulticastUnbind, reg[a], 0, 0, b);
+    else if (strcmp(verb, "pool-of") == 0) { /* kind of memory, kind of place */
+        CUmemPoolProps properties = {.allocType = (int)b, .location = {(int)c, 0}};
+        status = CALL(cuMemPoolCreate, (CUmemoryPool *)&reg[a], &properties);
+    } else if (strcmp(verb, "frompool-nothing") == 0) {
+        static char nothing[4096];
+        status = CALL(cuMemAllocFromPoolAsync, &reg[a], b, (CUmemoryPool)nothing, NULL);
     } else
         return 0;
     printf("%d\n", status);

@@ -8,5 +8,7 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
                unsigned long long c, unsigned long long d);
 int code_word(const struct api *cu, unsigned long long *reg, const char *verb, unsigned long long a, unsigned long long b,
               unsigned long long c);
+int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, unsigned long long a, unsigned long long b,
+              unsigned long long c, unsigned long long d);
 
 #endif
