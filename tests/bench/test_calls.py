@@ -10,7 +10,7 @@ import figures
 import pytest
 from conftest import BARE, LIBRARY, Bench
 
-PAIR, INFO = 1000, 700  # the goal of the pair is 300
+PAIR, INFO = 450, 500  # the goal of the pair is 300
 ROUTES = ("link", "dlsym", "proc")
 
 

@@ -95,6 +95,7 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
 {
     const struct device *device = opening->device;
     uint64_t bytes = opening->charged;
+    device_forget_contexts();
     if (status == CUDA_SUCCESS && opening->counted) {
         bool first = opening->measuring >= 0, learn;
         bytes = size_of(opening, context, ordinal, &learn);
@@ -141,6 +142,7 @@ static void leave_begin(struct leaving *leaving, CUcontext context)
 
 static void leave_end(struct leaving *leaving, bool gone)
 {
+    device_forget_contexts();
     if (!leaving->ours)
         return;
     memory_sweep_end(leaving->swept, gone);

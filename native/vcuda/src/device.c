@@ -75,16 +75,44 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
     return &devices[ordinal];
 }
 
-const struct device *device_current(CUcontext *context, CUresult *status)
+/* The context that this thread used last and its device; good as long as no context was made or ended since. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
+    CUcontext context;
+    const struct device *device;
+    uint32_t epoch;
+} last;
+static _Atomic uint32_t epoch = 1;
+
+void device_forget_contexts(void)
+{
+    atomic_fetch_add_explicit(&epoch, 1, memory_order_release);
+}
+
+static __attribute__((noinline)) const struct device *device_asked(CUcontext context, CUresult *status)
 {
     CUdevice ordinal;
-    *context = NULL;
-    *status = REAL(cuCtxGetCurrent)(context);
-    if (*status == CUDA_SUCCESS && !*context)
+    uint32_t now = atomic_load_explicit(&epoch, memory_order_acquire);
+    if (*status == CUDA_SUCCESS && !context)
         *status = CUDA_ERROR_INVALID_CONTEXT;
     if (*status == CUDA_SUCCESS)
         *status = REAL(cuCtxGetDevice)(&ordinal);
-    return *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
+    const struct device *device = *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
+    if (device) {
+        last.context = context;
+        last.device = device;
+        last.epoch = now;
+    }
+    return device;
+}
+
+const struct device *device_current(CUcontext *context, CUresult *status)
+{
+    *context = NULL;
+    *status = REAL(cuCtxGetCurrent)(context);
+    if (__builtin_expect(*status == CUDA_SUCCESS && *context && *context == last.context &&
+                             last.epoch == atomic_load_explicit(&epoch, memory_order_acquire), 1))
+        return last.device;
+    return device_asked(*context, status);
 }
 
 const struct device *device_in_ledger(int index)
@@ -95,13 +123,22 @@ const struct device *device_in_ledger(int index)
     return NULL;
 }
 
-uint64_t device_limit(const struct device *device, bool *in_limits)
+uint64_t device_limit_asked(const struct device *device, bool *in_limits)
 {
-    return limits_memory(device->uuid, device->nvml_index, in_limits);
+    struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
+    int index = device->ledger;
+    uint64_t bytes = limits_memory(device->uuid, device->nvml_index, in_limits);
+    /* Only if those were the limits that were asked. */
+    if (standing && *in_limits && standing == atomic_load_explicit(&vgpu_standing, memory_order_acquire)) {
+        __atomic_store_n(&standing->memory[index], bytes, __ATOMIC_RELAXED);
+        atomic_store_explicit(&standing->memory_known[index], true, memory_order_release);
+    }
+    return bytes;
 }
 
 void devices_reset(void)
 {
+    device_forget_contexts();
     memset(known, 0, sizeof known);
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

@@ -127,40 +127,53 @@ int ledger_device(const char *uuid)
     return index;
 }
 
-static uint64_t *column(struct vgpu_ledger_slot *slot, enum account account)
+static uint64_t *figure(uint64_t figures[2][VGPU_MAX_DEVICES], int device, enum account account)
 {
-    return account == ACCOUNT_USED ? slot->used : slot->context;
+    return &figures[0][0] + (size_t)account * VGPU_MAX_DEVICES + (size_t)device;
 }
+
+_Static_assert(offsetof(struct vgpu_ledger_slot, context) == VGPU_MAX_DEVICES * sizeof(uint64_t), "one array after the other");
 
 /* Lock held. One 8-byte store changes the truth; the total follows and is recounted by an heir. */
-static void post(int device, enum account account, uint64_t own)
+static inline void post(int device, enum account account, uint64_t own, uint64_t total)
 {
-    struct vgpu_ledger *ledger = ledger_self.map;
-    uint64_t before = ledger_self.own[account][device], total = ledger->total[device];
-    ledger_self.own[account][device] = own;
-    __atomic_store_n(&column(ledger_self.mine, account)[device], own, __ATOMIC_RELAXED);
-    total = own >= before ? total + (own - before) : total - (total < before - own ? total : before - own);
-    __atomic_store_n(&ledger->total[device], total, __ATOMIC_RELAXED);
+    *figure(ledger_self.own, device, account) = own;
+    __atomic_store_n(figure((void *)ledger_self.mine, device, account), own, __ATOMIC_RELAXED);
+    __atomic_store_n(&ledger_self.map->total[device], total, __ATOMIC_RELAXED);
 }
 
-static void pay_owed(int device)
+static void give_back(int device, enum account account, uint64_t bytes)
 {
-    for (int account = ACCOUNT_USED; account <= ACCOUNT_CONTEXT; account++) {
-        if (!atomic_load_explicit(&ledger_self.owed[account][device], memory_order_relaxed))
-            continue;
-        uint64_t owed = atomic_exchange_explicit(&ledger_self.owed[account][device], 0, memory_order_relaxed);
-        uint64_t own = ledger_self.own[account][device];
-        post(device, (enum account)account, own - (own < owed ? own : owed));
-    }
+    uint64_t own = *figure(ledger_self.own, device, account), total = ledger_self.map->total[device];
+    if (bytes > own)
+        bytes = own;
+    post(device, account, own - bytes, total - (total < bytes ? total : bytes));
 }
 
-static bool fits(int device, uint64_t bytes, uint64_t limit)
+/* Lock held. The mark falls before the debts are read: one that is written down meanwhile raises it again. */
+static __attribute__((noinline)) void pay_owed(void)
+{
+    atomic_store(&ledger_self.owes, false);
+    for (int account = ACCOUNT_USED; account <= ACCOUNT_CONTEXT; account++)
+        for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
+            uint64_t owed = atomic_exchange(&ledger_self.owed[account][device], 0);
+            if (owed)
+                give_back(device, (enum account)account, owed);
+        }
+}
+
+static inline bool owes(void)
+{
+    return atomic_load_explicit(&ledger_self.owes, memory_order_relaxed);
+}
+
+static inline bool fits(int device, uint64_t bytes, uint64_t limit)
 {
     uint64_t total = ledger_self.map->total[device];
     return total <= limit && bytes <= limit - total;
 }
 
-enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
+static __attribute__((noinline)) enum charge charge_slowly(int device, enum account account, uint64_t bytes, uint64_t limit)
 {
     if (!is_member() || device < 0)
         return CHARGE_BROKEN;
@@ -168,27 +181,52 @@ enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint
         vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run", ledger_self.path);
         return CHARGE_BROKEN;
     }
-    pay_owed(device);
-    if (!fits(device, bytes, limit)) {
+    if (owes())
+        pay_owed();
+    if (!fits(device, bytes, limit))
         ledger_reap();
-        if (!fits(device, bytes, limit)) {
-            ledger_lock_drop();
-            return CHARGE_FULL;
-        }
+    enum charge answer = CHARGE_FULL;
+    if (fits(device, bytes, limit)) {
+        post(device, account, *figure(ledger_self.own, device, account) + bytes, ledger_self.map->total[device] + bytes);
+        answer = CHARGE_OK;
     }
-    post(device, account, ledger_self.own[account][device] + bytes);
     ledger_lock_drop();
-    return CHARGE_OK;
+    return answer;
+}
+
+enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
+{
+    if (__builtin_expect(is_member() && device >= 0 && ledger_lock_try(), 1)) {
+        if (__builtin_expect(!owes() && fits(device, bytes, limit), 1)) {
+            post(device, account, *figure(ledger_self.own, device, account) + bytes, ledger_self.map->total[device] + bytes);
+            ledger_lock_drop();
+            return CHARGE_OK;
+        }
+        ledger_lock_drop();
+    }
+    return charge_slowly(device, account, bytes, limit);
+}
+
+/* The lock is held by another: the debt is written down first, so that whoever gets the lock next may pay it. */
+static __attribute__((noinline)) void uncharge_slowly(int device, enum account account, uint64_t bytes)
+{
+    if (!is_member() || device < 0 || bytes == 0)
+        return;
+    atomic_fetch_add(&ledger_self.owed[account][device], bytes);
+    atomic_store(&ledger_self.owes, true);
+    if (!ledger_lock_take())
+        return; /* paid by the next charge */
+    pay_owed();
+    ledger_lock_drop();
 }
 
 void ledger_uncharge(int device, enum account account, uint64_t bytes)
 {
-    if (!is_member() || device < 0 || bytes == 0)
+    if (__builtin_expect(!is_member() || device < 0 || !ledger_lock_try(), 0)) {
+        uncharge_slowly(device, account, bytes);
         return;
-    atomic_fetch_add_explicit(&ledger_self.owed[account][device], bytes, memory_order_relaxed);
-    if (!ledger_lock_take())
-        return; /* paid by the next charge */
-    pay_owed(device);
+    }
+    give_back(device, account, bytes);
     ledger_lock_drop();
 }
 
@@ -211,7 +249,8 @@ bool ledger_total(const char *uuid, uint64_t *bytes)
     /* Others hold something: look now and then whether they still live. */
     if (*bytes != own && ledger_clock() - __atomic_load_n(&ledger_self.reaped_ns, __ATOMIC_RELAXED) > REAP_EVERY_NS &&
         ledger_lock_take()) {
-        pay_owed(device);
+        if (owes())
+            pay_owed();
         ledger_reap();
         *bytes = ledger->total[device];
         ledger_lock_drop();

@@ -45,7 +45,7 @@ static bool swap(uint64_t from)
                                        __ATOMIC_RELAXED);
 }
 
-static __attribute__((noinline)) bool take_contended(void)
+bool ledger_lock_wait(void)
 {
     static const struct timespec nap = {0, 20000};
     uint64_t began = 0, probed = 0;
@@ -77,18 +77,6 @@ static __attribute__((noinline)) bool take_contended(void)
             return false;
         nanosleep(&nap, NULL);
     }
-}
-
-bool ledger_lock_take(void)
-{
-    return swap(0) || take_contended();
-}
-
-void ledger_lock_drop(void)
-{
-    /* Not a plain store: if the tenant has overwritten the word, the next holder is not robbed. */
-    uint64_t word = ledger_self.word;
-    __atomic_compare_exchange_n(&ledger_self.map->lock, &word, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 
 void ledger_recount(void)

@@ -21,8 +21,8 @@ extern char *secure_getenv(const char *name);
 #define TORN_PATIENCE_MS 200u
 
 struct snapshot {
+    struct standing standing; /* what every hook looks at */
     bool from_file, denied;
-    uint32_t sequence;
     /* the file's wish after the environment has tightened it, or the environment's own */
     enum vgpu_core_policy policy;
     int priority;
@@ -32,6 +32,7 @@ struct snapshot {
 
 static struct environment env;
 static struct lock lock;
+_Atomic(struct standing *) vgpu_standing;
 static _Atomic(struct snapshot *) current;
 static _Atomic int control = -1; /* not looked at yet */
 static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot holds */
@@ -88,10 +89,14 @@ static void publish(struct snapshot *snapshot)
     merge(snapshot);
     int level = env.log_level >= 0 ? env.log_level : snapshot->from_file ? (int)snapshot->limits.log_level : LOG_WARN;
     atomic_store_explicit(&vgpu_log_level, level, memory_order_relaxed);
-    atomic_store_explicit(&current, snapshot, memory_order_release);
     bool may_disable = !snapshot->from_file || (snapshot->limits.flags & VGPU_LIMITS_ALLOW_DISABLE_CONTROL);
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
-    atomic_store_explicit(&control, off ? CONTROL_OFF : CONTROL_ON, memory_order_release);
+    struct standing *standing = &snapshot->standing;
+    standing->control = off ? CONTROL_OFF : CONTROL_ON;
+    standing->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &standing->sequence;
+    atomic_store_explicit(&current, snapshot, memory_order_release);
+    atomic_store_explicit(&vgpu_standing, standing, memory_order_release);
+    atomic_store_explicit(&control, (int)standing->control, memory_order_release);
 }
 
 static enum control broken(void)
@@ -143,7 +148,7 @@ static enum control load(void)
         return broken();
     }
     snapshot->from_file = true;
-    snapshot->sequence = snapshot->limits.sequence;
+    snapshot->standing.sequence = snapshot->limits.sequence;
     snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
     atomic_store_explicit(&torn, false, memory_order_relaxed);
     publish(snapshot);
@@ -154,12 +159,12 @@ enum control limits_control(void)
 {
     int known = atomic_load_explicit(&control, memory_order_acquire);
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->sequence))
+    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->standing.sequence))
         return (enum control)known;
     lock_take(&lock);
     snapshot = atomic_load_explicit(&current, memory_order_acquire);
     known = atomic_load_explicit(&control, memory_order_acquire);
-    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->sequence))
+    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->standing.sequence))
         known = (int)load();
     lock_drop(&lock);
     return (enum control)known;
@@ -300,6 +305,9 @@ bool limits_ledger_create(void)
 
 void limits_reset(void)
 {
+    struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_relaxed);
+    if (standing) /* the child's ledger may count its devices in another order */
+        memset((void *)standing->memory_known, 0, sizeof standing->memory_known);
     /* A forked child inherits map and snapshot; only a lock that another thread held must go. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

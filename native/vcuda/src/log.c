@@ -37,24 +37,14 @@ bool vgpu_log_again(_Atomic unsigned *count)
     return (n & (n - 1)) == 0;
 }
 
-/* 0 free, 1 held, 2 held and somebody sleeps. */
-void lock_take(struct lock *lock)
+/* A rare thing: kept off the way of those who find the lock free. */
+__attribute__((cold)) void lock_wait(struct lock *lock)
 {
-    uint32_t expected = 0;
-    if (atomic_compare_exchange_strong_explicit(&lock->word, &expected, 1, memory_order_acquire, memory_order_relaxed))
-        return;
     while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)
         syscall(SYS_futex, &lock->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
 }
 
-bool lock_try(struct lock *lock)
+__attribute__((cold)) void lock_wake(struct lock *lock)
 {
-    uint32_t expected = 0;
-    return atomic_compare_exchange_strong_explicit(&lock->word, &expected, 1, memory_order_acquire, memory_order_relaxed);
-}
-
-void lock_drop(struct lock *lock)
-{
-    if (atomic_exchange_explicit(&lock->word, 0, memory_order_release) == 2)
-        syscall(SYS_futex, &lock->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+    syscall(SYS_futex, &lock->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }

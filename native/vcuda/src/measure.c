@@ -55,36 +55,27 @@ static uint64_t card_bytes(nvmlDevice_t handle)
 
 #define PATIENCE_NS 10000000000ull
 
-static struct {
-    _Atomic uint32_t closed, flying;
-} gate[VGPU_MAX_DEVICES];
+struct gate vgpu_gate[VGPU_MAX_DEVICES];
 
 static void nap(void)
 {
     nanosleep(&(struct timespec){0, 50000}, NULL);
 }
 
-void flight_begin(int device)
+/* Found closed: steps back and comes again. */
+void flight_wait(int device)
 {
-    while (device >= 0) {
-        atomic_fetch_add(&gate[device].flying, 1);
-        if (!atomic_load(&gate[device].closed))
-            return;
-        atomic_fetch_sub(&gate[device].flying, 1);
-        while (atomic_load(&gate[device].closed))
+    do {
+        atomic_fetch_sub(&vgpu_gate[device].flying, 1);
+        while (atomic_load(&vgpu_gate[device].closed))
             nap();
-    }
-}
-
-void flight_end(const int *device)
-{
-    if (*device >= 0)
-        atomic_fetch_sub(&gate[*device].flying, 1);
+        atomic_fetch_add(&vgpu_gate[device].flying, 1);
+    } while (atomic_load(&vgpu_gate[device].closed));
 }
 
 void measure_reset(void)
 {
-    memset(gate, 0, sizeof gate);
+    memset(vgpu_gate, 0, sizeof vgpu_gate);
 }
 
 /* Reads what NVML shows and what is charged in a moment when no thread is between the two. */
@@ -94,8 +85,8 @@ static void read_both(struct measure *measure)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t until = now.tv_sec + (int64_t)(PATIENCE_NS / 1000000000);
-    atomic_store(&gate[device].closed, 1);
-    while (!(measure->quiet = atomic_load(&gate[device].flying) == 0) && now.tv_sec < until) {
+    atomic_store(&vgpu_gate[device].closed, 1);
+    while (!(measure->quiet = atomic_load(&vgpu_gate[device].flying) == 0) && now.tv_sec < until) {
         nap();
         clock_gettime(CLOCK_MONOTONIC, &now);
     }
@@ -109,7 +100,7 @@ static void read_both(struct measure *measure)
         if (measure->charged == ledger_own(device, ACCOUNT_USED))
             break;
     }
-    atomic_store(&gate[device].closed, 0);
+    atomic_store(&vgpu_gate[device].closed, 0);
 }
 
 void measure_begin(struct measure *measure, const struct device *device)

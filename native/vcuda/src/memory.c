@@ -32,7 +32,7 @@ const struct device *memory_target(enum control control, CUcontext *context, CUr
     return device_current(context, status);
 }
 
-CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
+static __attribute__((noinline)) CUresult charge_slowly(const struct device *device, enum account account, uint64_t bytes)
 {
     bool known;
     uint64_t limit = device_limit(device, &known);
@@ -49,6 +49,20 @@ CUresult memory_charge(const struct device *device, enum account account, uint64
         vgpu_log(LOG_INFO, "%llu bytes on %s are over the limit of %llu", (unsigned long long)bytes, device->uuid,
                  (unsigned long long)limit);
     return result == CHARGE_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static inline CUresult charge(const struct device *device, enum account account, uint64_t bytes)
+{
+    bool known;
+    uint64_t limit = device_limit(device, &known);
+    if (__builtin_expect(known && ledger_charge(device->ledger, account, bytes, limit) == CHARGE_OK, 1))
+        return CUDA_SUCCESS;
+    return charge_slowly(device, account, bytes);
+}
+
+CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
+{
+    return charge(device, account, bytes);
 }
 
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner)
@@ -70,7 +84,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     if (!device)
         return status;
     FLIGHT(device->ledger);
-    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    if ((status = charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAlloc_v2)(pointer, bytes);
     if (status != CUDA_SUCCESS)
@@ -191,7 +205,8 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, un
 
 /* --- freeing --------------------------------------------------------------------------------------- */
 
-CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
+/* Inlined where the driver's function is known. */
+static inline CUresult free_by(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
     struct block block;
     bool ours = block_take(&vgpu_memory, pointer, &block);
@@ -208,6 +223,11 @@ CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointe
     return status;
 }
 
+CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
+{
+    return free_by(pointer, release, data);
+}
+
 static CUresult release_v2(CUdeviceptr pointer, void *data)
 {
     (void)data;
@@ -217,7 +237,7 @@ static CUresult release_v2(CUdeviceptr pointer, void *data)
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     ENTER(cuMemFree_v2, (pointer));
-    return memory_free(pointer, release_v2, NULL);
+    return free_by(pointer, release_v2, NULL);
 }
 
 static CUresult release_v1(CUdeviceptr pointer, void *data)

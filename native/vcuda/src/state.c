@@ -17,8 +17,8 @@
 #endif
 
 static struct lock start_lock;
-static _Atomic(_Atomic uint32_t *) witness; /* points to 1 in the process that started the library */
-static _Atomic uint32_t plain_witness;      /* where the kernel cannot empty a page: only fork() is noticed */
+static struct witness plain_witness; /* before the start, and where the kernel cannot empty a page: only fork() is noticed */
+_Atomic(struct witness *) vgpu_witness = &plain_witness;
 
 static void reset(void)
 {
@@ -46,48 +46,61 @@ static void after_fork_parent(void)
     ledger_release();
 }
 
+static void begin(struct witness *here)
+{
+    atomic_store_explicit(&here->standing, NULL, memory_order_relaxed);
+    atomic_store_explicit(&here->started, true, memory_order_release);
+}
+
 static void after_fork_child(void)
 {
-    _Atomic uint32_t *mark = atomic_load_explicit(&witness, memory_order_relaxed);
     reset();
-    if (mark)
-        atomic_store_explicit(mark, 1, memory_order_relaxed);
+    begin(atomic_load_explicit(&vgpu_witness, memory_order_relaxed));
 }
 
 static __attribute__((noinline)) void start(void)
 {
+    static bool everywhere; /* started in this process or one that it was forked from */
     lock_take(&start_lock);
-    _Atomic uint32_t *mark = atomic_load_explicit(&witness, memory_order_relaxed);
-    if (!mark) {
+    struct witness *here = atomic_load_explicit(&vgpu_witness, memory_order_relaxed);
+    if (!everywhere) {
         void *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        mark = &plain_witness;
         if (page != MAP_FAILED && madvise(page, 1, MADV_WIPEONFORK) == 0)
-            mark = page;
+            here = page;
         pthread_atfork(before_fork, after_fork_parent, after_fork_child);
-    } else if (atomic_load_explicit(mark, memory_order_relaxed) == 0) {
+        everywhere = true;
+    } else if (!atomic_load_explicit(&here->started, memory_order_relaxed)) {
         reset(); /* also drops start_lock: nobody else can be here in a child of clone() */
         lock_take(&start_lock);
+    } else {
+        lock_drop(&start_lock); /* another thread was first */
+        return;
     }
-    atomic_store_explicit(mark, 1, memory_order_relaxed);
-    atomic_store_explicit(&witness, mark, memory_order_release);
+    begin(here);
+    atomic_store_explicit(&vgpu_witness, here, memory_order_release);
     lock_drop(&start_lock);
 }
 
-static enum control enter(bool (*ready)(void))
+static enum control enter(bool driver)
 {
-    _Atomic uint32_t *mark = atomic_load_explicit(&witness, memory_order_acquire);
-    if (!mark || !atomic_load_explicit(mark, memory_order_relaxed))
+    struct witness *here = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
+    if (!atomic_load_explicit(&here->started, memory_order_acquire)) {
         start();
-    ready();
-    return limits_control();
+        here = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
+    }
+    bool ready = driver ? driver_ready() : nvml_ready();
+    enum control control = limits_control();
+    if (driver && ready) /* from now on the short way in, until the limits change */
+        atomic_store_explicit(&here->standing, atomic_load_explicit(&vgpu_standing, memory_order_acquire), memory_order_release);
+    return control;
 }
 
-enum control vgpu_enter(void)
+enum control vgpu_enter_anew(void)
 {
-    return enter(driver_ready);
+    return enter(true);
 }
 
 enum control vgpu_enter_nvml(void)
 {
-    return enter(nvml_ready);
+    return enter(false);
 }

@@ -18,6 +18,8 @@
 #include "vgpu_abi.h"
 
 #define EXPORT __attribute__((visibility("default")))
+/* Everything else is this library's alone: calls and variables without the detour that another library could take over. */
+#pragma GCC visibility push(hidden)
 #define MIB (1024ull * 1024ull)
 
 /* --- log.c: lines on stderr, and the lock of threads ------------------------------------------------ */
@@ -37,9 +39,24 @@ bool vgpu_log_again(_Atomic unsigned *count);
 struct lock {
     _Atomic uint32_t word;
 };
-void lock_take(struct lock *lock);
-bool lock_try(struct lock *lock);
-void lock_drop(struct lock *lock);
+void lock_wait(struct lock *lock);
+void lock_wake(struct lock *lock);
+/* 0 free, 1 held, 2 held and somebody sleeps. */
+static inline bool lock_try(struct lock *lock)
+{
+    uint32_t expected = 0;
+    return atomic_compare_exchange_strong_explicit(&lock->word, &expected, 1, memory_order_acquire, memory_order_relaxed);
+}
+static inline void lock_take(struct lock *lock)
+{
+    if (__builtin_expect(!lock_try(lock), 0))
+        lock_wait(lock);
+}
+static inline void lock_drop(struct lock *lock)
+{
+    if (__builtin_expect(atomic_exchange_explicit(&lock->word, 0, memory_order_release) == 2, 0))
+        lock_wake(lock);
+}
 
 /* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
 
@@ -117,6 +134,16 @@ enum control {
     CONTROL_ON,    /* limits hold */
     CONTROL_BROKEN /* limits should hold and cannot be read: no context */
 };
+/* The last limits that were read. While *sequence_at holds that sequence nothing has changed. */
+struct standing {
+    enum control control;
+    uint32_t sequence;
+    const uint32_t *sequence_at;
+    /* What limits_memory answers, kept by the device's index in the ledger once it was asked. */
+    uint64_t memory[VGPU_MAX_DEVICES];
+    _Atomic bool memory_known[VGPU_MAX_DEVICES];
+};
+extern _Atomic(struct standing *) vgpu_standing; /* NULL: none could be read yet */
 /* The state now: looks at the file's sequence, reads it again when it changed. No system call while it did not. */
 enum control limits_control(void);
 /* Why contexts fail: one line naming the file. */
@@ -225,13 +252,40 @@ const struct device *device_of(CUdevice device, CUresult *status);
 const struct device *device_in_ledger(int index);
 /* The device of the thread's current context; *context gets the context. */
 const struct device *device_current(CUcontext *context, CUresult *status);
-uint64_t device_limit(const struct device *device, bool *known);
+/* A context was made or is gone: its address may mean another device from now on. */
+void device_forget_contexts(void);
+uint64_t device_limit_asked(const struct device *device, bool *known);
+static inline uint64_t device_limit(const struct device *device, bool *known)
+{
+    struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
+    if (__builtin_expect(!standing || !atomic_load_explicit(&standing->memory_known[device->ledger], memory_order_acquire), 0))
+        return device_limit_asked(device, known);
+    *known = true;
+    return __atomic_load_n(&standing->memory[device->ledger], __ATOMIC_RELAXED);
+}
 void devices_reset(void);
 
 /* --- state.c: start of the library in a process, and its rebirth in a child ---------------------------- */
 
+/*
+ * What is true of this process only: that it started the library, and then what rules in it, once the driver was found.
+ * It lies in a page that the kernel hands to a child empty.
+ */
+struct witness {
+    _Atomic bool started;
+    _Atomic(struct standing *) standing;
+};
+extern _Atomic(struct witness *) vgpu_witness; /* never NULL */
+enum control vgpu_enter_anew(void);
 /* First line of every hook; CONTROL_OFF: call the driver and nothing else. */
-enum control vgpu_enter(void);
+static inline enum control vgpu_enter(void)
+{
+    struct witness *witness = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
+    const struct standing *standing = atomic_load_explicit(&witness->standing, memory_order_acquire);
+    if (__builtin_expect(standing && __atomic_load_n(standing->sequence_at, __ATOMIC_ACQUIRE) == standing->sequence, 1))
+        return standing->control;
+    return vgpu_enter_anew();
+}
 enum control vgpu_enter_nvml(void);
 /* context.c: contexts and modules of a device are made and ended one at a time, for they are measured. */
 void context_lock(int device);
@@ -280,8 +334,24 @@ CUresult memory_broken(void);
  * Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. Whoever does
  * such a thing is in flight; both figures are read together while nobody is.
  */
-void flight_begin(int device);
-void flight_end(const int *device);
+struct gate {
+    _Atomic uint32_t closed, flying;
+};
+extern struct gate vgpu_gate[VGPU_MAX_DEVICES];
+void flight_wait(int device);
+static inline void flight_begin(int device)
+{
+    if (device < 0)
+        return;
+    atomic_fetch_add(&vgpu_gate[device].flying, 1);
+    if (__builtin_expect(atomic_load(&vgpu_gate[device].closed) != 0, 0))
+        flight_wait(device);
+}
+static inline void flight_end(const int *device)
+{
+    if (*device >= 0)
+        atomic_fetch_sub(&vgpu_gate[*device].flying, 1);
+}
 #define FLIGHT(device) \
     __attribute__((cleanup(flight_end), unused)) const int flight = (device); \
     flight_begin(flight)
@@ -329,5 +399,7 @@ void graph_memory_settle(bool trim);
 CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CUgraphExec exec, CUstream stream));
 /* A stream-ordered allocation is about to become a node of the graph that is being captured. */
 CUresult graph_memory_captured(enum control control);
+
+#pragma GCC visibility pop
 
 #endif
