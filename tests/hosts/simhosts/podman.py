@@ -49,6 +49,10 @@ class Host:
         return f"{self.container}-docker"
 
 
+# There with version 2 of control groups alone.
+UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers")
+
+
 def containers_conf() -> Path:
     """Write the private file that podman and the connection plugin read through CONTAINERS_CONF."""
     # runc: crun cannot start a container without the right to raise limits. The limits themselves are set because
@@ -104,6 +108,21 @@ def hosts(project: str | None = None) -> list[dict[str, str]]:
     return sorted(rows, key=lambda row: row["container"])
 
 
+def systemd_options() -> list[str]:
+    """Options under which systemd is process 1 and a docker daemon inside makes control groups of its own.
+
+    With control groups of version 1 podman from 4.4 on refuses a private namespace of them in systemd mode; what that
+    mode does is then said one by one.
+    """
+    if UNIFIED.exists():
+        return ["--systemd=always", "--cgroupns=private"]
+    folders = [
+        f"--tmpfs={folder}:rw,mode={mode}"
+        for folder, mode in (("/run", "755"), ("/run/lock", "1777"), ("/tmp", "1777"))
+    ]
+    return ["--systemd=false", "--cgroupns=private", *folders, "--env=container=podman", "--stop-signal=SIGRTMIN+3"]
+
+
 def create(host: Host, image: str) -> None:
     """Make the container of a host, not yet started."""
     podman("volume", "create", "--label", f"{LABEL}={host.project}", host.volume)
@@ -112,7 +131,8 @@ def create(host: Host, image: str) -> None:
         *("--name", host.container, "--hostname", host.name),
         *("--label", f"{LABEL}={host.project}", "--label", f"{HOST_LABEL}={host.name}"),
         # A docker daemon runs inside; it needs mounts, cgroups and devices.
-        *("--privileged", "--systemd=always", "--cgroupns=private"),
+        "--privileged",
+        *systemd_options(),
         # No way out and no way in: three docker daemons with one docker0 and one set of netfilter rules would collide,
         # and packages come from the image's own repository.
         *("--network", "none"),
