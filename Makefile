@@ -53,8 +53,10 @@ demo: apt-hosts collection
 demo-down:
 	@tools/demo.sh down
 
+# SLOW_MINUTES: also the sweeps, as far as they fit into so many minutes from the start.
+SLOW_MINUTES ?=
 test: apt-test venv collection
-	@$(BIN)/python tools/gates.py
+	@$(BIN)/python tools/gates.py $(if $(SLOW_MINUTES),--slow $(SLOW_MINUTES))
 
 # What a person runs while working: all but sanity and the simulated hosts.
 test-fast: apt-test venv collection

@@ -4,6 +4,9 @@
 A gate is a name, the commands it runs and how its results are counted: a pytest gate counts its tests, any other
 counts as one for each command. Every gate runs even when an earlier one failed, so that one run shows all faults.
 
+With ``--slow MINUTES`` the sweeps follow, each only if its usual time still fits into so many minutes from the start;
+what was left out is named.
+
 The build comes first and alone, for all others use what it makes. Then two lanes run side by side: simulated hosts wait
 for each other most of the time, and leave a core to everything else.
 """
@@ -33,7 +36,9 @@ class Gate:
     name: str
     commands: dict[str, list[str]] = field(default_factory=dict)
     tests: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
     lane: int = 0
+    minutes: int = 0
 
 
 # Started before all others whatever gates are asked for: the C parts.
@@ -61,7 +66,13 @@ GATES = [
     Gate("unit", {}, ["tests/unit"]),
     Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda", "tests/gpu"]),
     Gate("integration", {}, ["tests/integration"]),
+    Gate("bench", {}, ["tests/bench"]),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane=1),
+]
+# In the order of their worth; minutes: what they usually take on 2 cores.
+SLOW_GATES = [
+    Gate("molecule upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
+    Gate("bench long", {}, ["tests/bench"], ["--form", "long"], minutes=12),
 ]
 printing = threading.Lock()
 
@@ -100,11 +111,12 @@ def count(report: Path) -> tuple[int, int, list[str]]:
     return passed, failed, skipped
 
 
-def run_tests(folder: str) -> tuple[int, int]:
+def run_tests(folder: str, options: list[str]) -> tuple[int, int]:
     """Run pytest in one folder and count its tests; a run that collected none has failed."""
-    report = LOGS / (folder.replace("/", "-") + ".xml")
+    title = " ".join([folder, *options])
+    report = LOGS / (title.replace("/", "-").replace(" ", "-") + ".xml")
     report.unlink(missing_ok=True)
-    fine = run(folder, [*PYTEST, f"--junitxml={report}", folder])
+    fine = run(title, [*PYTEST, f"--junitxml={report}", *options, folder])
     if not report.exists():
         return 0, 1
     passed, failed, skipped = count(report)
@@ -125,14 +137,31 @@ def run_gates(gates: list[Gate]) -> tuple[int, int]:
             passed += fine
             failed += not fine
         for folder in gate.tests:
-            more_passed, more_failed = run_tests(folder)
+            more_passed, more_failed = run_tests(folder, gate.options)
             passed += more_passed
             failed += more_failed
     return passed, failed
 
 
+def run_slow(minutes: int, started: float) -> tuple[int, int]:
+    """Run the slow gates that fit, and name the others."""
+    passed = failed = 0
+    for gate in SLOW_GATES:
+        spent = (time.monotonic() - started) / 60
+        if spent + gate.minutes > minutes:
+            say(f"{gate.name}: left out: it takes about {gate.minutes} minutes, and {spent:.0f} of {minutes} are gone")
+            continue
+        more_passed, more_failed = run_gates([gate])
+        passed += more_passed
+        failed += more_failed
+    return passed, failed
+
+
 def main(names: list[str]) -> int:
     """Run the gates named, or all; the exit status is 1 when anything failed."""
+    started = time.monotonic()
+    slow = int(names.pop(names.index("--slow") + 1)) if "--slow" in names else 0
+    names = [name for name in names if name != "--slow"]
     known = {gate.name for gate in GATES}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -144,6 +173,8 @@ def main(names: list[str]) -> int:
     lanes = [[gate for gate in wanted if gate.lane == lane] for lane in sorted({gate.lane for gate in wanted})]
     with ThreadPoolExecutor(len(lanes)) as pool:
         results += pool.map(run_gates, lanes)
+    if slow:
+        results.append(run_slow(slow, started))
     passed, failed = (sum(numbers) for numbers in zip(*results, strict=True))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

@@ -88,8 +88,7 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
     """The simulated host, and the numbers that a measuring program prints on it."""
 
     def __init__(self, folder: Path, programs: Path) -> None:
-        world.PROFILE = PROFILE
-        super().__init__(folder, programs)
+        super().__init__(folder, programs, PROFILE)
         self.naive = str(programs / "naive.so")
         self.limit = LIMIT
         self.write_limits(LIMIT)
