@@ -56,20 +56,24 @@ struct making {
     CUcontext context;
     uint64_t bytes;
     bool flying;
+    bool unknown; /* a format that this library cannot charge: the driver says whether it is one */
 };
 
 static CUresult make_begin(enum control control, struct making *making, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels)
 {
     CUresult status;
     making->bytes = 0;
-    making->flying = false;
+    making->flying = making->unknown = false;
     making->device = memory_target(control, &making->context, &status);
     if (!making->device)
         return status;
     if (!array || array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
         return CUDA_SUCCESS;
-    if (!array_bytes(array, levels, &making->bytes))
-        return memory_refuse("an array of a format or size that this library does not know");
+    if (!array_bytes(array, levels, &making->bytes)) {
+        making->unknown = true;
+        making->bytes = 0;
+        return CUDA_SUCCESS;
+    }
     flight_begin(making->device->ledger); /* until make_end */
     status = memory_charge(making->device, ACCOUNT_USED, making->bytes);
     making->flying = status == CUDA_SUCCESS;
@@ -78,8 +82,12 @@ static CUresult make_begin(enum control control, struct making *making, const CU
     return status;
 }
 
-static CUresult make_end(const struct making *making, CUresult status, void *array)
+static CUresult make_end(const struct making *making, CUresult status, void *array, CUresult (*destroy)(void *array))
 {
+    if (making->unknown && status == CUDA_SUCCESS) {
+        destroy(array);
+        return memory_refuse("an array of a format or size that this library does not know");
+    }
     if (status != CUDA_SUCCESS)
         ledger_uncharge(making->device->ledger, ACCOUNT_USED, making->bytes);
     else
@@ -87,6 +95,16 @@ static CUresult make_end(const struct making *making, CUresult status, void *arr
     if (making->flying)
         flight_end(&making->device->ledger);
     return status;
+}
+
+static CUresult destroy_array(void *array)
+{
+    return REAL_HAS(cuArrayDestroy) ? REAL(cuArrayDestroy)(array) : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult destroy_mipmapped(void *array)
+{
+    return REAL_HAS(cuMipmappedArrayDestroy) ? REAL(cuMipmappedArrayDestroy)(array) : CUDA_ERROR_NOT_FOUND;
 }
 
 EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description)
@@ -103,7 +121,7 @@ EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *de
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuArrayCreate_v2)(array, description);
-    return make_end(&making, status, status ? NULL : *array);
+    return make_end(&making, status, status ? NULL : *array, destroy_array);
 }
 
 EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *description)
@@ -120,7 +138,7 @@ EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *de
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuArrayCreate)(array, description);
-    return make_end(&making, status, status ? NULL : *array);
+    return make_end(&making, status, status ? NULL : *array, destroy_array);
 }
 
 EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description)
@@ -131,7 +149,7 @@ EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuArray3DCreate_v2)(array, description);
-    return make_end(&making, status, status ? NULL : *array);
+    return make_end(&making, status, status ? NULL : *array, destroy_array);
 }
 
 EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *description)
@@ -150,7 +168,7 @@ EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuArray3DCreate)(array, description);
-    return make_end(&making, status, status ? NULL : *array);
+    return make_end(&making, status, status ? NULL : *array, destroy_array);
 }
 
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *description, unsigned int levels)
@@ -167,7 +185,7 @@ EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMipmappedArrayCreate)(array, description, levels);
-    return make_end(&making, status, status ? NULL : *array);
+    return make_end(&making, status, status ? NULL : *array, destroy_mipmapped);
 }
 
 #define DESTROY(symbol, type) \

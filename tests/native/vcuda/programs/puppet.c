@@ -300,7 +300,7 @@ int main(int argc, char **argv)
         sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
         if (strcmp(verb, "threads") == 0)
             threads((unsigned)a, (unsigned)b, c, (CUcontext)reg[d]);
-        else if (!ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d) &&
+        else if (!call_word(reg, verb, line + offset) && !ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d) &&
                  !graph_word(&cu, reg, verb, a, b, c, d) && !code_word(&cu, reg, verb, a, b, c) &&
                  !bind_word(&cu, reg, verb, a, b, c, d))
             printf("-1 unknown word %s\n", verb);

@@ -2,6 +2,7 @@
 /* More words of the puppet: graphs and their memory, code, heaps, memory that is bound elsewhere. Each prints its line and answers 1; 0: not a word of these. */
 #include "words.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -229,5 +230,35 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
     } else
         return 0;
     printf("%d\n", status);
+    return 1;
+}
+
+/*
+ * call NAME ARGUMENT…: any function whose arguments fit into registers of 8 bytes. 7: a number; $7: register 7; @7: its address.
+ * A structure passed by value that has 8 bytes is written as one number.
+ */
+int call_word(unsigned long long *reg, const char *verb, char *text)
+{
+    unsigned long long value[8] = {0};
+    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER */
+        char *end;
+        unsigned long long to = strtoull(text, &end, 0);
+        reg[to] = strtoull(end, NULL, 0);
+        puts("0");
+        return 1;
+    }
+    char *rest = NULL, *name = strcmp(verb, "call") == 0 ? strtok_r(text, " \n", &rest) : NULL;
+    if (!name)
+        return 0;
+    char *word;
+    for (int i = 0; i < 8 && (word = strtok_r(NULL, " \n", &rest)); i++) {
+        unsigned long long number = strtoull(word + (*word == '$' || *word == '@'), NULL, 0);
+        value[i] = *word == '$' ? reg[number] : *word == '@' ? (unsigned long long)&reg[number] : number;
+    }
+    typedef int (*any)(unsigned long long, unsigned long long, unsigned long long, unsigned long long, unsigned long long,
+                       unsigned long long, unsigned long long, unsigned long long);
+    any function;
+    *(void **)&function = dlsym(RTLD_DEFAULT, name);
+    printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7]) : -2);
     return 1;
 }
