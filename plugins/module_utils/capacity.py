@@ -13,8 +13,9 @@ import os
 import socket
 from typing import Any, Sequence
 
-from . import node_config, node_state, nvml, slices
+from . import node_config, node_state, nvml, sharing, slices
 from .hardware import Host
+from .kinds import errors
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
@@ -52,6 +53,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     drift: list[dict[str, str]] = []
     answer: dict[str, Any] = {
         "resource": node_config.RESOURCE_NAME,
+        "resources": [node_config.RESOURCE_NAME],
         "kubelet": bool(seen["kubelet"] or seen["checkpoint_text"]),
         "shared": False,
         "expected": [],
@@ -64,6 +66,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     config = _config(seen, drift)
     if config is not None:
         answer["resource"] = node_config.resource_name(config)
+        answer["resources"] = [answer["resource"]]
         answer["shared"] = slices.vcuda_of(config) is not None
     if not seen["nvml"]["ok"]:
         _differ(drift, "driver", "NVML", "an answer", seen["nvml"]["error"], "look at the driver: nvidia-smi")
@@ -101,17 +104,15 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     if not seen["nvml"]["gpus"]:
         remedy = "look at the driver and the PCI bus: nvidia-smi -L, lspci"
         _differ(answer["drift"], "GPU", "NVML", "at least one GPU", "none", remedy)
+    pieces, findings = sharing.pieces_for(seen["nvml"]["gpus"], config)
+    for fault in errors(findings):
+        remedy = "correct the variables of the host's group"
+        _differ(answer["drift"], "slices", fault.path, "at least one", fault.message, remedy)
+    answer["expected"] = [piece._asdict() for piece in pieces]
+    answer["resources"] = sharing.resources_of(pieces, config)
     for gpu in seen["nvml"]["gpus"]:
+        made = [piece for piece in pieces if piece.uuid == gpu["uuid"]]
         row = {key: gpu[key] for key in ("index", "uuid", "model", "memory_mib", "used_mib")}
-        try:
-            made = slices.slices_of(gpu, config)
-        except slices.SliceError as fault:
-            where = "GPU {}".format(gpu["index"])
-            _differ(
-                answer["drift"], "slices", where, "at least one", fault, "correct the variables of the host's group"
-            )
-            made = []
-        answer["expected"] += [piece._asdict() for piece in made]
         row.update(
             slices=len(made),
             slice_mib=made[0].memory_mib if made else 0,
@@ -172,7 +173,9 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
     status = seen["plugin"] or {}
     leased = _leased(status)
     if answer["kubelet"]:
-        told = registered(seen["checkpoint_text"], answer["resource"])
+        known = {name: registered(seen["checkpoint_text"], name) for name in answer["resources"]}
+        unknown = [name for name, ids in known.items() if ids is None]
+        told = [one for ids in known.values() for one in ids or []]
         deaf = bool(seen["kubelet_fault"]) or status.get("registered") is False
         if seen["kubelet_fault"]:
             remedy = "systemctl status kubelet; journalctl -u kubelet"
@@ -183,10 +186,9 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
             remedy = "wait for the kubelet; journalctl -u vgpu-device-plugin -u kubelet"
             _differ(answer["drift"], "kubelet", "device plugin", "registered", found, remedy)
             told = []
-        elif told is None:
+        for name in unknown if not deaf else []:
             remedy = "wait for the kubelet, or restart it: systemctl restart kubelet"
-            _differ(answer["drift"], "kubelet", answer["resource"], "registered", "not in the checkpoint", remedy)
-            told = []
+            _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
         answer["advertised"] = told
         expected = [piece["id"] for piece in answer["expected"]]
         missing = sorted(set(expected) - set(told) - set(leased))
@@ -195,16 +197,19 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if it stays, look at slice health above"
             found = f"{len(set(told) & set(expected))} of {len(expected)}; missing {_some(missing)}"
-            _differ(answer["drift"], "advertised", answer["resource"], f"{len(expected)} slices", found, remedy)
+            where = ", ".join(answer["resources"])
+            _differ(answer["drift"], "advertised", where, f"{len(expected)} slices", found, remedy)
         if expected and foreign:
             remedy = "another device plugin registers the same resource; remove it"
-            _differ(answer["drift"], "advertised", answer["resource"], "only our slices", _some(foreign), remedy)
+            where = ", ".join(answer["resources"])
+            _differ(answer["drift"], "advertised", where, "only our slices", _some(foreign), remedy)
     else:
         answer["advertised"] = [
             piece["id"] for piece in status.get("slices") or [] if piece.get("health", HEALTHY) == HEALTHY
         ]
     for row in answer["gpus"]:
-        ids = [one for one in {*answer["advertised"], *leased} if one.partition("::")[0] == row["uuid"]]
+        mine = {piece["id"] for piece in answer["expected"] if piece["uuid"] == row["uuid"]}
+        ids = {*answer["advertised"], *leased} & mine
         row["advertised"] = len(ids)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from . import daemon_check, daemon_json, docker_kinds, node_config, slices
+from . import daemon_check, daemon_json, docker_kinds, node_config, sharing, slices
 from .kinds import Finding, error, warning
 from .node_state import fingerprint, sha256
 from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
@@ -126,7 +126,7 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     if state["nvml"]["ok"]:
         if not gpus:
             return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
-        return slices.findings_for(gpus, config)
+        return sharing.pieces_for(gpus, config)[1]
     findings = []
     on_bus = len(state["pci_gpus"])
     for n, exception in enumerate((slices.vcuda_of(config) or {}).get("devices") or []):
@@ -354,10 +354,8 @@ def reshaped(wanted: dict[str, Any], state: dict[str, Any]) -> int:
     status = state["plugin"]["status"] or {}
     if status.get("resource", node_config.resource_name(wanted)) != node_config.resource_name(wanted):
         return len(_held(state))
-    try:
-        after = {one.id: (one.memory_mib, one.sm_percent) for one in slices.slices_for(state["gpus"], wanted)}
-    except slices.SliceError:
-        after = {}
+    pieces = sharing.pieces_for(state["gpus"], wanted)[0]
+    after = {one.id: (one.memory_mib, one.sm_percent) for one in pieces}
     before = {one["id"]: (one["memory_mib"], one["sm_percent"]) for one in status.get("slices") or []}
     changed = {name for name, shape in before.items() if after.get(name) != shape}
     return sum(1 for ids in _held(state) if changed.intersection(ids))

@@ -154,7 +154,7 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 
 # Values that the schema knows and this version does not carry out. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
-    ("vgpu_sharing", ("time-slicing", "mps", "mig"), "use vcuda or none"),
+    ("vgpu_sharing", ("mps", "mig"), "use vcuda, time-slicing or none"),
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
     ("vgpu_mig_strategy", ("single", "mixed"), "use none"),
     ("vgpu_legacy_preferred", (True,), "use false"),
@@ -172,9 +172,11 @@ UNENFORCED: tuple[tuple[str, Any, str], ...] = (
 UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs", "vgpu_mig_geometry")
 # Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
 OTHER_MODES = {
-    "vgpu_rename_by_default": "time-slicing and mps",
-    "vgpu_fail_requests_greater_than_one": "time-slicing and mps",
-    "vgpu_time_slice": "time-slicing",
+    "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
+    "vgpu_devices": ("vcuda", "time-slicing", "mps"),
+    "vgpu_rename_by_default": ("time-slicing", "mps"),
+    "vgpu_fail_requests_greater_than_one": ("time-slicing", "mps"),
+    "vgpu_time_slice": ("time-slicing",),
 }
 
 
@@ -221,13 +223,15 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
             where = f"vgpu_resource_names.{key}"
             findings.append(error(where, "is not available in this version; it needs the scheduler"))
     for name, variable in VARIABLES.items():
-        belongs = OTHER_MODES.get(name) or ("vcuda" if variable.node[:2] == VCUDA else clean["vgpu_sharing"])
-        if belongs != clean["vgpu_sharing"] and clean[name] != variable.default:
-            message = f"has no effect with vgpu_sharing: {clean['vgpu_sharing']}; it belongs to {belongs}"
+        mode = clean["vgpu_sharing"]
+        modes = OTHER_MODES.get(name) or ("vcuda" if variable.node[:2] == VCUDA else mode,)
+        if mode not in modes and clean[name] != variable.default:
+            message = f"has no effect with vgpu_sharing: {mode}; it belongs to {' and '.join(modes)}"
             findings.append(warning(name, message))
     findings += unenforced(clean)
-    if clean["vgpu_sharing"] == "none" and clean["vgpu_resource_names"]:
-        findings.append(error("vgpu_resource_names", "is not available with vgpu_sharing: none in this version"))
+    if clean["vgpu_sharing"] != "vcuda" and clean["vgpu_resource_names"]:
+        message = f"is not available with vgpu_sharing: {clean['vgpu_sharing']} in this version"
+        findings.append(error("vgpu_resource_names", message))
     return findings
 
 

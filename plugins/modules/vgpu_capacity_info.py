@@ -66,6 +66,11 @@ resource:
   returned: always
   type: str
   sample: nvidia.com/gpu
+resources:
+  description: Names of all resources of the host; several where GPUs are shared in several ways.
+  returned: always
+  type: list
+  elements: str
 shared:
   description:
     - Whether the GPUs are shared. Without sharing a slice is a whole GPU, without a limit that could be proven.
@@ -85,6 +90,9 @@ expected:
       uuid: GPU-11111111-2222-3333-4444-555555555555
       memory_mib: 2194
       sm_percent: 100
+      resource: nvidia.com/gpu
+      mode: vcuda
+      device: GPU-11111111-2222-3333-4444-555555555555
 advertised:
   description: The ids of the slices that are advertised.
   returned: always

@@ -59,12 +59,15 @@ class FakeGpus:
     """A driver whose Xid events the test puts in ``xids``."""
 
     def __init__(self, gpus: list[Gpu]) -> None:
-        self._gpus = gpus
+        self.listed = gpus
         self.xids: Queue[tuple[str, int] | Exception] = Queue()
         self.closed = False
+        # UUID → what the driver says against it; a GPU that is to vanish is taken out of ``listed``.
+        self.faults: dict[str, str] = {}
+        self.opened = 1
 
     def gpus(self) -> list[Gpu]:
-        return list(self._gpus)
+        return list(self.listed)
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
         try:
@@ -74,6 +77,12 @@ class FakeGpus:
         if isinstance(event, Exception):
             raise event
         return event
+
+    def fault_of(self, uuid: str) -> str:
+        return self.faults.get(uuid, "")
+
+    def reopen(self) -> None:
+        self.opened += 1
 
     def close(self) -> None:
         self.closed = True

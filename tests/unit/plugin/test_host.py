@@ -59,8 +59,9 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     other = entry({"0": ["z"]}, resource="example.com/other")
     data = {"PodDeviceEntries": [other, one], "RegisteredDevices": {RESOURCE: ["a", "c"], "example.com/other": ["z"]}}
     path.write_text(json.dumps({"Data": data, "Checksum": 7}))
-    found = checkpoint.read(path, RESOURCE)
-    assert found.advertised == {"a", "c"}
+    found = checkpoint.read(path)
+    assert found.registered == {RESOURCE: {"a", "c"}, "example.com/other": {"z"}}
+    assert [found.advertised(one) for one in ("a", "b", "z")] == [True, False, True]
     foreign, read = found.entries  # what runs under another name is in use too
     assert (foreign.slice_ids, foreign.allocation) == ({"z"}, "")
     assert (read.slice_ids, read.allocation, read.library) == (ids, allocation, library)
@@ -71,13 +72,13 @@ def test_checkpoint_that_cannot_be_read(tmp_path, text):
     path = tmp_path / "checkpoint"
     if text is not None:
         path.write_text(text)
-    assert checkpoint.read(path, RESOURCE) is None
+    assert checkpoint.read(path) is None
 
 
 def test_empty_checkpoint(tmp_path):
     path = tmp_path / "checkpoint"
     path.write_text('{"Data": {"PodDeviceEntries": null, "RegisteredDevices": null}, "Checksum": 0}')
-    assert checkpoint.read(path, RESOURCE) == checkpoint.Checkpoint((), frozenset())
+    assert checkpoint.read(path) == checkpoint.Checkpoint((), {})
 
 
 # ---- the driver
@@ -106,6 +107,13 @@ class FakeNvmlError(Exception):
         self.value = value
 
 
+def fail(value: int):
+    def call(*_):
+        raise FakeNvmlError(value)
+
+    return call
+
+
 def fake_nvml(**changes) -> types.ModuleType:
     out = types.ModuleType("pynvml")
 
@@ -115,7 +123,13 @@ def fake_nvml(**changes) -> types.ModuleType:
     content = {
         "NVMLError": FakeNvmlError,
         "NVML_ERROR_TIMEOUT": 10,
+        "NVML_DEVICE_MIG_ENABLE": 1,
+        "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
+        "NVML_VOLATILE_ECC": 0,
         "nvmlEventTypeXidCriticalError": 8,
+        "nvmlEventTypeDoubleBitEccError": 2,
+        "nvmlDeviceGetSupportedEventTypes": lambda handle: 8 if handle == "handle-0" else 15,
+        "nvmlDeviceGetMigMode": fail(3),
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
@@ -135,13 +149,6 @@ def fake_nvml(**changes) -> types.ModuleType:
         setattr(out, name, value)
     out.refuse = refuse
     return out
-
-
-def fail(value: int):
-    def call(*_):
-        raise FakeNvmlError(value)
-
-    return call
 
 
 def test_nvml_lists_gpus(monkeypatch, tmp_path):
@@ -165,7 +172,8 @@ def test_nvml_that_fails(monkeypatch, tmp_path):
 def test_nvml_events(monkeypatch, tmp_path):
     answers = [
         types.SimpleNamespace(eventType=8, eventData=79, device="handle-1"),
-        types.SimpleNamespace(eventType=2, eventData=1, device="handle-1"),
+        types.SimpleNamespace(eventType=2, eventData=1, device="handle-0"),  # an uncorrectable ECC error
+        types.SimpleNamespace(eventType=1, eventData=1, device="handle-1"),
         FakeNvmlError(10),
         FakeNvmlError(15),
     ]
@@ -180,10 +188,10 @@ def test_nvml_events(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlEventSetWait_v2=wait))
     source = Nvml(tmp_path)
-    assert [source.next_xid(5) for _time in range(3)] == [("GPU-1", 79), None, None]
+    assert [source.next_xid(5) for _time in range(4)] == [("GPU-1", 79), ("GPU-0", 48), None, None]
     with pytest.raises(GpuError, match="does not deliver events"):
         source.next_xid(5)
-    assert sets[0] == [("handle-0", 8), ("handle-1", 8)]  # registered once, for all GPUs
+    assert sets[0] == [("handle-0", 8), ("handle-1", 10)]  # registered once, for what each GPU has
     assert all(one is sets[0] for one in sets)
 
 

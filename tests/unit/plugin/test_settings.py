@@ -20,16 +20,18 @@ REFUSED = [
     ('{"version": "v1", "sharing": {"timeSlcing": {}}}', 'did you mean "timeSlicing"'),
     ('{"version": "v1", "sharing": {"vcuda": {"splitCuont": 3}}}', 'did you mean "splitCount"'),
     ('{"version": "v1", "sharing": {"vcuda": {"splitCount": 0}}}', "splitCount: expected a whole number"),
+    ('{"version": "v1", "sharing": {"mps": {}}}', 'sharing.mps: the key "resources" is missing'),
     (
-        '{"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}}',
-        "sharing.timeSlicing is not available in this version; use sharing.vcuda",
+        '{"version": "v1", "sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 2}]}}}',
+        "sharing.mps needs flags.mpsRoot",
     ),
-    ('{"version": "v1", "sharing": {"mps": {}}}', "sharing.mps is not available"),
     (
         '{"version": "v1", "sharing": {"vcuda": {"sliceSizing": "requested"}}}',
         "sliceSizing: requested is not available",
     ),
-    ('{"version": "v1", "flags": {"migStrategy": "single"}}', "migStrategy: single is not available"),
+    ('{"version": "v1", "flags": {"migStrategy": "singel"}}', 'did you mean "single"'),
+    ("version: v1\nsharing: [", "nor YAML"),
+    ("just words", "nor a YAML mapping"),
     (
         '{"version": "v1", "flags": {"plugin": {"deviceListStrategy": ["auto", "cdi-cri"]}}}',
         "auto stands alone",

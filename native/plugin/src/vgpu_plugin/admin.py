@@ -23,28 +23,31 @@ from .settings import Settings
 class Admin(rpc.AdminServicer):
     def __init__(
         self,
-        settings: Settings,
+        settings: Callable[[], Settings],
         pool: Pool,
         allocator: Allocator,
         leases: Leases,
         registration: Callable[[], tuple[bool, str]],
+        notes: Callable[[], list[str]] = list,
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._allocator = allocator
         self._leases = leases
         self._registration = registration
+        self._notes = notes
 
     @answered
     def Status(self, request: api.StatusRequest, context: grpc.ServicerContext) -> api.StatusResponse:
         registered, fault = self._registration()
         used = self._leases.in_use()
+        settings = self._settings()
         return api.StatusResponse(
             version=version(),
             pid=os.getpid(),
-            resource=self._settings.resource,
-            config_path=str(self._settings.path),
-            config_sha256=self._settings.sha256,
+            resource=settings.resource,
+            config_path=str(settings.path),
+            config_sha256=settings.sha256,
             library=self._library(),
             registered=registered,
             kubelet_error=fault,
@@ -69,7 +72,10 @@ class Admin(rpc.AdminServicer):
                     memory_mib=offer.slice.memory_mib,
                     sm_percent=offer.slice.sm_percent,
                     health="Healthy" if offer.healthy else "Unhealthy",
-                    in_use=offer.slice.id in used,
+                    in_use=offer.slice.id in used or bool(self._pool.outside(offer.slice.id)),
+                    resource=offer.slice.resource,
+                    mode=offer.slice.mode,
+                    device=offer.slice.device,
                 )
                 for offer in self._pool.offers()[1]
             ],
@@ -83,7 +89,10 @@ class Admin(rpc.AdminServicer):
                 )
                 for record in self._allocator.records.all()
             ],
-            warnings=self._allocator.records.warnings,
+            warnings=[*self._allocator.records.warnings, *self._notes()],
+            resources=self._pool.resources,
+            hand_over=", ".join(self._allocator.hand_over.strategies),
+            hand_over_reason=self._allocator.hand_over.reason,
         )
 
     def _library(self) -> str:

@@ -7,18 +7,26 @@ import logging
 import secrets
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from . import checkpoint
 from . import settings as node_settings
-from ._shared.slices import MIB, Slice
+from ._shared import sharing
+from ._shared.sharing import MPS, VCUDA, Piece
+from ._shared.slices import MIB
 from .allocation_files import LIBRARY_FILE, AllocationFiles
+from .driver_files import DriverFiles
 from .errors import NotNow, Refused, Taken
 from .paths import Paths
 from .pool import Pool
 from .records import KUBELET, LEASE, Record, RecordStore
+
+# Where a container finds the pipes of its MPS daemon, as NVIDIA's plugin has it.
+MPS_ROOT = "/mps"
+# Flag of node.yaml → variable that makes NVIDIA's runtime add those devices.
+FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), ("mofedEnabled", "NVIDIA_MOFED"))
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +61,7 @@ class Allocator:
         self, paths: Paths, settings: node_settings.Settings, pool: Pool, records: RecordStore, files: AllocationFiles
     ) -> None:
         self._paths = paths
-        self._settings = settings
+        self.settings = settings
         self._pool = pool
         self._files = files
         self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
@@ -61,6 +69,17 @@ class Allocator:
         self.outside: OutsideUse | None = None
         self.records = records
         self.lock = threading.RLock()
+
+    def configure(self, settings: node_settings.Settings, driver: DriverFiles) -> None:
+        """From now on allocations are made by these settings; those that exist stay as they are."""
+        with self.lock:
+            can_cdi = self._paths.cdi_dir is not None and any(
+                name == "libcuda.so.1" for name, _host in driver.libraries
+            )
+            before, self.settings = self.hand_over, settings
+            self.hand_over = settings.hand_over(self._paths.host_root, can_cdi)
+            if self.hand_over != before:
+                log.info("hand-over: %s (%s)", ", ".join(self.hand_over.strategies), self.hand_over.reason)
 
     def allocate(self, requests: Iterable[Iterable[str]]) -> list[Answer]:
         """One answer for each container; where one cannot be made, none is kept."""
@@ -84,12 +103,11 @@ class Allocator:
             else:
                 self._refuse_held(pieces)
             self._refuse_outside(pieces)
+            self._refuse_several(pieces)
             devices = self._devices(pieces)
             record = Record(id=secrets.token_hex(8), kind=kind, slice_ids=tuple(ids), **lease)
-            if self._settings.shared:
-                gpus = [self._pool.gpu(device["uuid"]) for device in devices]
-                limits = {"allocation": record.id, "devices": devices, **self._settings.limit_flags(gpus)}
-                record = Record(**{**vars(record), "limits": limits, "library": str(self.library())})
+            if any(piece.mode == VCUDA for piece in pieces):
+                record = replace(record, limits=self._limits(record.id, devices), library=str(self.library()))
                 self._make_files(record)
             try:
                 self._write_down(record)
@@ -99,7 +117,11 @@ class Allocator:
             if self.outside is not None:
                 self.outside.deny(record.slice_ids, True)
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(ids))
-            return self._answer(record, [device["uuid"] for device in devices])
+            try:
+                return self._answer(record, pieces)
+            except Refused:
+                self.forget(record.id)
+                raise
 
     def _write_down(self, record: Record) -> None:
         try:
@@ -109,7 +131,7 @@ class Allocator:
                 f"allocation {record.id} cannot be written down in {self._paths.records}: {fault}; make room there"
             ) from fault
 
-    def _refuse_leased(self, pieces: list[Slice]) -> None:
+    def _refuse_leased(self, pieces: list[Piece]) -> None:
         leased = {one: record.id for record in self.records.all() if record.kind == LEASE for one in record.slice_ids}
         for piece in pieces:
             if piece.id in leased:
@@ -118,7 +140,7 @@ class Allocator:
                     "start the pod again"
                 )
 
-    def _refuse_outside(self, pieces: list[Slice]) -> None:
+    def _refuse_outside(self, pieces: list[Piece]) -> None:
         for piece in pieces:
             if self.outside is not None and self.outside.look_at(piece.id):
                 raise NotNow(
@@ -126,36 +148,61 @@ class Allocator:
                     "pod again so that it gets another slice"
                 )
 
-    def _refuse_held(self, pieces: list[Slice]) -> None:
+    def _refuse_held(self, pieces: list[Piece]) -> None:
         """Of a lease: an Allocate may have come between its look and this lock."""
         holders = {one: record.id for record in self.records.all() for one in record.slice_ids}
         for piece in pieces:
             if piece.id in holders:
                 raise Taken(f"slice {piece.id} is held by allocation {holders[piece.id]}; see: vgpuctl status")
 
-    def _devices(self, pieces: list[Slice]) -> list[dict[str, Any]]:
-        """One device for each GPU. Two slices of one GPU are summed or refused, never silently one share."""
+    def _refuse_several(self, pieces: list[Piece]) -> None:
+        """NVIDIA's failRequestsGreaterThanOne, which is for shared resources alone."""
+        if len(pieces) < 2:
+            return
+        for piece in pieces:
+            if piece.mode in sharing.SHARED_BY_NVIDIA and sharing.refuses_several(piece.mode, self.settings.config):
+                raise Refused(
+                    f"the container asks for {len(pieces)} of {piece.resource}, whose GPUs are shared by {piece.mode}: "
+                    "more than one gives no more of a GPU; ask for 1, or set failRequestsGreaterThanOne: false"
+                )
+
+    def _limits(self, allocation: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
+        gpus = [self._pool.gpu(device["uuid"]) for device in devices]
+        return {"allocation": allocation, "devices": devices, **self.settings.limit_flags(gpus)}
+
+    def _devices(self, pieces: list[Piece]) -> list[dict[str, Any]]:
+        """One device of a limits file for each GPU. Two slices of one GPU are summed or refused, never silently one
+        share.
+        """
         devices: dict[str, dict[str, Any]] = {}
         for piece in pieces:
-            device = devices.get(piece.uuid)
+            device = devices.get(piece.device)
             if device is None:
-                device = {"uuid": piece.uuid, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
-                devices[piece.uuid] = device
-            elif self._settings.merge:
+                device = {"uuid": piece.device, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
+                if piece.mode != VCUDA:
+                    device.update(memory_bytes=0, unlimited=True)
+                devices[piece.device] = device
+            elif piece.mode == VCUDA and self.settings.merge:
                 device["memory_bytes"] += piece.memory_mib * MIB
                 device["sm_percent"] = min(100, device["sm_percent"] + piece.sm_percent)
-            else:
+            elif piece.mode == VCUDA:
                 both = [one.id for one in pieces if one.uuid == piece.uuid]
                 raise Refused(
                     f"{len(both)} slices of one GPU for one container ({', '.join(both)}), and this node's policy is "
                     f"distinct GPUs: the container asks for {len(pieces)} slices, the node has {len(self._pool.gpus)} "
                     "GPUs; ask for at most one slice for each GPU that has one free, or set vgpu_multi_slice: merge"
                 )
+            elif not self.settings.as_nvidia:
+                both = [one.id for one in pieces if one.device == piece.device]
+                raise Refused(
+                    f"{len(both)} replicas of one GPU for one container ({', '.join(both)}): they would be one share; "
+                    f"ask for fewer than {len(pieces)} of {piece.resource}"
+                )
         return list(devices.values())
 
     def library(self) -> Path:
         """The version folder that ``current`` names now. Raises Refused where there is no library."""
-        current = self._settings.library_root / "current"
+        current = self.settings.library_root / "current"
         folder = current.resolve()
         if not (folder / LIBRARY_FILE).is_file():
             raise Refused(f"{current}/{LIBRARY_FILE} does not exist on this node; the role vcuda installs it")
@@ -168,11 +215,31 @@ class Allocator:
             self._remove_files(record.id)
             raise NotNow(f"allocation {record.id}: its files cannot be made: {fault}") from fault
 
-    def _answer(self, record: Record, uuids: list[str]) -> Answer:
-        # Video memory is charged to nobody, so the capability that uses it is withheld.
-        envs = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-        mounts = self._files.mounts(record) if record.limits else []
-        parts = self.hand_over.parts([self._pool.gpu(uuid) for uuid in uuids], record.id)
+    def _answer(self, record: Record, pieces: list[Piece]) -> Answer:
+        envs: dict[str, str] = {}
+        mounts: list[tuple[str, str, bool]] = []
+        if record.limits:
+            # Video memory is charged to nobody, so the capability that uses it is withheld.
+            envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
+            mounts += self._files.mounts(record)
+        if mps := next((one for one in pieces if one.mode == MPS), None):
+            envs.update(self._mps_environment(mps.resource))
+            mounts += self._mps_mounts(mps.resource)
+        for flag, name in FEATURES:
+            if self.settings.flags.get(flag):
+                envs[name] = "enabled"
+        if channels := (self.settings.config.get("imex") or {}).get("channelIDs"):
+            envs["NVIDIA_IMEX_CHANNELS"] = ",".join(str(one) for one in channels)
+        gpus = list({piece.uuid: self._pool.gpu(piece.uuid) for piece in pieces}.values())
+        devices = {piece.device: piece for piece in pieces}
+        by_index = self.hand_over.id_strategy == "index"
+        names = [Pool.runtime_name(one, self._pool.gpu(one.uuid), by_index) for one in devices.values()]
+        if self.hand_over.by_cdi and any(one.device != one.uuid for one in pieces):
+            raise Refused(
+                f"{', '.join(devices)}: MIG devices are handed over by envvar or volume-mounts in this version, and "
+                f"flags.plugin.deviceListStrategy is {', '.join(self.hand_over.strategies)}"
+            )
+        parts = self.hand_over.parts(gpus, record.id, names)
         return Answer(
             record.id,
             record.slice_ids,
@@ -183,6 +250,17 @@ class Allocator:
             parts.annotations,
         )
 
+    def _mps_environment(self, resource: str) -> dict[str, str]:
+        return {"CUDA_MPS_PIPE_DIRECTORY": f"{MPS_ROOT}/{resource}/pipe"}
+
+    def _mps_mounts(self, resource: str) -> list[tuple[str, str, bool]]:
+        """The pipes of the resource's control daemon, and the shared memory that its clients and server use."""
+        root = Path(self.settings.flags["mpsRoot"])
+        pipe = root / resource / "pipe"
+        if not pipe.is_dir():
+            raise Refused(f"{pipe} does not exist: the MPS control daemon of {resource} does not run on this node")
+        return [(f"{MPS_ROOT}/{resource}/pipe", str(pipe), False), ("/dev/shm", str(root / "shm"), False)]
+
     def prestart(self, ids: list[str]) -> None:
         """Makes the files anew before a start: /run is empty after a reboot, and a restarted container starts at zero.
 
@@ -190,16 +268,24 @@ class Allocator:
         not told, and only one of them runs at a time.
         """
         with self.lock:
-            if not self._settings.shared:
-                return
-            self._pool.resolve(ids)
-            records = self.records.with_ids(ids) or self._rebuild(ids)
+            known = [self._pool.piece(one) for one in ids]
+            for piece in known:
+                if piece is not None:
+                    self._pool.refuse_sick(piece)
+            # A container that runs keeps what it was given, also where the node offers other slices by now.
+            records = self.records.with_ids(ids)
+            if not records:
+                if all(piece.mode != VCUDA for piece in self._pool.resolve(ids)):
+                    return
+                records = self._rebuild(ids)
             if not records:
                 raise Refused(
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint knows an "
                     "allocation of them; delete the pod so that it is admitted anew"
                 )
             for record in records:
+                if not record.limits:
+                    continue
                 if not (Path(record.library) / LIBRARY_FILE).is_file():
                     raise Refused(
                         f"allocation {record.id}: {record.library}/{LIBRARY_FILE} is gone, and the container mounts "
@@ -209,13 +295,12 @@ class Allocator:
 
     def _rebuild(self, ids: list[str]) -> list[Record]:
         """Records that were lost, from the answers of Allocate that the kubelet keeps."""
-        found = checkpoint.read(self._paths.checkpoint, self._settings.resource)
+        found = checkpoint.read(self._paths.checkpoint)
         rebuilt = []
         for entry in found.entries if found else ():
             if entry.allocation and entry.slice_ids == frozenset(ids):
                 devices = self._devices(self._pool.resolve(ids))
-                gpus = [self._pool.gpu(device["uuid"]) for device in devices]
-                limits = {"allocation": entry.allocation, "devices": devices, **self._settings.limit_flags(gpus)}
+                limits = self._limits(entry.allocation, devices)
                 record = Record(entry.allocation, KUBELET, tuple(ids), limits, entry.library or str(self.library()))
                 self._write_down(record)
                 rebuilt.append(record)

@@ -34,8 +34,12 @@ class Checkpoint:
     # Of every resource: a container that runs keeps the name it asked by, also when the node's resource is renamed. Ids
     # and allocations of other plugins are none of ours, so they are in nobody's way.
     entries: tuple[Entry, ...]
-    # Of the one resource that was asked for.
-    advertised: frozenset[str]
+    # Of every resource; None for one that the kubelet does not know.
+    registered: dict[str, frozenset[str]]
+
+    def advertised(self, slice_id: str) -> bool:
+        """Whether the kubelet offers a slice to pods now, under whatever resource."""
+        return any(slice_id in ids for ids in self.registered.values())
 
     @property
     def ids_in_use(self) -> frozenset[str]:
@@ -49,12 +53,13 @@ class Checkpoint:
         )
 
 
-def read(path: Path, resource: str) -> Checkpoint | None:
-    """The checkpoint, with what ``resource`` advertises; None where it cannot be read (the kubelet writes now)."""
+def read(path: Path) -> Checkpoint | None:
+    """The checkpoint; None where it cannot be read (the kubelet writes now)."""
     try:
         data = json.loads(path.read_text())["Data"]
         entries = tuple(_entry(one) for one in data.get("PodDeviceEntries") or [])
-        return Checkpoint(entries, frozenset((data.get("RegisteredDevices") or {}).get(resource) or []))
+        known = data.get("RegisteredDevices") or {}
+        return Checkpoint(entries, {str(name): frozenset(ids or []) for name, ids in known.items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -30,20 +30,18 @@ class Collector:
         allocator: Allocator,
         files: AllocationFiles,
         checkpoint_file: Path,
-        resource: str,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._allocator = allocator
         self._files = files
         self._checkpoint_file = checkpoint_file
-        self._resource = resource
         self._monotonic = monotonic
         self._missing_since: dict[str, float] = {}
 
     def collect(self) -> list[str]:
         """One look; returns the allocations that it ended."""
         with self._allocator.lock:
-            found = checkpoint.read(self._checkpoint_file, self._resource)
+            found = checkpoint.read(self._checkpoint_file)
             if found is None:
                 return []
             now = self._monotonic()

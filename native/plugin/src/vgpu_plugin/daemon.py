@@ -25,14 +25,18 @@ from .allocator import Allocator
 from .collector import Collector
 from .errors import Fatal
 from .gpus import Gpu, GpuError, GpuSource
-from .health import HealthWatch
+from .health import CLEAN_S, HealthWatch
+from .health import rules as health_rules
 from .leases import Leases
 from .mounts import KernelMounter, Mounter
 from .notify import notify
+from .options import Option
 from .paths import Paths
 from .pool import Pool
+from .reconfigure import Reconfiguration
 from .records import RecordStore
 from .registration import Registration
+from .registrations import Registrations
 from .service import DevicePlugin
 from .static_slices import StaticSlices
 
@@ -44,15 +48,32 @@ STREAM_JOIN_S = 10.0
 log = logging.getLogger(__name__)
 
 
-class Daemon:
-    """``open_gpus`` opens the driver and may be called again after a GpuError."""
+def offered(pool: Pool, settings: node_settings.Settings) -> list[str]:
+    """The resources to register: those of the pieces; a node without any still says so under its plain one."""
+    return pool.resources or [settings.resource]
 
-    def __init__(self, paths: Paths, open_gpus: Callable[[], GpuSource], mounter: Mounter | None = None) -> None:
+
+class Daemon:
+    """``open_gpus`` opens the driver and may be called again after a GpuError. ``chosen``: what flags and environment
+    set over the file. ``clean_s``: without a fault for so long a GPU is healthy again.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        open_gpus: Callable[[], GpuSource],
+        mounter: Mounter | None = None,
+        chosen: list[tuple[Option, str, str]] | None = None,
+        clean_s: float = CLEAN_S,
+    ) -> None:
         self._paths = paths
         self._open_gpus = open_gpus
         self._mounter = mounter or KernelMounter()
         self._stopping = threading.Event()
         self._lock: IO[str] | None = None
+        self._chosen = chosen or []
+        self._clean_s = clean_s
+        self._health: HealthWatch | None = None
 
     def stop(self) -> None:
         self._stopping.set()
@@ -62,12 +83,17 @@ class Daemon:
             log.info("signal %s: stopping", signal.Signals(number).name)
             self.stop()
 
+        def look(_number: int, _frame: FrameType | None) -> None:
+            if self._health is not None:
+                self._health.ask()
+
         for one in (signal.SIGTERM, signal.SIGINT):
             signal.signal(one, handle)
+        signal.signal(signal.SIGHUP, look)
 
     def run(self) -> None:
         """Runs until stopped. Raises Fatal where the program cannot run."""
-        settings = node_settings.load(self._paths.config)
+        settings = node_settings.load(self._paths.config, self._chosen)
         self._make_folders()
         self._be_alone()
         source, gpus = self._driver(settings)
@@ -148,51 +174,58 @@ class Daemon:
         return None, []
 
     def _serve(self, settings: node_settings.Settings, source: GpuSource, gpus: list[Gpu]) -> None:
-        paths, resource = self._paths, settings.resource
+        paths = self._paths
         pool = Pool(gpus, node_settings.make_slices(gpus, settings))
         records = RecordStore(paths.records)
         records.load()
         files = AllocationFiles(paths.allocations, self._mounter)
         allocator = Allocator(paths, settings, pool, records, files)
         driver = driver_files.find(settings.driver_root, settings.dev_root)
-        has_cuda = any(name == "libcuda.so.1" for name, _host in driver.libraries)
-        allocator.hand_over = settings.hand_over(paths.host_root, has_cuda and paths.cdi_dir is not None)
-        log.info("hand-over: %s (%s)", ", ".join(allocator.hand_over.strategies), allocator.hand_over.reason)
+        allocator.configure(settings, driver)
         outside = StaticSlices(paths, settings, pool, allocator, files, driver)
         outside.refresh()
         allocator.outside = outside
-        registration = Registration(
-            paths.kubelet_socket,
-            paths.endpoint(resource),
-            resource,
-            lambda on_streams: DevicePlugin(pool, allocator, on_streams),
-        )
-        leases = Leases(allocator, pool, paths.checkpoint, resource, registration.registered)
+
+        def register(resource: str) -> Registration:
+            return Registration(
+                paths.kubelet_socket,
+                paths.endpoint(resource),
+                resource,
+                lambda on_streams: DevicePlugin(pool, allocator, on_streams, resource),
+            )
+
+        registrations = Registrations(register)
+        leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
         leases.restore()
-        collector = Collector(allocator, files, paths.checkpoint, resource)
-        health = HealthWatch(source, pool)
-        admin = self._serve_admin(Admin(settings, pool, allocator, leases, registration.state))
-        threads = [
-            threading.Thread(target=one.run, name=name, daemon=True)
-            for name, one in (("registration", registration), ("health", health))
-        ]
-        for thread in threads:
-            thread.start()
+        collector = Collector(allocator, files, paths.checkpoint)
+        changes = Reconfiguration(
+            paths, self._chosen, settings, source, pool, allocator, lambda: leases.in_use() | outside.in_use()
+        )
+        self._health = HealthWatch(source, pool, health_rules(os.environ), changes.look, self._clean_s)
+        changes.on_lost = self._health.lost
+        changes.after += [outside.configure, lambda *_: registrations.bring_in_line(offered(pool, changes.settings))]
+        admin = self._serve_admin(
+            Admin(lambda: changes.settings, pool, allocator, leases, registrations.state, changes.notes)
+        )
+        for warning in settings.warnings:
+            log.warning("%s", warning)
+        watcher = threading.Thread(target=self._health.run, name="health", daemon=True)
+        registrations.bring_in_line(offered(pool, settings))
+        watcher.start()
         try:
-            registration.first_attempt.wait(FIRST_REGISTRATION_S)
-            summary = f"{len(gpus)} GPUs, {len(pool.slices)} slices as {resource}"
+            registrations.wait_for_first_attempts(FIRST_REGISTRATION_S)
+            summary = f"{len(gpus)} GPUs, {len(pool.slices)} slices as {', '.join(offered(pool, settings))}"
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
             while not self._stopping.wait(HOUSEKEEPING_S):
                 self._keep_house(leases.expire, collector.collect, outside.refresh, outside.look)
         finally:
             notify("STOPPING=1")
-            registration.stop()
-            health.stop()
+            self._health.stop()
+            registrations.stop()
             admin.stop(grace=1.0).wait()
             # The health thread sits in the driver's wait; it ends by itself and holds nothing that matters.
-            for thread in threads:
-                thread.join(STREAM_JOIN_S)
+            watcher.join(STREAM_JOIN_S)
 
     @staticmethod
     def _keep_house(*tasks: Callable[[], object]) -> None:

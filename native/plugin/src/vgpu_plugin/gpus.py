@@ -6,17 +6,36 @@ Nothing else of the plugin imports pynvml. Tests put another GpuSource in its pl
 
 from __future__ import annotations
 
+import logging
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ._shared import slices
 
 NO_NUMA = -1
+DOUBLE_BIT_XID = 48
+
+log = logging.getLogger(__name__)
 
 
 class GpuError(Exception):
     """The driver did not answer; the text says which call and what it answered."""
+
+
+@dataclass(frozen=True)
+class MigDevice:
+    """One MIG device; ``index`` counts within its GPU, ``profile`` as nvidia-smi names it: 1g.10gb."""
+
+    index: int
+    uuid: str
+    profile: str
+    memory_mib: int
+    gpu_instance: int = 0
+    compute_instance: int = 0
+    attributes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -28,10 +47,22 @@ class Gpu:
     minor: int
     pci: str
     numa_node: int = NO_NUMA
+    mig_enabled: bool = False
+    mig: tuple[MigDevice, ...] = ()
 
-    def facts(self) -> dict[str, object]:
-        """The GPU as the shared slice arithmetic takes it."""
-        return {"index": self.index, "uuid": self.uuid, "model": self.model, "memory_mib": self.memory_mib}
+    def facts(self) -> dict[str, Any]:
+        """The GPU as the shared core takes it."""
+        return {
+            "index": self.index,
+            "uuid": self.uuid,
+            "model": self.model,
+            "memory_mib": self.memory_mib,
+            "mig_enabled": self.mig_enabled,
+            "mig": [
+                {"index": one.index, "uuid": one.uuid, "profile": one.profile, "memory_mib": one.memory_mib}
+                for one in self.mig
+            ],
+        }
 
 
 class GpuSource(Protocol):
@@ -41,7 +72,16 @@ class GpuSource(Protocol):
         """All GPUs in NVML's order. Raises GpuError."""
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
-        """Waits for the next critical Xid; (uuid, number), or None when the time is over. Raises GpuError."""
+        """Waits for the next critical Xid; (uuid, number), or None when the time is over. Raises GpuError.
+
+        An uncorrectable ECC error is Xid 48, as NVIDIA's list has it. An empty uuid: the driver does not say which.
+        """
+
+    def fault_of(self, uuid: str) -> str:
+        """What speaks against using a GPU now; empty where nothing does."""
+
+    def reopen(self) -> None:
+        """Starts the driver's library anew: it lists GPUs once. Not while another thread waits. Raises GpuError."""
 
     def close(self) -> None: ...
 
@@ -55,19 +95,37 @@ class Nvml:
         self._nvml = pynvml
         self._sys_root = sys_root
         self._events: object = None
+        # Uncorrected ECC errors of each GPU when it was last found well.
+        self._ecc: dict[str, int] = {}
+        self._open()
+
+    def _open(self) -> None:
         try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as fault:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as fault:
             raise GpuError(f"NVML does not start: {fault}") from None
+
+    def reopen(self) -> None:
+        self.close()
+        self._events = None
+        self._open()
 
     def gpus(self) -> list[Gpu]:
         nvml = self._nvml
         try:
-            return [
-                self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)) for index in range(nvml.nvmlDeviceGetCount())
-            ]
+            count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as fault:
             raise GpuError(f"NVML does not list the GPUs: {fault}") from None
+        found = []
+        for index in range(count):
+            try:
+                found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
+            except nvml.NVMLError as fault:
+                # One that fell off the bus must not hide the others; whoever knows it misses it.
+                log.debug("GPU %d cannot be read: %s", index, fault)
+        if count and not found:
+            raise GpuError(f"NVML lists {count} GPUs and none can be read")
+        return found
 
     def _gpu(self, index: int, handle: object) -> Gpu:
         nvml = self._nvml
@@ -84,7 +142,42 @@ class Nvml:
             minor=minor,
             pci=pci,
             numa_node=numa_node(self._sys_root, pci),
+            mig_enabled=self._mig_mode(handle),
+            mig=self._mig(handle),
         )
+
+    def _mig_mode(self, handle: object) -> bool:
+        nvml = self._nvml
+        try:
+            return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+        except nvml.NVMLError:
+            return False  # a GPU without MIG says that it does not support the question
+
+    def _mig(self, handle: object) -> tuple[MigDevice, ...]:
+        """The MIG devices of a GPU, in NVML's order. Raises NVMLError only where a device that is there fails."""
+        nvml = self._nvml
+        if not self._mig_mode(handle):
+            return ()
+        found: list[MigDevice] = []
+        card_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            except nvml.NVMLError:
+                continue  # a free place
+            attributes = nvml.nvmlDeviceGetAttributes_v2(device)
+            found.append(
+                MigDevice(
+                    index=len(found),
+                    uuid=_text(nvml.nvmlDeviceGetUUID(device)),
+                    profile=mig_profile(_text(nvml.nvmlDeviceGetName(device)), attributes, card_bytes),
+                    memory_mib=int(attributes.memorySizeMB),
+                    gpu_instance=int(nvml.nvmlDeviceGetGpuInstanceId(device)),
+                    compute_instance=int(nvml.nvmlDeviceGetComputeInstanceId(device)),
+                    attributes=tuple((name, int(getattr(attributes, field))) for name, field in MIG_ATTRIBUTES),
+                )
+            )
+        return tuple(found)
 
     def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
         nvml = self._nvml
@@ -92,22 +185,49 @@ class Nvml:
             if self._events is None:
                 self._events = self._register_events()
             event = nvml.nvmlEventSetWait_v2(self._events, timeout_ms)
-            if event.eventType != nvml.nvmlEventTypeXidCriticalError:
-                return None
-            return _text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)
         except nvml.NVMLError as fault:
             if fault.value == nvml.NVML_ERROR_TIMEOUT:
                 return None
             raise GpuError(f"NVML does not deliver events: {fault}") from None
+        try:
+            uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+        except nvml.NVMLError:
+            uuid = ""
+        if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+            return uuid, int(event.eventData)
+        return (uuid, DOUBLE_BIT_XID) if event.eventType == nvml.nvmlEventTypeDoubleBitEccError else None
 
     def _register_events(self) -> object:
         nvml = self._nvml
         events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
-            nvml.nvmlDeviceRegisterEvents(
-                nvml.nvmlDeviceGetHandleByIndex(index), nvml.nvmlEventTypeXidCriticalError, events
-            )
+            wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                supported = nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
+            except nvml.NVMLError as fault:
+                log.warning("GPU %d: its events are not watched: %s", index, fault)
         return events
+
+    def fault_of(self, uuid: str) -> str:
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as fault:
+            return f"the driver says: {fault}"
+        try:
+            errors = int(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            )
+        except nvml.NVMLError:
+            return ""  # a GPU without ECC
+        before = self._ecc.setdefault(uuid, errors)
+        self._ecc[uuid] = errors
+        return f"{errors - before} more uncorrected ECC errors" if errors > before else ""
 
     def close(self) -> None:
         try:
@@ -116,6 +236,35 @@ class Nvml:
             self._nvml.nvmlShutdown()
         except self._nvml.NVMLError:
             pass  # the driver is going away together with us; nothing is left to free
+
+
+# Label of gpu-feature-discovery → field of nvmlDeviceAttributes_t.
+MIG_ATTRIBUTES = (
+    ("memory", "memorySizeMB"),
+    ("multiprocessors", "multiprocessorCount"),
+    ("slices.gi", "gpuInstanceSliceCount"),
+    ("slices.ci", "computeInstanceSliceCount"),
+    ("engines.copy", "sharedCopyEngineCount"),
+    ("engines.decoder", "sharedDecoderCount"),
+    ("engines.encoder", "sharedEncoderCount"),
+    ("engines.jpeg", "sharedJpegCount"),
+    ("engines.ofa", "sharedOfaCount"),
+)
+
+
+def mig_profile(name: str, attributes: Any, card_bytes: int) -> str:
+    """The profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's rule:
+    compute slices where they are fewer than the GPU instance's, slices, memory as eighths of the card in whole GiB.
+    """
+    said = re.search(r" MIG (\S+)$", name)
+    if said:
+        return said.group(1)
+    eighths = math.ceil(int(attributes.memorySizeMB) * (1 << 20) * 8 / card_bytes)
+    gigabytes = round(eighths / 8 * math.ceil(card_bytes / (1 << 30)))
+    text = f"{attributes.gpuInstanceSliceCount}g.{gigabytes}gb"
+    if attributes.computeInstanceSliceCount < attributes.gpuInstanceSliceCount:
+        return f"{attributes.computeInstanceSliceCount}c.{text}"
+    return text
 
 
 def numa_node(sys_root: Path, pci: str) -> int:

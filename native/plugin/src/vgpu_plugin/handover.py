@@ -42,14 +42,13 @@ class HandOver:
     pass_device_specs: bool = False
     annotation_prefix: str = ANNOTATION_PREFIX
     dev_root: Path = Path("/")
-    # Of containers without a sharing library: they get what the image asks for.
+    # Why these, for people.
     reason: str = ""
 
-    def parts(self, gpus: list[Gpu], allocation: str, names: list[str] | None = None) -> Parts:
-        """``names``: how the runtime knows the devices, where that is not by the GPUs' ids (MIG devices)."""
+    def parts(self, gpus: list[Gpu], allocation: str, ids: list[str]) -> Parts:
+        """``ids``: how the runtime knows the devices, by UUID or index; CDI devices are named by UUID always."""
         out = Parts()
-        ids = names or [str(gpu.index) if self.id_strategy == "index" else gpu.uuid for gpu in gpus]
-        qualified = [f"{cdi.GPU_KIND}={one}" for one in (names or [gpu.uuid for gpu in gpus])]
+        qualified = [f"{cdi.GPU_KIND}={gpu.uuid}" for gpu in gpus]
         if ENVVAR in self.strategies:
             out.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(ids)
         if VOLUME_MOUNTS in self.strategies:

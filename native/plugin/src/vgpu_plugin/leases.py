@@ -34,14 +34,12 @@ class Leases:
         allocator: Allocator,
         pool: Pool,
         checkpoint_file: Path,
-        resource: str,
         registered: Callable[[], bool],
         clock: Clock | None = None,
     ) -> None:
         self._allocator = allocator
         self._pool = pool
         self._checkpoint_file = checkpoint_file
-        self._resource = resource
         self._registered = registered
         self._clock = clock or Clock()
         self._one_at_a_time = threading.Lock()
@@ -94,7 +92,7 @@ class Leases:
 
     def in_use(self) -> frozenset[str]:
         """Slices that a container or a lease holds, by our records and by the kubelet's checkpoint."""
-        found = checkpoint.read(self._checkpoint_file, self._resource)
+        found = checkpoint.read(self._checkpoint_file)
         ours = frozenset(one for record in self._allocator.records.all() for one in record.slice_ids)
         return ours | (found.ids_in_use if found else frozenset())
 
@@ -105,8 +103,8 @@ class Leases:
         """
         deadline = time.monotonic() + CONFIRM_S
         while self._registered():
-            found = checkpoint.read(self._checkpoint_file, self._resource)
-            if found is not None and slice_id not in found.advertised:
+            found = checkpoint.read(self._checkpoint_file)
+            if found is not None and not found.advertised(slice_id):
                 break
             if time.monotonic() > deadline:
                 raise NotNow(

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import version
+from . import options, version
 from .errors import Fatal
+from .health import CLEAN_S
 from .paths import Paths
 
 
@@ -20,7 +21,13 @@ def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
         prog="vgpu-device-plugin", description="Offers slices of this host's GPUs to the kubelet, as node.yaml says."
     )
-    out.add_argument("--config", type=Path, default=defaults.config, help="node configuration (default: %(default)s)")
+    out.add_argument(
+        "--config",
+        "--config-file",
+        type=Path,
+        default=defaults.config,
+        help="node configuration (default: %(default)s)",
+    )
     out.add_argument(
         "--kubelet-dir", type=Path, default=defaults.kubelet_dir, help="folder of kubelet.sock (default: %(default)s)"
     )
@@ -41,6 +48,14 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--purge", action="store_true", help="end every allocation, remove what this program left, and exit"
     )
+    out.add_argument(
+        "--health-clean-period",
+        type=float,
+        default=CLEAN_S,
+        metavar="SECONDS",
+        help="a GPU without a fault for so long is healthy again (default: %(default).0f)",
+    )
+    options.add_to(out)
     out.add_argument("--version", action="version", version=version())
     return out
 
@@ -62,7 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.host_root,
         Path(given.cdi_dir) if given.cdi_dir else None,
     )
-    daemon = Daemon(paths, lambda: Nvml(paths.sys_root))
+    chosen = options.overrides(vars(given), os.environ)
+    daemon = Daemon(paths, lambda: Nvml(paths.sys_root), None, chosen, given.health_clean_period)
     daemon.stop_on_signals()
     try:
         if given.purge:

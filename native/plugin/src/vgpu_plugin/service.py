@@ -77,7 +77,11 @@ def to_device(offer: Offer) -> api.Device:
 class DevicePlugin(rpc.DevicePluginServicer):
     """``on_streams`` is called when a stream of ListAndWatch begins or ends; ``streams`` is how many are open."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, on_streams: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, pool: Pool, allocator: Allocator, on_streams: Callable[[], None] = lambda: None, resource: str = ""
+    ) -> None:
+        """``resource``: of which the pieces are offered; empty: all."""
+        self._resource = resource
         self._pool = pool
         self._allocator = allocator
         self._on_streams = on_streams
@@ -102,7 +106,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         try:
             context.add_callback(self._pool.wake)
             while not self._ended(context):
-                generation, offers = self._pool.offers()
+                generation, offers = self._pool.offers(self._resource)
                 yield api.ListAndWatchResponse(devices=[to_device(offer) for offer in offers])
                 if not self._pool.wait_beyond(generation, lambda: self._ended(context)):
                     return

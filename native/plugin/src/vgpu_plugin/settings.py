@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from . import handover
-from ._shared import node_config, slices
+from . import handover, options
+from ._shared import node_config, sharing, slices
+from ._shared.sharing import Piece
 from .errors import Fatal
 from .gpus import Gpu
+from .options import Option
 
 
 @dataclass(frozen=True)
@@ -22,15 +25,30 @@ class Settings:
     path: Path
     sha256: str
     config: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    def refuse_impossible(self) -> None:
+        """Valid settings that nothing carries out are refused; ignoring them would leave GPUs unlimited."""
+        sections = self.config.get("sharing") or {}
+        if (sections.get("vcuda") or {}).get("sliceSizing", "equal") != "equal":
+            text = "sharing.vcuda.sliceSizing: requested is not available in this version; use equal"
+            raise Fatal(f"{self.path}: {text}")
+        if sections.get("mps") and not self.flags.get("mpsRoot"):
+            text = "sharing.mps needs flags.mpsRoot, the folder of the MPS daemons' pipes, such as /run/nvidia/mps"
+            raise Fatal(f"{self.path}: {text}")
+        strategies = self.strategies
+        if strategies != ("auto",) and (not strategies or "auto" in strategies):
+            text = f"auto stands alone, found {', '.join(strategies) or 'nothing'}; leave it out"
+            raise Fatal(f"{self.path}: flags.plugin.deviceListStrategy: {text}")
+
+    @property
+    def as_nvidia(self) -> bool:
+        """Whether the file is to be taken as NVIDIA's plugin takes it."""
+        return self.config.get("compat") == node_config.NVIDIA_V1
 
     @property
     def vcuda(self) -> dict[str, Any]:
         return slices.vcuda_of(self.config) or {}
-
-    @property
-    def shared(self) -> bool:
-        """Whether slices are limited by the library; else containers get whole GPUs."""
-        return slices.vcuda_of(self.config) is not None
 
     @property
     def resource(self) -> str:
@@ -100,42 +118,55 @@ class Settings:
         }
 
 
-def load(path: Path) -> Settings:
-    """Reads and checks the file. Raises Fatal with every fault in it."""
+def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None) -> Settings:
+    """Reads and checks the file, with what flags and environment set over it. Raises Fatal with every fault."""
     try:
         raw = path.read_bytes()
     except OSError as fault:
         raise Fatal(f"{path}: {fault.strerror}; the role device_plugin writes it") from None
+    config = parse(raw.decode("utf-8", "replace"), path)
+    places = options.apply(config, chosen or []) if isinstance(config, dict) else {}
     try:
-        config = node_config.load(raw.decode("utf-8", "replace"), str(path))
+        clean, warnings = node_config.check(config, str(path))
     except node_config.ConfigError as fault:
-        raise Fatal(str(fault)) from None
-    refuse_unavailable(path, config)
-    return Settings(path, hashlib.sha256(raw).hexdigest(), config)
+        told = [f"{path}: {one}{_said(one.path, places)}" for one in fault.findings]
+        raise Fatal("; ".join(told)) from None
+    settings = Settings(path, hashlib.sha256(raw).hexdigest(), clean, tuple(f"{path}: {one}" for one in warnings))
+    settings.refuse_impossible()
+    return settings
 
 
-def refuse_unavailable(path: Path, config: dict[str, Any]) -> None:
-    """Valid settings that this version does not carry out are refused; ignoring them would leave GPUs unlimited."""
-    sharing = config.get("sharing") or {}
-    for mode in ("timeSlicing", "mps"):
-        if mode in sharing:
-            raise Fatal(f"{path}: sharing.{mode} is not available in this version; use sharing.vcuda")
-    if (sharing.get("vcuda") or {}).get("sliceSizing", "equal") != "equal":
-        raise Fatal(f"{path}: sharing.vcuda.sliceSizing: requested is not available in this version; use equal")
-    flags = config.get("flags") or {}
-    if flags.get("migStrategy", "none") != "none":
-        raise Fatal(f"{path}: flags.migStrategy: {flags['migStrategy']} is not available in this version; use none")
-    strategy = (flags.get("plugin") or {}).get("deviceListStrategy", "auto")
-    if not isinstance(strategy, str) and (not strategy or "auto" in strategy):
-        raise Fatal(
-            f"{path}: flags.plugin.deviceListStrategy: auto stands alone, found {strategy}; name one or the other"
-        )
+def _said(place: str, places: dict[str, str]) -> str:
+    return f" (set by {places[place]})" if place in places else ""
 
 
-def make_slices(gpus: list[Gpu], settings: Settings) -> list[slices.Slice]:
-    """The slices of this host. Raises Fatal where the configuration cannot be carried out on these GPUs."""
-    facts = [gpu.facts() for gpu in gpus]
-    faults = [one for one in slices.findings_for(facts, settings.config) if one.level == "error"]
+def parse(text: str, path: Path) -> Any:
+    """JSON, which we write, or YAML, which people and NVIDIA's tools write. Raises Fatal."""
+    try:
+        return json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+    except ValueError as fault:
+        told = fault
+    # Importing it takes longer than reading a file of ours.
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Numbers with a point stay text, so that a scaling keeps its digits."""
+
+    Loader.add_constructor("tag:yaml.org,2002:float", lambda _loader, node: node.value)
+    try:
+        config = yaml.load(text, Loader)
+    except yaml.YAMLError as fault:
+        where = " ".join(str(fault).split())
+        raise Fatal(f"{path}: text: not valid JSON: {told}; nor YAML: {where}") from None
+    if not isinstance(config, dict):
+        raise Fatal(f"{path}: text: not valid JSON: {told}; nor a YAML mapping")
+    return config
+
+
+def make_slices(gpus: list[Gpu], settings: Settings) -> list[Piece]:
+    """The pieces of this host's GPUs. Raises Fatal where the configuration cannot be carried out on these GPUs."""
+    pieces, findings = sharing.pieces_for([gpu.facts() for gpu in gpus], settings.config)
+    faults = [one for one in findings if one.level == "error"]
     if faults:
         raise Fatal("; ".join(f"{settings.path}: {fault}" for fault in faults))
-    return list(slices.slices_for(facts, settings.config))
+    return pieces

@@ -16,7 +16,8 @@ from typing import Any
 
 from . import cdi, driver_files
 from ._shared import layouts
-from ._shared.slices import MIB, Slice
+from ._shared.sharing import Piece
+from ._shared.slices import MIB
 from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .errors import PluginError
@@ -54,6 +55,7 @@ class StaticSlices:
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
         with self._allocator.lock:
             self._settings, self._driver = settings, driver
+        self.refresh()
 
     def refresh(self) -> None:
         """Brings folders and CDI files in line with pool, library and driver. Faults are told, and end nothing."""
@@ -99,14 +101,14 @@ class StaticSlices:
         devices = [(piece.id, self._make(piece, library, piece.id in held)) for piece in offered]
         cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, devices))
 
-    def _offered(self) -> list[Slice]:
+    def _offered(self) -> list[Piece]:
         pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
         if len(pieces) > MOST_SLICES:
             log.debug("%d slices are more than %d; none is offered by CDI", len(pieces), MOST_SLICES)
             return []
         return pieces
 
-    def _make(self, piece: Slice, library: str, denied: bool) -> dict[str, Any]:
+    def _make(self, piece: Piece, library: str, denied: bool) -> dict[str, Any]:
         """The folder of one slice, where it is not whole yet; its edits."""
         gpu = self._pool.gpu(piece.uuid)
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, gpu), library)
@@ -120,7 +122,7 @@ class StaticSlices:
         mounts = [cdi.mount(inside, host, ro) for inside, host, ro in self._files.mounts(record)]
         return {"deviceNodes": cdi.gpu_nodes(gpu, self._settings.dev_root), "mounts": mounts}
 
-    def _limits(self, piece: Slice, gpu: Gpu) -> dict[str, Any]:
+    def _limits(self, piece: Piece, gpu: Gpu) -> dict[str, Any]:
         device = {"uuid": piece.uuid, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
         return {
             "allocation": self._files.static_name(piece.id),
@@ -141,6 +143,10 @@ class StaticSlices:
             return layouts.any_slot_is_alive(descriptor)
         finally:
             os.close(descriptor)
+
+    def in_use(self) -> frozenset[str]:
+        """The slices that containers outside Kubernetes hold now."""
+        return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
 
     def look(self) -> None:
         """Which slices are used outside Kubernetes now; the kubelet is told of the others alone."""

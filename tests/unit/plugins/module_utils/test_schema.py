@@ -122,7 +122,12 @@ def test_variables_of_others_are_left_alone():
     [
         ({"vgpu_sharing": "mig"}, "vgpu_sharing", "error"),
         ({"vgpu_sharing": "mps"}, "vgpu_sharing", "error"),
-        ({"vgpu_sharing": "time-slicing"}, "vgpu_sharing", "error"),
+        ({"vgpu_sharing": "time-slicing", "vgpu_log_level": 4}, "vgpu_log_level", "warning"),
+        (
+            {"vgpu_sharing": "time-slicing", "vgpu_resource_names": {"count": "x.io/gpu"}},
+            "vgpu_resource_names",
+            "error",
+        ),
         ({"vgpu_slice_sizing": "requested"}, "vgpu_slice_sizing", "error"),
         ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "error"),
         ({"vgpu_configs": {"big": {"split_count": 2}}}, "vgpu_configs", "error"),
@@ -238,6 +243,59 @@ def test_node_yaml_of_a_group_that_does_not_share():
     assert config["sharing"] == {}
     assert node_config.validate(config) == []
     assert node_config.resource_name(config) == "nvidia.com/gpu"
+
+
+REPLICATED = [
+    (
+        {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4},
+        {
+            "timeSlicing": {
+                "renameByDefault": False,
+                "failRequestsGreaterThanOne": False,
+                "resources": [{"name": "nvidia.com/gpu", "replicas": 4}],
+            }
+        },
+    ),
+    (
+        {
+            "vgpu_sharing": "time-slicing",
+            "vgpu_rename_by_default": True,
+            "vgpu_fail_requests_greater_than_one": True,
+            "vgpu_devices": [{"match": {"index": 1}, "split_count": 8}],
+        },
+        {
+            "timeSlicing": {
+                "renameByDefault": True,
+                "failRequestsGreaterThanOne": True,
+                "resources": [
+                    {"name": "nvidia.com/gpu", "replicas": 8, "devices": ["1"]},
+                    {"name": "nvidia.com/gpu", "replicas": 2},
+                ],
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize("variables, wanted", REPLICATED)
+def test_node_yaml_of_a_group_that_shares_as_nvidia_does(variables, wanted):
+    config = node_config.from_vars(variables)
+    assert config["sharing"] == wanted
+    assert node_config.validate(config) == []
+
+
+@pytest.mark.parametrize(
+    "variables, path",
+    [
+        ({"vgpu_split_count": 1}, "vgpu_split_count"),
+        ({"vgpu_devices": [{"match": {"model": "T4"}, "split_count": 3}]}, "vgpu_devices[0].match"),
+        ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, "vgpu_devices[0].split_count"),
+    ],
+)
+def test_what_nvidias_file_cannot_say(variables, path):
+    with pytest.raises(node_config.ConfigError) as caught:
+        node_config.from_vars(dict(variables, vgpu_sharing="time-slicing"))
+    assert [finding.path for finding in caught.value.findings] == [path]
 
 
 def test_what_is_written_is_valid_and_reads_back_equal():

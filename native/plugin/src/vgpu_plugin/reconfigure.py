@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes a changed configuration, and GPUs that changed, over while the program runs.
+
+A new file is checked against the GPUs first; with a fault in it the old one stays. Slices in use are never taken away:
+a GPU whose slices are held keeps its old split until they are free, and the status says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+from . import driver_files
+from . import settings as node_settings
+from .allocator import Allocator
+from .errors import Fatal
+from .gpus import Gpu, GpuError, GpuSource
+from .options import Option
+from .paths import Paths
+from .pool import Pool
+
+log = logging.getLogger(__name__)
+
+
+class Reconfiguration:
+    """``look`` belongs to one thread (the one that may ask the driver); everything else may be read by any."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        chosen: list[tuple[Option, str, str]],
+        settings: node_settings.Settings,
+        source: GpuSource,
+        pool: Pool,
+        allocator: Allocator,
+        held: Callable[[], frozenset[str]],
+    ) -> None:
+        self._paths = paths
+        self._chosen = chosen
+        self._source = source
+        self._pool = pool
+        self._allocator = allocator
+        self._held = held
+        self._file = self._identity()
+        self._gpus = pool.gpus
+        self.settings = settings
+        # Called after a change with the driver's files, and with the GPUs that are missing.
+        self.after: list[Callable[[node_settings.Settings, driver_files.DriverFiles], None]] = []
+        self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
+        self.fault = ""
+        self.waiting: list[str] = []
+        self.changes = 0
+
+    def notes(self) -> list[str]:
+        """What a person should know: a file that is refused, GPUs that keep their old slices."""
+        out = list(self.settings.warnings)
+        if self.fault:
+            out.append(f"the configuration was not taken over, the one before stays: {self.fault}")
+        out += [f"GPU {uuid} keeps its old slices until the last one in use is free" for uuid in self.waiting]
+        return out
+
+    def look(self) -> None:
+        """One look at file and driver; takes over what changed."""
+        now = self._identity()
+        changed = now != self._file
+        gpus = self._found()
+        if changed:
+            self._file = now
+            try:
+                settings = node_settings.load(self._paths.config, self._chosen)
+                node_settings.make_slices(gpus, settings)
+            except Fatal as fault:
+                self._refuse(str(fault))
+            else:
+                self.fault = ""
+                self.settings = settings
+        if changed or self.waiting or gpus != self._gpus:
+            self.apply(gpus)
+
+    def _refuse(self, fault: str) -> None:
+        log.error("the configuration is not taken over, the one before stays: %s", fault)
+        self.fault = fault
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        try:
+            found = os.stat(self._paths.config)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _found(self) -> list[Gpu]:
+        """The GPUs of now; one that is missing stays, for its slices may be in use, and is lost."""
+        try:
+            found = self._source.gpus()
+        except GpuError as fault:
+            for gpu in self._gpus:
+                self.on_lost(gpu.uuid, str(fault))
+            return self._gpus
+        known = {gpu.uuid for gpu in found}
+        for gpu in self._gpus:
+            if gpu.uuid not in known:
+                self.on_lost(gpu.uuid, "NVML does not list it")
+        return sorted([*found, *(gpu for gpu in self._gpus if gpu.uuid not in known)], key=lambda gpu: gpu.index)
+
+    def apply(self, gpus: list[Gpu]) -> None:
+        """Brings pool, allocator and everything after in line with settings and GPUs."""
+        try:
+            pieces = node_settings.make_slices(gpus, self.settings)
+        except Fatal as fault:  # the GPUs changed, and the file does not fit them any more
+            self._refuse(str(fault))
+            self._gpus = gpus
+            return
+        driver = driver_files.find(self.settings.driver_root, self.settings.dev_root)
+        with self._allocator.lock:
+            before = self.waiting
+            self.waiting = self._pool.update(gpus, pieces, self._held())
+            self._allocator.configure(self.settings, driver)
+        for uuid in self.waiting:
+            if uuid not in before:
+                log.warning("GPU %s keeps its old slices until the last one in use is free", uuid)
+        self._gpus = gpus
+        self.changes += 1
+        for call in self.after:
+            call(self.settings, driver)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One registration with the kubelet for each resource of the node; they come and go with the configuration."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from .registration import Registration
+
+JOIN_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class Registrations:
+    """Thread-safe. ``make`` makes the registration of a resource; each runs in a thread of its own."""
+
+    def __init__(self, make: Callable[[str], Registration]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._running: dict[str, tuple[Registration, threading.Thread]] = {}
+
+    def bring_in_line(self, resources: Sequence[str]) -> None:
+        """Starts what is new before it ends what is gone, so that no pod finds neither."""
+        with self._lock:
+            for resource in resources:
+                if resource not in self._running:
+                    one = self._make(resource)
+                    thread = threading.Thread(target=one.run, name=f"registration {resource}", daemon=True)
+                    self._running[resource] = one, thread
+                    thread.start()
+            for resource in [one for one in self._running if one not in resources]:
+                log.info("%s is no longer offered by this node", resource)
+                self._end(*self._running.pop(resource))
+
+    @staticmethod
+    def _end(one: Registration, thread: threading.Thread) -> None:
+        one.stop()
+        thread.join(JOIN_S)
+
+    def wait_for_first_attempts(self, seconds: float) -> None:
+        for one, _thread in list(self._running.values()):
+            one.first_attempt.wait(seconds)
+
+    def state(self) -> tuple[bool, str]:
+        """Whether the kubelet listens to every resource, and the first fault where it does not."""
+        states = [one.state() for one, _thread in list(self._running.values())]
+        faults = [fault for registered, fault in states if not registered]
+        return bool(states) and not faults, faults[0] if faults else ""
+
+    def any_registered(self) -> bool:
+        """Whether the kubelet may give anything out now."""
+        return any(one.registered() for one, _thread in list(self._running.values()))
+
+    def stop(self) -> None:
+        with self._lock:
+            running, self._running = list(self._running.values()), {}
+        for one, _thread in running:
+            one.stop()
+        for _one, thread in running:
+            thread.join(JOIN_S)

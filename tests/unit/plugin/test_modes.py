@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocate in every mode, and several resources at one kubelet double."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from vgpu_kubelet_double.manager import Manager, PodError
+from vgpu_plugin._shared import layouts
+from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.errors import Fatal, Refused
+from vgpu_plugin.gpus import MigDevice
+
+from .conftest import FakeGpus
+from .samples import until
+
+TIME_SLICED = {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}
+
+
+def write(node, sharing, **more) -> None:
+    node.config_text = json.dumps({"version": "v1", "sharing": sharing, **more})
+
+
+def test_time_slicing_gives_the_gpu_and_limits_nothing(node):
+    write(node, TIME_SLICED)
+    pool, allocator, files = node.parts()
+    assert len(pool.slices) == 8
+    uuid = node.gpus[1].uuid
+    (answer,) = allocator.allocate([[f"{uuid}::3"]])
+    assert (answer.envs, answer.mounts, files.present()) == ({"NVIDIA_VISIBLE_DEVICES": uuid}, [], [])
+    allocator.prestart([f"{uuid}::3"])
+    assert files.present() == []
+
+
+@pytest.mark.parametrize(
+    ("said", "ids", "words"),
+    [
+        ({"failRequestsGreaterThanOne": True}, ["{0}::0", "{1}::0"], "more than one gives no more of a GPU"),
+        ({"failRequestsGreaterThanOne": False}, ["{0}::0", "{1}::0"], None),
+        ({}, ["{0}::0", "{1}::0"], None),
+        ({}, ["{0}::0", "{0}::1"], "they would be one share"),  # NVIDIA's plugin gives one, silently
+    ],
+)
+def test_requests_for_several_replicas(node, said, ids, words):
+    write(node, {"timeSlicing": {**TIME_SLICED["timeSlicing"], **said}})
+    _pool, allocator, _files = node.parts()
+    uuids = [gpu.uuid for gpu in node.gpus]
+    wanted = [one.format(*uuids) for one in ids]
+    if words is None:
+        (answer,) = allocator.allocate([wanted])
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
+    else:
+        with pytest.raises(Refused, match=words):
+            allocator.allocate([wanted])
+        assert allocator.records.all() == []
+
+
+def test_compat_gives_two_replicas_of_one_gpu_as_one_like_nvidias_plugin(node):
+    write(node, TIME_SLICED, compat="nvidia-v1")
+    _pool, allocator, _files = node.parts()
+    uuid = node.gpus[0].uuid
+    (answer,) = allocator.allocate([[f"{uuid}::0", f"{uuid}::1"]])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuid
+
+
+def test_mps_gives_the_pipe_of_its_daemon(node, tmp_path):
+    root = tmp_path / "mps"
+    write(node, {"mps": {"resources": [{"name": "gpu", "replicas": 2}]}}, flags={"mpsRoot": str(root)})
+    _pool, allocator, _files = node.parts()
+    wanted = [f"{node.gpus[0].uuid}::0"]
+    with pytest.raises(Refused, match=r"the MPS control daemon of nvidia\.com/gpu does not run"):
+        allocator.allocate([wanted])
+    assert allocator.records.all() == []
+    pipe = root / "nvidia.com/gpu" / "pipe"
+    pipe.mkdir(parents=True)
+    (answer,) = allocator.allocate([wanted])
+    assert answer.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
+    assert answer.mounts == [
+        ("/mps/nvidia.com/gpu/pipe", str(pipe), False),
+        ("/dev/shm", str(root / "shm"), False),
+    ]
+    with pytest.raises(Refused, match="more than one gives no more"):
+        allocator.allocate([[f"{gpu.uuid}::1" for gpu in node.gpus]])
+
+
+def with_mig(gpu):
+    devices = tuple(MigDevice(n, f"MIG-{n:08d}-1111-2222-3333-444444444444", "1g.10gb", 9728) for n in range(2))
+    return dataclasses.replace(gpu, mig_enabled=True, mig=devices)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "visible"), [("uuid", "MIG-00000001-1111-2222-3333-444444444444"), ("index", "0:1")]
+)
+def test_mig_device(node, strategy, visible):
+    node.gpus[0] = with_mig(node.gpus[0])
+    write(node, {}, flags={"migStrategy": "mixed", "plugin": {"deviceIDStrategy": strategy}})
+    pool, allocator, _files = node.parts()
+    assert pool.resources == ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu"]
+    (answer,) = allocator.allocate([[node.gpus[0].mig[1].uuid]])
+    assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
+
+
+def test_mig_device_by_cdi_is_refused(node):
+    node.gpus[0] = with_mig(node.gpus[0])
+    write(node, {}, flags={"migStrategy": "mixed", "plugin": {"deviceListStrategy": "cdi-cri"}})
+    _pool, allocator, _files = node.parts()
+    with pytest.raises(Refused, match="envvar or volume-mounts"):
+        allocator.allocate([[node.gpus[0].mig[1].uuid]])
+    assert allocator.records.all() == []
+
+
+def test_vcuda_and_time_sliced_gpu_in_one_container(node):
+    """The library sees both GPUs; a limits file that did not name the second would hide it."""
+    mixed = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [1]}]}}
+    write(node, {**mixed, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
+    _pool, allocator, files = node.parts()
+    (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0", f"{node.gpus[1].uuid}::0"]])
+    limits = layouts.parse_limits((files.folder(answer.allocation) / "limits").read_bytes())
+    assert [(one["uuid"], one["memory_bytes"] >> 20, one["unlimited"]) for one in limits["devices"]] == [
+        (node.gpus[0].uuid, 5120, False),
+        (node.gpus[1].uuid, 0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"gdrcopyEnabled": True}, "NVIDIA_GDRCOPY"),
+        ({"gdsEnabled": True}, "NVIDIA_GDS"),
+        ({"mofedEnabled": True}, "NVIDIA_MOFED"),
+    ],
+)
+def test_features_of_the_runtime(node, flags, name):
+    write(node, TIME_SLICED, flags=flags)
+    _pool, allocator, _files = node.parts()
+    (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
+    assert answer.envs[name] == "enabled"
+
+
+def test_faults_of_gpus_and_file_are_told_with_their_place(node):
+    write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": [7]}]}})
+    with pytest.raises(Fatal, match=r"node\.yaml: sharing\.timeSlicing\.resources\[0\]\.devices: no device 7"):
+        node.parts()
+
+
+# ---- at a kubelet
+
+
+@pytest.fixture
+def kubelet(node):
+    manager = Manager(node.paths.kubelet_dir)
+    manager.start()
+    yield manager
+    manager.stop()
+
+
+def allocatable(kubelet) -> dict[str, int]:
+    return {name: one["allocatable"] for name, one in kubelet.state()["resources"].items() if one["connected"]}
+
+
+def test_several_resources_are_registered(node, kubelet, running):
+    parts = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4, "devices": [0], "rename": "gpu.light"}]}}
+    write(node, {**parts, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
+    node.configure()
+    source = FakeGpus(node.gpus)
+    running(Daemon(node.paths, lambda: source, node.mounter))
+    until(lambda: allocatable(kubelet) == {"nvidia.com/gpu.light": 4, "nvidia.com/gpu": 3}, "both resources")
+    light = kubelet.run_pod("light", resource="nvidia.com/gpu.light")
+    assert light["ids"][0].startswith(node.gpus[0].uuid)
+    limited = kubelet.run_pod("limited", resource="nvidia.com/gpu")
+    assert limited["ids"][0].startswith(node.gpus[1].uuid)
+    source.xids.put((node.gpus[0].uuid, 79))
+    until(lambda: allocatable(kubelet) == {"nvidia.com/gpu.light": 0, "nvidia.com/gpu": 3}, "the sick GPU's alone")
+    with pytest.raises(PodError, match="Insufficient"):
+        kubelet.run_pod("late", resource="nvidia.com/gpu.light")
