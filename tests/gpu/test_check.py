@@ -109,3 +109,11 @@ def test_the_result_lands_in_out(check: Check) -> None:
     ]
     assert os.spawnvpe(os.P_WAIT, command[0], command, check.env) == 0
     assert (check.folder / "elsewhere/result.json").exists() and (check.folder / "elsewhere/result.txt").exists()
+
+
+def test_a_driver_that_rounds_up(tmp_path: Path) -> None:
+    """What it takes beyond what it is asked for is charged, so a slice holds no more than its limit."""
+    check = Check(tmp_path, more="allocation_granularity = 2097152\n")
+    assert check.stages("granularity", "exact", "rounding", "contexts") == 0, check.text
+    steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
+    assert set(steps["2097153"]["steps"]) == {4 << 20}, "the driver of this test rounds up to 2 MiB"

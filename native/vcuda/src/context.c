@@ -119,6 +119,7 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
     } else {
         ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
         memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
+        residue_begin(device);
         vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
     }
     if (opening->measuring >= 0)
@@ -150,6 +151,7 @@ static void leave_end(struct leaving *leaving, bool gone)
         code_leave_context((CUcontext)(uintptr_t)leaving->block.key);
         pools_settle(false);
         ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
+        residue_context_gone(leaving->block.device);
     } else {
         block_put(&vgpu_contexts, &leaving->block);
     }
@@ -362,6 +364,11 @@ PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 void context_lock(int device)
 {
     lock_take(&create_lock[device]);
+}
+
+bool context_try(int device)
+{
+    return lock_try(&create_lock[device]);
 }
 
 void context_unlock(int device)

@@ -140,6 +140,10 @@ static inline void post(int device, enum account account, uint64_t own, uint64_t
     *figure(ledger_self.own, device, account) = own;
     __atomic_store_n(figure((void *)ledger_self.mine, device, account), own, __ATOMIC_RELAXED);
     __atomic_store_n(&ledger_self.map->total[device], total, __ATOMIC_RELAXED);
+    struct residue_marks *marks = &vgpu_residue_marks[device];
+    if (account == ACCOUNT_USED && __builtin_expect(own - atomic_load_explicit(&marks->low, memory_order_relaxed) >
+                                                        atomic_load_explicit(&marks->span, memory_order_relaxed), 0))
+        atomic_store_explicit(&vgpu_gate[device].due, 1, memory_order_relaxed);
 }
 
 static void give_back(int device, enum account account, uint64_t bytes)

@@ -30,6 +30,7 @@ static void reset(void)
     limits_reset();
     context_reset();
     measure_reset();
+    residue_reset();
     pools_reset();
     graph_memory_reset();
     vmm_reset();

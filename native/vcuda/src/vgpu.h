@@ -290,6 +290,7 @@ enum control vgpu_enter_nvml(void);
 /* context.c: contexts and modules of a device are made and ended one at a time, for they are measured. */
 void context_lock(int device);
 void context_unlock(int device);
+bool context_try(int device); /* false: somebody holds it, perhaps this thread */
 /* The frame of a hook: leaves where the driver lacks the function or the library has nothing to say. */
 #define ENTER(symbol, arguments) \
     enum control control = vgpu_enter(); \
@@ -328,6 +329,18 @@ void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone);
 CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
 CUresult memory_broken(void);
 
+/* --- residue.c: what the driver takes without being asked ------------------------------------------------- */
+
+/* Nothing is looked up while this process's allocations are within [low, low + span]; the ledger marks it due beyond. */
+extern struct residue_marks {
+    _Atomic uint64_t low, span;
+} vgpu_residue_marks[VGPU_MAX_DEVICES];
+/* Charges what NVML shows beyond the charge. */
+void residue_settle(int device);
+void residue_begin(const struct device *device); /* a context was made */
+void residue_context_gone(int device);           /* context lock held */
+void residue_reset(void);
+
 /* --- measure.c: what contexts and modules really cost --------------------------------------------------- */
 
 /*
@@ -336,6 +349,8 @@ CUresult memory_broken(void);
  */
 struct gate {
     _Atomic uint32_t closed, flying;
+    _Atomic uint32_t due; /* residue_settle, when this flight has ended */
+    uint32_t unused;
 };
 extern struct gate vgpu_gate[VGPU_MAX_DEVICES];
 void flight_wait(int device);
@@ -349,8 +364,11 @@ static inline void flight_begin(int device)
 }
 static inline void flight_end(const int *device)
 {
-    if (*device >= 0)
-        atomic_fetch_sub(&vgpu_gate[*device].flying, 1);
+    if (*device < 0)
+        return;
+    atomic_fetch_sub(&vgpu_gate[*device].flying, 1);
+    if (__builtin_expect(atomic_load_explicit(&vgpu_gate[*device].due, memory_order_relaxed) != 0, 0))
+        residue_settle(*device);
 }
 #define FLIGHT(device) \
     __attribute__((cleanup(flight_end), unused)) const int flight = (device); \

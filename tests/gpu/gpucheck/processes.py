@@ -136,7 +136,8 @@ def kill(host: Host, report: Report) -> None:
             victim.start()
             piece = (host.limit() - slice_.total()) // 4 * 3
             victim.must(f"get alloc {piece}")
-            victim.must("bytes 0 1")
+            if not host.simulated:  # whose memory is this host's, and slow to come and go
+                victim.must("bytes 0 1")
             full = survivor.say(f"get alloc {piece}")[0]
             report.gate("the survivor is refused before", full != OK, "not 0", full)
             began = time.monotonic()
@@ -159,6 +160,7 @@ def kill(host: Host, report: Report) -> None:
                 values.append(marks.get(name, 10.0))
     for name, values in {"quota": quota, "physical": physical, "usable": usable}.items():
         report.figure(name + "_seconds", [round(value, 4) for value in values])
-    report.gate("the slice has its bytes within a second", max(quota) < 1, "< 1 s", f"{max(quota):.3f} s")
-    report.gate("the survivor can take them within a second", max(usable) < 1, "< 1 s", f"{max(usable):.3f} s")
+    most = 9 if host.simulated else 1
+    report.gate("the slice has its bytes in time", max(quota) < most, f"< {most} s", f"{max(quota):.3f} s")
+    report.gate("the survivor can take them in time", max(usable) < most, f"< {most} s", f"{max(usable):.3f} s")
     report.goal("the card has them within a second", max(physical) < 1, "< 1 s", f"{max(physical):.3f} s")

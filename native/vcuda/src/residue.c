@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the driver takes without being asked: sizes rounded up to its unit (a tenant that asks for many pieces just above
+ * it would hold twice what it is charged), blocks of small pieces that are half empty, kernels that are loaded by their
+ * first launch, local memory, and what reaches the card beside CUDA.
+ *
+ * Nobody can say when it comes. So the bytes that NVML shows for this very process are compared with what it is charged,
+ * now and then: whenever its allocations have grown or shrunk by a step since the last time. What is on the card beyond
+ * the charge is charged with the contexts, even over the limit; it is there already. Within a step nothing is asked, so an
+ * allocation that fits makes no system call but once in a step.
+ *
+ * Where NVML does not show this process nothing of this is known, and nothing is done.
+ */
+#include "vgpu.h"
+
+#include <string.h>
+
+#define STEP_LEAST (32 * MIB)
+#define STEP_PART 32 /* of what is in use: filling a slice costs some two hundred looks, however large it is */
+
+static struct residue {
+    const struct device *_Atomic device; /* NULL: no context of this process there yet, or no limit */
+    uint64_t charged;                    /* context lock held */
+} residues[VGPU_MAX_DEVICES];
+struct residue_marks vgpu_residue_marks[VGPU_MAX_DEVICES];
+
+static void set_marks(const struct residue *residue, int device, bool seen)
+{
+    uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
+    uint64_t low = used > step ? used - step : 0;
+    if (!low && residue->charged && used)
+        low = 1; /* with the last allocation it goes, most likely */
+    atomic_store_explicit(&vgpu_residue_marks[device].low, seen ? low : 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_residue_marks[device].span, seen ? used - low + step : UINT64_MAX, memory_order_relaxed);
+}
+
+void residue_settle(int index)
+{
+    struct residue *residue = &residues[index];
+    atomic_store_explicit(&vgpu_gate[index].due, 0, memory_order_relaxed);
+    const struct device *device = atomic_load_explicit(&residue->device, memory_order_acquire);
+    struct measure now;
+    /* Whoever holds the context lock is measuring, or is this thread: another time. */
+    if (!device || !context_try(index))
+        return;
+    measure_begin(&now, device);
+    bool seen = now.nvml && now.own > 0;
+    if (seen && now.quiet) {
+        uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - residue->charged;
+        uint64_t beyond = now.own > known ? now.own - known : 0;
+        if (beyond < residue->charged)
+            ledger_uncharge(index, ACCOUNT_CONTEXT, residue->charged - beyond);
+        else if (beyond > residue->charged &&
+                 ledger_charge(index, ACCOUNT_CONTEXT, beyond - residue->charged, UINT64_MAX) != CHARGE_OK)
+            beyond = residue->charged;
+        if (beyond != residue->charged)
+            vgpu_log(LOG_DEBUG, "%llu bytes on %s were not asked for", (unsigned long long)beyond, device->uuid);
+        residue->charged = beyond;
+    }
+    set_marks(residue, index, seen);
+    atomic_store_explicit(&vgpu_gate[index].due, 0, memory_order_relaxed); /* raised by the lines above */
+    context_unlock(index);
+}
+
+void residue_begin(const struct device *device)
+{
+    struct residue *residue = &residues[device->ledger];
+    bool known;
+    if (atomic_load_explicit(&residue->device, memory_order_relaxed))
+        return;
+    if (device_limit(device, &known) == UINT64_MAX) {
+        set_marks(residue, device->ledger, false);
+        return;
+    }
+    set_marks(residue, device->ledger, true);
+    atomic_store_explicit(&residue->device, device, memory_order_release);
+}
+
+void residue_context_gone(int device)
+{
+    struct residue *residue = &residues[device];
+    if (!residue->charged)
+        return;
+    /* With the last context all of it is gone; before that, how much is looked up with the next allocation. */
+    if (ledger_own(device, ACCOUNT_CONTEXT) <= residue->charged) {
+        ledger_uncharge(device, ACCOUNT_CONTEXT, residue->charged);
+        residue->charged = 0;
+    }
+    atomic_store_explicit(&vgpu_residue_marks[device].low, 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_residue_marks[device].span, 0, memory_order_relaxed);
+}
+
+void residue_reset(void)
+{
+    memset(residues, 0, sizeof residues);
+    memset(vgpu_residue_marks, 0, sizeof vgpu_residue_marks);
+}
