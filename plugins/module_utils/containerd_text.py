@@ -95,7 +95,10 @@ def keys(text: str, wish: Wish, version: int | None = None) -> dict[str, toml_te
 
 def imported_folder(text: str) -> str | None:
     """A folder of which the file imports every .toml file, None where there is none."""
-    globs = re.findall(r"""["']([^"']+)["']""", toml_text.get(text, "imports") or "")
+    try:
+        globs = re.findall(r"""["']([^"']+)["']""", toml_text.get(text, "imports") or "")
+    except toml_text.TomlError:
+        return None
     folders = [os.path.dirname(one) for one in globs if one.startswith("/") and os.path.basename(one) == "*.toml"]
     return folders[0] if folders else None
 
@@ -200,3 +203,9 @@ def crio(wish: Wish) -> str:
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
     default = f'[crio.runtime]\ndefault_runtime = "{wish.name}"\n\n' if wish.default else ""
     return head + default + f'[crio.runtime.runtimes.{wish.name}]\nruntime_path = "{wish.path}"\nruntime_type = "oci"\n'
+
+
+def rancher(wish: Wish) -> str:
+    """A drop-in file of k3s or RKE2. Both find NVIDIA's program when they start and name its runtime nvidia."""
+    head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
+    return head + (f"default-runtime: {wish.name}\n" if wish.default else "")

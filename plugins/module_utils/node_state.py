@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import docker_api, docker_kinds, driver_facts, library_users, nvml
+from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, nvml
 from .hardware import Host
 
 MANIFEST = "manifest.json"
@@ -25,6 +25,7 @@ def read(
     node_config: str = "/etc/vgpu/node.yaml",
     library_root: str = "/usr/local/lib/vgpu",
     plugin_root: str = "/opt/vgpu/plugin",
+    containerd_config: str = "/etc/containerd/config.toml",
 ) -> dict[str, Any]:
     """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
     found = nvml.read()
@@ -44,6 +45,7 @@ def read(
             "info": docker_api.info(host.path(docker_api.SOCKET)),
             "kinds": docker_kinds.find(host),
         },
+        "containerd": containerd(host, containerd_config),
         "vcuda": library(host, library_root),
         "plugin": {
             "current": version_of(host.link(os.path.join(plugin_root, "current"))),
@@ -52,6 +54,16 @@ def read(
         },
         "node_config": {"text": host.text(node_config)},
         "proof": proof(host),
+    }
+
+
+def containerd(host: Host, path: str) -> dict[str, Any]:
+    """The text of containerd's file, and of a file of our own in the folder that it imports."""
+    text = host.text(path)
+    folder = containerd_text.imported_folder(text) if text is not None else None
+    return {
+        "config_text": text,
+        "drop_in_text": host.text(os.path.join(folder, containerd_text.DROP_IN)) if folder else None,
     }
 
 

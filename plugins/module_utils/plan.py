@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from . import daemon_check, daemon_json, docker_kinds, node_config, sharing, slices
+from . import daemon_check, daemon_json, docker_kinds, node_config, plan_engine, sharing, slices
 from .kinds import Finding, error, warning
 from .node_state import fingerprint, sha256
 from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
@@ -201,7 +201,13 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
 def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
     if wanted["state"] != PRESENT:
-        return Part("the container runtime's changes are to be undone", undone(wanted, state))
+        changes = [*undone(wanted, state), *plan_engine.absent(wanted, state)]
+        return Part("the container runtime's changes are to be undone", changes)
+    if wanted["engine"] != "docker":
+        missing = packages(wanted["packages"], "", state)
+        reason, changes, faults = plan_engine.look(wanted, state)
+        reason = "packages are missing or of another version" if missing else reason
+        return Part(reason, [*missing, *changes], errors=faults)
     if unit.get("masked"):
         way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
         return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])

@@ -21,6 +21,13 @@ INPUTS: dict[str, dict[str, Any]] = {
         "packages": [],
         "docker_config": "/etc/docker/daemon.json",
         "docker_settings": {},
+        "engine": "docker",
+        "default_runtime": "nvidia",
+        "runtimes": {},
+        "containerd_config": "/etc/containerd/config.toml",
+        "containerd_record": "",
+        "drop_in_path": "",
+        "drop_in_text": "",
         "restart": "if_idle",
         "packages_record": "",
         "docker_record": "",
@@ -37,6 +44,13 @@ INPUTS: dict[str, dict[str, Any]] = {
 }
 
 DOCKER_UNIT = "docker.service"
+# The services of each other engine; a node of k3s or RKE2 runs one of its two.
+ENGINE_UNITS = {
+    "containerd": ["containerd.service"],
+    "crio": ["crio.service"],
+    "k3s": ["k3s.service", "k3s-agent.service"],
+    "rke2": ["rke2-server.service", "rke2-agent.service"],
+}
 
 
 def collect(variables: dict[str, Any]) -> dict[str, Any]:
@@ -71,9 +85,14 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
     if "container_runtime" in roles:
+        part = roles["container_runtime"]
         options["units"].append(DOCKER_UNIT)
         options["files"].append(daemon_json.PENDING)
-        options["docker_config"] = roles["container_runtime"]["docker_config"]
+        options["docker_config"] = part["docker_config"]
+        if part["engine"] != "docker":
+            options["units"] += ENGINE_UNITS[part["engine"]]
+            options["files"] += [part["drop_in_path"]] if part["drop_in_path"] else []
+            options["containerd_config"] = part["containerd_config"]
     if "vcuda" in roles:
         options["library_root"] = roles["vcuda"]["root"]
     if "device_plugin" in roles:
@@ -87,7 +106,9 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
 
 def records(part: dict[str, Any]) -> list[str]:
     """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
-    return [part[name] for name in ("record", "packages_record", "docker_record") if part.get(name)]
+    return [
+        part[name] for name in ("record", "packages_record", "docker_record", "containerd_record") if part.get(name)
+    ]
 
 
 def name_of(package: str) -> str:

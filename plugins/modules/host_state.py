@@ -56,6 +56,10 @@ options:
     description: Folder of the versions of the device plugin.
     type: path
     default: /opt/vgpu/plugin
+  containerd_config:
+    description: Main configuration file of containerd.
+    type: path
+    default: /etc/containerd/config.toml
   root:
     description: Root folder below which files are read. GPUs are those of the running host whatever the root is.
     type: path
@@ -123,6 +127,12 @@ state:
           whether docker is a snap, podman's stand-in, or rootless for some users (C(kinds)).
       type: dict
       returned: always
+    containerd:
+      description:
+        - Text of containerd's file (C(config_text)), and of our own file in a folder that it imports
+          (C(drop_in_text)).
+      type: dict
+      returned: always
     vcuda:
       description: Versions of the vGPU library, those whose files are whole, and the current one.
       type: dict
@@ -157,6 +167,7 @@ def main() -> None:
             "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
             "library_root": {"type": "path", "default": "/usr/local/lib/vgpu"},
             "plugin_root": {"type": "path", "default": "/opt/vgpu/plugin"},
+            "containerd_config": {"type": "path", "default": "/etc/containerd/config.toml"},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,

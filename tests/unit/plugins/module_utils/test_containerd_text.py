@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import tomllib
+import yaml
 from ansible_collections.vgpu.fleet.plugins.module_utils import containerd_text
 from ansible_collections.vgpu.fleet.plugins.module_utils.containerd_text import ConfigError, Wish
 
@@ -237,3 +238,9 @@ def test_crio_gets_a_file_of_its_own(default):
     assert found == {
         "runtimes": {"nvidia": {"runtime_path": "/usr/bin/nvidia-container-runtime", "runtime_type": "oci"}}
     }
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_k3s_and_rke2_are_told_the_default_alone(default):
+    found = yaml.safe_load(containerd_text.rancher(Wish(default=default)))
+    assert found == ({"default-runtime": "nvidia"} if default else None)

@@ -64,6 +64,7 @@ CONVERGED = {
         },
         "kinds": {"snap": False, "podman": False, "rootless": []},
     },
+    "containerd": {"config_text": None, "drop_in_text": None},
     "vcuda": {
         "current": "0.1.0-new",
         "versions": ["0.1.0-new", "0.1.0-old"],

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CRI-O, k3s and RKE2 are told in a file of our own. Controller only; documented in the .yml file beside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.vgpu.fleet.plugins.module_utils import containerd_text
+
+
+def runtime_drop_in(engine: str, runtimes: dict[str, Any], default_runtime: str) -> str:
+    """The text of the file; empty for engines that have none."""
+    program = (runtimes.get("nvidia") or {}).get("path") if isinstance(runtimes, dict) else None
+    if not program:
+        raise AnsibleFilterError("container_runtime_runtimes: expected a runtime nvidia with a path, found none")
+    wish = containerd_text.Wish(path=str(program), default=default_runtime == "nvidia")
+    if engine == "crio":
+        return containerd_text.crio(wish)
+    return containerd_text.rancher(wish) if engine in ("k3s", "rke2") else ""
+
+
+class FilterModule:
+    def filters(self) -> dict[str, Any]:
+        return {"runtime_drop_in": runtime_drop_in}
