@@ -108,13 +108,13 @@ def decode(raw: bytes | None) -> str | None:
 
 
 def split(text: str | None) -> tuple[str, str]:
-    """The byte order mark (or nothing) and the rest. dockerd accepts both a mark and an empty file."""
+    """The byte order mark (or nothing) and the rest. dockerd takes an empty file, and a mark only since 23.0."""
     text = text or ""
     return (BOM, text[1:]) if text.startswith(BOM) else ("", text)
 
 
 def parse(text: str | None) -> dict[str, Any]:
-    """The document. None (no file), an empty file and a byte order mark are accepted, as dockerd does."""
+    """The document. None (no file), an empty file and a byte order mark are accepted."""
     body = split(text)[1]
     if not body.strip():
         return {}
@@ -132,10 +132,11 @@ def merge(
 ) -> tuple[str | None, list[Change]]:
     """The text with ``settings`` merged in and ``remove`` taken out, and the changes that makes.
 
-    Objects are merged key by key, anything else is replaced. Without a change the very same text comes back.
+    Objects are merged key by key, anything else is replaced. Without a change the very same text comes back. What is
+    written has no byte order mark: dockerd 20.10 does not start with one.
     """
     check_settings(settings)
-    mark, body = split(text)
+    body = split(text)[1]
     before = parse(text)
     changed = body
     for path in remove:
@@ -147,7 +148,7 @@ def merge(
         changed = json_text.assign("{}", (), settings) + "\n"
     after = parse(changed)
     changes = compare(before, after)
-    return (mark + changed, changes) if changes else (text, [])
+    return (changed, changes) if changes else (text, [])
 
 
 def check_settings(settings: dict[str, Any], path: Path = ()) -> None:

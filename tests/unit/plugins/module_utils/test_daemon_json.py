@@ -82,8 +82,8 @@ def test_no_keys(text: str | None) -> None:
     assert daemon_json.parse(text) == {}
     merged, changes = daemon_json.merge(text, NVIDIA)
     assert merged is not None
-    assert json.loads(merged.lstrip("\ufeff")) == NVIDIA
-    assert merged.startswith("\ufeff") == bool(text and text.startswith("\ufeff"))
+    # Without a byte order mark, with which dockerd 20.10 does not start.
+    assert json.loads(merged) == NVIDIA
     assert [(change.path[0], change.action) for change in changes] == [(key, "add") for key in NVIDIA]
     assert daemon_json.merge(text, {}) == (text, [])
 
