@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fuzzers of the parsers that read what a tenant or a broken disk may have written, built with sanitizers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SOURCE = ROOT / "native" / "vcuda" / "src"
+sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
+
+FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]
+FLAGS += [f"-I{SOURCE}", f"-I{SOURCE.parent / 'include'}"]
+LEDGER = ("ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c", "log.c")
+# program: the parts of the library that it is about
+FUZZERS = {"limits": ("limits_file.c",), "ledger": LEDGER, "environment": ("env.c", "log.c")}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", type=int, default=4, help="how long each fuzzer runs")
+
+
+def compile_program(folder: Path, name: str, sources: tuple, sanitizers: str) -> Path:
+    """Clang's libFuzzer where it is asked for, else any compiler's sanitizers."""
+    compiler = "clang" if "fuzzer" in sanitizers else "cc"
+    files = [str(HERE / "programs" / f"{name}.c"), *(str(SOURCE / source) for source in sources)]
+    program = folder / name
+    subprocess.run([compiler, *FLAGS, f"-fsanitize={sanitizers}", *files, "-o", str(program)], check=True)
+    return program
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@pytest.fixture(scope="session")
+def fuzzer_clang() -> None:
+    if not shutil.which("clang"):
+        pytest.skip("clang is not installed: libFuzzer comes with it")

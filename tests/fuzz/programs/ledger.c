@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A ledger of any bytes, as its tenant may leave it: it is opened, joined, charged and read. Nothing may end the process,
+ * and a process that is a member must be able to charge and to give back.
+ */
+#include "ledger.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length);
+
+static char path[64];
+
+/* What limits.c would answer. */
+const char *limits_ledger_path(void)
+{
+    return path;
+}
+bool limits_ledger_create(void)
+{
+    return true;
+}
+int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
+{
+    (void)uuids;
+    return 0;
+}
+bool uuid_same(const char *left, const char *right)
+{
+    /* The ledger's own names may lack their end. */
+    return strncmp(left, right, VGPU_UUID_SIZE) == 0;
+}
+
+/*
+ * The input is laid over an empty ledger: its first 512 bytes over the header, the rest over the first slots. So most
+ * inputs get past the magic, and a short one is a ledger with a strange header.
+ */
+static bool write_ledger(const uint8_t *data, size_t length)
+{
+    static unsigned char image[VGPU_LEDGER_FILE_SIZE];
+    bool whole = length < 2 || !(data[0] & 1), cut = length >= 2 && (data[0] & 2);
+    struct vgpu_ledger header = {.magic = VGPU_LEDGER_MAGIC, .version = 1, .min_reader = 1, .size = VGPU_LEDGER_FILE_SIZE,
+                                 .slot_count = VGPU_LEDGER_SLOTS, .slot_offset = VGPU_LEDGER_SLOT_OFFSET,
+                                 .slot_size = sizeof(struct vgpu_ledger_slot)};
+    memset(image, 0, sizeof image);
+    memcpy(image, &header, sizeof header);
+    if (length) {
+        data++;
+        length--;
+    }
+    /* Half of the inputs leave what makes it a ledger as it is. */
+    size_t from = whole ? offsetof(struct vgpu_ledger, device_count) : 0, room = sizeof header - from;
+    size_t first = length < room ? length : room;
+    memcpy(image + from, data, first);
+    size_t rest = length - first < 8192 ? length - first : 8192;
+    memcpy(image + VGPU_LEDGER_SLOT_OFFSET, data + first, rest);
+    int descriptor = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    size_t size = cut && length >= 2 ? (data[0] | data[1] << 8) * 6u : sizeof image;
+    bool written = descriptor >= 0 && write(descriptor, image, size < sizeof image ? size : sizeof image) >= 0;
+    if (descriptor >= 0)
+        close(descriptor);
+    return written;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
+{
+    uint64_t total;
+    if (!path[0]) {
+        snprintf(path, sizeof path, "/dev/shm/vgpu-fuzz-ledger-%d", (int)getpid());
+        vgpu_log_level = -1;
+    }
+    if (!write_ledger(data, length))
+        abort();
+    ledger_total("GPU-0", &total); /* from outside */
+    if (ledger_join()) {
+        int device = ledger_device("GPU-0");
+        uint64_t own = ledger_own(device, ACCOUNT_USED);
+        if (own != 0)
+            abort();
+        /* The total that stands there may be anything; a limit above all must leave room unless that says otherwise. */
+        enum charge answer = ledger_charge(device, ACCOUNT_USED, 4096, UINT64_MAX);
+        if (answer == CHARGE_OK && ledger_own(device, ACCOUNT_USED) != 4096)
+            abort();
+        if (answer == CHARGE_OK)
+            ledger_uncharge(device, ACCOUNT_USED, 4096);
+        if (ledger_own(device, ACCOUNT_USED) != 0)
+            abort();
+        ledger_total("GPU-0", &total);
+        ledger_context_bytes(device);
+        munmap(ledger_self.map, VGPU_LEDGER_FILE_SIZE);
+    }
+    ledger_reset();
+    unlink(path);
+    return 0;
+}

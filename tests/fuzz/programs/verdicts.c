@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the library makes of limits files and ledgers, for comparison with the node's reader. Standard input holds frames:
+ * 'L' or 'H' (a limits file, the header of a ledger), the length as 4 little endian bytes, the bytes. One line for each:
+ * "no", or "yes" and, for limits, the fields.
+ */
+#include "ledger.h"
+#include "limits_file.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *limits_ledger_path(void)
+{
+    return "";
+}
+bool limits_ledger_create(void)
+{
+    return false;
+}
+
+int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
+{
+    (void)uuids;
+    return 0;
+}
+bool uuid_same(const char *left, const char *right)
+{
+    return strcmp(left, right) == 0;
+}
+
+static void limits(const unsigned char *data, size_t length)
+{
+    struct vgpu_limits out;
+    char reason[200];
+    if (!limits_parse(data, length, &out, reason, sizeof reason)) {
+        puts("no");
+        return;
+    }
+    printf("yes %u %u %u %u %u %u", out.sequence, out.flags, out.core_policy, out.priority, out.log_level, out.device_count);
+    for (unsigned i = 0; i < out.device_count; i++) {
+        const struct vgpu_limits_device *device = &out.devices[i];
+        printf(" ");
+        for (const char *c = device->uuid; *c; c++)
+            printf("%02x", (unsigned char)*c);
+        printf(" %" PRIu64 " %u %u", device->memory_bytes, device->sm_percent, device->flags);
+    }
+    puts("");
+}
+
+int main(void)
+{
+    unsigned char head[5];
+    while (fread(head, 1, sizeof head, stdin) == sizeof head) {
+        size_t length = head[1] | (size_t)head[2] << 8 | (size_t)head[3] << 16 | (size_t)head[4] << 24;
+        unsigned char *data = malloc(length ? length : 1); /* of its own size: a byte past it is a report */
+        if (!data || fread(data, 1, length, stdin) != length)
+            return 2;
+        struct vgpu_ledger ledger;
+        if (head[0] == 'L') {
+            limits(data, length);
+        } else {
+            memset(&ledger, 0, sizeof ledger);
+            memcpy(&ledger, data, length < sizeof ledger ? length : sizeof ledger);
+            puts(ledger_header_ok(&ledger) ? "yes" : "no");
+        }
+        fflush(stdout);
+        free(data);
+    }
+    return 0;
+}
