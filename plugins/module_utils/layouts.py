@@ -298,7 +298,8 @@ def parse_limits(data: bytes) -> dict[str, Any]:
     if get("crc32") != limits_crc(data[:size]):
         raise LayoutError(f"limits are torn: crc32 is {get('crc32'):#x}, expected {limits_crc(data[:size]):#x}")
     count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
-    if count > MAX_DEVICES or (count and (stride < 56 or offset + count * stride > size)):
+    end = offset + count * stride
+    if count > MAX_DEVICES or end > size or (count and not 56 <= stride <= size):
         raise LayoutError(f"limits name {count} devices of {stride} bytes at {offset}, more than fit")
 
     policies = {number: name for name, number in CORE_POLICIES.items()}
@@ -308,7 +309,8 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         "version": get("version"),
         "min_reader": get("min_reader"),
         "sequence": get("sequence"),
-        "allocation": _text(get("allocation"), "allocation"),
+        # For people alone: libvgpu.so does not look at it.
+        "allocation": get("allocation").split(b"\0", 1)[0].decode("ascii", "replace"),
         "core_policy": policies[get("core_policy")],
         "priority": get("priority"),
         "log_level": get("log_level"),
@@ -318,13 +320,16 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         out[name] = bool(get("flags") & bit)
     for i in range(count):
         base = offset + i * stride
+        uuid = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid")
+        if uuid[0] == 0 or uuid[-1] != 0:
+            raise LayoutError(f"limits give device {i} the UUID {uuid!r}, which is no name that ends")
         flags = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
         percent = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent")
         if percent > 100:
             raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
         out["devices"].append(
             {
-                "uuid": _text(_get(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid"), f"uuid of device {i}"),
+                "uuid": _text(uuid, f"uuid of device {i}"),
                 "memory_bytes": _get(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
                 "sm_percent": percent,
                 "unlimited": bool(flags & DEVICE_UNLIMITED_MEMORY),

@@ -36,6 +36,26 @@ static bool why(char *reason, size_t size, const char *what, unsigned long long 
     return false;
 }
 
+/* Bytes of the fields that an entry of this size holds whole; one that it cuts counts as left out. */
+static size_t whole_fields(size_t stride)
+{
+    static const size_t ends[] = {sizeof(struct vgpu_limits_device), offsetof(struct vgpu_limits_device, reserved),
+                                  offsetof(struct vgpu_limits_device, flags)};
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (stride >= ends[i])
+            return ends[i];
+    return offsetof(struct vgpu_limits_device, sm_percent);
+}
+
+static bool is_name(const char uuid[VGPU_UUID_SIZE])
+{
+    const char *end = memchr(uuid, 0, VGPU_UUID_SIZE);
+    for (const char *c = uuid; end && c < end; c++)
+        if ((unsigned char)*c > 127)
+            return false;
+    return end && end != uuid && uuid[VGPU_UUID_SIZE - 1] == 0;
+}
+
 bool limits_parse(const unsigned char *data, size_t length, struct vgpu_limits *out, char *reason, size_t room)
 {
     struct vgpu_limits header;
@@ -74,9 +94,8 @@ bool limits_parse(const unsigned char *data, size_t length, struct vgpu_limits *
         return why(reason, room, "the end of its devices", header.device_offset + header.device_count * stride, header.size);
     memcpy(out, &header, HEADER);
     for (uint32_t i = 0; i < header.device_count; i++) {
-        size_t known = stride < sizeof out->devices[i] ? stride : sizeof out->devices[i];
-        memcpy(&out->devices[i], data + header.device_offset + i * stride, known);
-        if (out->devices[i].uuid[VGPU_UUID_SIZE - 1] != 0 || out->devices[i].uuid[0] == 0) {
+        memcpy(&out->devices[i], data + header.device_offset + i * stride, whole_fields(stride));
+        if (!is_name(out->devices[i].uuid)) {
             snprintf(reason, room, "the UUID of its device %u is not a name", i);
             return false;
         }

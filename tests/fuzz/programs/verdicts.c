@@ -4,6 +4,7 @@
  * 'L' or 'H' (a limits file, the header of a ledger), the length as 4 little endian bytes, the bytes. One line for each:
  * "no", or "yes" and, for limits, the fields.
  */
+#include "alone.h"
 #include "ledger.h"
 #include "limits_file.h"
 
@@ -19,16 +20,6 @@ const char *limits_ledger_path(void)
 bool limits_ledger_create(void)
 {
     return false;
-}
-
-int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
-{
-    (void)uuids;
-    return 0;
-}
-bool uuid_same(const char *left, const char *right)
-{
-    return strcmp(left, right) == 0;
 }
 
 static void limits(const unsigned char *data, size_t length)

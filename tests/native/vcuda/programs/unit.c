@@ -17,6 +17,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Of files that are not here. */
+struct residue_marks vgpu_residue_marks[VGPU_MAX_DEVICES];
+struct gate vgpu_gate[VGPU_MAX_DEVICES];
+
 /* What limits.c would answer. */
 static const char *ledger_path;
 const char *limits_ledger_path(void)
