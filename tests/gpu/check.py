@@ -51,6 +51,7 @@ def work(name: str, options: argparse.Namespace, path: Path) -> int:
     found = report.Report(path, name)
     try:
         here = host.Host(options.folder, options.library, options.gpu, options.quick)
+        found.data["driver"] = "simulated" if here.simulated else here.card.driver()
         STAGES[name][0](here, found)
         found.end()
     except report.Skip as missing:
@@ -172,11 +173,11 @@ def main(words: list[str] | None = None) -> int:
         else:
             stages.append(stage(name, options, min(STAGES[name][1], left)))
         print(report.table(stages[-1:]), flush=True)
-        first = stages[0]["figures"]
+        drivers = [one["driver"] for one in stages if one.get("driver")]
         result = {
             "version": 1,
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "driver": first.get("driver", "unknown"),
+            "driver": drivers[0] if drivers else "unknown",
             "quick": options.quick,
             "seconds": round(time.monotonic() - began, 1),
             "stages": stages,

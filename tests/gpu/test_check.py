@@ -94,6 +94,7 @@ def test_a_host_without_a_driver(check: Check) -> None:
 def test_nothing_of_the_environment_rules_the_measurement(check: Check) -> None:
     check.env.update(CUDA_DEVICE_MEMORY_LIMIT="1m", CUDA_VISIBLE_DEVICES="", LIBCUDA_LOG_LEVEL="5")
     assert check.stages("shown") == 0, check.text
+    assert check.result["driver"] == "simulated"
 
 
 def test_the_result_lands_in_out(check: Check) -> None:
@@ -114,6 +115,6 @@ def test_the_result_lands_in_out(check: Check) -> None:
 def test_a_driver_that_rounds_up(tmp_path: Path) -> None:
     """What it takes beyond what it is asked for is charged, so a slice holds no more than its limit."""
     check = Check(tmp_path, more="allocation_granularity = 2097152\n")
-    assert check.stages("granularity", "exact", "rounding", "contexts") == 0, check.text
+    assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
     steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
     assert set(steps["2097153"]["steps"]) == {4 << 20}, "the driver of this test rounds up to 2 MiB"

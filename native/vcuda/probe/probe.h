@@ -82,7 +82,7 @@ struct board {
     _Atomic int ready, done, go;
     _Atomic int members, arrived, winners, beaten; /* of the four processes' rounds */
     _Atomic int card_full; /* the driver refused although the limit had room */
-    uint64_t granted[8], own[8];
+    uint64_t granted[8], own[8], full[8]; /* granted; NVML's figure of the process before and after that */
     int status[8];
 };
 

@@ -6,8 +6,9 @@
  *
  * Nobody can say when it comes. So the bytes that NVML shows for this very process are compared with what it is charged,
  * now and then: whenever its allocations have grown or shrunk by a step since the last time. What is on the card beyond
- * the charge is charged with the contexts, even over the limit; it is there already. Within a step nothing is asked, so an
- * allocation that fits makes no system call but once in a step.
+ * the charge is charged with the contexts, as far as the limit has room: more would only be a figure, for it is there
+ * already and nothing more is granted. Within a step nothing is asked, so an allocation that fits makes no system call but
+ * once in a step.
  *
  * Where NVML does not show this process nothing of this is known, and nothing is done.
  */
@@ -34,6 +35,19 @@ static void set_marks(const struct residue *residue, int device, bool seen)
     atomic_store_explicit(&vgpu_residue_marks[device].span, seen ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
 
+/* What of `bytes` the limit has room for, charged. */
+static uint64_t charge(const struct device *device, uint64_t bytes)
+{
+    bool known;
+    uint64_t limit = device_limit(device, &known), total = 0;
+    if (ledger_charge(device->ledger, ACCOUNT_CONTEXT, bytes, limit) == CHARGE_OK)
+        return bytes;
+    if (!ledger_total(device->uuid, &total) || total >= limit)
+        return 0;
+    bytes = bytes < limit - total ? bytes : limit - total;
+    return ledger_charge(device->ledger, ACCOUNT_CONTEXT, bytes, limit) == CHARGE_OK ? bytes : 0;
+}
+
 void residue_settle(int index)
 {
     struct residue *residue = &residues[index];
@@ -48,14 +62,14 @@ void residue_settle(int index)
     if (seen && now.quiet) {
         uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - residue->charged;
         uint64_t beyond = now.own > known ? now.own - known : 0;
-        if (beyond < residue->charged)
-            ledger_uncharge(index, ACCOUNT_CONTEXT, residue->charged - beyond);
-        else if (beyond > residue->charged &&
-                 ledger_charge(index, ACCOUNT_CONTEXT, beyond - residue->charged, UINT64_MAX) != CHARGE_OK)
-            beyond = residue->charged;
         if (beyond != residue->charged)
             vgpu_log(LOG_DEBUG, "%llu bytes on %s were not asked for", (unsigned long long)beyond, device->uuid);
-        residue->charged = beyond;
+        if (beyond > residue->charged) {
+            residue->charged += charge(device, beyond - residue->charged);
+        } else {
+            ledger_uncharge(index, ACCOUNT_CONTEXT, residue->charged - beyond);
+            residue->charged = beyond;
+        }
     }
     set_marks(residue, index, seen);
     atomic_store_explicit(&vgpu_gate[index].due, 0, memory_order_relaxed); /* raised by the lines above */

@@ -19,7 +19,6 @@ from .stamps import middle
 
 def environment(host: Host, report: Report) -> None:
     """Who is measured; and, for later comparison, every name that the driver exports and cuGetProcAddress answers."""
-    report.figure("driver", "simulated" if host.simulated else host.card.driver())
     report.figure("driver_version", host.card.driver())
     report.figure("gpu", host.card.name())
     report.figure("gpus", host.card.count())
