@@ -120,6 +120,7 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
         ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
         memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
         residue_begin(device);
+        limiter_forget_thread(); /* it is the current one now */
         vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
     }
     if (opening->measuring >= 0)
@@ -136,6 +137,7 @@ struct leaving {
 
 static void leave_begin(struct leaving *leaving, CUcontext context)
 {
+    fence_context_gone(context);
     leaving->ours = block_take(&vgpu_contexts, (uintptr_t)context, &leaving->block);
     if (leaving->ours)
         memory_sweep_context(context, leaving->swept);

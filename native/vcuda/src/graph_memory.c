@@ -300,8 +300,6 @@ CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CU
         return graph_memory_run(exec, stream, REAL(symbol)); \
     }
 
-RUN(cuGraphLaunch)
-RUN(cuGraphLaunch_ptsz)
 RUN(cuGraphUpload)
 RUN(cuGraphUpload_ptsz)
 

@@ -31,6 +31,8 @@ struct snapshot {
 };
 
 static struct environment env;
+static const uint32_t never_changes;
+const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
 _Atomic(struct standing *) vgpu_standing;
 static _Atomic(struct snapshot *) current;
@@ -149,6 +151,7 @@ static enum control load(void)
     }
     snapshot->from_file = true;
     snapshot->standing.sequence = snapshot->limits.sequence;
+    __atomic_store_n(&vgpu_limits_sequence, &((const struct vgpu_limits *)file.data)->sequence, __ATOMIC_RELEASE);
     snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
     atomic_store_explicit(&torn, false, memory_order_relaxed);
     publish(snapshot);

@@ -403,6 +403,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
         CUresult status = REAL(symbol) arguments; \
         if (status == CUDA_SUCCESS && atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed)) \
             pools_settle(false); \
+        fence_settle(); \
         return status; \
     }
 

@@ -29,6 +29,7 @@ static void reset(void)
     ledger_reset();
     limits_reset();
     context_reset();
+    limiter_reset();
     measure_reset();
     residue_reset();
     pools_reset();

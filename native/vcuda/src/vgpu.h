@@ -146,6 +146,8 @@ struct standing {
 extern _Atomic(struct standing *) vgpu_standing; /* NULL: none could be read yet */
 /* The state now: looks at the file's sequence, reads it again when it changed. No system call while it did not. */
 enum control limits_control(void);
+/* The sequence word of the mapped limits file; a word that stays 0 where there is none. */
+extern const uint32_t *vgpu_limits_sequence;
 /* Why contexts fail: one line naming the file. */
 void limits_complain(void);
 bool limits_denied(void);
@@ -287,6 +289,12 @@ static inline enum control vgpu_enter(void)
     return vgpu_enter_anew();
 }
 enum control vgpu_enter_nvml(void);
+/* limiter.c, fence.c: the compute limiter. The thread's current context has changed; a context is about to go; the program
+ * has waited for the GPU. */
+void limiter_forget_thread(void);
+void limiter_reset(void);
+void fence_context_gone(CUcontext context);
+void fence_settle(void);
 /* context.c: contexts and modules of a device are made and ended one at a time, for they are measured. */
 void context_lock(int device);
 void context_unlock(int device);

@@ -114,7 +114,7 @@ LATER = [
     ("cuCtxCreate", 19000, None),
     ("cuMemGetInfo", 19000, "libcuda.so.1 cuMemGetInfo_v9"),
     ("cuMemFree", 19000, "libcuda.so.1 cuMemFree_v9"),
-    ("cuLaunchKernel", 19000, "libcuda.so.1 cuLaunchKernel_v9"),
+    ("cuLaunchKernel", 19000, None),
 ]
 
 
@@ -175,7 +175,7 @@ def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> 
     plugin = ("-DPLUGIN", "-shared", "-fPIC", f"-L{SIMULATOR}", "-l:libcuda.so.1", "-ldl")
     library = compile_program(host.folder, "local.so", "local.c", flags=plugin)
     program = compile_program(host.folder, "local", "local.c", flags=("-ldl",))
-    names = ["cuMemAlloc_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuLaunchKernel", "cuNoSuchFunction"]
+    names = ["cuMemAlloc_v2", "cuMemGetInfo_v2", "cuGetProcAddress_v2", "cuStreamCreate", "cuNoSuchFunction"]
     found = {}
     for preload in (False, True):
         command = [program, library, *names]

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * vgpu-arbiter: gives the tenants of each GPU their turns, by writing the gpu page of every allocation. It keeps nothing:
+ * killed and started again it goes on with what the pages say, and meanwhile each tenant keeps its own share.
+ *
+ *   vgpu-arbiter [--run DIR] [--json-status] [--help]
+ */
+#include "tenants.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/inotify.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SCAN_NS (1000 * MS)  /* folders are looked at so often even without a sign from inotify */
+#define LIMITS_NS (50 * MS)  /* a live change of a limit is seen within this */
+#define WATCH (IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_ONLYDIR)
+
+static volatile sig_atomic_t ending;
+
+static void end(int signal)
+{
+    (void)signal;
+    ending = 1;
+}
+
+static uint64_t monotonic(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* New watches for new folders; one that is watched already stays the same watch. */
+static void watch(int descriptor, const struct node *node)
+{
+    char path[700];
+    inotify_add_watch(descriptor, node->root, WATCH);
+    for (int i = 0; i < ALLOCATIONS; i++)
+        if (node->allocation[i].used && snprintf(path, sizeof path, "%s/%s", node->root, node->allocation[i].id) < (int)sizeof path)
+            inotify_add_watch(descriptor, path, WATCH);
+}
+
+static bool drain(int descriptor)
+{
+    char events[4096];
+    bool any = false;
+    while (read(descriptor, events, sizeof events) > 0)
+        any = true;
+    return any;
+}
+
+static uint64_t look_at_all(struct node *node, uint64_t now)
+{
+    uint64_t next = now + 50 * MS;
+    bool any = false;
+    for (int i = 0; i < GPUS; i++) {
+        struct gpu *gpu = &node->gpu[i];
+        if (!gpu->uuid[0])
+            continue;
+        any = true;
+        if (gpu->next <= now)
+            tenants_look(node, gpu, now);
+        if (gpu->next < next)
+            next = gpu->next;
+    }
+    return any ? next : now + SCAN_NS;
+}
+
+static int run(struct node *node, const char *folder)
+{
+    char lock[600];
+    snprintf(lock, sizeof lock, "%s/arbiter.lock", folder);
+    int held = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (held < 0) {
+        fprintf(stderr, "vgpu-arbiter: %s cannot be opened: %s; does %s exist, and may this user write there?\n", lock, strerror(errno),
+                folder);
+        return 1;
+    }
+    if (flock(held, LOCK_EX | LOCK_NB) != 0) {
+        fprintf(stderr, "vgpu-arbiter: %s is held: another arbiter serves %s; stop that one first\n", lock, folder);
+        return 1;
+    }
+    sigset_t stops, before;
+    sigemptyset(&stops);
+    sigaddset(&stops, SIGTERM);
+    sigaddset(&stops, SIGINT);
+    sigprocmask(SIG_BLOCK, &stops, &before); /* taken only while waiting: none is lost between test and wait */
+    struct sigaction action = {.sa_handler = end};
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+    int signs = inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+    uint64_t scanned = 0, limits = 0, alive = 0, interval = notify_interval();
+    bool again = true, ready = false;
+    while (!ending) {
+        uint64_t now = monotonic();
+        if (again || now - scanned >= SCAN_NS) {
+            tenants_scan(node);
+            watch(signs, node);
+            scanned = limits = now;
+        } else if (now - limits >= LIMITS_NS && tenants_count(node)) {
+            tenants_limits(node);
+            limits = now;
+        }
+        uint64_t next = look_at_all(node, now);
+        if (!ready) {
+            notify("READY=1\nSTATUS=serving");
+            ready = true;
+        }
+        if (interval && now - alive >= interval) {
+            notify("WATCHDOG=1");
+            alive = now;
+        }
+        if (next > scanned + SCAN_NS)
+            next = scanned + SCAN_NS;
+        if (interval && next > alive + interval)
+            next = alive + interval;
+        now = monotonic();
+        uint64_t left = next > now ? next - now : 0;
+        struct timespec timeout = {.tv_sec = (time_t)(left / 1000000000u), .tv_nsec = (long)(left % 1000000000u)};
+        struct pollfd sign = {.fd = signs, .events = POLLIN};
+        int found = ppoll(&sign, signs >= 0 ? 1 : 0, &timeout, &before);
+        again = found > 0 && drain(signs);
+    }
+    notify("STOPPING=1");
+    tenants_release(node);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static struct node node;
+    const char *folder = "/run/vgpu";
+    bool status = false;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--run") == 0 && i + 1 < argc) {
+            folder = argv[++i];
+        } else if (strcmp(argv[i], "--json-status") == 0) {
+            status = true;
+        } else if (strcmp(argv[i], "--help") == 0) {
+            puts("vgpu-arbiter [--run DIR] [--json-status]\n"
+                 "  --run DIR       where the allocations lie: DIR/allocations/<id>/ (default /run/vgpu)\n"
+                 "  --json-status   print what the pages say, and end");
+            return 0;
+        } else {
+            fprintf(stderr, "vgpu-arbiter: unknown argument \"%s\"; see vgpu-arbiter --help\n", argv[i]);
+            return 2;
+        }
+    }
+    if (snprintf(node.root, sizeof node.root, "%s/allocations", folder) >= (int)sizeof node.root) {
+        fprintf(stderr, "vgpu-arbiter: --run %s is too long\n", folder);
+        return 2;
+    }
+    for (int i = 0; i < GPUS; i++)
+        node.gpu[i].schedule.holder = -1;
+    node.quiet = status;
+    return status ? status_print(&node) : run(&node, folder);
+}

@@ -1,0 +1,299 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "schedule.h"
+
+#include "vgpu_abi.h"
+
+#define PPM 1000000
+#define US 1000ull
+#define MS 1000000ull
+
+#define ACTIVE_NS (60 * MS)       /* a tenant counts as busy so long after its last launch */
+#define WAITING_NS (25 * MS)      /* who waits says so every 10 ms; silence means that it was killed */
+#define CYCLE_NS (50 * MS)        /* every busy tenant has one turn in about this time */
+#define TURN_MIN_NS (2 * MS)
+#define TURN_MAX_NS (30 * MS)
+#define IDLE_NS (300 * US)        /* a holder with nothing to run gives its turn up after this */
+#define LOOK_NS (250 * US)        /* how often the holder is looked at */
+#define DRAIN_NS (25 * MS)        /* a kernel that runs on after the turn is waited for no longer than this */
+#define LOW_OUTSTANDING_US 1000u  /* what low priority may queue where a tenant of high priority may come */
+#define CREDIT_NS (100 * (int64_t)MS) /* in time: nobody is owed, or owes, more than this at its rate */
+#define PREEMPT_NS (30 * (int64_t)MS) /* who waits and is owed so much more time than the holder cuts its turn short */
+
+bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
+{
+    if (tenant->unlimited)
+        return true;
+    if (tenant->force || unknown_others)
+        return false;
+    return busy_others == 0 || all_high;
+}
+
+struct sum {
+    unsigned present, active, unlimited;
+    bool all_high, any_high;
+    double shares; /* of the active ones */
+};
+
+static uint64_t past(uint64_t when, uint64_t now)
+{
+    return when <= now ? when : when - now < WAITING_NS ? now : 0;
+}
+
+static struct sum look(struct schedule *schedule, uint64_t now)
+{
+    struct sum sum = {.all_high = true};
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) {
+        struct schedule_tenant *tenant = &schedule->tenant[i];
+        struct schedule_input *in = &tenant->in;
+        if (!tenant->present)
+            continue;
+        sum.present++;
+        sum.all_high = sum.all_high && in->high;
+        sum.any_high = sum.any_high || in->high;
+        sum.unlimited += in->unlimited;
+        /* Times are what a tenant says: one from the future would keep it busy for good. Its page is read a little later
+         * than the clock. */
+        in->wanted_ns = past(in->wanted_ns, now);
+        in->waiting_ns = past(in->waiting_ns, now);
+        if (in->busy_until_ns > now + 1000 * MS)
+            in->busy_until_ns = now + 1000 * MS;
+        bool active = !in->unlimited && ((in->wanted_ns && now - in->wanted_ns < ACTIVE_NS) || in->busy_until_ns > now ||
+                                         (in->waiting_ns && now - in->waiting_ns < WAITING_NS));
+        if (active && !tenant->active)
+            tenant->credit = 0;
+        tenant->active = active;
+        sum.active += active;
+        if (active)
+            sum.shares += (double)in->share_ppm / PPM;
+    }
+    return sum;
+}
+
+static bool waiting(const struct schedule_tenant *tenant, uint64_t now)
+{
+    return tenant->active && tenant->in.waiting_ns && now - tenant->in.waiting_ns < WAITING_NS;
+}
+
+static double rate(const struct schedule_tenant *tenant, const struct sum *sum)
+{
+    double share = (double)tenant->in.share_ppm / PPM;
+    share = sum->shares > 1.0 ? share / sum->shares : share;
+    return share > 0.001 ? share : 0.001;
+}
+
+/* How long ago it should have had the GPU. */
+static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
+{
+    return (double)tenant->credit / rate(tenant, sum);
+}
+
+static void add_credit(struct schedule_tenant *tenant, double ns, const struct sum *sum)
+{
+    double bound = (double)CREDIT_NS * rate(tenant, sum), credit = (double)tenant->credit + ns;
+    /* Debt is bounded by one long kernel, not by the rate: who overran its turn pays for all of it. */
+    double floor = bound > 200.0 * MS ? bound : 200.0 * MS;
+    tenant->credit = (int64_t)(credit > bound ? bound : credit < -floor ? -floor : credit);
+}
+
+static void open_gate(struct schedule_tenant *tenant, bool limited, bool exclusive, bool low)
+{
+    tenant->out.gate = VGPU_GATE_OPEN;
+    tenant->out.flags = exclusive ? VGPU_GPU_EXCLUSIVE : 0;
+    tenant->out.rate_ppm = limited ? tenant->in.share_ppm : PPM;
+    tenant->out.outstanding_max_us = low ? LOW_OUTSTANDING_US : 0;
+    tenant->out.turn_start_ns = tenant->out.turn_end_ns = 0;
+}
+
+static void close_gate(struct schedule_tenant *tenant, bool by_priority)
+{
+    tenant->out.gate = VGPU_GATE_CLOSED;
+    tenant->out.flags = by_priority ? VGPU_GPU_PRIORITY : 0;
+    tenant->out.rate_ppm = PPM;
+    tenant->out.turn_start_ns = tenant->out.turn_end_ns = 0;
+}
+
+/* Nobody contends. Only who is alone may go at once; the others must ask, or their start would not be seen in time. */
+static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint64_t now)
+{
+    schedule->state = SCHEDULE_FREE;
+    schedule->holder = -1;
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) {
+        struct schedule_tenant *tenant = &schedule->tenant[i];
+        if (!tenant->present)
+            continue;
+        unsigned others = sum->active - tenant->active;
+        bool all_high = sum->all_high && sum->present > 1;
+        if (others && !all_high) {
+            close_gate(tenant, false);
+            continue;
+        }
+        bool unlimited = schedule_unlimited(&tenant->in, others, all_high, sum->unlimited > 0);
+        open_gate(tenant, !unlimited, sum->active <= 1 && !sum->unlimited, sum->any_high && !tenant->in.high);
+    }
+    return now + (sum->active ? 1 * MS : 20 * MS);
+}
+
+static bool within_share(const struct schedule_tenant *tenant, const struct sum *sum)
+{
+    (void)sum;
+    return tenant->credit >= 0;
+}
+
+/* Higher is first. */
+static double order(const struct schedule_tenant *tenant, const struct sum *sum)
+{
+    double ahead = lag(tenant, sum);
+    return tenant->in.high && within_share(tenant, sum) ? ahead + 1e12 : ahead;
+}
+
+static int choose(const struct schedule *schedule, const struct sum *sum, uint64_t now)
+{
+    int best = -1;
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) {
+        const struct schedule_tenant *tenant = &schedule->tenant[i];
+        if (!tenant->present || !waiting(tenant, now))
+            continue;
+        /* Shares that do not fill the GPU are limits: nobody goes before it has saved up for a turn. */
+        if (sum->shares < 0.9999 && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS))
+            continue;
+        if (best < 0 || order(tenant, sum) > order(&schedule->tenant[best], sum) ||
+            (order(tenant, sum) == order(&schedule->tenant[best], sum) && tenant->served < schedule->tenant[best].served))
+            best = i;
+    }
+    return best;
+}
+
+static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now)
+{
+    if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
+        return;
+    struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
+    double held = (double)(now - schedule->turn_start), used = (double)(holder->in.used_ns - holder->used_at);
+    /* Its own word counts within what it held the GPU for: gaps of the hand-over are nobody's, lies do not pay. */
+    used = used > held ? held : used < 0.8 * held ? 0.8 * held : used;
+    holder->used_at = holder->in.used_ns;
+    schedule->turn_start = now;
+    add_credit(holder, -used, sum);
+    for (int i = 0; sum->shares >= 0.9999 && i < SCHEDULE_TENANTS; i++)
+        if (schedule->tenant[i].present && schedule->tenant[i].active)
+            add_credit(&schedule->tenant[i], used * rate(&schedule->tenant[i], sum), sum);
+    holder->served = now;
+}
+
+static uint64_t length(const struct schedule_tenant *tenant, const struct sum *sum)
+{
+    double ns = rate(tenant, sum) * (double)CYCLE_NS;
+    if (sum->shares < 0.9999 && (double)tenant->credit > ns)
+        ns = (double)tenant->credit;
+    return ns < (double)TURN_MIN_NS ? TURN_MIN_NS : ns > (double)TURN_MAX_NS ? TURN_MAX_NS : (uint64_t)ns;
+}
+
+static bool given_up(const struct schedule_tenant *holder, const struct schedule *schedule, uint64_t now)
+{
+    uint64_t last = holder->in.wanted_ns > schedule->turn_start ? holder->in.wanted_ns : schedule->turn_start;
+    if (holder->in.busy_until_ns > last)
+        last = holder->in.busy_until_ns;
+    return !holder->present || now > last + IDLE_NS;
+}
+
+/* Does somebody who waits come before the holder, so that the turn is cut short? */
+static bool preempted(const struct schedule *schedule, const struct sum *sum, uint64_t now)
+{
+    const struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
+    int next = choose(schedule, sum, now);
+    if (next < 0 || next == schedule->holder)
+        return false;
+    const struct schedule_tenant *other = &schedule->tenant[next];
+    if (other->in.high && within_share(other, sum) && !holder->in.high)
+        return true;
+    double so_far = (double)(now - schedule->turn_start) / rate(holder, sum);
+    return now - schedule->turn_start > TURN_MIN_NS &&
+           lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
+}
+
+static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int next, uint64_t now)
+{
+    struct schedule_tenant *holder = &schedule->tenant[next];
+    schedule->state = SCHEDULE_TURN;
+    schedule->holder = next;
+    schedule->turn_start = now;
+    schedule->turn_end = now + length(holder, sum);
+    holder->used_at = holder->in.used_ns;
+    holder->out.gate = VGPU_GATE_TURN;
+    holder->out.flags = sum->unlimited ? 0 : VGPU_GPU_EXCLUSIVE;
+    holder->out.rate_ppm = PPM;
+    holder->out.turn_start_ns = now;
+    holder->out.turn_end_ns = schedule->turn_end;
+    holder->out.outstanding_max_us = sum->any_high && !holder->in.high ? LOW_OUTSTANDING_US : 0;
+    holder->out.turns++;
+    return now + LOOK_NS;
+}
+
+static uint64_t drain(struct schedule *schedule, uint64_t now)
+{
+    uint64_t latest = 0;
+    /* Of the holder alone, if there was one: who did not drain in time is not waited for twice. */
+    for (int i = 0; i < SCHEDULE_TENANTS; i++)
+        if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
+            schedule->tenant[i].in.busy_until_ns > latest)
+            latest = schedule->tenant[i].in.busy_until_ns;
+    if (latest <= now || now >= schedule->drain_until)
+        return 0;
+    uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until;
+    return next > now + 50 * US ? (next < now + 200 * US ? next : now + 200 * US) : now + 50 * US;
+}
+
+static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uint64_t now)
+{
+    bool begins = schedule->state == SCHEDULE_FREE;
+    if (begins) {
+        schedule->state = SCHEDULE_DRAIN;
+        schedule->holder = -1;
+        schedule->drain_until = now + DRAIN_NS;
+    }
+    if (schedule->state == SCHEDULE_TURN) {
+        struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
+        /* A holder that waits has nothing more that fits into its turn. */
+        bool over = now >= schedule->turn_end || holder->in.waiting_ns > schedule->turn_start + 100 * US;
+        if (over && holder->present && choose(schedule, sum, now) < 0 && sum->shares >= 0.9999 &&
+            !given_up(holder, schedule, now)) {
+            charge(schedule, sum, now); /* nobody else waits: go on without a hand-over */
+            schedule->turn_end = holder->out.turn_end_ns = now + TURN_MIN_NS;
+            over = false;
+        }
+        if (!over && !given_up(holder, schedule, now) && !preempted(schedule, sum, now))
+            return schedule->turn_end < now + LOOK_NS ? schedule->turn_end : now + LOOK_NS;
+        schedule->state = SCHEDULE_DRAIN;
+        schedule->drain_until = now + DRAIN_NS;
+    }
+    for (int i = 0; i < SCHEDULE_TENANTS; i++)
+        if (schedule->tenant[i].present)
+            close_gate(&schedule->tenant[i], sum->any_high && !schedule->tenant[i].in.high);
+    if (schedule->state == SCHEDULE_DRAIN) {
+        uint64_t again = drain(schedule, now);
+        if (again)
+            return again;
+        charge(schedule, sum, now);
+        schedule->state = SCHEDULE_NOBODY;
+        schedule->holder = -1;
+    }
+    int next = choose(schedule, sum, now);
+    return next >= 0 ? begin_turn(schedule, sum, next, now) : now + 200 * US;
+}
+
+uint64_t schedule_step(struct schedule *schedule, uint64_t now)
+{
+    struct sum sum = look(schedule, now);
+    uint64_t passed = schedule->stepped && now > schedule->stepped ? now - schedule->stepped : 0;
+    schedule->stepped = now;
+    if (sum.shares < 0.9999) /* shares are limits: they accrue by the clock */
+        for (int i = 0; i < SCHEDULE_TENANTS; i++)
+            if (schedule->tenant[i].present && schedule->tenant[i].active)
+                add_credit(&schedule->tenant[i], (double)passed * rate(&schedule->tenant[i], &sum), &sum);
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) /* no share to keep: it runs when it likes */
+        if (schedule->tenant[i].present && schedule->tenant[i].in.unlimited)
+            schedule->tenant[i].out.rate_ppm = PPM;
+    if (sum.active <= 1 || (sum.all_high && sum.present > 1))
+        return all_free(schedule, &sum, now);
+    return take_turns(schedule, &sum, now);
+}

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Every way to give the GPU a kernel, and the fast path in front of it. Without a limit a launch costs two loads and a
+ * comparison more than the driver's own; with one a table look-up and a sum. Neither makes a system call nor writes a word
+ * that another thread reads.
+ */
+#include "limiter.h"
+
+#define LIKELY(condition) __builtin_expect(!!(condition), 1)
+
+/* The key of a kernel's cost: its function and the parts of its shape that vary most (every instruction counts here). Two
+ * that collide are taken for one, and settled by what they took all the same. */
+static inline uint64_t mix(const void *function, unsigned gx, unsigned gy)
+{
+    unsigned shape = gx * 0x2c1b3c6du + gy * 0x297a2d39u;
+    return (uint64_t)(uintptr_t)function ^ (uint64_t)shape << 32;
+}
+
+/* The thread's device has no limit, and the limits file has not changed since that was seen. */
+static inline bool off(void)
+{
+    return LIKELY((__atomic_load_n(vgpu_limits_sequence, __ATOMIC_RELAXED) | 1) == vgpu_thread.off);
+}
+
+/* True: the launch is counted and may go. In the order that keeps the least at hand at any time. */
+static inline bool fast(uint64_t key, uintptr_t stream)
+{
+    struct thread_state *thread = &vgpu_thread;
+    uint32_t ticks = limiter_ticks();
+    if (ticks - thread->ticks > thread->gap)
+        return false;
+    thread->ticks = ticks;
+    struct flow *flow = thread->current;
+    if (thread->ready != atomic_load_explicit(&vgpu_launch_epoch, memory_order_relaxed) || flow->stream != stream)
+        return false;
+    uint64_t item = cost_index(key);
+    const struct cost *cost = &vgpu_costs.entry[item];
+    if (atomic_load_explicit(&cost->key, memory_order_relaxed) != key)
+        return false;
+    uint64_t sum = flow->segment.predicted + atomic_load_explicit(&cost->ns, memory_order_relaxed);
+    uint32_t count = flow->segment.count;
+    if (sum >= SEGMENT_NS || count >= SEGMENT_LAUNCHES) /* a flow at rest is full */
+        return false;
+    flow->segment.predicted = sum;
+    flow->segment.items[count] = (uint16_t)item;
+    flow->segment.count = count + 1;
+    return true;
+}
+
+/* The same for a thread that goes from one of its streams to another. */
+static bool fast_other(uint64_t key, uintptr_t stream)
+{
+    struct thread_state *thread = &vgpu_thread;
+    struct flow *flow = &thread->flow[flow_index(stream)];
+    if (!thread->ready || flow == thread->current || !flow->used || flow->stream != stream)
+        return false;
+    thread->current = flow;
+    return fast(key, stream);
+}
+
+static bool there(enum function function, CUresult *status)
+{
+    vgpu_enter();
+    *status = vgpu_real[function] ? CUDA_SUCCESS : driver_ready() ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_NO_DEVICE;
+    return *status == CUDA_SUCCESS;
+}
+
+/* `off` and `fast` are true only after a launch came this way, so the driver's function is known to be there. */
+#define SLOW(symbol, parameters, arguments, key, stream, per_thread) \
+    static __attribute__((noinline, used)) CUresult slow_##symbol parameters \
+    { \
+        struct ticket ticket; \
+        CUresult status; \
+        if (!there(F_##symbol, &status)) \
+            return status; \
+        if (fast_other(key, flow_stream(stream, per_thread))) \
+            return REAL(symbol) arguments; \
+        limiter_before(&ticket, key, stream, per_thread); \
+        status = REAL(symbol) arguments; \
+        limiter_after(&ticket, status); \
+        return status; \
+    }
+#define LAUNCH(symbol, parameters, arguments, key, stream, per_thread) \
+    SLOW(symbol, parameters, arguments, key, stream, per_thread) \
+    EXPORT CUresult symbol parameters \
+    { \
+        if (off() || fast(key, flow_stream(stream, per_thread))) \
+            return REAL(symbol) arguments; \
+        return slow_##symbol arguments; \
+    }
+
+#define SHAPE unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz
+#define KERNEL_KEY mix(function, gx, gy)
+
+/*
+ * The hot ones. A compiler that is told all eleven parameters moves those on the stack to the same place again before it
+ * jumps to the driver. On x86-64 the entry declares the six that come in registers, finds the stream where the ABI puts it
+ * (third on the stack), and leaves the stack as it is.
+ */
+#if defined(__x86_64__) && !defined(__ILP32__)
+#define STACK(n) (((const uintptr_t *)__builtin_dwarf_cfa())[n])
+#define KERNEL(symbol, parameters, arguments, per_thread) \
+    SLOW(symbol, parameters, arguments, KERNEL_KEY, stream, per_thread) \
+    typedef CUresult (*six_##symbol)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned); \
+    static __attribute__((noinline)) CUresult on_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, \
+                                                          unsigned bx, unsigned by) \
+    { \
+        six_##symbol target = (six_##symbol)(void (*)(void))slow_##symbol; \
+        if (LIKELY(fast(KERNEL_KEY, STACK(2) | (per_thread ? FLOW_PER_THREAD : 0)))) \
+            target = (six_##symbol)vgpu_real[F_##symbol]; \
+        return target(function, gx, gy, gz, bx, by); \
+    } \
+    EXPORT CUresult entry_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by) \
+        __asm__(#symbol); \
+    EXPORT CUresult entry_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by) \
+    { \
+        if (off()) \
+            return ((six_##symbol)vgpu_real[F_##symbol])(function, gx, gy, gz, bx, by); \
+        return on_##symbol(function, gx, gy, gz, bx, by); \
+    }
+#else
+#define KERNEL(symbol, parameters, arguments, per_thread) \
+    LAUNCH(symbol, parameters, arguments, KERNEL_KEY, stream, per_thread)
+#endif
+
+#define WITH_EXTRA (CUfunction function, SHAPE, unsigned shared, CUstream stream, void **parameters, void **extra)
+#define WITHOUT_EXTRA (CUfunction function, SHAPE, unsigned shared, CUstream stream, void **parameters)
+KERNEL(cuLaunchKernel, WITH_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra), false)
+KERNEL(cuLaunchKernel_ptsz, WITH_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra), true)
+KERNEL(cuLaunchCooperativeKernel, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), false)
+KERNEL(cuLaunchCooperativeKernel_ptsz, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), true)
+
+#define CONFIG_KEY mix(function, config->gridDimX, config->gridDimY)
+/* The driver's own error for a call without a configuration. */
+static const CUlaunchConfig no_config;
+#define EX(symbol, per_thread) \
+    static __attribute__((noinline)) CUresult slow_##symbol(const CUlaunchConfig *config, CUfunction function, \
+                                                            void **parameters, void **extra) \
+    { \
+        struct ticket ticket; \
+        CUresult status; \
+        const CUlaunchConfig *given = config; \
+        if (!there(F_##symbol, &status)) \
+            return status; \
+        config = config ? config : &no_config; \
+        limiter_before(&ticket, CONFIG_KEY, config->hStream, per_thread); \
+        status = REAL(symbol)(given, function, parameters, extra); \
+        limiter_after(&ticket, status); \
+        return status; \
+    } \
+    EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) \
+    { \
+        if (off() || (config && fast(CONFIG_KEY, flow_stream(config->hStream, per_thread)))) \
+            return REAL(symbol)(config, function, parameters, extra); \
+        return slow_##symbol(config, function, parameters, extra); \
+    }
+
+EX(cuLaunchKernelEx, false)
+EX(cuLaunchKernelEx_ptsz, true)
+
+/* A graph is one piece of work, known by its executable handle. */
+#define GRAPH(symbol, per_thread) \
+    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) \
+    { \
+        struct ticket ticket; \
+        CUresult status; \
+        if (!there(F_##symbol, &status)) \
+            return status; \
+        limiter_before(&ticket, mix(exec, 0, 0), stream, per_thread); \
+        status = graph_memory_run(exec, stream, REAL(symbol)); \
+        limiter_after(&ticket, status); \
+        return status; \
+    }
+
+GRAPH(cuGraphLaunch, false)
+GRAPH(cuGraphLaunch_ptsz, true)
+
+/* The calls of before CUDA 4. The shape is kept in the function, so the function and the grid are all that is known. */
+LAUNCH(cuLaunch, (CUfunction function), (function), mix(function, 1, 1), CU_STREAM_LEGACY, false)
+LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height),
+       mix(function, (unsigned)width, (unsigned)height), CU_STREAM_LEGACY, false)
+LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
+       mix(function, (unsigned)width, (unsigned)height), stream, false)
+
+/* One kernel on several devices: the current device's part stands for all of them; every part waits for it. */
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
+{
+    struct ticket ticket = {.flow = NULL};
+    CUresult status;
+    if (!there(F_cuLaunchCooperativeKernelMultiDevice, &status))
+        return status;
+    CUcontext before = NULL, context = NULL;
+    bool moved = false;
+    if (list && count && REAL_HAS(cuStreamGetCtx) && REAL_HAS(cuCtxGetCurrent) && REAL_HAS(cuCtxSetCurrent)) {
+        /* Its streams belong to their own contexts, whichever is current. */
+        moved = REAL(cuCtxGetCurrent)(&before) == CUDA_SUCCESS &&
+                REAL(cuStreamGetCtx)(list[0].hStream, &context) == CUDA_SUCCESS && context != before &&
+                REAL(cuCtxSetCurrent)(context) == CUDA_SUCCESS;
+        if (moved)
+            limiter_forget_thread();
+        const CUDA_LAUNCH_PARAMS *one = &list[0];
+        limiter_before(&ticket,
+                       mix(one->function, one->gridDimX, one->gridDimY),
+                       one->hStream, false);
+    }
+    status = REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);
+    limiter_after(&ticket, status);
+    if (moved) {
+        limiter_forget_thread();
+        REAL(cuCtxSetCurrent)(before);
+    }
+    return status;
+}
+
+/* --- the thread's current context ------------------------------------------------------------------------- */
+
+#define CURRENT(symbol, parameters, arguments) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        (void)control; \
+        limiter_forget_thread(); \
+        return REAL(symbol) arguments; \
+    }
+
+CURRENT(cuCtxSetCurrent, (CUcontext context), (context))
+CURRENT(cuCtxPushCurrent, (CUcontext context), (context))
+CURRENT(cuCtxPushCurrent_v2, (CUcontext context), (context))
+CURRENT(cuCtxPopCurrent, (CUcontext * context), (context))
+CURRENT(cuCtxPopCurrent_v2, (CUcontext * context), (context))

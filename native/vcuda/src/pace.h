@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The arithmetic of the compute limiter. Nothing here reads a clock or calls a driver: time is an argument, so the same
+ * object code runs in the library and in the model of the tests (tests/native/vcuda/model). Times and device times are
+ * nanoseconds.
+ *
+ *   bucket   what a container may still use: filled by time at a rate, emptied by device time
+ *   pace     may this launch go now, and if not, when to ask again
+ *   cost     what a kernel takes, learned from segments
+ *   segment  launches between two fences of one stream; settled by what they really took
+ */
+#ifndef VGPU_PACE_H
+#define VGPU_PACE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vgpu_abi.h"
+
+#define PPM 1000000u
+#define US 1000ull
+#define MS 1000000ull
+
+/* --- bucket ------------------------------------------------------------------------------------------ */
+
+#define BUCKET_CAP_NS (5 * MS)       /* what an idle container may save up */
+#define BUCKET_BUSY_CAP_NS (50 * MS) /* the same while work is queued: time that it was waiting for must not be lost */
+
+/* Adds what came due since the last call, up to the cap. Any number of processes may call it at once. */
+void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy);
+void bucket_charge(struct vgpu_tenant_device *device, uint64_t ns);
+/* The `predicted` that was charged was really `real`. */
+void bucket_correct(struct vgpu_tenant_device *device, uint64_t predicted, uint64_t real);
+int64_t bucket_balance(const struct vgpu_tenant_device *device);
+/* The end of all queued work of the container, as predicted. */
+uint64_t bucket_busy_until(const struct vgpu_tenant_device *device);
+
+/* --- pace -------------------------------------------------------------------------------------------- */
+
+#define PACE_OUTSTANDING_NS (4 * MS) /* so much predicted work may be queued where nobody says less */
+
+/* What is known at the moment of a launch. */
+struct pace_view {
+    uint64_t now;
+    uint32_t gate; /* enum vgpu_gate; NONE: no arbiter */
+    uint32_t rate_ppm;
+    uint64_t turn_start, turn_end;
+    uint64_t outstanding_max; /* ns */
+    uint64_t busy_until;      /* of this process */
+    int64_t balance;
+};
+
+enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
+/* *until: when to ask again. WAIT_GATE: or when the gpu page's `wake` changes. */
+enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
+
+/* The rate that rules: the arbiter's if it speaks, never less than the own share; `force` keeps to the share. */
+uint32_t pace_rate(uint32_t share_ppm, bool force, bool arbiter, const struct vgpu_gpu_page *page);
+
+/* --- cost -------------------------------------------------------------------------------------------- */
+
+#define COST_BITS 12u
+#define COST_ENTRIES (1u << COST_BITS)
+#define COST_UNKNOWN_NS (1 * MS) /* what a kernel is taken for that was never measured: few of them are queued at once */
+
+struct cost {
+    _Atomic uint64_t key;
+    _Atomic uint32_t ns;
+    _Atomic uint32_t seen;
+};
+struct costs {
+    struct cost entry[COST_ENTRIES];
+};
+static inline unsigned cost_index(uint64_t key)
+{
+    return (unsigned)((key * 0x61c88647u) >> (64 - COST_BITS)); /* a constant that fits into the instruction */
+}
+/* The entry of a key, made new if another key had it. *known: it has been measured. */
+unsigned cost_find(struct costs *costs, uint64_t key, uint64_t *ns, bool *known);
+
+/* --- segments ---------------------------------------------------------------------------------------- */
+
+#define SEGMENT_LAUNCHES 64u
+#define SEGMENT_NS (250 * US)
+
+struct segment {
+    uint64_t predicted;
+    uint32_t count;
+    bool known;     /* all its launches had been measured before */
+    bool begun;     /* it has a begin event of its own: no time of the host before it is in it */
+    bool exclusive; /* the arbiter said that nobody else ran */
+    uint16_t items[SEGMENT_LAUNCHES];
+};
+static inline void segment_start(struct segment *segment)
+{
+    segment->predicted = 0;
+    segment->count = 0;
+    segment->known = true;
+    segment->begun = false;
+    segment->exclusive = false;
+}
+static inline void segment_add(struct segment *segment, unsigned item, uint64_t ns)
+{
+    segment->items[segment->count++] = (uint16_t)item;
+    segment->predicted += ns;
+}
+
+/* Per context: streams of one context overlap, and what runs at once is counted once. */
+struct settler {
+    uint64_t frontier; /* up to here device time has been counted */
+    uint32_t streak;   /* segments in a row that took far longer than predicted */
+};
+/* What a finished segment is charged; teaches `costs`. begin and end are on one time base. */
+uint64_t segment_settle(struct costs *costs, struct settler *settler, const struct segment *segment, uint64_t begin,
+                        uint64_t end);
+
+#endif

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A GPU of the model: contexts in time slices, one first-in-first-out queue each, and a log of what really ran. */
+#ifndef MODEL_GPU_H
+#define MODEL_GPU_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define CONTEXTS 16
+#define DEPTH 2048u
+#define BIN_NS 1000000ull
+
+struct item {
+    uint64_t left; /* ns; a mark has none */
+    uint64_t *passed; /* a mark writes the time here */
+};
+
+struct context {
+    struct item queue[DEPTH];
+    uint64_t head, tail;
+};
+
+struct gpu {
+    uint64_t now, slice_end, switch_until;
+    uint64_t slice_ns, switch_ns, end_ns;
+    int holder, contexts;
+    struct context context[CONTEXTS];
+    uint32_t *bins[CONTEXTS]; /* the log: busy ns in each millisecond */
+    uint64_t busy[CONTEXTS], switching;
+};
+
+void gpu_start(struct gpu *gpu, int contexts, uint64_t slice_ns, uint64_t switch_ns, uint64_t end_ns);
+void gpu_put(struct gpu *gpu, int context, uint64_t ns, uint64_t *passed);
+uint64_t gpu_depth(const struct gpu *gpu, int context);
+void gpu_advance(struct gpu *gpu, uint64_t to);
+/* Share of one window that starts at `from`, in points. */
+double gpu_share(const struct gpu *gpu, int context, uint64_t from, uint64_t window);
+
+#endif

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A discrete-event model of tenants on one GPU. The limiter's arithmetic is the library's and the arbiter's own object
+ * code; what is modelled is the GPU (gpu.c), the launching threads, the controller threads and the delays of wake-ups.
+ * Shares are read from the GPU's log. The answer is one JSON object.
+ *
+ *   model [--seconds S] [--warm S] [--seed N] [--slice US] [--switch US] [--jitter PERCENT] [--no-arbiter] TENANT...
+ *
+ *   TENANT   key=value,...   share=PERCENT (100: no limit)  policy=default|force|disable  priority=0|1
+ *                            kernels=US[:US...]  gap=US (host time after each kernel)  burst=N,rest=US (N kernels, then a pause)
+ *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND  copies=N
+ */
+#include "gpu.h"
+#include "pace.h"
+#include "schedule.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LAUNCH_NS 3000ull  /* a launch call of the host */
+#define MARK_NS 1500ull    /* an event record */
+#define GAP_NS 20000ull
+#define POLL_NS 200000ull  /* the controller thread */
+#define FENCES 4096u
+#define NEVER UINT64_MAX
+
+struct fence {
+    struct segment segment;
+    uint64_t begin, end; /* passed at; 0: not yet */
+    bool own_begin;
+};
+
+struct tenant {
+    /* wish */
+    uint32_t share_ppm, change_ppm;
+    bool force, disable;
+    int priority, kernel_count;
+    uint64_t kernels[32], gap, start, stop, change_at;
+    unsigned burst;
+    uint64_t rest;
+    /* library */
+    struct vgpu_tenant_device page;
+    struct schedule_output gpu_page;
+    struct costs costs;
+    struct settler settler;
+    struct segment open;
+    uint64_t busy_until, queued, last_launch, last_end;
+    struct fence fences[FENCES];
+    uint64_t fence_head, fence_tail;
+    /* thread */
+    uint64_t next, wants_since, poll, unlimited_wait;
+    bool at_gate, waits;
+    int kernel;
+    unsigned in_burst;
+    /* figures */
+    uint64_t launches, longest_hold, hold_sum;
+};
+
+static struct gpu gpu;
+static struct tenant *tenants;
+static int tenant_count;
+static struct schedule schedule;
+static bool arbiter = true;
+static unsigned jitter = 10;
+static uint64_t seed = 1, end_ns = 12000 * MS, warm_ns = 2000 * MS, look_at;
+
+static double chance(void)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return (double)(seed >> 11) / (double)(1ull << 53);
+}
+
+static uint64_t wake_delay(void)
+{
+    double tail = chance();
+    return (uint64_t)((20 + 60 * chance() + (tail > 0.99 ? 300 : 0)) * 1000);
+}
+
+static uint32_t share_now(const struct tenant *t, uint64_t now)
+{
+    return t->change_at && now >= t->change_at ? t->change_ppm : t->share_ppm;
+}
+
+static bool unlimited(const struct tenant *t, uint64_t now)
+{
+    return t->disable || share_now(t, now) >= PPM;
+}
+
+/* --- the library's slow path, as in limiter.c -------------------------------------------------------------- */
+
+static void close_segment(struct tenant *t, int index, uint64_t now)
+{
+    if (!t->open.count)
+        return;
+    struct fence *fence = &t->fences[t->fence_tail % FENCES];
+    if (t->fence_tail - t->fence_head >= FENCES) {
+        fprintf(stderr, "model: too many open fences\n");
+        exit(2);
+    }
+    bucket_charge(&t->page, t->open.predicted);
+    t->busy_until = (t->busy_until > now ? t->busy_until : now) + t->open.predicted;
+    t->page.busy_until_ns[0] = t->busy_until;
+    t->queued += t->open.predicted;
+    fence->segment = t->open;
+    fence->end = 0;
+    gpu_put(&gpu, index, 0, &fence->end);
+    if (t->poll == NEVER)
+        t->poll = now + POLL_NS;
+    t->fence_tail++;
+    segment_start(&t->open);
+}
+
+static void controller(struct tenant *t, uint64_t now)
+{
+    while (t->fence_head != t->fence_tail) {
+        struct fence *fence = &t->fences[t->fence_head % FENCES];
+        if (!fence->end)
+            break;
+        uint64_t begin = fence->own_begin ? fence->begin : t->last_end;
+        uint64_t real = segment_settle(&t->costs, &t->settler, &fence->segment, begin, fence->end);
+        bucket_correct(&t->page, fence->segment.predicted, real);
+        t->last_end = fence->end;
+        t->queued -= fence->segment.predicted;
+        t->fence_head++;
+    }
+    if (t->fence_head == t->fence_tail) {
+        t->busy_until = t->page.busy_until_ns[0] = now;
+        t->poll = NEVER;
+        return;
+    }
+    const struct fence *first = &t->fences[t->fence_head % FENCES];
+    uint64_t since = first->own_begin ? (first->begin ? first->begin : now) : t->last_end;
+    uint64_t until = since + t->queued > now + 50 * US ? since + t->queued : now + 50 * US;
+    t->busy_until = t->page.busy_until_ns[0] = until;
+    t->poll = now + (until - now < POLL_NS ? until - now : POLL_NS) + wake_delay() / 4;
+}
+
+/* One try to launch; false: it waits until t->next, or for the gate. */
+static bool launch(struct tenant *t, int index, uint64_t now)
+{
+    uint64_t key = (uint64_t)(t->kernel + 1) * 0x9e3779b97f4a7c15ull, cost, until;
+    double factor = 1.0 + jitter / 100.0 * (2.0 * chance() - 1.0);
+    uint64_t real = (uint64_t)((double)t->kernels[t->kernel] * factor);
+    if (unlimited(t, now)) {
+        close_segment(t, index, now);
+        gpu_put(&gpu, index, real, NULL);
+        return true;
+    }
+    bool known, gap = now - t->last_launch > GAP_NS;
+    unsigned item = cost_find(&t->costs, key, &cost, &known);
+    if (t->open.count && known && !gap && t->open.count < SEGMENT_LAUNCHES && t->open.predicted + cost < SEGMENT_NS) {
+        segment_add(&t->open, item, cost);
+        gpu_put(&gpu, index, real, NULL);
+        return true;
+    }
+    close_segment(t, index, now);
+    bool speaks = arbiter && t->gpu_page.gate != VGPU_GATE_NONE;
+    uint32_t share = share_now(t, now);
+    struct vgpu_gpu_page page = {.gate = t->gpu_page.gate, .rate_ppm = t->gpu_page.rate_ppm};
+    uint32_t rate = pace_rate(share, t->force, speaks, &page);
+    bucket_accrue(&t->page, now, rate, t->busy_until > now || t->waits);
+    struct pace_view view = {
+        .now = now, .gate = speaks ? t->gpu_page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
+        .turn_start = t->gpu_page.turn_start_ns, .turn_end = t->gpu_page.turn_end_ns,
+        .outstanding_max = t->gpu_page.outstanding_max_us && speaks ? t->gpu_page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
+        .busy_until = t->busy_until, .balance = bucket_balance(&t->page)};
+    enum pace pace = pace_decide(&view, cost, &until);
+    t->page.wanted_ns = now;
+    t->at_gate = pace == PACE_WAIT_GATE;
+    t->waits = pace != PACE_GO;
+    if (pace != PACE_GO) {
+        if (pace == PACE_WAIT_GATE)
+            t->page.waiting_ns = now;
+        t->next = until + wake_delay();
+        return false;
+    }
+    t->page.waiting_ns = 0;
+    segment_start(&t->open);
+    t->open.known = known;
+    t->open.exclusive = speaks && (t->gpu_page.flags & VGPU_GPU_EXCLUSIVE);
+    struct fence *fence = &t->fences[t->fence_tail % FENCES];
+    fence->own_begin = t->open.begun = !known || t->busy_until < now + 50 * US + t->queued / 4;
+    fence->begin = 0;
+    if (fence->own_begin)
+        gpu_put(&gpu, index, 0, &fence->begin);
+    segment_add(&t->open, item, cost);
+    gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin mark before the kernel comes */
+    gpu_put(&gpu, index, real, NULL);
+    if (!known || t->open.predicted >= SEGMENT_NS)
+        close_segment(t, index, now);
+    return true;
+}
+
+static void thread(struct tenant *t, int index, uint64_t now)
+{
+    if (now >= t->stop) {
+        close_segment(t, index, now);
+        t->next = NEVER;
+        return;
+    }
+    if (gpu_depth(&gpu, index) > 1024) { /* the driver's own queue is full */
+        t->next = now + 20 * US;
+        return;
+    }
+    if (!t->wants_since)
+        t->wants_since = now;
+    if (!launch(t, index, now))
+        return;
+    uint64_t held = now - t->wants_since;
+    if (now > warm_ns && held > t->longest_hold)
+        t->longest_hold = held;
+    t->hold_sum += held;
+    t->wants_since = 0;
+    t->launches++;
+    t->last_launch = now;
+    t->kernel = (int)(chance() * t->kernel_count);
+    t->next = now + LAUNCH_NS + (t->gap ? (uint64_t)((double)t->gap * (0.5 + chance())) : 0);
+    if (t->burst && ++t->in_burst >= t->burst) {
+        t->in_burst = 0;
+        close_segment(t, index, now);
+        /* The host waits for its results (a free settle point), then thinks. */
+        t->next = (t->busy_until > t->next ? t->busy_until : t->next) + (uint64_t)((double)t->rest * (0.5 + chance()));
+    }
+}
+
+static void look(uint64_t now)
+{
+    for (int i = 0; i < tenant_count; i++) {
+        struct schedule_tenant *s = &schedule.tenant[i];
+        struct tenant *t = &tenants[i];
+        s->present = true;
+        s->in = (struct schedule_input){
+            .share_ppm = share_now(t, now), .force = t->force, .high = t->priority == 0, .unlimited = unlimited(t, now),
+            .wanted_ns = t->page.wanted_ns, .waiting_ns = t->page.waiting_ns,
+            .busy_until_ns = bucket_busy_until(&t->page), .used_ns = t->page.used_ns};
+    }
+    look_at = schedule_step(&schedule, now) + wake_delay() / 2;
+    for (int i = 0; i < tenant_count; i++) {
+        struct tenant *t = &tenants[i];
+        struct schedule_output *out = &schedule.tenant[i].out;
+        bool changed = memcmp(out, &t->gpu_page, sizeof *out) != 0;
+        t->gpu_page = *out;
+        if (changed && t->at_gate && out->gate != VGPU_GATE_CLOSED) {
+            uint64_t wake = now + wake_delay();
+            t->next = wake < t->next ? wake : t->next;
+        }
+    }
+}
+
+static int parse(char *text)
+{
+    struct tenant wish = {.share_ppm = PPM, .priority = 1, .kernels = {50 * US}, .kernel_count = 1, .stop = NEVER, .poll = NEVER};
+    int copies = 1;
+    for (char *save, *word = strtok_r(text, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
+        char *value = strchr(word, '=');
+        if (!value)
+            return 0;
+        *value++ = 0;
+        if (!strcmp(word, "share"))
+            wish.share_ppm = (uint32_t)(atof(value) * 10000 + 0.5);
+        else if (!strcmp(word, "policy")) {
+            wish.force = !strcmp(value, "force");
+            wish.disable = !strcmp(value, "disable");
+        } else if (!strcmp(word, "priority"))
+            wish.priority = atoi(value);
+        else if (!strcmp(word, "gap"))
+            wish.gap = (uint64_t)(atof(value) * 1000);
+        else if (!strcmp(word, "burst"))
+            wish.burst = (unsigned)atoi(value);
+        else if (!strcmp(word, "rest"))
+            wish.rest = (uint64_t)(atof(value) * 1000);
+        else if (!strcmp(word, "start"))
+            wish.start = (uint64_t)(atof(value) * 1e9);
+        else if (!strcmp(word, "stop"))
+            wish.stop = (uint64_t)(atof(value) * 1e9);
+        else if (!strcmp(word, "copies"))
+            copies = atoi(value);
+        else if (!strcmp(word, "change")) {
+            wish.change_at = (uint64_t)(atof(value) * 1e9);
+            wish.change_ppm = (uint32_t)(atof(strchr(value, ':') + 1) * 10000 + 0.5);
+        } else if (!strcmp(word, "kernels")) {
+            wish.kernel_count = 0;
+            for (char *s, *k = strtok_r(value, ":", &s); k && wish.kernel_count < 32; k = strtok_r(NULL, ":", &s))
+                wish.kernels[wish.kernel_count++] = (uint64_t)(atof(k) * 1000);
+        } else
+            return 0;
+    }
+    for (; copies > 0 && tenant_count < CONTEXTS; copies--) {
+        wish.next = wish.start + 1 * MS + (uint64_t)tenant_count * 137 * US;
+        segment_start(&wish.open);
+        tenants[tenant_count++] = wish;
+    }
+    return 1;
+}
+
+static void report(void)
+{
+    double total = 0;
+    printf("{\"seconds\": %.3f, \"tenants\": [", (double)(end_ns - warm_ns) / 1e9);
+    for (int i = 0; i < tenant_count; i++) {
+        const struct tenant *t = &tenants[i];
+        double mean = gpu_share(&gpu, i, warm_ns, end_ns - warm_ns), low = 1e9, high = -1;
+        for (uint64_t from = warm_ns; from + 1000 * MS <= end_ns; from += 50 * MS) {
+            double share = gpu_share(&gpu, i, from, 1000 * MS);
+            low = share < low ? share : low;
+            high = share > high ? share : high;
+        }
+        total += mean;
+        printf("%s\n {\"share\": %.2f, \"mean\": %.3f, \"low\": %.3f, \"high\": %.3f, \"launches\": %llu, \"longest_hold_ms\": %.3f,"
+               " \"mean_hold_us\": %.3f, \"turns\": %u, \"used_ms\": %.3f, \"series\": [", i ? "," : "",
+               share_now(t, end_ns) / 10000.0, mean, low, high, (unsigned long long)t->launches, (double)t->longest_hold / 1e6,
+               t->launches ? (double)t->hold_sum / 1e3 / (double)t->launches : 0, t->gpu_page.turns, (double)t->page.used_ns / 1e6);
+        for (uint64_t from = 0; from + 100 * MS <= end_ns; from += 100 * MS)
+            printf("%s%.2f", from ? ", " : "", gpu_share(&gpu, i, from, 100 * MS));
+        printf("]}");
+    }
+    printf("], \"total\": %.3f, \"switching\": %.3f}\n", total, 100.0 * (double)gpu.switching / (double)end_ns);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t slice = 1024 * US, change = 50 * US;
+    tenants = calloc(CONTEXTS, sizeof *tenants);
+    for (int i = 1; i < argc; i++) {
+        bool more = i + 1 < argc;
+        if (!strcmp(argv[i], "--seconds") && more)
+            end_ns = (uint64_t)(atof(argv[++i]) * 1e9);
+        else if (!strcmp(argv[i], "--warm") && more)
+            warm_ns = (uint64_t)(atof(argv[++i]) * 1e9);
+        else if (!strcmp(argv[i], "--seed") && more)
+            seed = (uint64_t)atoll(argv[++i]) * 88172645463325252ull | 1;
+        else if (!strcmp(argv[i], "--slice") && more)
+            slice = (uint64_t)(atof(argv[++i]) * 1000);
+        else if (!strcmp(argv[i], "--switch") && more)
+            change = (uint64_t)(atof(argv[++i]) * 1000);
+        else if (!strcmp(argv[i], "--jitter") && more)
+            jitter = (unsigned)atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--no-arbiter"))
+            arbiter = false;
+        else if (!parse(argv[i])) {
+            fprintf(stderr, "model: what is \"%s\"? See the head of model.c\n", argv[i]);
+            return 2;
+        }
+    }
+    if (!tenant_count) {
+        fprintf(stderr, "model: no tenant given\n");
+        return 2;
+    }
+    gpu_start(&gpu, tenant_count, slice, change, end_ns);
+    for (uint64_t now = 0; now < end_ns;) {
+        uint64_t next = arbiter ? look_at : end_ns;
+        int who = -1;
+        bool poll = false;
+        for (int i = 0; i < tenant_count; i++) {
+            if (tenants[i].next < next) {
+                next = tenants[i].next;
+                who = i;
+                poll = false;
+            }
+            if (tenants[i].poll < next) {
+                next = tenants[i].poll;
+                who = i;
+                poll = true;
+            }
+        }
+        now = next > now ? next : now + (who < 0);
+        if (now >= end_ns)
+            break;
+        gpu_advance(&gpu, now);
+        if (who < 0)
+            look(now);
+        else if (poll)
+            controller(&tenants[who], now);
+        else
+            thread(&tenants[who], who, now);
+    }
+    gpu_advance(&gpu, end_ns);
+    report();
+    return 0;
+}

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Containers that share a GPU in real time: their files, programs that keep the GPU busy, and what it really ran."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+
+from conftest import BUILD, LIMIT, LINKED, SIMULATOR, Host, compile_program, layouts
+
+ARBITER = BUILD / "vgpu-arbiter"
+
+
+class Container:
+    """An allocation's folder on the node, and beside it what its processes see under /run/vgpu (the same inodes)."""
+
+    def __init__(self, node: Node, name: str, percent: int, pages: bool = True, **limits: object) -> None:
+        self.node, self.name = node, name
+        self.folder = node.run / "allocations" / name
+        self.view = node.folder / ("view-" + name)
+        (self.folder / "rw").mkdir(parents=True)
+        self.view.mkdir()
+        uuids = node.host.uuids
+        self.change(percent, **limits)
+        (self.folder / "rw/ledger").write_bytes(layouts.pack_ledger(uuids, name))
+        os.link(self.folder / "rw/ledger", self.view / "ledger")
+        if pages:
+            (self.folder / "rw/tenant").write_bytes(layouts.pack_tenant_page(uuids, name))
+            os.link(self.folder / "rw/tenant", self.view / "tenant")
+            for uuid in uuids:
+                (self.folder / f"gpu-{uuid}").write_bytes(layouts.pack_gpu_page(uuid, name))
+                os.link(self.folder / f"gpu-{uuid}", self.view / f"gpu-{uuid}")
+
+    def change(self, percent: int, **limits: object) -> None:
+        """A first limits file, or a live change in place."""
+        devices = [{"uuid": u, "memory_bytes": LIMIT, "sm_percent": percent} for u in self.node.host.uuids]
+        wish = dict({"allocation": self.name, "devices": devices}, **limits)
+        path = self.folder / "limits"
+        if path.exists():
+            layouts.rewrite_limits(str(path), wish)
+        else:
+            path.write_bytes(layouts.pack_limits(wish))
+
+    def start(
+        self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, **env: str
+    ) -> subprocess.Popen:
+        """Keeps the GPU busy; it has said "ready" when this returns. seconds 0: until it is killed."""
+        environment = self.node.host.env(
+            CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.view / "ledger"),
+            VGPU_LIMITS_FILE=str(self.folder / "limits"),
+            **env,
+        )
+        command = [self.node.launcher, way, str(seconds), str(us), "0", str(threads)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        self.node.processes.append(process)
+        assert process.stdout and process.stdout.readline() == "ready\n"
+        return process
+
+    def page(self, gpu: int = 0) -> dict:
+        return layouts.parse_gpu_page((self.folder / f"gpu-{self.node.host.uuids[gpu]}").read_bytes())
+
+    def said(self, gpu: int = 0) -> dict:
+        return layouts.parse_tenant_page((self.folder / "rw/tenant").read_bytes())["devices"][gpu]
+
+
+class Node:
+    def __init__(self, host: Host) -> None:
+        self.host, self.folder = host, host.folder
+        self.run = host.folder / "run"
+        (self.run / "allocations").mkdir(parents=True)
+        self.launcher = compile_program(host.folder, "launcher", "launcher.c", flags=LINKED)
+        self.processes: list = []
+
+    def arbiter(self) -> subprocess.Popen:
+        process = subprocess.Popen([ARBITER, "--run", self.run])
+        self.processes.append(process)
+        wait_for(lambda: self.status()["arbiter"] or not self.status()["tenants"], "the arbiter's first look")
+        return process
+
+    def status(self) -> dict:
+        done = subprocess.run(
+            [ARBITER, "--run", self.run, "--json-status"], check=True, stdout=subprocess.PIPE, text=True
+        )
+        return json.loads(done.stdout)
+
+    def busy(self) -> dict:
+        """pid → ns that the GPU has run kernels of it, by the simulator's own account."""
+        log = self.log()
+        return {one["pid"]: one["busy_ns"] for one in log["gpus"][0]["processes"]}, log["now"]
+
+    def log(self) -> dict:
+        command = [SIMULATOR / "gpusimctl", "log", "--json"]
+        done = subprocess.run(command, env=self.host.driver_env, check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)
+
+    def shares(self, processes: list, seconds: float = 2.0) -> list:
+        """Percent of the GPU's time that each one got over the next seconds."""
+        before, start = self.busy()
+        time.sleep(seconds)
+        after, end = self.busy()
+        return [100.0 * (after.get(p.pid, 0) - before.get(p.pid, 0)) / (end - start) for p in processes]
+
+    def close(self) -> None:
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def wait_for(condition, what: str, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what} did not come within {seconds} s"
+        time.sleep(0.01)
