@@ -11,7 +11,8 @@ from conftest import Host
 from shares import Container, Node, wait_for
 
 # A busy machine of few cores takes time from the programs that should keep the GPU busy; never does it give any.
-OVER, UNDER = 3.0, 8.0
+OVER, UNDER = 3.0, 10.0
+UNDER_TOGETHER = 20.0  # several busy programs and an arbiter want the processor at once
 
 
 @pytest.fixture
@@ -21,8 +22,13 @@ def node(host: Host):
     node.close()
 
 
-def near(found: float, expected: float) -> bool:
-    return expected - UNDER <= found <= expected + OVER
+def near(found: float, expected: float, under: float = UNDER) -> bool:
+    return expected - under <= found <= expected + OVER
+
+
+def parted(small: float, large: float) -> bool:
+    """30 to 70, whatever the machine left of the whole: an equal split is 1, the shares are 2.33."""
+    return 1.7 < large / small < 3.2 and near(small, 30, 15) and near(large, 70, 30)
 
 
 WAYS = [
@@ -65,7 +71,7 @@ def test_processes_and_threads_of_a_container_share_one_share(node: Node) -> Non
     container = Container(node, "a", 30, core_policy="force")
     processes = [container.start(us=100), container.start(us=300), container.start("two-streams", us=50, threads=3)]
     time.sleep(0.7)
-    assert near(sum(node.shares(processes)), 30)
+    assert near(sum(node.shares(processes)), 30, 15)
 
 
 def test_without_a_tenant_page_each_process_keeps_the_share(node: Node) -> None:
@@ -103,7 +109,7 @@ def test_two_containers_get_their_shares(node: Node) -> None:
     processes = [container.start(us=us) for container, us in zip(containers, (100, 300))]
     time.sleep(1.0)
     small, large = node.shares(processes, 3.0)
-    assert near(small, 30) and near(large, 70), (small, large)
+    assert parted(small, large), (small, large)
     assert [container.page()["turns"] > 5 for container in containers] == [True, True]
 
 
@@ -127,7 +133,7 @@ def test_a_killed_tenant_frees_the_gpu(node: Node) -> None:
     node.arbiter()
     processes = [container.start(us=200) for container in containers]
     time.sleep(1.0)
-    assert near(node.shares(processes, 1.0)[1], 50)
+    assert near(node.shares(processes, 1.0)[1], 50, UNDER_TOGETHER)
     processes[0].kill()
     processes[0].wait()
     time.sleep(0.3)
@@ -148,7 +154,7 @@ def test_an_arbiter_that_dies_leaves_everybody_at_most_its_share(node: Node) -> 
     node.arbiter()  # its lock died with it
     time.sleep(0.7)
     small, large = node.shares(processes, 2.0)
-    assert near(small, 30) and near(large, 70), (small, large)
+    assert parted(small, large), (small, large)
 
 
 def test_an_arbiter_that_is_ended_hands_back_at_once(node: Node) -> None:
@@ -194,7 +200,7 @@ def test_what_a_tenant_writes_harms_nobody_else(node: Node) -> None:
     time.sleep(0.7)
     share = node.shares([process], 1.5)[0]
     assert arbiter.poll() is None
-    assert share > 60 - UNDER, share
+    assert share > 60 - UNDER_TOGETHER, share
 
 
 def test_the_arbiter_is_idle_while_nobody_computes(node: Node) -> None:
