@@ -46,7 +46,8 @@ def files(node: Node) -> dict[str, str]:
     return {
         path: f"{facts} {digests.get(path, '')}"
         for path, facts in entries.items()
-        if not path.startswith((*PASSING, *allowed())) and "__pycache__" not in path
+        # A folder is named as what lies in it.
+        if not f"{path}/".startswith((*PASSING, *allowed())) and "__pycache__" not in path
     }
 
 
