@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The role vcuda with an archive that was built elsewhere: only the one that was meant comes onto a host."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run, Workplace
+
+VERSION = "7.0.0-elsewhere"
+
+
+def archive(folder: Path) -> tuple[str, str]:
+    """An archive with a library of another building, and its digest."""
+    files = {name: name.encode() for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    manifest = {"version": VERSION, "arch": platform.machine(), "files": digests}
+    path = folder / "prebuilt.tar.gz"
+    with tarfile.open(path, "w:gz") as bundle:
+        for name, content in {**files, "manifest.json": json.dumps(manifest).encode()}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            bundle.addfile(member, io.BytesIO(content))
+    return str(path), hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def build(place: Workplace, **variables: Any) -> Run:
+    place.hosts({"some": ["one"]})
+    # A folder that cannot be written stands for the compiler: nothing may be built.
+    options = {"vcuda_version": VERSION, "vcuda_cache": "/proc/no-cache", **variables}
+    role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.vcuda", "tasks_from": "build"}, "vars": options}
+    return place.play([{"hosts": "all", "gather_facts": False, "tasks": [role]}])
+
+
+def test_the_archive_that_was_meant_is_taken(place: Workplace) -> None:
+    path, digest = archive(place.folder)
+    run = build(place, vcuda_archive=path, vcuda_archive_checksum=digest)
+    assert run.code == 0, run.output
+    assert "changed=0" in run.output
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"vcuda_archive_checksum": "0" * 64}, "expected SHA-256 " + "0" * 64),
+        ({"vcuda_archive_checksum": ""}, "expected SHA-256 in vcuda_archive_checksum"),
+        ({"vcuda_archive": "/nonexistent.tar.gz"}, "no such file on the controller"),
+    ],
+)
+def test_another_one_is_not(place: Workplace, changes: dict[str, str], words: str) -> None:
+    path, digest = archive(place.folder)
+    run = build(place, **{"vcuda_archive": path, "vcuda_archive_checksum": digest, **changes})
+    assert run.code != 0
+    assert words in " ".join(run.output.split())
