@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class RealNode:
     environment: dict[str, str]
     kubelet: Manager
     process: subprocess.Popen | None = None
+    options: list[str] = field(default_factory=list)
 
     @property
     def socket(self) -> Path:
@@ -67,15 +68,19 @@ class RealNode:
     def vgpuctl_program(self) -> Path:
         return self.folder / "vgpuctl"
 
-    def start(self) -> None:
+    def command(self) -> list[str]:
         command = [sys.executable, "-m", "vgpu_plugin.main", "--config", str(self.folder / "node.yaml")]
         for name in ("kubelet", "run", "state", "sys"):
             option = {"kubelet": "kubelet-dir", "run": "run-dir", "state": "state-dir", "sys": "sys-root"}[name]
             command += [f"--{option}", str(self.folder / name)]
         command += ["--host-root", str(self.folder / "host"), "--cdi-dir", str(self.folder / "cdi")]
+        return command + self.options
+
+    def start(self, wait: bool = True) -> None:
         with open(self.folder / "plugin.log", "ab") as log:
-            self.process = subprocess.Popen(command, env=self.environment, stderr=log)
-        until(self.offered, "the slices at the kubelet")
+            self.process = subprocess.Popen(self.command(), env=self.environment, stderr=log)
+        if wait:
+            until(self.offered, "the slices at the kubelet")
 
     def offered(self) -> bool:
         assert self.process is None or self.process.poll() is None, (self.folder / "plugin.log").read_text()

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin as a process on the simulated driver's NVML: faults, losses, recovery, MIG devices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from .conftest import BUILD, RESOURCE, SPLIT, RealNode, until
+
+TWO_GPUS = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
+MAKE_MIG = """
+import pynvml as n
+n.nvmlInit()
+gpu = n.nvmlDeviceGetHandleByIndex(0)
+n.nvmlDeviceSetMigMode(gpu, 1)
+profile = n.nvmlDeviceGetGpuInstanceProfileInfo(gpu, n.NVML_GPU_INSTANCE_PROFILE_{slices}_SLICE)
+for _time in range({count}):
+    instance = n.nvmlDeviceCreateGpuInstance(gpu, profile.id)
+    whole = n.nvmlGpuInstanceGetComputeInstanceProfileInfo(
+        instance, n.NVML_COMPUTE_INSTANCE_PROFILE_{slices}_SLICE, n.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED)
+    n.nvmlGpuInstanceCreateComputeInstance(instance, whole.id)
+"""
+
+
+def gpusimctl(node: RealNode, *arguments: str) -> None:
+    subprocess.run([str(BUILD / "gpusim" / "gpusimctl"), *arguments], env=node.environment, check=True)
+
+
+@pytest.fixture
+def again(node: RealNode) -> Callable[..., RealNode]:
+    """Starts the node anew with another profile and configuration."""
+
+    def start(profile: str, prepare: str = "", **config) -> RealNode:
+        node.end()
+        (node.folder / "host.profile").write_text(profile)
+        gpusimctl(node, "reset", "--force")
+        if prepare:
+            subprocess.run([sys.executable, "-c", prepare], env=node.environment, check=True)
+        if config:
+            (node.folder / "node.yaml").write_text(json.dumps({"version": "v1", **config}))
+        node.options = ["--health-clean-period", "1"]
+        node.start()
+        return node
+
+    return start
+
+
+def healthy(node: RealNode) -> dict[str, int]:
+    """Healthy slices of each GPU, as the kubelet knows them."""
+    found: dict[str, int] = {}
+    for one, device in node.kubelet.endpoints[RESOURCE].devices.items():
+        uuid = one.partition("::")[0]
+        found[uuid] = found.get(uuid, 0) + (device.health == "Healthy")
+    return found
+
+
+def test_xid_to_the_kubelet_and_back(again, record_property):
+    node = again(TWO_GPUS)
+    first, second = (gpu["uuid"] for gpu in node.vgpuctl("status")["gpus"])
+    assert healthy(node) == {first: SPLIT, second: SPLIT}
+    begun = time.monotonic()
+    gpusimctl(node, "xid", "0", "79")
+    raised = time.monotonic()
+    until(lambda: healthy(node) == {first: 0, second: SPLIT}, "all slices of the first GPU and no other to go")
+    record_property("xid_to_kubelet_ms", round((time.monotonic() - raised) * 1000, 1))
+    print(f"gpusimctl took {(raised - begun) * 1000:.1f} ms, then {(time.monotonic() - raised) * 1000:.1f} ms")
+    until(lambda: healthy(node) == {first: SPLIT, second: SPLIT}, "the slices to come back")
+
+
+def test_application_fault_changes_nothing(again):
+    node = again(TWO_GPUS)
+    gpusimctl(node, "xid", "0", "13")
+    gpusimctl(node, "xid", "1", "79")  # a witness that events arrive
+    second = node.vgpuctl("status")["gpus"][1]["uuid"]
+    until(lambda: healthy(node)[second] == 0, "the witness")
+    assert sorted(healthy(node).values()) == [0, SPLIT]
+
+
+def test_ecc_error(again):
+    node = again(TWO_GPUS)
+    second = node.vgpuctl("status")["gpus"][1]["uuid"]
+    gpusimctl(node, "ecc", "1", "1")
+    until(lambda: healthy(node)[second] == 0, "the slices of the GPU with the ECC error to go")
+    assert sorted(healthy(node).values()) == [0, SPLIT]
+
+
+def test_gpu_that_falls_off_the_bus_and_comes_back(again):
+    node = again(TWO_GPUS)
+    second = node.vgpuctl("status")["gpus"][1]["uuid"]
+    gpusimctl(node, "fall-off", "1")
+    until(lambda: healthy(node)[second] == 0, "the slices of the lost GPU to go")
+    assert sorted(healthy(node).values()) == [0, SPLIT]
+    gpusimctl(node, "recover", "1")
+    until(lambda: healthy(node)[second] == SPLIT, "the slices to come back")
+
+
+def test_mig_devices(again):
+    profile = TWO_GPUS.replace("V100-16GB\ncount = 2", "A100-40GB")
+    node = again(profile, MAKE_MIG.format(slices=1, count=3), flags={"migStrategy": "single"})
+    status = node.vgpuctl("status")
+    assert [(one["mode"], one["memory_mib"], one["device"][:4]) for one in status["slices"]] == [
+        ("mig", 4864, "MIG-")
+    ] * 3
+    pod = node.kubelet.run_pod("one")
+    assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": pod["ids"][0]}
+    # What the driver itself says of its devices.
+    listed = subprocess.run(
+        [sys.executable, "-c", LIST_MIG], env=node.environment, capture_output=True, text=True, check=True
+    )
+    assert sorted(listed.stdout.split()) == sorted(one["device"] for one in status["slices"])
+
+
+LIST_MIG = """
+import pynvml as n
+n.nvmlInit()
+gpu = n.nvmlDeviceGetHandleByIndex(0)
+for place in range(n.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+    try:
+        print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place)))
+    except n.NVMLError:
+        pass
+"""
+
+
+def test_geometry_that_changes_is_noticed_without_a_restart(again):
+    profile = TWO_GPUS.replace("V100-16GB\ncount = 2", "A100-40GB")
+    node = again(profile, MAKE_MIG.format(slices=1, count=1), flags={"migStrategy": "single"})
+    assert len(node.kubelet.endpoints[RESOURCE].devices) == 1
+    more = MAKE_MIG.format(slices=1, count=2).replace("n.nvmlDeviceSetMigMode(gpu, 1)\n", "")
+    subprocess.run([sys.executable, "-c", more], env=node.environment, check=True)
+    until(lambda: len(node.kubelet.endpoints[RESOURCE].devices) == 3, "the new MIG devices")
+
+
+def test_driver_that_fails_at_the_start(again, node):
+    node.end()
+    gpusimctl(node, "nvml-fail", "on")
+    done = subprocess.run(node.command(), env=node.environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "NVML does not start" in done.stderr) == (1, True)
+    assert "failOnInitError: false" in done.stderr
+    config = json.loads((node.folder / "node.yaml").read_text())
+    (node.folder / "node.yaml").write_text(json.dumps({**config, "flags": {"failOnInitError": False}}))
+    node.start(wait=False)
+    until(
+        lambda: (
+            "waiting" in (node.folder / "plugin.log").read_text()
+            or "looking again" in (node.folder / "plugin.log").read_text()
+        ),
+        "the program to wait for the driver",
+    )
+    gpusimctl(node, "nvml-fail", "off")
+    until(node.offered, "the slices, once the driver starts")
