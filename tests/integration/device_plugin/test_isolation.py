@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from .conftest import SLICE_MIB, SPLIT
+from .conftest import BUILD, SLICE_MIB, SPLIT
 
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
@@ -197,3 +197,26 @@ def test_vgpuctl_that_answers_no_json_is_said(node, tmp_path, answer):
     assert (rc, result["failed"]) == (1, True)
     assert f"{program} status" in result["msg"]
     assert "Traceback" not in json.dumps(result)
+
+
+def test_exec_runs_in_a_slice_and_gives_it_back(node):
+    probe = str(BUILD / "vgpu-probe")
+    command = [str(node.vgpuctl_program), "--socket", str(node.socket), "exec", "--"]
+    done = subprocess.run(
+        [*command, probe, "--json", "--checks", "totals,limit-exact"],
+        env=node.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    report = json.loads(done.stdout)
+    assert (done.returncode, [one["total_cuda"] for one in report["devices"]]) == (0, [SLICE_MIB * MIB]), done.stderr
+    assert node.vgpuctl("status")["allocations"] == []
+    assert subprocess.run([*command, "/bin/sh", "-c", "exit 7"], env=node.environment, check=False).returncode == 7
+    assert subprocess.run([*command, "/no/such"], env=node.environment, check=False).returncode == 127
+    assert node.vgpuctl("status")["allocations"] == []
+    # The negative control: the same program on the host sees the whole card.
+    bare = subprocess.run(
+        [probe, "--json", "--checks", "totals"], env=node.environment, capture_output=True, text=True, check=False
+    )
+    assert json.loads(bare.stdout)["devices"][0]["total_cuda"] > SLICE_MIB * MIB

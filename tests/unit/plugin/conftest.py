@@ -23,7 +23,7 @@ subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executab
 
 from vgpu_plugin.allocation_files import AllocationFiles  # noqa: E402
 from vgpu_plugin.allocator import Allocator  # noqa: E402
-from vgpu_plugin.gpus import Gpu  # noqa: E402
+from vgpu_plugin.gpus import Driver, Gpu  # noqa: E402
 from vgpu_plugin.paths import Paths  # noqa: E402
 from vgpu_plugin.pool import Pool  # noqa: E402
 from vgpu_plugin.records import RecordStore  # noqa: E402
@@ -80,6 +80,9 @@ class FakeGpus:
 
     def fault_of(self, uuid: str) -> str:
         return self.faults.get(uuid, "")
+
+    def driver(self) -> Driver:
+        return Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in self.listed})
 
     def reopen(self) -> None:
         self.opened += 1
@@ -140,7 +143,7 @@ class Node:
 def node(tmp_path: Path) -> Node:
     paths = Paths(
         config=tmp_path / "node.yaml",
-        kubelet_dir=tmp_path / "kubelet",
+        kubelet_dir=tmp_path / "k" / "d",
         run_dir=tmp_path / "run",
         state_dir=tmp_path / "state",
         sys_root=tmp_path / "sys",
@@ -149,7 +152,7 @@ def node(tmp_path: Path) -> Node:
         cdi_dirs_of_others=(tmp_path / "etc-cdi",),
     )
     for folder in (paths.kubelet_dir, paths.run_dir, paths.state_dir):
-        folder.mkdir()
+        folder.mkdir(parents=True)
     out = Node(paths, tmp_path / "lib", samples.gpus("T4", "T4"))
     out.install_library("0.1.0-aaaaaaaaaaaa")
     return out

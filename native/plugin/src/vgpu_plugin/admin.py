@@ -18,6 +18,7 @@ from .pool import Pool
 from .records import LEASE
 from .service import answered, to_message
 from .settings import Settings
+from .usage import Usage
 
 
 class Admin(rpc.AdminServicer):
@@ -29,6 +30,7 @@ class Admin(rpc.AdminServicer):
         leases: Leases,
         registration: Callable[[], tuple[bool, str]],
         notes: Callable[[], list[str]] = list,
+        usages: Callable[[], list[Usage]] = list,
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -36,9 +38,13 @@ class Admin(rpc.AdminServicer):
         self._leases = leases
         self._registration = registration
         self._notes = notes
+        self._usages = usages
 
     @answered
     def Status(self, request: api.StatusRequest, context: grpc.ServicerContext) -> api.StatusResponse:
+        return self.status()
+
+    def status(self) -> api.StatusResponse:
         registered, fault = self._registration()
         used = self._leases.in_use()
         settings = self._settings()
@@ -100,6 +106,33 @@ class Admin(rpc.AdminServicer):
             return self._allocator.library().name
         except PluginError:
             return ""
+
+    @answered
+    def Usage(self, request: api.UsageRequest, context: grpc.ServicerContext) -> api.UsageResponse:
+        return self.usage()
+
+    def usage(self) -> api.UsageResponse:
+        return api.UsageResponse(
+            usages=[
+                api.ContainerUsage(
+                    allocation=one.allocation,
+                    kind=one.kind,
+                    namespace=one.holder.namespace,
+                    pod=one.holder.pod,
+                    container=one.holder.container,
+                    slice_ids=one.slice_ids,
+                    uuid=one.uuid,
+                    memory_limit=one.memory_limit,
+                    memory_used=one.memory_used,
+                    memory_context=one.memory_context,
+                    processes=one.processes,
+                    share_limit=one.share_limit,
+                    share_granted=one.share_granted,
+                    device_seconds=one.device_seconds,
+                )
+                for one in self._usages()
+            ]
+        )
 
     @answered
     def Lease(self, request: api.LeaseRequest, context: grpc.ServicerContext) -> api.LeaseResponse:

@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
 
-from . import version
+from . import ctl_text, metrics, version
 from ._proto import admin_pb2 as api
 from ._proto import admin_pb2_grpc as rpc
 from .paths import Paths
+from .plain import plain
 
 FAILED, NO_FREE_SLICE = 1, 3
 TIMEOUT_S = 45.0
@@ -37,13 +42,29 @@ def parser() -> argparse.ArgumentParser:
     lease.add_argument("--ttl", type=int, default=0, metavar="SECONDS", help="the lease ends by itself (default: 300)")
     release = commands.add_parser("release", help="give a leased slice back")
     release.add_argument("allocation", help="as lease answered")
-    for one in (status, lease, release):
+    top = commands.add_parser("top", help="what each container holds and uses, again and again")
+    top.add_argument("--once", action="store_true", help="one table and no more")
+    top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: %(default)s")
+    pieces = commands.add_parser("slices", help="every slice: size, health, who holds it")
+    why = commands.add_parser("explain", help="why a GPU, a slice or the node is as it is")
+    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, or the id of a slice")
+    figures = commands.add_parser("metrics", help="Prometheus metrics, as --metrics-listen serves them")
+    for one in (status, lease, release, top, pieces, why, figures):
         one.add_argument("--json", action="store_true", help="for programs")
+    run = commands.add_parser("exec", help="run a command in a free slice on this host (exit 3: none is free)")
+    run.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
+    run.add_argument("--ttl", type=int, default=3600, metavar="SECONDS", help="the slice is kept for (default: 3600)")
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM …", help="and its arguments")
     return out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
+    if given.command in PROGRAMS:
+        try:
+            return PROGRAMS[given.command](given)
+        except grpc.RpcError as fault:
+            return complain(fault, given.socket)
     try:
         with grpc.insecure_channel(f"unix:{given.socket}") as channel:
             answer = COMMANDS[given.command](rpc.AdminStub(channel), given)
@@ -62,12 +83,12 @@ def complain(fault: Any, socket: Path) -> int:
 
 
 def status(stub: Any, _given: argparse.Namespace) -> dict[str, Any]:
-    return _plain(stub.Status(api.StatusRequest(), timeout=TIMEOUT_S))
+    return plain(stub.Status(api.StatusRequest(), timeout=TIMEOUT_S))
 
 
 def lease(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
     found = stub.Lease(api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl), timeout=TIMEOUT_S)
-    answer = _plain(found.answer)
+    answer = plain(found.answer)
     return {
         "allocation": found.allocation,
         "ids": list(found.ids),
@@ -84,26 +105,82 @@ def release(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
     return {"released": given.allocation}
 
 
-def _plain(message: Any) -> dict[str, Any]:
-    """Every field, also the empty ones, under its own name; 64-bit numbers as numbers."""
-    out = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return dict(_numbers(out, message.DESCRIPTOR))
+def usage(stub: Any) -> list[dict[str, Any]]:
+    return list(plain(stub.Usage(api.UsageRequest(), timeout=TIMEOUT_S))["usages"])
 
 
-def _numbers(value: dict[str, Any], descriptor: Any) -> dict[str, Any]:
-    for field in descriptor.fields:
-        found = value.get(field.name)
-        if field.message_type is not None and isinstance(found, list):
-            value[field.name] = [_numbers(one, field.message_type) for one in found]
-        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64) and isinstance(found, str):
-            value[field.name] = int(found)
-    return value
+def metrics_of(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
+    return {"status": status(stub, given), "usages": usage(stub)}
+
+
+def explain(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
+    found = status(stub, given)
+    return {"what": given.what, "lines": ctl_text.explain(found, given.what)}
+
+
+def explain_text(answer: dict[str, Any]) -> str:
+    return "\n".join(answer["lines"]) or f"this node has no GPU and no slice {answer['what']}; see: vgpuctl slices"
+
+
+def top(given: argparse.Namespace) -> int:
+    before: dict[tuple[str, str], float] | None = None
+    then = 0.0
+    with grpc.insecure_channel(f"unix:{given.socket}") as channel:
+        stub = rpc.AdminStub(channel)
+        while True:
+            usages, now = usage(stub), time.monotonic()
+            if given.json:
+                print(json.dumps({"usages": usages}, indent=1))
+            else:
+                clear = "" if given.once or not sys.stdout.isatty() else "\033[H\033[2J"
+                print(clear + ctl_text.top(usages, before, now - then), flush=True)
+            if given.once or given.json:
+                return 0
+            before, then = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in usages}, now
+            try:
+                time.sleep(given.interval)
+            except KeyboardInterrupt:
+                return 0
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Runs a program in a leased slice and gives the slice back; its exit status, as shells have it."""
+    program = given.program[1:] if given.program[:1] == ["--"] else given.program
+    if not program:
+        print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
+        return FAILED
+    with grpc.insecure_channel(f"unix:{given.socket}") as channel:
+        stub = rpc.AdminStub(channel)
+        found = lease(stub, given)
+        try:
+            gpus = {one["uuid"]: one for one in status(stub, given)["gpus"]}
+            uuids = [one.partition("::")[0] for one in found["ids"]]
+            wanted = {
+                "mounts": [[one["container_path"], one["host_path"], one["read_only"]] for one in found["mounts"]],
+                "minors": [gpus[one]["minor"] for one in uuids if one in gpus],
+                "envs": found["envs"],
+            }
+            command = [sys.executable, "-m", f"{__package__}.enter", json.dumps(wanted), *program]
+            with contextlib.suppress(KeyboardInterrupt):
+                done = subprocess.run(command, env=_environment(), check=False)
+                return done.returncode if done.returncode >= 0 else 128 - done.returncode
+            return 128 + signal.SIGINT
+        finally:
+            stub.Release(api.ReleaseRequest(allocation=found["allocation"]), timeout=TIMEOUT_S)
+
+
+def _environment() -> dict[str, str]:
+    """This program's own, with the package where it was found: a checkout is not installed."""
+    root = str(Path(__file__).resolve().parents[1])
+    paths = [root, *(one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def status_text(answer: dict[str, Any]) -> str:
     state = "registered" if answer["registered"] else f"not registered: {answer['kubelet_error']}"
+    names = ", ".join(answer["resources"]) or answer["resource"]
     lines = [
-        f"plugin {answer['version']} (pid {answer['pid']}), resource {answer['resource']}, {state}",
+        f"plugin {answer['version']} (pid {answer['pid']}), resource {names}, {state}",
         f"configuration {answer['config_path']} (sha256 {answer['config_sha256'][:12]})",
         f"library {answer['library'] or 'none'}",
         "",
@@ -113,6 +190,7 @@ def status_text(answer: dict[str, Any]) -> str:
         used = "yes" if one["in_use"] else "no"
         lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {one['health']:10} {used}")
     lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
+    lines.append(f"hand-over: {answer['hand_over']} ({answer['hand_over_reason']})")
     for one in answer["allocations"]:
         ends = f", ends in {one['expires_in_s']} s" if one["kind"] == "lease" else ""
         lines.append(f"{one['kind']} {one['id']}: {', '.join(one['slice_ids'])}{ends}")
@@ -127,10 +205,22 @@ def lease_text(answer: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-COMMANDS = {"status": status, "lease": lease, "release": release}
+COMMANDS = {
+    "status": status,
+    "lease": lease,
+    "release": release,
+    "slices": status,
+    "explain": explain,
+    "metrics": metrics_of,
+}
+# These print by themselves.
+PROGRAMS = {"top": top, "exec": execute}
 TEXTS = {
     "status": status_text,
     "lease": lease_text,
+    "slices": ctl_text.slices,
+    "explain": explain_text,
+    "metrics": lambda answer: metrics.text(answer["status"], answer["usages"]).rstrip(),
     "release": lambda answer: f"released {answer['released']}",
 }
 

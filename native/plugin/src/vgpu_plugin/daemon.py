@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import IO
+from typing import IO, NamedTuple
 
 import grpc
 
-from . import cdi, driver_files, version
+from . import cdi, driver_files, metrics, podresources, usage, version
 from . import settings as node_settings
 from ._proto import admin_pb2_grpc
 from .admin import Admin
@@ -27,11 +27,13 @@ from .errors import Fatal
 from .gpus import Gpu, GpuError, GpuSource
 from .health import CLEAN_S, HealthWatch
 from .health import rules as health_rules
+from .labeller import Labeller
 from .leases import Leases
 from .mounts import KernelMounter, Mounter
 from .notify import notify
 from .options import Option
 from .paths import Paths
+from .plain import plain
 from .pool import Pool
 from .reconfigure import Reconfiguration
 from .records import RecordStore
@@ -53,6 +55,13 @@ def offered(pool: Pool, settings: node_settings.Settings) -> list[str]:
     return pool.resources or [settings.resource]
 
 
+class Extras(NamedTuple):
+    """What is served beside the kubelet: metrics on an address, labels in a file."""
+
+    metrics: str = ""
+    labels: bool = False
+
+
 class Daemon:
     """``open_gpus`` opens the driver and may be called again after a GpuError. ``chosen``: what flags and environment
     set over the file. ``clean_s``: without a fault for so long a GPU is healthy again.
@@ -65,6 +74,7 @@ class Daemon:
         mounter: Mounter | None = None,
         chosen: list[tuple[Option, str, str]] | None = None,
         clean_s: float = CLEAN_S,
+        extras: Extras | None = None,
     ) -> None:
         self._paths = paths
         self._open_gpus = open_gpus
@@ -73,6 +83,7 @@ class Daemon:
         self._lock: IO[str] | None = None
         self._chosen = chosen or []
         self._clean_s = clean_s
+        self._extras = extras or Extras()
         self._health: HealthWatch | None = None
 
     def stop(self) -> None:
@@ -204,9 +215,21 @@ class Daemon:
         self._health = HealthWatch(source, pool, health_rules(os.environ), changes.look, self._clean_s)
         changes.on_lost = self._health.lost
         changes.after += [outside.configure, lambda *_: registrations.bring_in_line(offered(pool, changes.settings))]
-        admin = self._serve_admin(
-            Admin(lambda: changes.settings, pool, allocator, leases, registrations.state, changes.notes)
+        service = Admin(
+            lambda: changes.settings,
+            pool,
+            allocator,
+            leases,
+            registrations.state,
+            changes.notes,
+            lambda: usage.of_all(records.all(), files, lambda: podresources.holders(paths.pod_resources)),
         )
+        admin = self._serve_admin(service)
+        served = self._serve_metrics(service)
+        if self._extras.labels:
+            labeller = Labeller(source, pool)
+            labeller.write(settings)
+            changes.after.append(lambda new, _driver: labeller.write(new))
         for warning in settings.warnings:
             log.warning("%s", warning)
         watcher = threading.Thread(target=self._health.run, name="health", daemon=True)
@@ -223,6 +246,8 @@ class Daemon:
             notify("STOPPING=1")
             self._health.stop()
             registrations.stop()
+            if served is not None:
+                served.stop()
             admin.stop(grace=1.0).wait()
             # The health thread sits in the driver's wait; it ends by itself and holds nothing that matters.
             watcher.join(STREAM_JOIN_S)
@@ -235,6 +260,19 @@ class Daemon:
                 task()
             except Exception:
                 log.exception("housekeeping failed; it is tried again in %.0f s", HOUSEKEEPING_S)
+
+    def _serve_metrics(self, service: Admin) -> metrics.Server | None:
+        if not self._extras.metrics:
+            return None
+
+        def make() -> str:
+            status = plain(service.status())
+            return metrics.text(status, plain(service.usage())["usages"])
+
+        try:
+            return metrics.Server(self._extras.metrics, make)
+        except (OSError, ValueError) as fault:
+            raise Fatal(f"metrics cannot be served on {self._extras.metrics}: {fault}") from None
 
     def _serve_admin(self, service: Admin) -> grpc.Server:
         self._paths.admin_socket.unlink(missing_ok=True)

@@ -65,6 +65,15 @@ class Gpu:
         }
 
 
+@dataclass(frozen=True)
+class Driver:
+    """What the driver says of itself; ``compute``: UUID → compute capability."""
+
+    version: str
+    cuda: tuple[int, int]
+    compute: dict[str, tuple[int, int]]
+
+
 class GpuSource(Protocol):
     """What the plugin needs of a driver."""
 
@@ -79,6 +88,9 @@ class GpuSource(Protocol):
 
     def fault_of(self, uuid: str) -> str:
         """What speaks against using a GPU now; empty where nothing does."""
+
+    def driver(self) -> Driver:
+        """Versions and compute capabilities. Raises GpuError."""
 
     def reopen(self) -> None:
         """Starts the driver's library anew: it lists GPUs once. Not while another thread waits. Raises GpuError."""
@@ -228,6 +240,19 @@ class Nvml:
         before = self._ecc.setdefault(uuid, errors)
         self._ecc[uuid] = errors
         return f"{errors - before} more uncorrected ECC errors" if errors > before else ""
+
+    def driver(self) -> Driver:
+        nvml = self._nvml
+        try:
+            cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
+            compute = {}
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+                compute[_text(nvml.nvmlDeviceGetUUID(handle))] = (int(major), int(minor))
+            return Driver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), compute)
+        except nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not tell its versions: {fault}") from None
 
     def close(self) -> None:
         try:

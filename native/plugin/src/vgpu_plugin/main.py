@@ -55,6 +55,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="a GPU without a fault for so long is healthy again (default: %(default).0f)",
     )
+    out.add_argument(
+        "--metrics-listen", default="", metavar="HOST:PORT", help="serve Prometheus metrics there (default: nowhere)"
+    )
+    out.add_argument("--labels", action="store_true", help="write labels for node-feature-discovery (gfd.* options)")
     options.add_to(out)
     out.add_argument("--version", action="version", version=version())
     return out
@@ -65,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
     # Sockets are root's alone from the moment they exist.
     os.umask(0o077)
-    from .daemon import Daemon
+    from .daemon import Daemon, Extras
     from .gpus import Nvml
 
     paths = Paths(
@@ -78,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Path(given.cdi_dir) if given.cdi_dir else None,
     )
     chosen = options.overrides(vars(given), os.environ)
-    daemon = Daemon(paths, lambda: Nvml(paths.sys_root), None, chosen, given.health_clean_period)
+    extras = Extras(given.metrics_listen, given.labels)
+    daemon = Daemon(paths, lambda: Nvml(paths.sys_root), None, chosen, given.health_clean_period, extras)
     daemon.stop_on_signals()
     try:
         if given.purge:

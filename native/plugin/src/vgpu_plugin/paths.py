@@ -29,6 +29,11 @@ class Paths:
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
 
     @property
+    def pod_resources(self) -> Path:
+        """The kubelet's PodResources service lies beside the folder of device plugins."""
+        return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"
+
+    @property
     def admin_socket(self) -> Path:
         return self.run_dir / "plugin.sock"
 

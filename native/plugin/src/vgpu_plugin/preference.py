@@ -23,12 +23,18 @@ def ordinal(slice_id: str) -> int:
 
 
 def preferred(
-    available: Sequence[str], must_include: Sequence[str], size: int, totals: Mapping[str, int], order: Iterable[str]
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    totals: Mapping[str, int],
+    order: Iterable[str],
+    packed: bool = False,
 ) -> list[str]:
     """``size`` ids out of ``available``. ``totals``: slices of each GPU; ``order``: UUIDs in NVML's order.
 
-    Each pick takes the GPU with the fewest slices in this answer, then the one with the fewest slices in use, then the
-    first by index; a second slice of one GPU comes only when every GPU with a free slice has given one.
+    Each pick takes the GPU with the fewest slices in this answer, then the one with the fewest slices in use
+    (``packed``: the most), then the first by index; a second slice of one GPU comes only when every GPU with a free
+    slice has given one.
     """
     if size > len(available):
         raise BadRequest(f"{size} slices are asked for out of {len(available)} available ones; ask for fewer")
@@ -46,7 +52,7 @@ def preferred(
     while len(chosen) < size:
         uuid = min(
             (one for one, ids in free.items() if ids),
-            key=lambda one: (taken[one], used[one], rank.get(one, len(rank)), one),
+            key=lambda one: (taken[one], -used[one] if packed else used[one], rank.get(one, len(rank)), one),
         )
         chosen.append(free[uuid].pop())
         taken[uuid] += 1

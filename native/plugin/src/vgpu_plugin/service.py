@@ -128,10 +128,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: api.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> api.PreferredAllocationResponse:
-        totals = Counter(piece.uuid for piece in self._pool.slices)
-        order = [gpu.uuid for gpu in self._pool.gpus]
+        pieces = self._pool.slices
+        totals = Counter(piece.device for piece in pieces)
+        order = dict.fromkeys(piece.device for piece in pieces)
+        packed = self._allocator.settings.plugin_flags.get("sharedDevicesAllocationPolicy") == "packed"
         answers = [
-            preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, totals, order)
+            preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, totals, order, packed)
             for one in request.container_requests
         ]
         return api.PreferredAllocationResponse(

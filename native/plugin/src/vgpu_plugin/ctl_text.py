@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vgpuctl prints for people, from the plain values of the plugin's answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def table(rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> list[str]:
+    """Aligned columns; the first row is the head. ``right``: columns of numbers."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    widths = [max(len(row[n]) for row in texts) for n in range(len(texts[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if n in right else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in texts
+    ]
+
+
+def mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f}"
+
+
+def percent(share: float) -> str:
+    return "-" if share < 0 else f"{100 * share:.0f}"
+
+
+def top(
+    usages: Sequence[dict[str, Any]], before: dict[tuple[str, str], float] | None = None, seconds: float = 0.0
+) -> str:
+    """``before``: device seconds of each (allocation, uuid) ``seconds`` ago, for the share that was got since."""
+    rows: list[Sequence[object]] = [
+        ("CONTAINER", "GPU", "MEMORY MiB", "LIMIT MiB", "MEM %", "SM %", "GRANTED %", "GOT %", "PROCESSES")
+    ]
+    for one in usages:
+        name = "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else f"({one['allocation']})"
+        limit = one["memory_limit"]
+        got = "-"
+        then = (before or {}).get((one["allocation"], one["uuid"]))
+        if then is not None and seconds > 0:
+            got = percent(max(0.0, one["device_seconds"] - then) / seconds)
+        rows.append(
+            (
+                name,
+                one["uuid"],
+                mib(one["memory_used"]),
+                mib(limit) if limit else "-",
+                percent(one["memory_used"] / limit) if limit else "-",
+                percent(one["share_limit"]),
+                percent(one["share_granted"]),
+                got,
+                one["processes"],
+            )
+        )
+    return "\n".join(table(rows, (2, 3, 4, 5, 6, 7, 8))) if len(rows) > 1 else "no container holds a limited slice"
+
+
+def slices(status: dict[str, Any]) -> str:
+    holders = {one: record for record in status["allocations"] for one in record["slice_ids"]}
+    rows: list[Sequence[object]] = [("SLICE", "RESOURCE", "MODE", "MEMORY MiB", "SM %", "HEALTH", "HELD BY")]
+    for one in status["slices"]:
+        record = holders.get(one["id"])
+        held = f"{record['kind']} {record['id']}" if record else ("somebody else" if one["in_use"] else "-")
+        health = one["health"]
+        rows.append((one["id"], one["resource"], one["mode"], one["memory_mib"], one["sm_percent"], health, held))
+    return "\n".join(table(rows, (3, 4))) if len(rows) > 1 else "this node offers no slice"
+
+
+def explain(status: dict[str, Any], wanted: str) -> list[str]:
+    """Why a GPU (index or UUID), a slice, or all of the node is as it is; empty where ``wanted`` is nothing here."""
+    gpus = [gpu for gpu in status["gpus"] if wanted in ("", gpu["uuid"], str(gpu["index"]))]
+    pieces = [one for one in status["slices"] if wanted == one["id"]]
+    lines: list[str] = []
+    for gpu in gpus:
+        lines += explain_gpu(status, gpu)
+    for piece in pieces:
+        lines += explain_slice(status, piece)
+    if not wanted:
+        if not status["registered"]:
+            lines.append(f"the kubelet hands nothing out: {status['kubelet_error']}")
+        if not status["library"] and any(one["mode"] == "vcuda" for one in status["slices"]):
+            lines.append("no container can start with a slice: the library is not installed; run playbooks/site.yml")
+        lines.append(f"containers are told their GPU by {status['hand_over']}: {status['hand_over_reason']}")
+    mine = [one for one in status["warnings"] if not wanted or any(gpu["uuid"] in one for gpu in gpus)]
+    return lines + [f"warning: {one}" for one in mine]
+
+
+def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
+    name = f"GPU {gpu['index']} ({gpu['model']}, {gpu['uuid']})"
+    pieces = [one for one in status["slices"] if one["uuid"] == gpu["uuid"]]
+    lines = []
+    if not gpu["healthy"]:
+        remedy = "it comes back after a clean period, once the driver answers for it; see the kernel log for Xid"
+        lines.append(f"{name} is unhealthy: {gpu['reason']}; {remedy}")
+    for mode in dict.fromkeys(one["mode"] for one in pieces):
+        mine = [one for one in pieces if one["mode"] == mode]
+        used = sum(one["in_use"] for one in mine)
+        first = mine[0]
+        lines.append(
+            f"{name}: {len(mine)} of {first['resource']} by {mode}, {first['memory_mib']} MiB and "
+            f"{first['sm_percent']} % of the SMs each; {used} in use"
+        )
+    return lines or [f"{name} offers nothing: the configuration {status['config_path']} leaves it out"]
+
+
+def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
+    gpu = next(one for one in status["gpus"] if one["uuid"] == piece["uuid"])
+    count = sum(one["uuid"] == piece["uuid"] and one["mode"] == piece["mode"] for one in status["slices"])
+    sold = piece["memory_mib"] * count
+    lines = [
+        f"slice {piece['id']}: {piece['memory_mib']} MiB, one of {count} of a GPU of {gpu['memory_mib']} MiB "
+        f"({sold} MiB sold), {piece['sm_percent']} % of the SMs, by {piece['mode']} of {status['config_path']}"
+    ]
+    holder = next((one for one in status["allocations"] if piece["id"] in one["slice_ids"]), None)
+    if holder is not None:
+        lines.append(f"held by allocation {holder['id']} ({holder['kind']})")
+    elif piece["in_use"]:
+        lines.append("held by a container outside Kubernetes, or by one that the kubelet alone knows")
+    if piece["health"] != "Healthy":
+        why = gpu["reason"] or ("it is leased to a check" if holder else "it is used outside Kubernetes")
+        lines.append(f"the kubelet may not give it out: {why}")
+    return lines

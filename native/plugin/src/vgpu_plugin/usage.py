@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each limited container uses of each GPU: its ledger and tenant page against its limits, and what the arbiter
+grants. Tenants write ledger and tenant page: their figures are what they say about themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ._shared import layouts
+from .allocation_files import AllocationFiles
+from .podresources import Holder
+from .records import Record
+
+# An arbiter that was silent for longer grants nothing; the twin of VGPU_ARBITER_SILENT_NS.
+PPM = 1_000_000
+NOBODY = Holder("", "", "")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One GPU of one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``granted`` -1: no arbiter."""
+
+    allocation: str
+    kind: str
+    holder: Holder
+    slice_ids: tuple[str, ...]
+    uuid: str
+    memory_limit: int
+    memory_used: int
+    memory_context: int
+    processes: int
+    share_limit: float
+    share_granted: float
+    device_seconds: float
+
+
+def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
+    """Nothing for an allocation whose files cannot be read: it is about to start, or gone."""
+    devices = record.limits.get("devices") or []
+    try:
+        ledger = layouts.read_ledger(str(folder / "rw" / "ledger"))
+    except (OSError, layouts.LayoutError):
+        return []
+    totals = {one["uuid"]: one for one in ledger["totals"]}
+    seconds = _device_seconds(folder / "rw" / "tenant")
+    out = []
+    for n, device in enumerate(devices):
+        uuid = device["uuid"]
+        held = totals.get(uuid, {"used": 0, "context": 0})
+        out.append(
+            Usage(
+                record.id,
+                record.kind,
+                holder,
+                record.slice_ids,
+                uuid,
+                device["memory_bytes"],
+                held["used"] + held["context"],
+                held["context"],
+                sum(bool(slot["used"][n] or slot["context"][n]) for slot in ledger["slots"]),
+                device["sm_percent"] / 100,
+                _granted(folder / f"gpu-{uuid}"),
+                seconds.get(uuid, 0.0),
+            )
+        )
+    return out
+
+
+def _device_seconds(path: Path) -> dict[str, float]:
+    try:
+        with open(path, "rb") as stream:
+            page = layouts.parse_tenant_page(stream.read(layouts.TENANT_FILE_SIZE))
+    except (OSError, layouts.LayoutError):
+        return {}
+    return {one["uuid"]: one["used_ns"] / 1e9 for one in page["devices"]}
+
+
+def _granted(path: Path) -> float:
+    try:
+        page = layouts.parse_gpu_page(path.read_bytes())
+    except (OSError, layouts.LayoutError):
+        return -1.0
+    return page["rate_ppm"] / PPM if page["heartbeat_ns"] else -1.0
+
+
+def of_all(
+    records: list[Record], files: AllocationFiles, holders: Callable[[], dict[str, Holder] | None]
+) -> list[Usage]:
+    """Every limited allocation; ``holders`` is asked once."""
+    known = holders() or {}
+    out = []
+    for record in records:
+        holder = next((known[one] for one in record.slice_ids if one in known), NOBODY)
+        out += of_record(record, files.folder(record.id), holder)
+    return out

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people and Prometheus are shown: usage, metrics, labels, vgpuctl."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import struct
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from vgpu_kubelet_double import podresources as double
+from vgpu_kubelet_double.manager import Manager
+from vgpu_plugin import ctl, ctl_text, labels, podresources
+from vgpu_plugin._shared import layouts, sharing
+from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.gpus import Driver, MigDevice
+from vgpu_plugin.preference import preferred
+
+from .conftest import PLUGIN, FakeGpus
+from .samples import gpus, until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def kubelet(node):
+    manager = Manager(node.paths.kubelet_dir)
+    manager.start()
+    server = double.serve(manager, node.paths.pod_resources)
+    yield manager
+    server.stop(grace=0)
+    manager.stop()
+
+
+@pytest.fixture
+def daemon(node, kubelet, running):
+    node.configure(splitCount=4, coresScaling="2")
+    source = FakeGpus(node.gpus)
+    out = Daemon(node.paths, lambda: source, node.mounter, extras=Extras("127.0.0.1:0"))
+    out.source = source
+    running(out)
+    until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 8, "the slices")
+    return out
+
+
+def vgpuctl(node, capsys, *arguments: str) -> str:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def tenant(pod, used: int, context: int, device_ns: int) -> int:
+    """Writes what a process of the pod's container would write, and holds its slot; the lock is the descriptor's."""
+    mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
+    descriptor = os.open(mounts["/run/vgpu/ledger"], os.O_RDWR)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE, 1, 0)
+    fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
+    fields, base = layouts.LEDGER_SLOT_FIELDS, layouts.LEDGER_SLOT_OFFSET
+    for name, value in (("used", used), ("context", context)):
+        os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
+    os.pwrite(descriptor, struct.pack("<I", 4711), base + fields["pid"][0])
+    with open(mounts["/run/vgpu/tenant"], "r+b") as page:
+        page.seek(layouts.TENANT_FIELDS["devices"][0] + layouts.TENANT_DEVICE_FIELDS["used_ns"][0])
+        page.write(struct.pack("<Q", device_ns))
+    return descriptor
+
+
+def samples(text: str) -> dict[str, list]:
+    """By name; an independent reader of the format, which refuses what is not."""
+    found: dict[str, list] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found.setdefault(one.name, []).append(one)
+    return found
+
+
+def test_metrics_of_a_container(node, kubelet, daemon, capsys):
+    pod = kubelet.run_pod("train", namespace="ml", ids=[f"{node.gpus[1].uuid}::2"])
+    descriptor = tenant(pod, 1000 * MIB, 200 * MIB, 2_500_000_000)
+    found = samples(vgpuctl(node, capsys, "metrics"))
+    os.close(descriptor)
+    (used,) = found["vgpu_container_memory_used_bytes"]
+    assert used.value == 1200 * MIB
+    assert {key: used.labels[key] for key in ("namespace", "pod", "container", "uuid")} == {
+        "namespace": "ml",
+        "pod": "train",
+        "container": "main",
+        "uuid": node.gpus[1].uuid,
+    }
+    values = {name: [one.value for one in rows] for name, rows in found.items() if name.startswith("vgpu_container")}
+    assert values == {
+        "vgpu_container_memory_limit_bytes": [3840 * MIB],
+        "vgpu_container_memory_used_bytes": [1200 * MIB],
+        "vgpu_container_memory_context_bytes": [200 * MIB],
+        "vgpu_container_processes": [1],
+        "vgpu_container_share_limit_ratio": [0.5],
+        "vgpu_container_device_seconds_total": [2.5],
+    }
+    assert [one.value for one in found["vgpu_slice_in_use"]] == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert [one.value for one in found["vgpu_gpu_healthy"]] == [1, 1]
+    assert found["vgpu_plugin_registered"][0].value == 1
+    assert [one.value for one in found["vgpu_plugin_allocations"]] == [1, 0]
+
+
+def test_queries_of_the_dashboard_are_of_metrics_that_exist(node, kubelet, daemon, capsys):
+    from vgpu_plugin.metrics import TYPES
+
+    dashboard = json.loads((PLUGIN / "dashboards" / "vgpu-fleet.json").read_text())
+    queries = [(one["expr"], one["legendFormat"]) for panel in dashboard["panels"] for one in panel["targets"]]
+    pod = kubelet.run_pod("train")
+    descriptor = tenant(pod, MIB, MIB, 1)
+    found = samples(vgpuctl(node, capsys, "metrics"))
+    os.close(descriptor)
+    for query, legend in queries:
+        names = set(re.findall(r"vgpu_[a-z_]+", query))
+        assert names
+        # An arbiter's grant is absent where none runs.
+        assert names <= set(found) | {"vgpu_container_share_granted_ratio"}
+        assert names <= set(TYPES)
+        if "by (" not in query and names <= set(found):
+            have = set.intersection(*(set(found[name][0].labels) for name in names))
+            assert set(re.findall(r"{{(\w+)}}", legend)) <= have, query
+
+
+def test_memory_of_a_dead_process_is_not_shown(node, kubelet, daemon, capsys):
+    pod = kubelet.run_pod("train")
+    os.close(tenant(pod, 1000 * MIB, 0, 0))
+    (used,) = samples(vgpuctl(node, capsys, "metrics"))["vgpu_container_memory_used_bytes"]
+    assert used.value == 0
+
+
+def test_labels_end_with_their_allocation(node, kubelet, daemon, capsys, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.collector.GRACE_S", 0.0)
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
+    kubelet.run_pod("train")
+    assert len(samples(vgpuctl(node, capsys, "metrics"))["vgpu_container_processes"]) == 1
+    kubelet.delete_pod("train")
+    until(lambda: "vgpu_container_processes" not in samples(vgpuctl(node, capsys, "metrics")), "the end of the labels")
+
+
+def test_metrics_by_http(node, kubelet, running):
+    from vgpu_plugin.metrics import Server
+
+    server = Server("127.0.0.1:0", lambda: 'a{b="c"} 1\n')
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=20) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert answer.read() == b'a{b="c"} 1\n'
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=20)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "no.such.host.invalid:9410"])
+def test_address_that_cannot_be_is_fatal(node, address):
+    from vgpu_plugin.errors import Fatal
+
+    node.configure()
+    daemon = Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(address))
+    with pytest.raises(Fatal, match="metrics cannot be served on"):
+        daemon.run()
+
+
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "ä"])
+def test_label_values_are_escaped(name):
+    from vgpu_plugin import metrics
+
+    status = {
+        "gpus": [{"index": 0, "uuid": "GPU-0", "model": name, "memory_mib": 1, "healthy": True}],
+        "slices": [],
+        "registered": False,
+        "warnings": [],
+        "allocations": [],
+        "version": "1",
+        "config_sha256": "",
+        "library": "",
+    }
+    (one,) = samples(metrics.text(status, []))["vgpu_gpu_healthy"]
+    assert one.labels["model"] == name
+
+
+def test_pod_resources(node, kubelet, daemon):
+    pod = kubelet.run_pod("train", namespace="ml")
+    assert podresources.holders(node.paths.pod_resources) == {pod["ids"][0]: ("ml", "train", "main")}
+    assert podresources.holders(node.paths.pod_resources.with_name("nobody")) is None
+
+
+def test_top_slices_and_explain(node, kubelet, daemon, capsys):
+    pod = kubelet.run_pod("train", namespace="ml", ids=[f"{node.gpus[0].uuid}::1"])
+    descriptor = tenant(pod, 1920 * MIB, 0, 0)
+    row = vgpuctl(node, capsys, "top", "--once").splitlines()[1].split()
+    os.close(descriptor)
+    assert row == ["ml/train/main", node.gpus[0].uuid, "1920", "3840", "50", "50", "-", "-", "1"]
+    rows = vgpuctl(node, capsys, "slices").splitlines()
+    assert len(rows) == 9
+    assert rows[2].split()[:6] == [f"{node.gpus[0].uuid}::1", "nvidia.com/gpu", "vcuda", "3840", "50", "Healthy"]
+    assert "kubelet" in rows[2]
+    said = vgpuctl(node, capsys, "explain", f"{node.gpus[0].uuid}::1")
+    assert "3840 MiB, one of 4 of a GPU of 15360 MiB" in said
+    assert "held by allocation" in said
+    daemon.source.xids.put((node.gpus[1].uuid, 79))
+    until(lambda: "is unhealthy: Xid 79" in vgpuctl(node, capsys, "explain", "1"), "the reason")
+    assert "unhealthy" not in vgpuctl(node, capsys, "explain", "0")
+    assert "this node has no GPU and no slice 7" in vgpuctl(node, capsys, "explain", "7")
+    assert "containers are told their GPU by envvar" in vgpuctl(node, capsys, "explain")
+
+
+def test_share_that_was_got():
+    usage = {
+        "namespace": "",
+        "pod": "",
+        "container": "",
+        "allocation": "a",
+        "uuid": "u",
+        "memory_limit": 0,
+        "memory_used": 0,
+        "share_limit": 0.3,
+        "share_granted": 0.6,
+        "device_seconds": 4.5,
+        "processes": 1,
+    }
+    row = ctl_text.top([usage], {("a", "u"): 4.0}, 2.0).splitlines()[1].split()
+    assert row == ["(a)", "u", "0", "-", "-", "30", "60", "25", "1"]
+
+
+# ---- labels
+
+T4 = Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in gpus("T4", "T4")})
+
+
+def labelled(found, config, driver=T4, timestamp=None) -> dict[str, str]:
+    pieces, findings = sharing.pieces_for([gpu.facts() for gpu in found], config)
+    assert findings == []
+    strategy = sharing.mig_strategy(config)
+    out = labels.labels(found, pieces, driver, "PowerEdge R750 (x)", strategy, timestamp)
+    return {name.removeprefix("nvidia.com/"): value for name, value in out.items()}
+
+
+def slicing(**more):
+    return {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}], **more}}}
+
+
+LABELS = [
+    ({}, {"gpu.product": "NVIDIA-T4", "gpu.replicas": "1", "gpu.sharing-strategy": "none", "gpu.count": "2"}),
+    (slicing(), {"gpu.product": "NVIDIA-T4-SHARED", "gpu.replicas": "4", "gpu.sharing-strategy": "time-slicing"}),
+    (slicing(renameByDefault=True), {"gpu.product": "NVIDIA-T4", "gpu.replicas": "4"}),
+    (
+        {"sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}},
+        {"gpu.sharing-strategy": "mps", "mps.capable": "true"},
+    ),
+    ({"sharing": {"vcuda": {"splitCount": 7}}}, {"gpu.product": "NVIDIA-T4-SHARED", "gpu.replicas": "7"}),
+    (
+        {},
+        {
+            "cuda.driver.major": "535",
+            "cuda.driver.minor": "261",
+            "cuda.driver.rev": "03",
+            "cuda.driver-version.full": "535.261.03",
+            "cuda.driver-version.revision": "03",
+            "cuda.runtime.major": "12",
+            "cuda.runtime-version.full": "12.2",
+            "gpu.machine": "PowerEdge-R750-x",
+            "gpu.memory": "15360",
+            "gpu.family": "turing",
+            "gpu.compute.major": "7",
+            "gpu.compute.minor": "5",
+            "gpu.mode": "compute",
+            "mig.capable": "false",
+            "vgpu.present": "false",
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "wanted"), LABELS)
+def test_labels_of_gpus(config, wanted):
+    found = labelled(gpus("T4", "T4"), config)
+    assert {name: found.get(name) for name in wanted} == wanted
+    assert "mig.strategy" not in found
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        ((3, 7), "kepler"),
+        ((6, 1), "pascal"),
+        ((7, 0), "volta"),
+        ((7, 5), "turing"),
+        ((8, 0), "ampere"),
+        ((8, 9), "ada-lovelace"),
+        ((9, 0), "hopper"),
+        ((10, 0), "blackwell"),
+        ((12, 0), "blackwell"),
+        ((13, 0), "rubin"),
+        ((0, 0), "undefined"),
+    ],
+)
+def test_families(compute, name):
+    assert labels.family(compute) == name
+
+
+def with_mig(gpu, *profiles):
+    devices = tuple(
+        MigDevice(n, f"MIG-{gpu.index}-{n}", one, 9728, attributes=(("memory", 9728), ("multiprocessors", 14)))
+        for n, one in enumerate(profiles)
+    )
+    return dataclasses.replace(gpu, mig_enabled=True, mig=devices)
+
+
+def test_labels_of_mig_devices():
+    cards = gpus("A100-80GB", "A100-80GB")
+    mixed = [with_mig(cards[0], "1g.10gb", "1g.10gb", "2g.20gb"), cards[1]]
+    driver = Driver("535.1", (12, 2), {gpu.uuid: (8, 0) for gpu in cards})
+    found = labelled(mixed, {"flags": {"migStrategy": "mixed"}}, driver)
+    assert {name: found[name] for name in found if name.startswith(("mig", "gpu.product"))} == {
+        "mig.capable": "true",
+        "mig.strategy": "mixed",
+        "mig-1g.10gb.product": "NVIDIA-A100-80GB-MIG-1g.10gb",
+        "mig-1g.10gb.count": "2",
+        "mig-1g.10gb.replicas": "1",
+        "mig-1g.10gb.sharing-strategy": "none",
+        "mig-1g.10gb.memory": "9728",
+        "mig-1g.10gb.multiprocessors": "14",
+        "mig-2g.20gb.product": "NVIDIA-A100-80GB-MIG-2g.20gb",
+        "mig-2g.20gb.count": "1",
+        "mig-2g.20gb.replicas": "1",
+        "mig-2g.20gb.sharing-strategy": "none",
+        "mig-2g.20gb.memory": "9728",
+        "mig-2g.20gb.multiprocessors": "14",
+        "gpu.product": "NVIDIA-A100-80GB",
+    }
+    single = [with_mig(one, "1g.10gb") for one in cards]
+    found = labelled(single, {"flags": {"migStrategy": "single"}}, driver)
+    assert (found["gpu.product"], found["gpu.count"], found["gpu.memory"]) == (
+        "NVIDIA-A100-80GB-MIG-1g.10gb",
+        "2",
+        "9728",
+    )
+
+
+def test_feature_file(tmp_path):
+    path = tmp_path / "features.d" / "gfd"
+    assert labels.write(path, {"nvidia.com/gpu.count": "2", "nvidia.com/gfd.timestamp": "1"})
+    assert path.read_text() == "nvidia.com/gfd.timestamp=1\nnvidia.com/gpu.count=2\n"
+    assert not labels.write(path, {"nvidia.com/gpu.count": "2", "nvidia.com/gfd.timestamp": "2"})
+    assert labels.write(path, {"nvidia.com/gpu.count": "3"})
+    assert [one.name for one in path.parent.iterdir()] == ["gfd"]
+
+
+def test_daemon_writes_labels(node, kubelet, running, tmp_path):
+    path = tmp_path / "gfd"
+    flags = {"gfd": {"outputFile": str(path), "noTimestamp": True}}
+    config = node.configure(splitCount=3).config
+    node.paths.config.write_text(json.dumps({**config, "flags": flags}))
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(labels=True)))
+    until(path.exists, "the feature file")
+    rows = dict(line.split("=") for line in path.read_text().splitlines())
+    assert (rows["nvidia.com/gpu.replicas"], rows["nvidia.com/gpu.count"]) == ("3", "2")
+
+
+# ---- preference
+
+
+@pytest.mark.parametrize(("packed", "wanted"), [(False, ["b::0"]), (True, ["a::1"])])
+def test_packed_takes_the_most_used_gpu(packed, wanted):
+    available = ["a::1", "a::2", "b::0", "b::1", "b::2"]
+    assert preferred(available, [], 1, {"a": 3, "b": 3}, ["a", "b"], packed) == wanted
