@@ -93,7 +93,7 @@ LEDGER_SLOT_FIELDS: Fields = {
     "generation": (256, "I"),
     "pid": (260, "I"),
     "pid_namespace": (264, "Q"),
-    "reserved": (272, "6Q"),
+    "lent_mib": (272, "12I"),
 }
 LEDGER_SLOT_SIZE = 320
 LEDGER_FILE_SIZE = LEDGER_SLOT_OFFSET + LEDGER_SLOTS * LEDGER_SLOT_SIZE

@@ -149,6 +149,10 @@ CUresult status_to_result(enum sim_status status);
 /* host.c */
 bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flags, CUcontext *context);
 
+/* ipc.c: memory that another process has open is freed later */
+bool ipc_defer(CUdeviceptr pointer);
+void ipc_free_deferred(void);
+
 /* vmm.c: [base, base + bytes) is the run of neighbouring mappings that the device may access */
 bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device);
 CUresult vmm_adopt(CUdeviceptr base, size_t bytes, int device); /* memory of another process, mapped here */

@@ -2,8 +2,9 @@
 /*
  * Sharing memory between processes: the old IPC handles, and handles of physical memory exported as descriptors. Both
  * name the exporter's memory file by pid and descriptor number, so they work between processes that see each other's
- * /proc. The memory is charged to the exporter and gone when it frees it or ends: unlike hardware, an importer does not
- * keep it alive.
+ * /proc. The memory is charged to the exporter. What an importer has open by the old handles lives on when the exporter
+ * frees it: the importer holds a lock on its first byte in the memory file. When the exporter ends it is gone, unlike
+ * on hardware; so it is where a shareable handle was imported.
  */
 #include "vmm.h"
 
@@ -58,6 +59,63 @@ static bool exporter_alive(const struct ticket *ticket)
     return alive;
 }
 
+/* Freed by the program, open elsewhere. */
+struct deferred {
+    CUdeviceptr pointer;
+    struct deferred *next;
+};
+static struct deferred *deferred;
+static _Atomic bool exported, waiting;
+
+static struct flock first_byte(short type, uint64_t offset)
+{
+    return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)offset, .l_len = 1};
+}
+
+static bool open_elsewhere(CUdeviceptr pointer)
+{
+    const struct arena *arena = memory_arena(pointer, &(int){0});
+    struct flock lock = first_byte(F_WRLCK, arena_offset(arena, pointer));
+    return fcntl(arena_fd(arena), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+bool ipc_defer(CUdeviceptr pointer)
+{
+    struct block block;
+    int device;
+    if (!atomic_load(&exported) || !memory_find(pointer, &block, &device) || block.base != pointer ||
+        block.kind != BLOCK_PLAIN || !open_elsewhere(pointer))
+        return false;
+    struct deferred *one = calloc(1, sizeof *one);
+    if (!one)
+        return false;
+    pthread_mutex_lock(&mutex);
+    *one = (struct deferred){pointer, deferred};
+    deferred = one;
+    atomic_store(&waiting, true);
+    pthread_mutex_unlock(&mutex);
+    return true;
+}
+
+void ipc_free_deferred(void)
+{
+    if (__builtin_expect(!atomic_load_explicit(&waiting, memory_order_relaxed), 1))
+        return;
+    pthread_mutex_lock(&mutex);
+    for (struct deferred **link = &deferred; *link;) {
+        struct deferred *one = *link;
+        if (open_elsewhere(one->pointer)) {
+            link = &one->next;
+            continue;
+        }
+        memory_free_owned(one->pointer, 1u << BLOCK_PLAIN);
+        *link = one->next;
+        free(one);
+    }
+    atomic_store(&waiting, deferred != NULL);
+    pthread_mutex_unlock(&mutex);
+}
+
 static int device_of_gpu(int gpu)
 {
     for (int i = 0; i < driver.count; i++)
@@ -86,6 +144,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     struct arena *arena = memory_arena(pointer, &(int){0});
     struct ticket ticket = ticket_for(device, arena, block.base, block.bytes);
     arena_touch(arena, block.base);
+    atomic_store(&exported, true);
     memset(handle, 0, sizeof *handle);
     memcpy(handle, &ticket, sizeof ticket);
     return CUDA_SUCCESS;
@@ -99,6 +158,12 @@ static CUresult map_ticket(const struct ticket *ticket, int device, CUdeviceptr 
     void *map = fd >= 0 && record ? mmap(NULL, ticket->bytes + skip, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                                          fd, (off_t)start)
                                   : MAP_FAILED;
+    struct flock lock = first_byte(F_RDLCK, ticket->offset);
+    /* The lock lives as long as the mapping; a child has neither. */
+    if (map != MAP_FAILED && (fcntl(fd, F_OFD_SETLK, &lock) != 0 || madvise(map, ticket->bytes + skip, MADV_DONTFORK) != 0)) {
+        munmap(map, ticket->bytes + skip);
+        map = MAP_FAILED;
+    }
     if (fd >= 0)
         close(fd);
     if (map == MAP_FAILED) {

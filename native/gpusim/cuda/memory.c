@@ -44,6 +44,7 @@ static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes,
 
 CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, CUdeviceptr *out)
 {
+    ipc_free_deferred();
     CUresult result = allocate(device_of(context)->arena, context, bytes, kind, out);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && pools_trim(context->device, true)) /* what pools hold unused is there */
         result = allocate(device_of(context)->arena, context, bytes, kind, out);
@@ -65,7 +66,8 @@ CUresult memory_free(CUdeviceptr pointer)
 {
     struct block block;
     int device;
-    if (memory_free_owned(pointer, FREEABLE))
+    ipc_free_deferred();
+    if (ipc_defer(pointer) || memory_free_owned(pointer, FREEABLE))
         return CUDA_SUCCESS;
     struct arena *arena = memory_arena(pointer, &device);
     REQUIRE(arena, CUDA_ERROR_INVALID_VALUE);
@@ -141,6 +143,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     ENTER_CONTEXT(context);
+    ipc_free_deferred();
     uint64_t unused, all;
     REQUIRE(free_bytes && total, CUDA_ERROR_INVALID_VALUE);
     sim_memory_info(context->gpu, &unused, &all);

@@ -109,6 +109,9 @@ struct vgpu_limits {
 #define VGPU_LEDGER_ALIVE_BASE 0x40000000u
 #define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* locked while an empty file is being laid out */
 #define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured */
+#define VGPU_LEDGER_LENT_BASE 0x60000000u    /* + hash of an IPC handle: locked, shared, by whoever has it open */
+#define VGPU_LEDGER_LENT_SPAN 0x10000000u
+#define VGPU_LEDGER_LENT_DEVICES 12
 
 struct vgpu_ledger_slot {
     uint64_t used[VGPU_MAX_DEVICES];    /* bytes of allocations */
@@ -116,7 +119,8 @@ struct vgpu_ledger_slot {
     uint32_t generation;                /* grows with each claim of the slot */
     uint32_t pid;                       /* in the owner's pid namespace */
     uint64_t pid_namespace;             /* inode of that namespace; 0: not told */
-    uint64_t reserved[6];
+    uint32_t lent_mib[12];              /* of used: memory that other processes may have open, in MiB, rounded up;
+                                         * kept charged when its maker dies, while any byte of LENT is locked */
 };
 
 /* Index of a device in every array here: the position of its UUID in devices[]. */

@@ -25,7 +25,8 @@ struct part {
 struct block_map {
     struct part parts[PARTS];
 };
-struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts;
+struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts, vgpu_lent,
+    vgpu_borrowed;
 
 static inline bool part_try(struct part *part)
 {
@@ -188,7 +189,7 @@ void block_sweep(struct block_map *map, bool (*match)(const struct block *block,
 void blocks_reset(void)
 {
     struct block_map *maps[] = {&vgpu_memory, &vgpu_arrays, &vgpu_contexts, &vgpu_modules, &vgpu_handles, &vgpu_mappings,
-                                &vgpu_graphs, &vgpu_parts};
+                                &vgpu_graphs, &vgpu_parts, &vgpu_lent, &vgpu_borrowed};
     /* The parent's blocks are not this child's. The tables are left: a thread that was changing one is gone. */
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++)
         memset(maps[i], 0, sizeof *maps[i]);

@@ -49,6 +49,10 @@ typedef struct {
     unsigned char bytes[16];
 } CUuuid;
 
+typedef struct {
+    char reserved[64];
+} CUipcMemHandle;
+
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
 typedef struct {
     int type;

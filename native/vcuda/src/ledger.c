@@ -32,6 +32,10 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         if (!ledger_byte_take(descriptor, VGPU_LEDGER_ALIVE_BASE + i))
             continue;
         struct vgpu_ledger_slot *slot = ledger_slot(map, i);
+        if (ledger_slot_lent(descriptor, slot)) {
+            ledger_byte_drop(descriptor, VGPU_LEDGER_ALIVE_BASE + i);
+            continue;
+        }
         uint32_t generation = slot->generation + 1;
         /* From here on a lock word of the slot's last owner is known to be dead. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
@@ -46,6 +50,8 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         }
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
             slot->used[device] = slot->context[device] = 0;
+        for (int device = 0; device < VGPU_LEDGER_LENT_DEVICES; device++)
+            slot->lent_mib[device] = 0;
         slot->pid = (uint32_t)getpid();
         slot->pid_namespace = ledger_pid_namespace();
         if (map->slot_high <= i)
@@ -271,6 +277,53 @@ void ledger_learn_context(int device, uint64_t bytes)
 {
     if (is_member() && device >= 0)
         __atomic_store_n(&ledger_self.map->context_bytes[device], bytes, __ATOMIC_RELAXED);
+}
+
+/* --- memory that others have open ---------------------------------------------------------------------- */
+
+void ledger_lend(int device, uint64_t bytes, bool more)
+{
+    if (!is_member() || device < 0 || device >= VGPU_LEDGER_LENT_DEVICES)
+        return;
+    uint64_t *lent = &ledger_self.lent[device];
+    *lent = more ? *lent + bytes : *lent - (bytes < *lent ? bytes : *lent);
+    uint64_t mib = (*lent + MIB - 1) / MIB;
+    __atomic_store_n(&ledger_self.mine->lent_mib[device], mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX, __ATOMIC_RELAXED);
+}
+
+bool ledger_lent_open(uint64_t byte)
+{
+    int descriptor = ledger_file_again(false);
+    if (descriptor < 0)
+        return true;
+    int held = byte ? ledger_byte_held(descriptor, byte)
+                    : ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN);
+    close(descriptor);
+    return held != 0;
+}
+
+void *ledger_borrow(uint64_t byte)
+{
+    void *loan = MAP_FAILED;
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    lock_take(&join_lock); /* no child may get the descriptor: it would hold the lock after us */
+    int descriptor = is_member() ? ledger_file_again(false) : -1;
+    if (descriptor >= 0 && ledger_byte_share(descriptor, byte))
+        loan = mmap(NULL, page, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (loan != MAP_FAILED && madvise(loan, page, MADV_DONTFORK) != 0) {
+        munmap(loan, page);
+        loan = MAP_FAILED;
+    }
+    if (descriptor >= 0)
+        close(descriptor);
+    lock_drop(&join_lock);
+    return loan == MAP_FAILED ? NULL : loan;
+}
+
+void ledger_return(void *loan)
+{
+    if (loan)
+        munmap(loan, (size_t)sysconf(_SC_PAGESIZE));
 }
 
 static void measure_close(int descriptor, int device)

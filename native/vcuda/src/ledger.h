@@ -20,6 +20,7 @@ struct membership {
     uint64_t own[2][VGPU_MAX_DEVICES];
     _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* uncharges that found the lock held too long */
     _Atomic bool owes;                          /* any of them */
+    uint64_t lent[VGPU_LEDGER_LENT_DEVICES];
     uint64_t reaped_ns;
 };
 extern struct membership ledger_self;
@@ -67,6 +68,10 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes);
 int ledger_file_again(bool write);
 bool ledger_file_identity(int descriptor, uint64_t file[2]);
 void ledger_byte_drop(int descriptor, uint64_t byte);
+bool ledger_byte_share(int descriptor, uint64_t byte); /* by any number of processes */
+int ledger_range_held(int descriptor, uint64_t first, uint64_t count); /* as ledger_byte_held, for any of them */
+/* Is memory of this dead slot's process still open in another? */
+bool ledger_slot_lent(int descriptor, const struct vgpu_ledger_slot *slot);
 
 #pragma GCC visibility pop
 

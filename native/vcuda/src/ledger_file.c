@@ -42,12 +42,24 @@ static struct flock byte_lock(short type, uint64_t byte)
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
 }
 
-int ledger_byte_held(int descriptor, uint64_t byte)
+int ledger_range_held(int descriptor, uint64_t first, uint64_t count)
 {
-    struct flock lock = byte_lock(F_WRLCK, byte);
+    struct flock lock = byte_lock(F_WRLCK, first);
+    lock.l_len = (off_t)count;
     if (fcntl(descriptor, F_OFD_GETLK, &lock) != 0)
         return -1;
     return lock.l_type != F_UNLCK;
+}
+
+int ledger_byte_held(int descriptor, uint64_t byte)
+{
+    return ledger_range_held(descriptor, byte, 1);
+}
+
+bool ledger_byte_share(int descriptor, uint64_t byte)
+{
+    struct flock lock = byte_lock(F_RDLCK, byte);
+    return fcntl(descriptor, F_OFD_SETLK, &lock) == 0;
 }
 
 bool ledger_byte_take(int descriptor, uint64_t byte)

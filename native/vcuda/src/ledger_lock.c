@@ -101,6 +101,31 @@ static bool slot_empty(const struct vgpu_ledger_slot *slot)
     return any == 0;
 }
 
+bool ledger_slot_lent(int descriptor, const struct vgpu_ledger_slot *slot)
+{
+    uint32_t any = 0;
+    for (int device = 0; device < VGPU_LEDGER_LENT_DEVICES; device++)
+        any |= slot->lent_mib[device];
+    return any && ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN) != 0;
+}
+
+/* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */
+static bool strip(int descriptor, struct vgpu_ledger_slot *slot)
+{
+    bool lent = ledger_slot_lent(descriptor, slot), changed = !lent;
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
+        uint64_t open = lent && device < VGPU_LEDGER_LENT_DEVICES ? (uint64_t)slot->lent_mib[device] * MIB : 0;
+        if (open > slot->used[device])
+            open = slot->used[device];
+        changed = changed || slot->context[device] || slot->used[device] != open;
+        slot->used[device] = open;
+        slot->context[device] = 0;
+    }
+    if (!lent)
+        slot->pid = 0;
+    return changed;
+}
+
 void ledger_reap(void)
 {
     struct vgpu_ledger *ledger = ledger_self.map;
@@ -113,10 +138,7 @@ void ledger_reap(void)
         struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
         if (i == ledger_self.slot || slot_empty(slot) || ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
             continue;
-        for (int device = 0; device < VGPU_MAX_DEVICES; device++)
-            slot->used[device] = slot->context[device] = 0;
-        slot->pid = 0;
-        found = true;
+        found = strip(descriptor, slot) || found;
     }
     close(descriptor);
     if (found)

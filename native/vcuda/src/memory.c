@@ -205,21 +205,40 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, un
 
 /* --- freeing --------------------------------------------------------------------------------------- */
 
+/* What is not plain memory of ours. Flight begun. */
+static __attribute__((noinline)) CUresult free_other(const struct block *block, CUdeviceptr pointer,
+                                                      CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
+{
+    struct block loan;
+    bool lent = block->kind == BLOCK_LENT && ipc_lent(pointer, &loan);
+    CUresult status = release(pointer, data);
+    if (status != CUDA_SUCCESS && lent)
+        block_put(&vgpu_lent, &loan);
+    if (status != CUDA_SUCCESS)
+        block_put(&vgpu_memory, block);
+    else if (block->kind == BLOCK_POOL)
+        pool_freed(block->owner, block->bytes);
+    else if (lent)
+        ipc_freed(&loan);
+    else
+        ledger_uncharge(block->device, ACCOUNT_USED, block->bytes);
+    return status;
+}
+
 /* Inlined where the driver's function is known. */
 static inline CUresult free_by(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
     struct block block;
-    bool ours = block_take(&vgpu_memory, pointer, &block);
-    FLIGHT(ours ? block.device : -1);
+    if (!block_take(&vgpu_memory, pointer, &block))
+        return release(pointer, data);
+    FLIGHT(block.device);
+    if (__builtin_expect(block.kind != BLOCK_PLAIN, 0))
+        return free_other(&block, pointer, release, data);
     CUresult status = release(pointer, data);
-    if (!ours)
-        return status;
-    if (status != CUDA_SUCCESS)
-        block_put(&vgpu_memory, &block);
-    else if (block.kind == BLOCK_POOL)
-        pool_freed(block.owner, block.bytes);
-    else
+    if (status == CUDA_SUCCESS)
         ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);
+    else
+        block_put(&vgpu_memory, &block);
     return status;
 }
 
@@ -257,7 +276,7 @@ EXPORT CUresult cuMemFree(CUdeviceptr_v1 pointer)
 static bool of_context(const struct block *block, void *data)
 {
     struct swept *swept = data;
-    if (block->owner != swept->owner || block->kind != BLOCK_PLAIN)
+    if (block->owner != swept->owner || block->kind == BLOCK_POOL)
         return false;
     if (swept->count == swept->room) {
         size_t room = swept->room ? swept->room * 2 : 64;
@@ -285,8 +304,11 @@ void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone)
 {
     for (int i = 0; i < SWEPT_MAPS; i++) {
         enum account account = swept_maps[i] == &vgpu_modules ? ACCOUNT_CONTEXT : ACCOUNT_USED;
+        struct block loan;
         for (size_t at = 0; at < swept[i].count; at++)
-            if (gone)
+            if (gone && swept[i].blocks[at].kind == BLOCK_LENT && ipc_lent(swept[i].blocks[at].key, &loan))
+                ipc_freed(&loan);
+            else if (gone)
                 ledger_uncharge(swept[i].blocks[at].device, account, swept[i].blocks[at].bytes);
             else
                 block_put(swept_maps[i], &swept[i].blocks[at]);

@@ -80,6 +80,7 @@ void pools_settle(bool trim)
         lock_drop(&pool->lock);
     }
     graph_memory_settle(trim);
+    ipc_settle();
 }
 
 void pool_freed(uint64_t key, uint64_t bytes)
@@ -295,7 +296,7 @@ static CUresult release(CUdeviceptr pointer, void *data)
 static CUresult free_ordered(CUdeviceptr pointer, CUstream stream, bool per_thread)
 {
     struct block block;
-    bool plain = block_get(&vgpu_memory, pointer, &block) && block.kind == BLOCK_PLAIN && !capturing(stream, per_thread);
+    bool plain = block_get(&vgpu_memory, pointer, &block) && block.kind != BLOCK_POOL && !capturing(stream, per_thread);
     struct ordered ordered = {stream, per_thread, plain};
     return memory_free(pointer, release, &ordered);
 }

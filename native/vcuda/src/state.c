@@ -35,6 +35,7 @@ static void reset(void)
     pools_reset();
     graph_memory_reset();
     vmm_reset();
+    ipc_reset();
 }
 
 static void before_fork(void)

@@ -209,6 +209,13 @@ void ledger_learn_context(int device, uint64_t bytes);
 /* Only one process of the container measures at a time; the kernel drops the lock with its holder. A handle, or -1. */
 int ledger_measure_begin(int device);
 void ledger_measure_end(int handle, int device);
+/* The device's memory that other processes may have open: more, or less. */
+void ledger_lend(int device, uint64_t bytes, bool more);
+/* Does anybody hold this byte (0: any) of those that stand for open handles? Also where it cannot be known. */
+bool ledger_lent_open(uint64_t byte);
+/* Holds such a byte until it is returned, or this process is gone; NULL: the ledger cannot be had. */
+void *ledger_borrow(uint64_t byte);
+void ledger_return(void *loan);
 /* Around fork(): no join is under way meanwhile. */
 void ledger_hold(void);
 void ledger_release(void);
@@ -232,7 +239,8 @@ struct block {
     int32_t kind;
 };
 struct block_map;
-extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts, vgpu_lent,
+    vgpu_borrowed;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
@@ -310,12 +318,13 @@ void context_reset(void);
 void pools_reset(void);
 void graph_memory_reset(void);
 void vmm_reset(void);
+void ipc_reset(void);
 void ledger_reset(void);
 void limits_reset(void);
 
 /* --- memory.c: charge around a call of the driver ------------------------------------------------------ */
 
-enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL };
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_LENT /* plain, and others may have it open */ };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
@@ -416,6 +425,19 @@ void code_leave_context(CUcontext context);
 void pools_settle(bool trim);
 void pool_freed(uint64_t pool, uint64_t bytes);
 extern _Atomic uint32_t vgpu_pools_dirty;
+
+/* --- ipc.c ----------------------------------------------------------------------------------------------- */
+
+extern _Atomic bool vgpu_lent_any; /* this process has handed out a handle */
+/* Was it lent? Taken out of the table before the driver frees it, for another thread may get the same address at once. */
+static inline bool ipc_lent(CUdeviceptr pointer, struct block *loan)
+{
+    return atomic_load_explicit(&vgpu_lent_any, memory_order_relaxed) && block_take(&vgpu_lent, pointer, loan);
+}
+/* Memory that was lent was freed: uncharged as soon as nobody has it open. */
+void ipc_freed(const struct block *loan);
+/* Looks again at what was freed while others had it open; pools_settle calls it. */
+void ipc_settle(void);
 
 /* --- graph_memory.c --------------------------------------------------------------------------------------- */
 

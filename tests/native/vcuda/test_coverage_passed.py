@@ -68,8 +68,6 @@ cuStreamDestroy_v2 $20
 BINDING = {"managed", "host-memory", "handles", "address", "shared", "lent", "pool-setting"}
 # Functions of these reasons that no row above calls, and where they are called or why they cannot be.
 ELSEWHERE = {
-    "cuIpcOpenMemHandle": "its handle is passed by value: a program of two processes",
-    "cuIpcCloseMemHandle": "closes what only another process can have opened",
     "cuIpcOpenEventHandle": "its handle is passed by value, and no memory stands behind it",
     "cuMemImportFromShareableHandle": "test_memory.py",
 }

@@ -247,6 +247,27 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         puts("0");
         return 1;
     }
+    if (strcmp(verb, "ipc-open") == 0) { /* ipc-open REGISTER and the eight words of the handle */
+        CUipcMemHandle handle;
+        char *end;
+        unsigned long long to = strtoull(text, &end, 0);
+        for (int i = 0; i < 8; i++)
+            value[i] = strtoull(end, &end, 0);
+        memcpy(&handle, value, sizeof handle);
+        int (*open)(CUdeviceptr *, CUipcMemHandle, unsigned);
+        *(void **)&open = dlsym(RTLD_DEFAULT, "cuIpcOpenMemHandle_v2");
+        printf("%d\n", open(&reg[to], handle, 1));
+        return 1;
+    }
+    if (strcmp(verb, "show") == 0) { /* show REGISTER COUNT */
+        char *end;
+        unsigned long long from = strtoull(text, &end, 0), count = strtoull(end, NULL, 0);
+        printf("0");
+        for (unsigned long long i = 0; i < count; i++)
+            printf(" %llu", reg[from + i]);
+        puts("");
+        return 1;
+    }
     char *rest = NULL, *name = strcmp(verb, "call") == 0 ? strtok_r(text, " \n", &rest) : NULL;
     if (!name)
         return 0;

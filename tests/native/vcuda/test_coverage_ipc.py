@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory between processes is charged once, to its maker, for as long as anybody has it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host, Puppet
+from test_coverage_graphs import say
+
+SIZE = 600 * MIB
+
+
+def lend(maker: Puppet, register: int) -> str:
+    say(maker, f"call cuIpcGetMemHandle @200 ${register}")
+    return " ".join(str(word) for word in maker.say("show 200 8")[1:])
+
+
+@pytest.fixture
+def two(host: Host) -> tuple[Puppet, Puppet]:
+    return host.puppet().start(), host.puppet().start()
+
+
+def test_what_is_opened_is_not_charged_twice(host: Host, two: tuple) -> None:
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}")
+    before = host.on_card()
+    handle = lend(maker, 10)
+    for register in (20, 21):
+        say(user, f"ipc-open {register} {handle}")
+        assert host.charged() == host.on_card() == before
+    say(user, "call cuIpcCloseMemHandle $20", "call cuIpcCloseMemHandle $21")
+    say(maker, "free 10")
+    assert host.charged() == host.on_card() == before - SIZE
+
+
+@pytest.mark.parametrize("freed", ["free 10", "free-async 10"])
+@pytest.mark.parametrize("closed", ["call cuIpcCloseMemHandle $20", "end", "kill"])
+def test_freed_memory_stays_charged_while_it_is_open(host: Host, two: tuple, freed: str, closed: str) -> None:
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}")
+    before = host.on_card()
+    say(user, f"ipc-open 20 {lend(maker, 10)}")
+    say(maker, freed)
+    assert host.on_card() == before, "the driver gave it back: this proves nothing"
+    assert host.charged() == host.on_card()
+    rest = LIMIT - host.on_card()
+    assert maker.refused("alloc", rest + 1) == OOM
+    contexts = 0
+    if closed.startswith("call"):
+        say(user, closed)
+    else:
+        contexts = host.physical()[user.process.pid]
+        user.process.kill() if closed == "kill" else user.end()
+        user.process.wait(20)
+    if not contexts:  # the dead are looked for now and then, and when something would not fit
+        assert maker.say("info")[1] == rest + SIZE
+    say(maker, f"alloc 11 {rest + SIZE + contexts}")
+    assert host.charged() == host.on_card() == LIMIT
+
+
+def test_lending_again_and_again_does_not_pass_the_limit(host: Host, two: tuple) -> None:
+    """Without the account of who has it open, each round would be free for the next."""
+    maker, user = two
+    for number in range(20):
+        status = maker.result(f"alloc 10 {SIZE}")
+        if status != OK:
+            break
+        say(user, f"ipc-open {20 + number} {lend(maker, 10)}")
+        say(maker, "free 10")
+    assert status == OOM and number > 5
+    assert host.charged() == host.on_card() <= LIMIT
+
+
+def test_without_the_library_there_is_no_end_of_it(host: Host) -> None:
+    """The negative control."""
+    maker, user = host.puppet(preload=False).start(), host.puppet(preload=False).start()
+    for number in range(10):
+        say(maker, f"alloc 10 {SIZE}")
+        say(user, f"ipc-open {20 + number} {lend(maker, 10)}")
+        say(maker, "free 10")
+    assert host.on_card() > LIMIT
+
+
+@pytest.mark.parametrize("end", ["end", "kill"])
+def test_a_dead_makers_memory_stays_charged_while_it_is_open(host: Host, two: tuple, end: str) -> None:
+    """Its other memory does not. That of the simulated driver is gone with the maker; on hardware it is not."""
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}", f"alloc 11 {3 * SIZE}")
+    say(user, f"ipc-open 20 {lend(maker, 10)}")
+    maker.process.kill() if end == "kill" else maker.end()
+    maker.process.wait(20)
+    context = host.on_card()
+    assert context == host.physical()[user.process.pid]
+    assert user.refused("alloc", LIMIT - context - SIZE + 1) == OOM
+    say(user, f"alloc 30 {LIMIT - context - SIZE}", "free 30")
+    third = host.puppet().start()  # it may not take the slot that the memory is charged in
+    assert third.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
+    say(user, "call cuIpcCloseMemHandle $20")
+    say(third, f"alloc 30 {LIMIT - 2 * context}")
+    assert host.charged() == host.on_card() == LIMIT
+
+
+def test_a_child_has_nothing_open(host: Host, two: tuple) -> None:
+    """A child that outlives its parent does not keep what the parent had open."""
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}")
+    say(user, f"ipc-open 20 {lend(maker, 10)}")
+    child = user.say("fork-away")[1]
+    try:
+        say(user, "call cuIpcCloseMemHandle $20")
+        before = host.on_card()
+        say(maker, "free 10")
+        assert host.charged() == host.on_card() == before - SIZE
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_no_ledger_no_open(host: Host, two: tuple) -> None:
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}")
+    handle = lend(maker, 10)
+    host.ledger.rename(host.folder / "elsewhere")
+    assert user.result(f"ipc-open 20 {handle}") == NOT_PERMITTED
