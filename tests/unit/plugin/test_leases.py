@@ -180,7 +180,7 @@ class Time:
 def test_collection_waits_for_the_kubelet(node):
     parts = node.parts()
     time = Time()
-    collector = Collector(parts[1], parts[2], node.paths.checkpoint, time)
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     (gone,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     leased = leases_of(node, parts).lease()
@@ -203,7 +203,7 @@ def test_collection_waits_for_the_kubelet(node):
 def test_one_look_with_the_allocation_starts_the_grace_anew(node):
     parts = node.parts()
     time = Time()
-    collector = Collector(parts[1], parts[2], node.paths.checkpoint, time)
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     (one,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     for answers in ([], [one], []):
         write_checkpoint(node, answers)
@@ -215,7 +215,7 @@ def test_one_look_with_the_allocation_starts_the_grace_anew(node):
 def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
     parts = node.parts()
     time = Time()
-    collector = Collector(parts[1], parts[2], node.paths.checkpoint, time)
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     write_checkpoint(node, ids_only=[f"{node.gpus[0].uuid}::0"])
     for _time in range(3):
@@ -231,7 +231,7 @@ def test_containers_of_the_resource_under_its_former_name_keep_their_files(node)
     (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     write_checkpoint(node, [kept, lost], resource="example.com/former")
     parts[1].records.drop(lost.allocation)  # its folder is explained by the checkpoint alone
-    collector = Collector(parts[1], parts[2], node.paths.checkpoint, time)
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     for _time in range(3):
         assert collector.collect() == []
         time.now += 2 * GRACE_S
@@ -243,12 +243,12 @@ def test_containers_of_the_resource_under_its_former_name_keep_their_files(node)
 def test_folder_that_nobody_explains_is_removed(node):
     parts = node.parts()
     time = Time()
-    collector = Collector(parts[1], parts[2], node.paths.checkpoint, time)
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     (known,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
     (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
     node.paths.records.unlink()
     parts = node.parts()
-    collector = Collector(parts[1], parts[2], node.paths.checkpoint, time)
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
     write_checkpoint(node, [known])
     collector.collect()
     time.now += GRACE_S

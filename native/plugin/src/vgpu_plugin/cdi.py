@@ -117,3 +117,10 @@ def write(folder: Path, spec: dict[str, Any]) -> bool:
 def remove(folder: Path) -> None:
     for kind in (GPU_KIND, SLICE_KIND, NVIDIA_KIND):
         (folder / file_name(kind)).unlink(missing_ok=True)
+
+
+def leave(folder: Path) -> None:
+    """Removes what this program left: its files, and the folder where nobody else has one there."""
+    remove(folder)
+    with contextlib.suppress(OSError):
+        folder.rmdir()

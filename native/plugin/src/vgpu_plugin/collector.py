@@ -11,6 +11,7 @@ from pathlib import Path
 from . import checkpoint
 from .allocation_files import AllocationFiles
 from .allocator import Allocator
+from .podresources import Holder
 from .records import KUBELET
 
 # Between the answer of Allocate and the kubelet's checkpoint lies the admission of the rest of the pod.
@@ -30,11 +31,13 @@ class Collector:
         allocator: Allocator,
         files: AllocationFiles,
         checkpoint_file: Path,
+        holders: Callable[[], dict[str, Holder] | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._allocator = allocator
         self._files = files
         self._checkpoint_file = checkpoint_file
+        self._holders = holders
         self._monotonic = monotonic
         self._missing_since: dict[str, float] = {}
 
@@ -50,6 +53,8 @@ class Collector:
                 for record in self._allocator.records.all()
                 if record.kind == KUBELET and not found.holds(record.id, frozenset(record.slice_ids))
             }
+            if missing:
+                missing -= self._known_to_pod_resources(missing)
             missing |= set(self._unexplained(found))
             self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
             ended = [one for one, since in self._missing_since.items() if now - since >= GRACE_S]
@@ -58,6 +63,12 @@ class Collector:
                 self._allocator.forget(allocation)
                 del self._missing_since[allocation]
             return ended
+
+    def _known_to_pod_resources(self, allocations: set[str]) -> set[str]:
+        """Of allocations that the checkpoint lacks, those whose slices a container holds by the kubelet's own word."""
+        holders = self._holders() or {}
+        records = [record for record in self._allocator.records.all() if record.id in allocations]
+        return {record.id for record in records if any(one in holders for one in record.slice_ids)}
 
     def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:
         """Folders that neither a record nor the kubelet names; a lost record is rebuilt at the next start."""

@@ -123,7 +123,7 @@ class Daemon:
         for allocation in [*files.present(), *files.static()]:
             files.remove(allocation)
         if self._paths.cdi_dir is not None:
-            cdi.remove(self._paths.cdi_dir)
+            cdi.leave(self._paths.cdi_dir)
         records = self._paths.records
         for path in (records, records.with_suffix(".broken"), self._paths.admin_socket, self._paths.lock):
             path.unlink(missing_ok=True)
@@ -208,7 +208,7 @@ class Daemon:
         registrations = Registrations(register)
         leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
         leases.restore()
-        collector = Collector(allocator, files, paths.checkpoint)
+        collector = Collector(allocator, files, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
         changes = Reconfiguration(
             paths, self._chosen, settings, source, pool, allocator, lambda: leases.in_use() | outside.in_use()
         )
