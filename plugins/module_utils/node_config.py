@@ -224,6 +224,8 @@ def load(text: str, origin: str = PATH) -> dict[str, Any]:
     """The configuration of a file's text. Raises ConfigError naming the file, the key and what was expected."""
     try:
         config = json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+    except RecursionError:
+        raise ConfigError(origin, [error("text", "nested too deeply to be a configuration")]) from None
     except ValueError as fault:
         raise ConfigError(origin, [error("text", f"not valid JSON: {fault}")]) from None
     return check(config, origin)[0]

@@ -200,6 +200,24 @@ def test_collection_waits_for_the_kubelet(node):
     assert {one.id for one in parts[1].records.all()} == {kept.allocation, leased.allocation}
 
 
+def test_allocation_that_pod_resources_knows_does_not_end(node):
+    """A checkpoint that lost an entry is not the kubelet's only account."""
+    parts = node.parts()
+    time = Time()
+    held = {f"{node.gpus[0].uuid}::0": ("ml", "train", "main")}
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, lambda: held, time)
+    (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    (gone,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
+    write_checkpoint(node)
+    assert collector.collect() == []
+    time.now += GRACE_S
+    assert collector.collect() == [gone.allocation]
+    held.clear()
+    assert collector.collect() == []  # missing for the first time
+    time.now += GRACE_S
+    assert collector.collect() == [kept.allocation]
+
+
 def test_one_look_with_the_allocation_starts_the_grace_anew(node):
     parts = node.parts()
     time = Time()

@@ -158,8 +158,9 @@ class Pool:
             if slice_id in chosen:
                 raise BadRequest(f"slice {slice_id} comes twice in the request; ask for different slices")
             if slice_id not in self._slices:
+                shown = slice_id if len(slice_id) <= 80 else slice_id[:77] + "..."
                 raise BadRequest(
-                    f"slice {slice_id} was never offered by this node; it offers {len(self._slices)} slices of "
+                    f"slice {shown} was never offered by this node; it offers {len(self._slices)} slices of "
                     f"{len(self._gpus)} GPUs, see: vgpuctl status"
                 )
             piece = self._slices[slice_id]

@@ -32,6 +32,8 @@ STATUS = (
     (Unknown, grpc.StatusCode.NOT_FOUND),
 )
 
+LONGEST_TEXT = 2000
+
 log = logging.getLogger(__name__)
 
 
@@ -44,8 +46,10 @@ def answered(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, request, context)
         except PluginError as fault:
             code = next((code for kind, code in STATUS if isinstance(fault, kind)), grpc.StatusCode.UNKNOWN)
-            log.warning("%s: %s", method.__name__, fault)
-            context.abort(code, str(fault))
+            # A status is a header: one of the length of a caller's ids would not arrive.
+            text = str(fault) if len(str(fault)) <= LONGEST_TEXT else str(fault)[: LONGEST_TEXT - 1] + "…"
+            log.warning("%s: %s", method.__name__, text)
+            context.abort(code, text)
         except Exception as fault:
             if context.is_active():
                 log.exception("%s failed", method.__name__)

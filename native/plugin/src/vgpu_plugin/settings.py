@@ -144,6 +144,8 @@ def parse(text: str, path: Path) -> Any:
     """JSON, which we write, or YAML, which people and NVIDIA's tools write. Raises Fatal."""
     try:
         return json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+    except RecursionError:
+        raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except ValueError as fault:
         told = fault
     # Importing it takes longer than reading a file of ours.
@@ -155,6 +157,8 @@ def parse(text: str, path: Path) -> Any:
     Loader.add_constructor("tag:yaml.org,2002:float", lambda _loader, node: node.value)
     try:
         config = yaml.load(text, Loader)
+    except RecursionError:
+        raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except yaml.YAMLError as fault:
         where = " ".join(str(fault).split())
         raise Fatal(f"{path}: text: not valid JSON: {told}; nor YAML: {where}") from None

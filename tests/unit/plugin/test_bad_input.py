@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong around the plugin ends in a gRPC status or a message with a sentence, and never ends the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+from vgpu_kubelet_double.manager import Manager
+from vgpu_plugin import ctl
+from vgpu_plugin._proto import deviceplugin_pb2 as api
+from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
+from vgpu_plugin.clock import Clock
+from vgpu_plugin.collector import GRACE_S
+from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.errors import Fatal
+
+from .conftest import FakeGpus
+from .samples import until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def kubelet(node):
+    manager = Manager(node.paths.kubelet_dir)
+    manager.start()
+    yield manager
+    manager.stop()
+
+
+@pytest.fixture
+def daemon(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    node.configure(splitCount=2)
+    source = FakeGpus(node.gpus)
+    out = Daemon(node.paths, lambda: source, node.mounter)
+    out.source = source
+    running(out)
+    until(lambda: allocatable(kubelet) == 4, "the slices")
+    return out
+
+
+@pytest.fixture
+def stub(node, daemon):
+    with grpc.insecure_channel(f"unix:{node.paths.endpoint(RESOURCE)}") as channel:
+        yield rpc.DevicePluginStub(channel)
+
+
+def allocatable(kubelet) -> int:
+    return kubelet.state()["resources"].get(RESOURCE, {}).get("allocatable", -1)
+
+
+def status(node, capsys) -> dict:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+FIRST = "GPU-00000000-0000-0000-0000-000000000000"
+LONG = "x" * 100_000
+
+
+def allocate(*containers: list[str]):
+    requests = [api.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+    return "Allocate", api.AllocateRequest(container_requests=requests)
+
+
+def prefer(available: list[str], must: list[str], size: int):
+    one = api.ContainerPreferredAllocationRequest(
+        available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+    )
+    return "GetPreferredAllocation", api.PreferredAllocationRequest(container_requests=[one])
+
+
+def prestart(*ids: str):
+    return "PreStartContainer", api.PreStartContainerRequest(devices_ids=list(ids))
+
+
+REQUESTS = [
+    ("no container", allocate(), "INVALID_ARGUMENT", "names no container"),
+    ("no id", allocate([]), "INVALID_ARGUMENT", "names no slice"),
+    ("an id never offered", allocate(["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
+    ("an id beyond the split", allocate([f"{FIRST}::2"]), "INVALID_ARGUMENT", "was never offered"),
+    ("a negative id", allocate([f"{FIRST}::-1"]), "INVALID_ARGUMENT", "was never offered"),
+    ("an empty id", allocate([""]), "INVALID_ARGUMENT", "was never offered"),
+    ("a path", allocate(["../../../etc/passwd"]), "INVALID_ARGUMENT", "was never offered"),
+    ("an endless id", allocate([LONG]), "INVALID_ARGUMENT", "was never offered"),
+    ("an id twice", allocate([f"{FIRST}::0", f"{FIRST}::0"]), "INVALID_ARGUMENT", "comes twice"),
+    ("two slices of one GPU", allocate([f"{FIRST}::0", f"{FIRST}::1"]), "FAILED_PRECONDITION", "distinct"),
+    ("one bad container of two", allocate([f"{FIRST}::0"], ["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
+    ("more than there are", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "out of 1 available"),
+    ("must, and not available", prefer([f"{FIRST}::0"], ["GPU-x::0"], 1), "INVALID_ARGUMENT", "is not available"),
+    ("a start of what was never given", prestart(f"{FIRST}::1"), "FAILED_PRECONDITION", "knows an allocation"),
+    ("a start of what was never offered", prestart("GPU-x::0"), "INVALID_ARGUMENT", "was never offered"),
+    ("a start of nothing", prestart(), "INVALID_ARGUMENT", "names no slice"),
+]
+
+
+@pytest.mark.parametrize(("about", "call", "code", "words"), REQUESTS, ids=[row[0] for row in REQUESTS])
+def test_requests(node, kubelet, stub, about, call, code, words):
+    method, request = call
+    with pytest.raises(grpc.RpcError) as fault:
+        getattr(stub, method)(request, timeout=30)
+    assert (fault.value.code().name, words in fault.value.details()) == (code, True), fault.value.details()[:300]
+    assert (
+        not node.paths.allocations.exists()
+        or [one.name for one in node.paths.allocations.iterdir() if not one.name.startswith("slice-")] == []
+    )
+    assert kubelet.run_pod("after")["ids"]  # and it goes on
+
+
+@pytest.mark.parametrize("how", ["sick", "vanished"])
+def test_allocate_while_the_gpu_is_gone(node, kubelet, daemon, stub, how):
+    if how == "sick":
+        daemon.source.xids.put((FIRST, 79))
+    else:
+        daemon.source.faults[FIRST] = "the driver says: not found"
+        daemon.source.listed = node.gpus[1:]
+    until(lambda: allocatable(kubelet) == 2, "the slices of the other GPU alone")
+    with pytest.raises(grpc.RpcError) as fault:
+        stub.Allocate(allocate([f"{FIRST}::0"])[1], timeout=30)
+    assert (fault.value.code().name, "is unhealthy" in fault.value.details()) == ("UNAVAILABLE", True)
+
+
+def test_message_that_is_none(node, stub):
+    with grpc.insecure_channel(f"unix:{node.paths.endpoint(RESOURCE)}") as channel:
+        call = channel.unary_unary("/v1beta1.DevicePlugin/Allocate")
+        with pytest.raises(grpc.RpcError) as fault:
+            call(b"\xff\xff\xff\xff", timeout=30)
+    assert fault.value.code().name in ("INTERNAL", "INVALID_ARGUMENT", "UNKNOWN")
+    assert stub.GetDevicePluginOptions(api.Empty(), timeout=30).pre_start_required
+
+
+# ---- the kubelet's socket
+
+
+class Deaf:
+    """Takes connections and never answers."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(8)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.mark.parametrize("what", ["nothing", "a file", "a folder", "a dead socket", "one that hangs"])
+def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
+    monkeypatch.setattr("vgpu_plugin.registration.REGISTER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("vgpu_plugin.registration.LAST_RETRY_S", 0.2)
+    path = node.paths.kubelet_socket
+    deaf = None
+    if what == "a file":
+        path.write_text("no socket")
+    elif what == "a folder":
+        path.mkdir()
+    elif what in ("a dead socket", "one that hangs"):
+        deaf = Deaf(path)
+        if what == "a dead socket":
+            deaf.close()
+    node.configure()
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    until(node.paths.admin_socket.exists, "the admin socket")
+    found = until(lambda: status(node, capsys), "an answer")
+    assert found["registered"] is False
+    until(lambda: str(path) in status(node, capsys)["kubelet_error"], "the fault, with the socket's path")
+    if deaf is not None:
+        deaf.close()
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    manager = Manager(node.paths.kubelet_dir)
+    manager.start()
+    try:
+        until(lambda: allocatable(manager) == 4, "the slices, once a kubelet is there")
+    finally:
+        manager.stop()
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("what", ["a folder", "not UTF-8", "empty", "a number", "a list", "endless nesting"])
+def test_configuration_that_is_none(node, what):
+    path = node.paths.config
+    contents = {
+        "not UTF-8": b'{"version": "\xff"}',
+        "empty": b"",
+        "a number": b"7",
+        "a list": b"[]",
+        "endless nesting": b"[" * 5000,
+    }
+    if what == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes(contents[what])
+    with pytest.raises(Fatal, match=r"node\.yaml") as fault:
+        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
+    assert len(str(fault.value)) < 2000
+
+
+def test_clock_that_is_set_ends_nothing(node, monkeypatch):
+    """Leases and collection go by clocks that nobody can set."""
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    first = Clock().now()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    assert 0 <= Clock().now() - first < GRACE_S
+
+
+def test_two_plugins_at_once(node, kubelet, running):
+    node.configure()
+    faults: list[Fatal] = []
+    daemons = [Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter) for _time in range(2)]
+    barrier = threading.Barrier(2)
+
+    class Started:
+        def __init__(self, daemon: Daemon) -> None:
+            self.daemon, self.stop = daemon, daemon.stop
+
+        def run(self) -> None:
+            barrier.wait()
+            try:
+                self.daemon.run()
+            except Fatal as fault:
+                faults.append(fault)
+
+    for one in daemons:
+        running(Started(one))
+    until(lambda: faults, "one to be refused")
+    assert f"another vgpu-device-plugin runs already (pid {os.getpid()})" in str(faults[0])
+    until(lambda: allocatable(kubelet) == 4, "the other to serve")
+    assert len(faults) == 1
