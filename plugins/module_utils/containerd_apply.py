@@ -84,6 +84,9 @@ class Applier:
             return
         if not self.changes or self.after is None:
             return
+        if self.options.path.endswith(".tmpl"):
+            self.warnings.append(f"{self.options.path} is a template, so nothing could validate it")
+            return
         with tempfile.TemporaryDirectory(prefix="containerd-") as folder:
             candidate = os.path.join(folder, "config.toml")
             write_text(candidate, self.after, 0o600)

@@ -38,9 +38,14 @@ class Wish(NamedTuple):
     systemd_cgroup: bool | None = None
 
 
+def _get(text: str, key: str) -> str | None:
+    """The value of a key as it is written, also in a template."""
+    return toml_text.get(hide_template(text)[0], key)
+
+
 def version_of(text: str) -> int:
     """The version that a file says it has; without one it is of version 1."""
-    written = toml_text.get(text, "version")
+    written = _get(text, "version")
     if written is None:
         return 1
     if written not in ("1", "2", "3"):
@@ -68,7 +73,7 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
             f"the file is of version 1, of which containerd {shown} discards the runtimes; write it anew in version 2 "
             "or 3 (containerd config migrate)"
         )
-    if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", toml_text.get(text, "disabled_plugins") or ""):
+    if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", _get(text, "disabled_plugins") or ""):
         found.append('disabled_plugins names "cri", so no kubelet can use this containerd; take it out of the list')
     return found
 
@@ -84,7 +89,7 @@ def keys(text: str, wish: Wish, version: int | None = None) -> dict[str, toml_te
     # It must be what the kubelet has; what runc uses is what works on this host.
     cgroup = wish.systemd_cgroup
     if cgroup is None:
-        written = toml_text.get(text, f"{base}.runtimes.runc.options.SystemdCgroup")
+        written = _get(text, f"{base}.runtimes.runc.options.SystemdCgroup")
         cgroup = None if written is None else written == "true"
     if cgroup is not None:
         wanted[f"{runtime}.options.SystemdCgroup"] = cgroup
@@ -96,7 +101,7 @@ def keys(text: str, wish: Wish, version: int | None = None) -> dict[str, toml_te
 def imported_folder(text: str) -> str | None:
     """A folder of which the file imports every .toml file, None where there is none."""
     try:
-        globs = re.findall(r"""["']([^"']+)["']""", toml_text.get(text, "imports") or "")
+        globs = re.findall(r"""["']([^"']+)["']""", _get(text, "imports") or "")
     except toml_text.TomlError:
         return None
     folders = [os.path.dirname(one) for one in globs if one.startswith("/") and os.path.basename(one) == "*.toml"]
@@ -155,9 +160,9 @@ def undo(text: str, former: str | None, ours: str, wish: Wish) -> str | None:
     if text == ours:
         return former
     for key in keys(ours, wish):
-        if toml_text.get(text, key) != toml_text.get(ours, key):
+        if _get(text, key) != _get(ours, key):
             continue
-        before = toml_text.get(former or "", key)
+        before = _get(former or "", key)
         text = toml_text.remove(text, key) if before is None else toml_text.put(text, key, before)
     runtime = f"{SECTIONS[version_of(ours)]}.containerd.runtimes.{wish.name}"
     for table in (f"{runtime}.options", runtime):

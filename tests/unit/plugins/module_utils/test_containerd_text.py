@@ -185,6 +185,7 @@ def test_a_file_that_this_containerd_follows_is_not(text, daemon):
 
 
 def test_a_template_keeps_its_commands():
+    assert (containerd_text.version_of(TEMPLATE), containerd_text.problems(TEMPLATE, (1, 7))) == (2, [])
     merged, changes = containerd_text.merge(TEMPLATE, Wish())
     assert changes
     assert [line for line in TEMPLATE.splitlines() if line not in merged.splitlines()] == []
