@@ -216,3 +216,41 @@ def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
     failed = call(place, state="schedulable")
     assert failed.code != 0
     assert "cannot be reached" in failed.output
+
+
+# What the plan says of its step, the variables, whether the node is drained.
+STEPS = [
+    ({"role": "nvidia_driver", "disturbs": True}, {}, True),
+    ({"role": "nvidia_driver", "disturbs": False}, {}, False),
+    ({"role": "vcuda", "disturbs": True}, {}, False),
+    ({"role": "nvidia_driver", "disturbs": True}, {"upgrade_drain_roles": []}, False),
+]
+
+
+def upgrade(place: Workplace, step: dict[str, Any], *entries: str, **variables: Any) -> Any:
+    place.hosts({"some": [NODE]})
+    words = {"preflight_plan": {"steps": [step], "roles": [step["role"]]}, **variables}
+    role = "ansible.builtin.import_role"
+    tasks = [{role: {"name": "vgpu.fleet.upgrade", "tasks_from": entry}, "vars": words} for entry in entries]
+    return place.play([{"hosts": NODE, "gather_facts": False, "tasks": tasks}])
+
+
+@pytest.mark.parametrize("step, variables, drained", STEPS)
+def test_an_upgrade_drains_where_a_driver_changes_and_gives_the_node_back(
+    place: Workplace, cluster: Cluster, step: dict[str, Any], variables: dict[str, Any], drained: bool
+) -> None:
+    cluster.pod("train", REPLICA_SET, gpu=True)
+    api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), **variables}
+    before = upgrade(place, step, "ask", "drain", **api)
+    assert before.code == 0, before.output
+    assert cluster.node["spec"] == ({"unschedulable": True} if drained else {})
+    assert list(cluster.pods) == ([] if drained else ["train"])
+    after = upgrade(place, step, "release", **api)
+    assert after.code == 0, after.output
+    assert (cluster.node["spec"], cluster.node["metadata"]["annotations"]) == ({}, {"mine": "1"})
+
+
+def test_an_upgrade_that_cannot_drain_is_refused_first(place: Workplace) -> None:
+    refused = upgrade(place, {"role": "nvidia_driver", "disturbs": True}, "ask")
+    assert refused.code != 0
+    assert "set upgrade_kubeconfig, or drain it by hand" in " ".join(refused.output.split())
