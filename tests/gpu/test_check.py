@@ -40,6 +40,24 @@ def test_the_memory_stages(check: Check) -> None:
     assert check.stage("granularity")["figures"]["seen_by"] == "process"
 
 
+def test_the_compute_stages(check: Check) -> None:
+    stages = ["alone", "together", "graphs", "device"]
+    assert check.stages(*stages) == 0, check.text
+    assert check.status() == dict(dict.fromkeys(stages, "passed"), device="measured"), check.text
+    assert [gate["name"] for gate in check.stage("together")["gates"]][1:] == ["25 %: mean", "75 %: mean"]
+
+
+def test_without_a_limiter_the_shares_do_not_hold(check: Check, no_library: Path) -> None:
+    assert check.stages("graphs", library=no_library) == 1
+    held = {gate["name"]: gate["held"] for gate in check.stage("graphs")["gates"]}
+    assert held["control: graphs without the library have the GPU"] and not held["graphs at 25 %: mean"]
+
+
+def test_without_an_arbiter_its_stage_is_left_out_by_name(check: Check, no_library: Path) -> None:
+    check.stages("together", library=no_library)
+    assert "no vgpu-arbiter beside the library" in check.text
+
+
 def test_without_a_library_the_gates_do_not_hold(check: Check, no_library: Path) -> None:
     stages = ["environment", "exact", "contexts", "shown", "kill", "cost"]
     assert check.stages(*stages, library=no_library) == 1

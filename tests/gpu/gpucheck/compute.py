@@ -12,6 +12,7 @@ import time
 from typing import Any, Sequence
 
 from . import stamps
+from .arbiter import Arbiter
 from .host import Host
 from .report import Report, Skip
 
@@ -154,11 +155,11 @@ class Run:
         return found
 
 
-def calibrate(host: Host, report: Report) -> dict[int, tuple[int, float]]:
+def calibrate(host: Host, report: Report, durations: Sequence[int]) -> dict[int, tuple[int, float]]:
     """Duration → steps, and what a launch costs alone: without the library, which is the control that all is measured
     against."""
     found = {}
-    for us in DURATIONS_US:
+    for us in durations:
         answer = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)
         steps = answer["steps"]
         if not host.simulated and not 0.8 * us <= answer["nanoseconds"] / 1000 <= 1.25 * us:
@@ -170,101 +171,92 @@ def calibrate(host: Host, report: Report) -> dict[int, tuple[int, float]]:
         report.figure(
             f"bare {us} us", dict(run.figures(), steps=steps, cost_ns=cost, clock_tick_ns=stamps.tick(run.tenants[0]))
         )
-        report.gate(
-            f"control: {us} us without the library has the GPU", run.mean() > 85, "> 85 %", f"{run.mean():.1f} %"
-        )
+        _control(host, report, f"{us} us without the library", run)
         found[us] = (steps, cost)
     return found
 
 
-def _tolerance(host: Host) -> tuple[float, float]:
-    """Points of error that gates allow: of the mean, of the worst window. The simulated driver runs on busy machines in
-    real time and shows here only that the measurement works; tests/bench holds its shares to more."""
-    return (8.0, 20.0) if host.simulated else (1.0, 2.0)
+def _control(host: Host, report: Report, what: str, run: Run) -> None:
+    """What must be true for a share to mean anything: unlimited, the same kernels have the whole GPU. The simulated
+    driver runs in real time on machines that do other work."""
+    most = 40 if host.simulated else 85
+    report.gate(f"control: {what} have the GPU", run.mean() > most, f"> {most} %", f"{run.mean():.1f} %")
+
+
+def _share(host: Host, report: Report, what: str, run: Run, share: int, tenant: int = 0, window: float = 2.0) -> None:
+    """Gates of one tenant: its mean within a point, its worst second within ``window``. On the simulated driver it must
+    only not get much more than its share; tests/bench holds the shares there to more."""
+    mean = run.mean(tenant)
+    report.figure(what, run.figures(tenant))
+    if host.simulated:
+        report.gate(f"{what}: mean", 0.3 * share <= mean <= share + 10, f"{0.3 * share:g}..{share + 10}", f"{mean:.2f}")
+        return
+    report.gate(f"{what}: mean", abs(mean - share) <= 1, f"{share} ± 1", f"{mean:.2f}")
+    worst = run.worst(share, tenant)
+    report.gate(f"{what}: worst second", worst <= window, f"within {window:g}", f"{worst:.2f}")
 
 
 def alone(host: Host, report: Report) -> None:
     """One tenant with policy force; and with the library but no limit."""
-    costs = calibrate(host, report)
-    mean, worst = _tolerance(host)
-    shares = SHARES[1:3] if host.quick else SHARES
-    for us in DURATIONS_US:
+    durations = DURATIONS_US[1:] if host.quick else DURATIONS_US
+    costs = calibrate(host, report, durations)
+    for us in durations:
         steps, cost = costs[us]
-        for share in (*shares, 100):
+        for share in (*(SHARES[1:3] if host.quick else SHARES), 100):
             slice_ = host.slice(host.limit(), sm=share, policy="force")
             run = Run(host, [(us, steps, slice_.env())], [cost])
-            report.figure(f"{share} % of {us} us", run.figures())
             if share == 100:
-                report.gate(
-                    f"control: {us} us without a limit has the GPU", run.mean() > 85, "> 85 %", f"{run.mean():.1f} %"
-                )
+                report.figure(f"no limit, {us} us", run.figures())
+                _control(host, report, f"{us} us with the library and no limit", run)
                 continue
-            error = abs(run.mean() - share)
-            report.gate(f"{share} % of {us} us: mean", error <= mean, f"{share} ± {mean:g}", f"{run.mean():.2f}")
-            out = run.worst(share)
-            report.gate(f"{share} % of {us} us: worst window", out <= worst, f"within {worst:g}", f"{out:.2f}")
+            _share(host, report, f"{share} % of {us} us", run, share)
             longest = run.found[0]["longest_launch_ns"] / MILLISECOND
-            report.goal(
-                f"{share} % of {us} us: longest launch held back", longest <= 100, "<= 100 ms", f"{longest:.1f} ms"
-            )
+            report.goal(f"{share} % of {us} us: longest held back", longest <= 100, "<= 100 ms", f"{longest:.1f} ms")
+
+
+def _bare(host: Host, us: float, graph: int = 0) -> tuple[int, float, Run]:
+    """Steps that take ``us``, what a launch (a graph's) costs alone, and the run without the library that says so."""
+    steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
+    run = Run(host, [(us, steps, host.base_env)], [0.0], graph=graph)
+    return steps, stamps.period(run.tenants[0]), run
 
 
 def together(host: Host, report: Report) -> None:
     """25 and 75 %, two containers on one GPU under the arbiter; and without limits, where each gets a half."""
     us = 200
-    answer = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)
-    bare = Run(host, [(us, answer["steps"], host.base_env)], [0.0])
-    cost = stamps.period(bare.tenants[0])
-    tenant = (us, answer["steps"], host.base_env)
-    control = Run(host, [tenant, tenant], [cost, cost])
+    steps, cost, _run = _bare(host, us)
+    control = Run(host, [(us, steps, host.base_env)] * 2, [cost, cost])
     report.figure("control, no library", [control.figures(0), control.figures(1)])
     total = control.mean(0) + control.mean(1)
+    most = 72 if host.simulated else 60
+    found = f"{control.mean(0):.1f} and {control.mean(1):.1f}"
     report.gate(
-        "control: without limits neither has a quarter",
-        abs(control.mean(0) - 25) > 10,
-        "not 25",
-        f"{control.mean(0):.1f}",
+        "control: without limits neither has 75", max(control.mean(0), control.mean(1)) < most, "about 50 each", found
     )
-    report.figure("control total percent", round(total, 2))
     if not host.arbiter.exists():
-        raise Skip("no vgpu-arbiter")
-    from .arbiter import Arbiter
-
+        raise Skip("no vgpu-arbiter beside the library")
     slices = [host.slice(host.limit(), sm=share, policy="force") for share in (25, 75)]
     with Arbiter(host, slices) as arbiter:
-        run = Run(host, [(us, answer["steps"], arbiter.env(one)) for one in slices], [cost, cost])
-    mean, worst = _tolerance(host)
+        run = Run(host, [(us, steps, one.env()) for one in slices], [cost, cost])
+        report.figure("arbiter", arbiter.status())
     for i, share in enumerate((25, 75)):
-        report.figure(f"{share} %", run.figures(i))
-        report.gate(f"{share} %: mean", abs(run.mean(i) - share) <= mean, f"{share} ± {mean:g}", f"{run.mean(i):.2f}")
-        out = run.worst(share, i)
-        report.gate(f"{share} %: worst window", out <= 2 * worst, f"within {2 * worst:g}", f"{out:.2f}")
+        _share(host, report, f"{share} %", run, share, tenant=i, window=4)
     whole = run.mean(0) + run.mean(1)
     report.goal(
-        "together at least 97 % of what both had without limits",
-        whole >= 0.97 * total,
-        f">= {0.97 * total:.1f}",
-        f"{whole:.1f}",
+        "together 97 % of what both had without limits", whole >= 0.97 * total, f">= {0.97 * total:.1f}", f"{whole:.1f}"
     )
 
 
 def graphs(host: Host, report: Report) -> None:
     """Graphs of kernels under a limit: a replay is one call, however many kernels it holds."""
     us, kernels = 100, 20
-    steps = host.program("spin", 0, us, 0, 32, host.folder / "calibration", seconds=60)["steps"]
-    bare = Run(host, [(us, steps, host.base_env)], [0.0], graph=kernels)
-    cost = stamps.period(bare.tenants[0])
+    steps, cost, bare = _bare(host, us, kernels)
     report.figure("bare", dict(bare.figures(), cost_ns=cost))
-    report.gate("control: graphs without the library have the GPU", bare.mean() > 85, "> 85 %", f"{bare.mean():.1f} %")
-    mean, worst = _tolerance(host)
+    _control(host, report, "graphs without the library", bare)
     for share in (25, 50):
         slice_ = host.slice(host.limit(), sm=share, policy="force")
         run = Run(host, [(us, steps, slice_.env())], [cost], graph=kernels)
-        report.figure(f"{share} %", run.figures())
-        report.gate(f"{share} %: mean", abs(run.mean() - share) <= mean, f"{share} ± {mean:g}", f"{run.mean():.2f}")
-        report.gate(
-            f"{share} %: worst window", run.worst(share) <= worst, f"within {worst:g}", f"{run.worst(share):.2f}"
-        )
+        _share(host, report, f"graphs at {share} %", run, share)
 
 
 def cost(host: Host, report: Report) -> None:

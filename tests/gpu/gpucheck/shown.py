@@ -123,6 +123,16 @@ def pytorch(host: Host, report: Report) -> None:
         "expandable": "expandable_segments:True",
         "async": "backend:cudaMallocAsync",
     }
+    first: dict[str, float] = {}
+    for name, env in {"bare": host.base_env, "preloaded": host.slice(limit).env()}.items():
+        text = host.run(python, PROGRAMS / "torch_limit.py", "first", env=env, seconds=120)
+        found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+        if found.get("skipped"):
+            raise Skip(found["skipped"])
+        first[name] = found["first_use_seconds"]
+    report.figure("first_use_seconds", first)
+    near = first["preloaded"] < first["bare"] + 1
+    report.goal("the first use takes less than a second more", near, first["bare"], first["preloaded"])
     for name, setting in allocators.items():
         slice_ = host.slice(limit)
         before = host.card.memory()["used"]
@@ -134,10 +144,10 @@ def pytorch(host: Host, report: Report) -> None:
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             report.gate(f"{name}: runs", False, "exit 0", str(error)[-400:])
             continue
-        found: dict[str, Any] = json.loads(text.strip().splitlines()[-1])
+        found = json.loads(text.strip().splitlines()[-1])
         report.figure(name, found)
-        if found.get("skipped"):
-            raise Skip(found["skipped"])
+        context = found["total"] - found["free"]
+        report.gate(f"{name}: the context is charged", context > 64 * MIB, f"> {64 * MIB}", context)
         report.gate(f"{name}: mem_get_info shows the limit", found["total"] == limit, limit, found["total"])
         report.gate(
             f"{name}: OutOfMemoryError", found["error"] == "OutOfMemoryError", "OutOfMemoryError", found["error"]

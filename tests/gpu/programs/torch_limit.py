@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside a slice: PyTorch up to the limit and beyond. Prints one line of JSON."""
+"""Run inside a slice: PyTorch up to the limit and beyond. Prints one line of JSON. With an argument: the first use alone,
+to compare its time with and without the library."""
 
 import json
 import os
 import sys
+import time
 
 import torch
 
@@ -42,7 +44,16 @@ def main():
         print(json.dumps({"skipped": "this torch has no CUDA here"}))
         return
     found = {"torch": torch.__version__, "cuda": torch.version.cuda, "error": "none"}
-    torch.zeros(1, device="cuda")
+    began = time.monotonic()
+    one = torch.ones(1024, 1024, device="cuda")
+    found["first_sum"] = float((one @ one).sum().item())
+    torch.nn.functional.softmax(torch.randn(512, 512, device="cuda"), dim=-1).sum().item()
+    found["first_use_seconds"] = round(time.monotonic() - began, 3)
+    del one
+    torch.cuda.empty_cache()
+    if sys.argv[1:]:
+        print(json.dumps(found))
+        return
     found["free"], found["total"] = torch.cuda.mem_get_info()
     held = []
     try:
