@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -28,6 +30,7 @@ def environment(host: Host, report: Report) -> None:
     report.figure("cores", os.cpu_count())
     report.figure("python", sys.version.split()[0])
     report.figure("libcuda", str(host.libcuda))
+    report.gate("locks of open file descriptions work here", _description_locks(host), True, os.uname().release)
     maps = symbols.loaded_path("libnvidia-ml.so.1")
     report.figure("libnvidia_ml", str(maps))
     exported = {}
@@ -52,6 +55,23 @@ def environment(host: Host, report: Report) -> None:
         "cuMemAlloc replaced",
         len(replaced),
     )
+
+
+def _description_locks(host: Host) -> bool:
+    """F_OFD_SETLK, by which the ledger knows who lives: held by one description, another must be refused."""
+    path = host.folder / "locked"
+    path.write_bytes(b"")
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 1 << 30, 1, 0)
+    with path.open("r+b") as one, path.open("r+b") as other:
+        try:
+            fcntl.fcntl(one, 37, lock)
+        except OSError:
+            return False
+        try:
+            fcntl.fcntl(other, 37, lock)
+        except BlockingIOError:
+            return True
+        return False
 
 
 def at(steps: list, version: int) -> str:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages of time where kernels leave stamps, as on a real GPU: with a program that writes them in no time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import PROFILE, ROOT, SIMULATOR
+
+RUN = """
+import sys
+from pathlib import Path
+from gpucheck import compute, host, report
+host.Host.simulated = property(lambda self: False)
+here = host.Host(Path(sys.argv[1]), Path(sys.argv[2]))
+found = report.Report(Path(sys.argv[1], "found.json"), "stamped")
+getattr(compute, sys.argv[3])(here, found)
+found.end()
+"""
+
+
+def stage(folder: Path, name: str, **more: str) -> dict:
+    """What a stage finds on a host whose kernels leave stamps."""
+    (folder / "host.profile").write_text(PROFILE.format(more=""))
+    shutil.copy(Path(__file__).resolve().parent / "stamping_spin.py", folder / "spin")
+    env = dict(
+        os.environ,
+        LD_LIBRARY_PATH=str(SIMULATOR),
+        GPUSIM_STATE=str(folder / "gpusim.state"),
+        GPUSIM_PROFILE=str(folder / "host.profile"),
+        PYTHONPATH=str(ROOT / "tests/gpu"),
+        **more,
+    )
+    command = [sys.executable, "-c", RUN, str(folder), str(ROOT / "native/build/libvgpu.so"), name]
+    subprocess.run(command, env=env, check=True, timeout=200)
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["alone", "graphs"])
+def test_a_share_that_is_kept_is_found(tmp_path: Path, name: str) -> None:
+    found = stage(tmp_path, name)
+    assert found["status"] == "passed", found["gates"]
+    assert len(found["gates"]) == (6 + 24 if name == "alone" else 5)
+    if name == "alone":
+        figures = found["figures"]["25 % of 20 us"]
+        assert len(figures["windows_percent"]) == 3 and 24 < figures["mean_percent"] < 26
+        assert max(figures["busy_percent"]) < figures["mean_percent"], "the gaps between kernels are part of a share"
+        assert found["figures"]["bare 20 us"]["cost_ns"] == 21000
+        assert found["figures"]["bare 20 us"]["clock_tick_ns"] == 1000
+
+
+@pytest.mark.parametrize("name", ["alone", "graphs"])
+def test_a_share_that_is_not_kept_fails_and_the_controls_hold(tmp_path: Path, name: str) -> None:
+    found = stage(tmp_path, name, LAX="1")
+    assert found["status"] == "failed"
+    for gate in found["gates"]:
+        assert gate["held"] == gate["name"].startswith("control"), gate
+
+
+def test_turns_and_switches_are_told(tmp_path: Path) -> None:
+    found = stage(tmp_path, "device")
+    assert found["status"] == "measured"
+    assert {"slice_ns_middle", "switch_ns_middle", "turns", "kernels_that_waited_inside"} <= set(found["figures"])
