@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sequences of allocations, frees, starts, ends, kills, forks and live changes of the limit, made up by hypothesis.
+
+After each step three accounts are equal to the byte: a model of a few lines, the ledger, and what the simulated driver
+says is on the card.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import hypothesis.strategies as st
+import layouts
+import pytest
+from conftest import LIBRARY, LIMIT, MIB, OK, OOM, Host
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from test_probe_finds import MUTANTS, broken
+
+EXAMPLES = int(os.environ.get("VGPU_PROPERTY_EXAMPLES", "12"))
+MOST = 4  # processes at a time
+FREE = {"alloc": "free", "managed": "free", "create": "release-handle"}
+SIZES = st.one_of(
+    st.sampled_from([1, 511, 512, 4096, MIB - 1, MIB, 2 * MIB, 1000 * MIB]),
+    st.integers(1, 64 * MIB),
+    st.sampled_from(["rest", "rest + 1", "rest - 1"]),
+)
+
+
+class Process:
+    """A puppet, and what the model says that it holds."""
+
+    def __init__(self, puppet: object, context: int) -> None:
+        self.puppet, self.context = puppet, context
+        self.blocks: dict = {}  # register → bytes
+
+    def held(self) -> int:
+        return self.context + sum(size for _unused, size in self.blocks.values())
+
+
+class Container(RuleBasedStateMachine):
+    programs: Path  # set by the test
+    library = str(LIBRARY)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.host = Host(Path(self.folder.name), self.programs)
+        self.host.write_limits()
+        self.limit = LIMIT
+        self.living: list = []
+        self.children: list = []
+        self.context = 0  # known after the first
+
+    def total(self) -> int:
+        return sum(process.held() for process in self.living)
+
+    def teardown(self) -> None:
+        for child in self.children:
+            os.kill(child, signal.SIGKILL)
+        self.host.close()
+        self.folder.cleanup()
+
+    @invariant()
+    def three_accounts_agree(self) -> None:
+        accounts = {"ledger": self.host.charged(), "card": self.host.on_card(), "model": self.total()}
+        assert len(set(accounts.values())) == 1, accounts
+
+    @initialize()
+    def begin(self) -> None:
+        self.start_one("link")
+
+    @precondition(lambda self: len(self.living) < MOST)
+    @rule(route=st.sampled_from(["link", "proc", "handle", "next"]))
+    def start(self, route: str) -> None:
+        self.start_one(route)
+
+    def start_one(self, route: str) -> None:
+        puppet = self.host.puppet(route=route, LD_PRELOAD=self.library)
+        assert puppet.result("init") == OK
+        status = puppet.refused("ctx", 0)
+        if status != OK:
+            assert status == OOM
+            assert self.context, "the first one fits under every limit here"
+            assert self.total() + self.context > self.limit
+            puppet.end()
+            return
+        self.context = self.context or self.host.on_card() - self.total()
+        assert self.total() + self.context <= self.limit
+        self.living.append(Process(puppet, self.context))
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data(), verb=st.sampled_from(["alloc", "managed", "create"]), size=SIZES)
+    def allocate(self, data: st.DataObject, verb: str, size: object) -> None:
+        self.allocate_one(data, verb, size)
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data(), sizes=st.lists(st.integers(1, 64 * MIB), min_size=1, max_size=4))
+    def allocate_some(self, data: st.DataObject, sizes: list) -> None:
+        for size in sizes:
+            self.allocate_one(data, "alloc", size)
+
+    def allocate_one(self, data: st.DataObject, verb: str, size: object) -> None:
+        process = data.draw(st.sampled_from(self.living))
+        rest = max(self.limit - self.total(), 0)
+        bytes_ = {"rest": rest, "rest + 1": rest + 1, "rest - 1": rest - 1}.get(size, size)  # type: ignore[arg-type]
+        if verb == "create":
+            bytes_ = bytes_ // (2 * MIB) * (2 * MIB)  # the driver's granularity
+        if bytes_ < 1:
+            return
+        if bytes_ > rest:
+            assert process.puppet.refused(verb, bytes_, 0) == OOM
+            return
+        process.blocks[process.puppet.get(verb, bytes_, 0)] = (verb, bytes_)
+
+    @precondition(lambda self: any(process.blocks for process in self.living))
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        self.free_one(data)
+
+    @precondition(lambda self: sum(len(process.blocks) for process in self.living) > 3)
+    @rule(data=st.data())
+    def free_some(self, data: st.DataObject) -> None:
+        for _unused in range(3):
+            self.free_one(data)
+
+    def free_one(self, data: st.DataObject) -> None:
+        process = data.draw(st.sampled_from([one for one in self.living if one.blocks]))
+        register = data.draw(st.sampled_from(sorted(process.blocks)))
+        verb, _unused = process.blocks.pop(register)
+        assert process.puppet.result(f"{FREE[verb]} {register}") == OK
+
+    @precondition(lambda self: len(self.living) > 1)
+    @rule(data=st.data(), killed=st.booleans())
+    def end(self, data: st.DataObject, killed: bool) -> None:
+        process = self.living.pop(data.draw(st.integers(0, len(self.living) - 1)))
+        if killed:
+            process.puppet.process.kill()
+            process.puppet.process.wait()
+        else:
+            process.puppet.end()
+
+    @precondition(lambda self: self.living and len(self.children) < 3)
+    @rule(data=st.data())
+    def fork(self, data: st.DataObject) -> None:
+        """A child that uses no CUDA holds nothing, and keeps nothing of its parent alive."""
+        child = data.draw(st.sampled_from(self.living)).puppet.say("fork-away")[1]
+        self.children.append(child)
+        # The driver gives up what the child inherited inside the child; its standard input is closed after that.
+        until = time.monotonic() + 20
+        while os.path.lexists(f"/proc/{child}/fd/0"):
+            assert time.monotonic() < until, "the child does not run"
+            time.sleep(0.001)
+
+    @rule(memory=st.sampled_from([LIMIT, LIMIT // 2, LIMIT * 2, 700 * MIB]))
+    def change_the_limit(self, memory: int) -> None:
+        wish = layouts.parse_limits(self.host.limits.read_bytes())
+        for device in wish["devices"]:
+            device["memory_bytes"] = memory
+        layouts.rewrite_limits(str(self.host.limits), layouts.as_packed(wish))
+        self.limit = memory
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def look(self, data: st.DataObject) -> None:
+        process = data.draw(st.sampled_from(self.living))
+        status, free, total = process.puppet.say("info")
+        assert status == OK
+        # Who died may be shown for a tenth of a second: nobody is shown more than there is.
+        assert total == self.limit
+        assert free <= max(self.limit - self.total(), 0)
+
+
+def check(programs: Path, **attributes: object) -> None:
+    run_state_machine_as_test(
+        type("Machine", (Container,), {"programs": programs, **attributes}),
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=EXAMPLES <= 12,
+            database=None,
+            phases=(Phase.generate,),
+        ),
+    )
+
+
+def test_the_accounts_agree_after_every_step(programs: Path) -> None:
+    check(programs)
+
+
+def test_a_library_that_books_no_free_is_found(programs: Path, tmp_path: Path) -> None:
+    """The negative control."""
+    file, before, after, _unused = MUTANTS["no credit for a free"]
+    with pytest.raises(AssertionError):
+        check(programs, library=str(broken(tmp_path, file, before, after)))
