@@ -28,6 +28,7 @@ struct object {
     uint64_t bytes, id;
     void *owner;
     uint32_t kind; /* 0: free */
+    uint32_t on_host;
 };
 
 struct slab {
@@ -327,7 +328,7 @@ static struct object *locate(struct arena *a, uintptr_t address, uintptr_t *base
 static void describe(const struct object *object, uintptr_t base, struct block *out)
 {
     *out = (struct block){.base = base, .bytes = object->bytes, .id = object->id, .owner = object->owner,
-                          .kind = (enum block_kind)object->kind};
+                          .kind = (enum block_kind)object->kind, .on_host = object->on_host != 0};
 }
 
 bool arena_contains(const struct arena *a, uintptr_t address)
@@ -366,6 +367,21 @@ bool arena_free(struct arena *a, uintptr_t address, unsigned kinds, struct block
     }
     pthread_mutex_unlock(&a->mutex);
     return good;
+}
+
+bool arena_place(struct arena *a, uintptr_t address, bool on_host, struct block *out)
+{
+    uintptr_t base;
+    uint32_t chunk, index;
+    pthread_mutex_lock(&a->mutex);
+    struct object *object = locate(a, address, &base, &chunk, &index);
+    bool moved = object && (object->on_host != 0) != on_host;
+    if (moved) {
+        object->on_host = on_host;
+        describe(object, base, out);
+    }
+    pthread_mutex_unlock(&a->mutex);
+    return moved;
 }
 
 void arena_touch(struct arena *a, uintptr_t address)

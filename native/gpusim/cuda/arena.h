@@ -19,6 +19,7 @@ struct block {
     uint64_t id;    /* CU_POINTER_ATTRIBUTE_BUFFER_ID */
     void *owner;    /* context or pool */
     enum block_kind kind;
+    bool on_host; /* managed: its bytes are in host memory now, the GPU is not charged for them */
 };
 
 struct arena;
@@ -30,6 +31,8 @@ bool arena_alloc(struct arena *arena, uint64_t bytes, enum block_kind kind, void
 bool arena_free(struct arena *arena, uintptr_t base, unsigned kinds, struct block *out);
 /* The block that holds address; false if none. */
 bool arena_find(struct arena *arena, uintptr_t address, struct block *out);
+/* Says where a managed block is from now on; false if address is in no block, or it was there already. */
+bool arena_place(struct arena *arena, uintptr_t address, bool on_host, struct block *out);
 void arena_touch(struct arena *arena, uintptr_t address); /* data was written: give the pages back at free */
 /* Calls visit for each block of the owner; visit may free it. */
 void arena_each(struct arena *arena, void *owner, void (*visit)(const struct block *));

@@ -142,6 +142,7 @@ CUresult memory_alloc(CUcontext context, uint64_t bytes, enum block_kind kind, C
 CUresult memory_free(CUdeviceptr pointer);
 bool memory_find(CUdeviceptr pointer, struct block *out, int *device);
 bool memory_free_owned(CUdeviceptr pointer, unsigned kinds); /* kinds: a mask of 1 << enum block_kind */
+void memory_migrate(CUdeviceptr pointer, bool to_host); /* managed memory; nothing for any other */
 void memory_release_all(CUcontext context);
 struct arena *memory_arena(CUdeviceptr pointer, int *device);
 CUresult status_to_result(enum sim_status status);

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. */
+/*
+ * Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. A
+ * managed one is wholly on the GPU or wholly in host memory: there if the GPU was full, or if it was told so.
+ */
 #include "capture.h"
 #include "graph.h"
 
@@ -32,12 +35,16 @@ static CUresult allocate(struct arena *arena, CUcontext context, uint64_t bytes,
 {
     struct block block;
     enum sim_status status = sim_charge(context->gpu, SIM_MEMORY, bytes);
-    if (status != SIM_OK)
+    bool on_host = status == SIM_ERR_MEMORY && kind == BLOCK_MANAGED; /* no room on the GPU is no fault for it */
+    if (status != SIM_OK && !on_host)
         return status_to_result(status);
     if (!arena || !arena_alloc(arena, bytes, kind, context, &block)) {
-        sim_uncharge(context->gpu, SIM_MEMORY, bytes);
+        if (!on_host)
+            sim_uncharge(context->gpu, SIM_MEMORY, bytes);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    if (on_host)
+        arena_place(arena, block.base, true, &block);
     *out = block.base;
     return CUDA_SUCCESS;
 }
@@ -58,8 +65,25 @@ bool memory_free_owned(CUdeviceptr pointer, unsigned kinds)
     struct arena *arena = memory_arena(pointer, &device);
     if (!arena || !arena_free(arena, pointer, kinds, &block))
         return false;
-    sim_uncharge(((CUcontext)block.owner)->gpu, SIM_MEMORY, block.bytes);
+    if (!block.on_host)
+        sim_uncharge(((CUcontext)block.owner)->gpu, SIM_MEMORY, block.bytes);
     return true;
+}
+
+/* To the GPU it moves if it has room, else it stays where it is and the GPU reads it over the bus. */
+void memory_migrate(CUdeviceptr pointer, bool to_host)
+{
+    struct block block;
+    int device;
+    struct arena *arena = memory_arena(pointer, &device);
+    if (!arena || !arena_find(arena, pointer, &block) || block.kind != BLOCK_MANAGED || block.on_host == to_host)
+        return;
+    int gpu = ((CUcontext)block.owner)->gpu;
+    if (!to_host && sim_charge(gpu, SIM_MEMORY, block.bytes) != SIM_OK)
+        return;
+    bool moved = arena_place(arena, pointer, to_host, &block);
+    if (to_host == moved) /* it left the GPU, or another thread brought it there first */
+        sim_uncharge(gpu, SIM_MEMORY, block.bytes);
 }
 
 CUresult memory_free(CUdeviceptr pointer)

@@ -128,7 +128,13 @@ CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr poi
     return CUDA_SUCCESS;
 }
 
-/* ---- managed memory: it is everywhere at once here, so advice and prefetching only check and take time --------------- */
+/*
+ * ---- managed memory: whole blocks move, to where they are prefetched or would rather be. Advice on a part is advice on all
+ * of it; nothing moves by itself, and what lies in host memory is read over the bus by the GPU.
+ */
+#define ADVISE_PREFERRED_LOCATION 3
+#define LOCATION_DEVICE 1
+
 
 static CUresult managed(CUdeviceptr pointer, size_t bytes)
 {
@@ -139,21 +145,28 @@ static CUresult managed(CUdeviceptr pointer, size_t bytes)
     return pointer + bytes <= block.base + block.bytes ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult advised(CUresult valid, CUdeviceptr pointer, int advice, bool host)
+{
+    if (valid == CUDA_SUCCESS && advice == ADVISE_PREFERRED_LOCATION)
+        memory_migrate(pointer, host);
+    return valid;
+}
+
 EXPORT CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device);
 CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device)
 {
     REQUIRE(advice >= 1 && advice <= 6 && device >= -1 && device < driver.count, CUDA_ERROR_INVALID_VALUE);
-    return managed(pointer, bytes);
+    return advised(managed(pointer, bytes), pointer, advice, device < 0);
 }
 
 EXPORT CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, int advice, CUmemLocation location);
 CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, int advice, CUmemLocation location)
 {
     REQUIRE(advice >= 1 && advice <= 6 && location.type >= 1 && location.type <= 4, CUDA_ERROR_INVALID_VALUE);
-    return managed(pointer, bytes);
+    return advised(managed(pointer, bytes), pointer, advice, location.type != LOCATION_DEVICE);
 }
 
-static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
+static CUresult prefetch(CUdeviceptr pointer, size_t bytes, bool host, CUstream handle)
 {
     ENTER_CONTEXT(context);
     CUstream stream;
@@ -163,6 +176,7 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
     if (result != CUDA_SUCCESS)
         return result;
     REQUIRE(!stream->capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    memory_migrate(pointer, host);
     return copy_queue(stream, bytes, true);
 }
 
@@ -170,7 +184,7 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
     EXPORT CUresult name(CUdeviceptr p, size_t n, target, CUstream s);                   \
     CUresult name(CUdeviceptr p, size_t n, target, CUstream s)                           \
     {                                                                                    \
-        return (check) ? prefetch(p, n, stream) : CUDA_ERROR_INVALID_DEVICE;             \
+        return (check) ? prefetch(p, n, to < 0, stream) : CUDA_ERROR_INVALID_DEVICE;     \
     }
 #define PREFETCH_V2(name, stream)                                                                  \
     EXPORT CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s);   \
@@ -178,7 +192,7 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
     {                                                                                              \
         REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);                                             \
         REQUIRE(to.type != 1 || device_valid(to.id), CUDA_ERROR_INVALID_DEVICE);                   \
-        return prefetch(p, n, stream);                                                             \
+        return prefetch(p, n, to.type != LOCATION_DEVICE, stream);                                 \
     }
 PREFETCH(cuMemPrefetchAsync, CUdevice to, to == -1 || device_valid(to), LEGACY_STREAM(s))
 PREFETCH(cuMemPrefetchAsync_ptsz, CUdevice to, to == -1 || device_valid(to), PER_THREAD_STREAM(s))

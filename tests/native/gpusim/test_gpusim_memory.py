@@ -37,6 +37,39 @@ def test_context_costs_and_gives_back(host):
     assert host.usage()["used"] == 0
 
 
+def test_managed_memory_costs_the_gpu_only_where_it_lies(host):
+    """Whole blocks, on the GPU while it has room: a full one refuses plain memory and has managed memory elsewhere."""
+    a = host.start()
+    a.ask("c = cu.context()")
+    a.ask("full = cu.alloc(cu.info()[0] - 3 * MIB)")
+    before = held(host, a)["memory"]
+    a.ask("p = cu.out(U64, 'cuMemAllocManaged', 3 * MIB, 1)")
+    a.ask("q = cu.out(U64, 'cuMemAllocManaged', 5 * MIB, 1)")
+    assert a.ask("cu.try_alloc(1)") == 2
+    assert held(host, a)["memory"] == before + 3 * MIB
+    a.ask("cu.write(q, bytes(range(256)))")
+    advise, location, cpu = (
+        "cu.cuMemAdvise(p, 3 * MIB, 3, {})",
+        "cu.cuMemPrefetchAsync(q, 5 * MIB, {}, 0)",
+        "U32(0xffffffff)",
+    )
+    a.ask(advise.format(cpu))
+    assert held(host, a)["memory"] == before
+    a.ask(location.format(0))  # no room for 5 MiB: it stays in host memory
+    assert held(host, a)["memory"] == before
+    a.ask("cu.cuMemFree_v2(full)")
+    a.ask(location.format(0))
+    a.ask(advise.format(0))
+    assert held(host, a)["memory"] == 8 * MIB
+    assert a.ask("cu.read(q, 256)") == bytes(range(256)).hex()
+    a.ask(location.format(cpu))
+    assert held(host, a)["memory"] == 3 * MIB
+    a.ask("cu.cuMemFree_v2(q)")
+    assert held(host, a)["memory"] == 3 * MIB
+    a.ask("cu.cuMemFree_v2(p)")
+    assert held(host, a)["memory"] == 0
+
+
 # Each way to get memory, the bytes that it must cost, and the way to give them back.
 WAYS = {
     "plain": ("p = cu.alloc(1234567)", 1234567, "cu.cuMemFree_v2(p)"),
