@@ -46,8 +46,11 @@ static uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint6
         for (int times = 0; times < 128 && cuda->mem_alloc(&pointer, piece) == CUDA_SUCCESS; times++)
             granted += piece;
     }
-    /* Refused one byte, and yet bytes of the slice are free: it was the card that had none. */
-    if (cuda->mem_info(&left, &total) == CUDA_SUCCESS && left > 0)
+    /* Refused one byte, and yet bytes of the slice are free: it was the card that had none. NVML shows the slice's free
+     * bytes, cuMemGetInfo no more than the card has. */
+    struct nvml_figures figures;
+    bool unfilled = nvml_figures(fill->uuid, &figures) && figures.used < figures.total;
+    if (unfilled || (cuda->mem_info(&left, &total) == CUDA_SUCCESS && left > 0))
         atomic_store(&fill->board->card_full, 1);
     return granted;
 }

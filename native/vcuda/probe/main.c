@@ -136,6 +136,8 @@ int main(int argc, char **argv)
         else if (!choose(argv[++i], chosen))
             return usage(stderr, 64);
     }
+    /* Never ask a real card, which others may be filling, for more unified memory than it has: the driver can hang it. */
+    setenv("CUDA_OVERSUBSCRIBE", "false", 1);
     struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     static struct slice slice;
     if (board == MAP_FAILED) {

@@ -78,6 +78,11 @@ void measure_reset(void)
     memset(vgpu_gate, 0, sizeof vgpu_gate);
 }
 
+static uint64_t on_card(int device)
+{
+    return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
+}
+
 /* Reads what NVML shows and what is charged in a moment when no thread is between the two. */
 static void read_both(struct measure *measure)
 {
@@ -93,11 +98,11 @@ static void read_both(struct measure *measure)
     /* Pools shrink while streams are waited for: again, if they did so in between. */
     for (int again = 0; again < 8; again++) {
         pools_settle(false);
-        measure->charged = ledger_own(device, ACCOUNT_USED);
+        measure->charged = on_card(device);
         measure->own = own_bytes(measure->handle);
         measure->card = card_bytes(measure->handle);
         pools_settle(false);
-        if (measure->charged == ledger_own(device, ACCOUNT_USED))
+        if (measure->charged == on_card(device))
             break;
     }
     atomic_store(&vgpu_gate[device].closed, 0);

@@ -75,6 +75,19 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
 
 /* --- allocation ------------------------------------------------------------------------------------ */
 
+/* On the card, or, where the card was sold more than once and is full, in host memory; *kind says which. */
+static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
+{
+    bool full = host_memory_wanted(device, bytes);
+    CUresult status = full ? CUDA_ERROR_OUT_OF_MEMORY : REAL(cuMemAlloc_v2)(pointer, bytes);
+    *kind = BLOCK_PLAIN;
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && limits_oversubscribe()) {
+        *kind = BLOCK_HOST;
+        status = host_memory_take(device, pointer, bytes);
+    }
+    return status;
+}
+
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     ENTER(cuMemAlloc_v2, (pointer, bytes));
@@ -86,11 +99,12 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     FLIGHT(device->ledger);
     if ((status = charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
         return status;
-    status = REAL(cuMemAlloc_v2)(pointer, bytes);
+    int kind;
+    status = take(device, pointer, bytes, &kind);
     if (status != CUDA_SUCCESS)
         ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
     else
-        memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
+        memory_keep(&vgpu_memory, *pointer, bytes, device, kind, (uintptr_t)context);
     return status;
 }
 
@@ -142,11 +156,13 @@ struct pitched {
     CUcontext context;
     const struct device *device;
     uint64_t charged;
+    int kind;
 };
 
 static CUresult pitch_before(enum control control, struct pitched *pitched, uint64_t width, uint64_t height)
 {
     CUresult status;
+    pitched->kind = BLOCK_PLAIN;
     pitched->device = memory_target(control, &pitched->context, &status);
     if (!pitched->device)
         return status;
@@ -176,7 +192,7 @@ static CUresult pitch_after(struct pitched *pitched, CUresult status, CUdevicept
         return status;
     }
     ledger_uncharge(index, ACCOUNT_USED, pitched->charged - bytes);
-    memory_keep(&vgpu_memory, pointer, bytes, pitched->device, BLOCK_PLAIN, (uintptr_t)pitched->context);
+    memory_keep(&vgpu_memory, pointer, bytes, pitched->device, pitched->kind, (uintptr_t)pitched->context);
     return status;
 }
 
@@ -187,7 +203,15 @@ EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t w
     CUresult status = pitch_before(control, &pitched, width, height);
     if (status != CUDA_SUCCESS)
         return status;
-    status = REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+    bool full = pitched.charged && (element == 4 || element == 8 || element == 16) &&
+                host_memory_wanted(pitched.device, pitched.charged);
+    status = full ? CUDA_ERROR_OUT_OF_MEMORY : REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && pitch && limits_oversubscribe()) {
+        pitched.kind = BLOCK_HOST;
+        status = host_memory_take(pitched.device, pointer, pitched.charged);
+        if (status == CUDA_SUCCESS)
+            *pitch = pitched.charged / height;
+    }
     return pitch_after(&pitched, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
 }
 
@@ -205,6 +229,13 @@ EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, un
 
 /* --- freeing --------------------------------------------------------------------------------------- */
 
+static inline void memory_gone(const struct block *block, enum account account)
+{
+    if (block->kind == BLOCK_HOST)
+        host_memory_freed(block->device, block->bytes);
+    ledger_uncharge(block->device, account, block->bytes);
+}
+
 /* What is not plain memory of ours. Flight begun. */
 static __attribute__((noinline)) CUresult free_other(const struct block *block, CUdeviceptr pointer,
                                                       CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
@@ -221,7 +252,7 @@ static __attribute__((noinline)) CUresult free_other(const struct block *block, 
     else if (lent)
         ipc_freed(&loan);
     else
-        ledger_uncharge(block->device, ACCOUNT_USED, block->bytes);
+        memory_gone(block, ACCOUNT_USED);
     return status;
 }
 
@@ -309,7 +340,7 @@ void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone)
             if (gone && swept[i].blocks[at].kind == BLOCK_LENT && ipc_lent(swept[i].blocks[at].key, &loan))
                 ipc_freed(&loan);
             else if (gone)
-                ledger_uncharge(swept[i].blocks[at].device, account, swept[i].blocks[at].bytes);
+                memory_gone(&swept[i].blocks[at], account);
             else
                 block_put(swept_maps[i], &swept[i].blocks[at]);
         free(swept[i].blocks);

@@ -236,6 +236,33 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
     return status;
 }
 
+/* Memory in host memory has no order of its own: it is there at once, which every order allows. */
+static CUresult host_alloc(const struct device *device, const struct request *request)
+{
+    CUcontext context;
+    CUresult status;
+    if (!device_current(&context, &status))
+        return status;
+    FLIGHT(device->ledger);
+    status = memory_charge(device, ACCOUNT_USED, request->bytes);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = host_memory_take(device, request->pointer, request->bytes);
+    if (status != CUDA_SUCCESS)
+        ledger_uncharge(device->ledger, ACCOUNT_USED, request->bytes);
+    else
+        memory_keep(&vgpu_memory, *request->pointer, request->bytes, device, BLOCK_HOST, (uintptr_t)context);
+    return status;
+}
+
+static CUresult pool_or_host(struct pool *pool, const struct request *request, allocate call)
+{
+    const struct device *device = pool->device;
+    bool full = request->bytes && host_memory_wanted(device, round_up(request->bytes));
+    CUresult status = full ? CUDA_ERROR_OUT_OF_MEMORY : pool_alloc(pool, request, call);
+    return status == CUDA_ERROR_OUT_OF_MEMORY && limits_oversubscribe() ? host_alloc(device, request) : status;
+}
+
 static CUresult admit(enum control control, const struct request *request, bool per_thread, struct pool **pool)
 {
     CUresult status;
@@ -261,7 +288,7 @@ static CUresult admit(enum control control, const struct request *request, bool 
         CUresult status = admit(control, &request, per_thread, &which); \
         if (status != CUDA_SUCCESS) \
             return status; \
-        return which && which->device ? pool_alloc(which, &request, call_##symbol) : REAL(symbol) arguments; \
+        return which && which->device ? pool_or_host(which, &request, call_##symbol) : REAL(symbol) arguments; \
     }
 
 ALLOCATE(cuMemAllocAsync, false, (CUdeviceptr *pointer, size_t bytes, CUstream stream), (pointer, bytes, stream), NULL,

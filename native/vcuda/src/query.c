@@ -32,7 +32,7 @@ static bool show(const char *uuid, int nvml_index, struct shown *shown)
     return true;
 }
 
-static bool show_current(enum control control, struct shown *shown)
+static bool show_current(enum control control, uint64_t card_free, struct shown *shown)
 {
     CUcontext context;
     CUresult status;
@@ -41,7 +41,12 @@ static bool show_current(enum control control, struct shown *shown)
         return false;
     if (atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
         pools_settle(false);
-    return show(device->uuid, device->nvml_index, shown);
+    if (!show(device->uuid, device->nvml_index, shown))
+        return false;
+    /* What the card does not have cannot be taken, unless it may come from host memory. */
+    if (shown->free > card_free && !limits_oversubscribe())
+        shown->free = card_free;
+    return true;
 }
 
 static unsigned narrow(uint64_t bytes)
@@ -54,7 +59,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
     ENTER(cuMemGetInfo_v2, (free_bytes, total_bytes));
     struct shown shown;
     CUresult status = REAL(cuMemGetInfo_v2)(free_bytes, total_bytes);
-    if (status == CUDA_SUCCESS && show_current(control, &shown)) {
+    if (status == CUDA_SUCCESS && show_current(control, free_bytes ? *free_bytes : UINT64_MAX, &shown)) {
         if (free_bytes)
             *free_bytes = shown.free;
         if (total_bytes)
@@ -68,7 +73,7 @@ EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes
     ENTER(cuMemGetInfo, (free_bytes, total_bytes));
     struct shown shown;
     CUresult status = REAL(cuMemGetInfo)(free_bytes, total_bytes);
-    if (status == CUDA_SUCCESS && show_current(control, &shown)) {
+    if (status == CUDA_SUCCESS && show_current(control, free_bytes && *free_bytes < UINT_MAX ? *free_bytes : UINT64_MAX, &shown)) {
         if (free_bytes)
             *free_bytes = narrow(shown.free);
         if (total_bytes)

@@ -33,6 +33,7 @@ static void reset(void)
     measure_reset();
     residue_reset();
     pools_reset();
+    host_memory_reset();
     graph_memory_reset();
     vmm_reset();
     ipc_reset();

@@ -324,7 +324,7 @@ void limits_reset(void);
 
 /* --- memory.c: charge around a call of the driver ------------------------------------------------------ */
 
-enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_LENT /* plain, and others may have it open */ };
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_LENT /* plain, and others may have it open */, BLOCK_HOST };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
@@ -357,6 +357,16 @@ void residue_settle(int device);
 void residue_begin(const struct device *device); /* a context was made */
 void residue_context_gone(int device);           /* context lock held */
 void residue_reset(void);
+
+/* --- host_memory.c: device memory that is not on the card (S above 1) ------------------------------------ */
+
+/* Is oversubscription on and the card too full for so many bytes? A context is current. */
+bool host_memory_wanted(const struct device *device, uint64_t bytes);
+/* As much unified memory that lives in host memory; the caller has charged it and keeps it as BLOCK_HOST. */
+CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
+void host_memory_freed(int device, uint64_t bytes);
+uint64_t host_memory_held(int device); /* by this process: charged as used, and not on the card */
+void host_memory_reset(void);
 
 /* --- measure.c: what contexts and modules really cost --------------------------------------------------- */
 

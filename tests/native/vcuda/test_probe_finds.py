@@ -13,7 +13,7 @@ import pytest
 from conftest import PROBE, ROOT, Host
 
 FITS = "return total <= limit && bytes <= limit - total;"
-ALLOCATED = "    status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
+ALLOCATED = "    status = take(device, pointer, bytes, &kind);\n"
 TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
 # Keeps the moment between the check and its charge open: whether a race is run into is no lottery then.
@@ -35,8 +35,8 @@ MUTANTS = {
     "no lock": ("ledger.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
     "no credit for a free": (
         "memory.c",
-        "    else\n        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);\n    return status;",
-        "    return status;",
+        "        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);\n    else\n        block_put(",
+        "        ;\n    else\n        block_put(",
         {"freed"},
     ),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),

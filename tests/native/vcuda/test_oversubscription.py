@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A card that was sold almost twice: a slice gets its whole limit, and right data, also when the card is full.
+
+The yardstick is the simulated driver's own account of what lies on the card, and the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import MIB, OOM, ROOT, SIMULATOR, Host
+
+PROGRAM = ROOT / "tests" / "native" / "gpusim" / "cuda_program.py"
+CARD, CONTEXT = 256 * MIB, 4 * MIB
+SOLD = 230 * MIB  # each of two slices: S = 1.8
+SMALL = """\
+driver_version = 535.261.03
+cuda_version = 12.2
+[gpu]
+model = V100-16GB
+memory_mib = 256
+context_mib = 4
+[gpu]
+model = V100-16GB
+memory_mib = 256
+context_mib = 4
+"""
+
+
+class Tenant:
+    """A program of its own container: ask() evaluates Python with the driver API at hand."""
+
+    def __init__(self, host: Host, name: str, sold: int = SOLD, oversubscribe: bool = True, **options: object) -> None:
+        self.ledger, limits = host.folder / f"ledger.{name}", host.folder / f"limits.{name}"
+        devices = [{"uuid": uuid, "memory_bytes": sold} for uuid in host.uuids]
+        limits.write_bytes(
+            layouts.pack_limits({"allocation": name, "devices": devices, "oversubscribe": oversubscribe})
+        )
+        self.ledger.write_bytes(layouts.pack_ledger(host.uuids, name))
+        files = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.ledger), "VGPU_LIMITS_FILE": str(limits)}
+        self.process = subprocess.Popen(
+            [sys.executable, PROGRAM, SIMULATOR / "libcuda.so.1"],
+            env=dict(host.env(**dict(files, **options)), **files),  # type: ignore[arg-type]
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, expression: str):
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(expression + "\n")
+        self.process.stdin.flush()
+        answer = json.loads(self.process.stdout.readline())
+        assert "error" not in answer, f"{expression}: {answer}"
+        return answer["value"]
+
+    def charged(self) -> int:
+        return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(self.ledger))["totals"])
+
+    def fill(self, way: str, piece: int, total: int) -> int:
+        """Takes pieces until `total` are held or one is refused, each with bytes of its own; answers how many."""
+        self.ask(f"way = {way}")
+        return self.ask(f"fill(way, {piece}, {total})")
+
+
+# In the program: pieces by any way, a pattern in each, and whether all of it is still there.
+HELPERS = [
+    "import hashlib",
+    "held = []",
+    "def pattern(n, size): return (hashlib.sha256(b'%d' % n).digest() * (size // 32 + 1))[:size]",
+    "def plain(size): return cu.raw('cuMemAlloc_v2', ctypes.byref(p), SIZE(size)), p.value",
+    "def later(size): return cu.raw('cuMemAllocAsync', ctypes.byref(p), SIZE(size), 0), p.value",
+    "def pitched(size): return cu.raw('cuMemAllocPitch_v2', ctypes.byref(p), ctypes.byref(s), 512, size // 512, 4), "
+    "p.value",
+    "p, s = U64(), SIZE()",
+    "def one(way, size): status, at = way(size); status or (held.append((at, size)), cu.write(at, pattern(at, size))); "
+    "return status",
+    "def fill(way, size, total): return [one(way, size) for n in range(total // size)].count(0)",
+    "def copy(at, size): b = (ctypes.c_char * size)(); cu.cuMemcpyDtoH_v2(b, at, SIZE(size)); return b.raw",
+    "def whole(): return all(copy(at, size) == pattern(at, size) for at, size in held)",
+]
+WAYS = ["plain", "later", "pitched"]
+
+
+@pytest.fixture
+def host(programs: Path, tmp_path: Path):
+    host = Host(tmp_path, programs, SMALL)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def tenant(host: Host):
+    started: list = []
+
+    def start(name: str, **options: object) -> Tenant:
+        one = Tenant(host, name, **options)  # type: ignore[arg-type]
+        started.append(one)
+        for line in HELPERS:
+            one.ask(line)
+        one.ask("context = cu.context()")
+        return one
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_slice_gets_its_whole_limit_after_another_filled_the_card(host: Host, tenant, way: str) -> None:
+    first = tenant("first")
+    assert first.fill("plain", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
+    assert first.charged() == SOLD, "it is held to its limit as ever"
+    second = tenant("second")
+    granted = second.fill(way, 2 * MIB, SOLD)
+    assert granted == (SOLD - CONTEXT) // (2 * MIB)
+    assert second.charged() == SOLD
+    assert host.on_card() <= CARD < first.charged() + second.charged()
+    assert second.ask("cu.info()") == [0, SOLD]
+    assert second.ask(f"one({way}, 2 * MIB)") == OOM
+    # Both have what they wrote, also after kernels ran.
+    for one in (first, second):
+        one.ask("cu.launch(cu.kernel(1000), times=3)")
+        one.ask("cu.cuCtxSynchronize()")
+        assert one.ask("whole()") is True
+
+
+def test_without_oversubscription_the_same_task_fails(host: Host, tenant) -> None:
+    """The negative control: this is what a card that was sold twice does elsewhere."""
+    first = tenant("first", oversubscribe=False)
+    first.fill("plain", 2 * MIB, SOLD)
+    second = tenant("second", oversubscribe=False)
+    assert second.fill("plain", 2 * MIB, SOLD) < (CARD - SOLD) // (2 * MIB)
+    assert second.ask("whole()") is True
+    # What is shown as free is what can be had, the smaller of the limit's and the card's.
+    assert second.ask("cu.info()[0]") == CARD - host.on_card() < SOLD - second.charged()
+
+
+def test_a_variable_switches_it_off(host: Host, tenant) -> None:
+    tenant("first").fill("plain", 2 * MIB, SOLD)
+    second = tenant("second", CUDA_OVERSUBSCRIBE="false")
+    assert second.fill("plain", 2 * MIB, SOLD) < SOLD // (2 * MIB) // 2
+    assert second.fill("plain", 2 * MIB, SOLD) == 0
+
+
+def test_a_neighbour_without_the_library_may_fill_the_card(host: Host, tenant) -> None:
+    second = tenant("second")
+    stranger = host.puppet(preload=False).start()
+    stranger.get("alloc", CARD - host.on_card())
+    assert second.fill("plain", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
+    assert host.physical()[second.process.pid] == CONTEXT
+    assert second.ask("whole()") is True
+
+
+FREES = {
+    "plain": "[cu.cuMemFree_v2(at) for at, size in held]",
+    "in stream order": "[cu.cuMemFreeAsync(at, 0) for at, size in held]; cu.cuCtxSynchronize()",
+    "with its context": "cu.cuCtxDestroy_v2(context); context = cu.context()",
+}
+
+
+@pytest.mark.parametrize("free", FREES)
+@pytest.mark.parametrize("way", WAYS)
+def test_any_legal_call_gives_it_back(host: Host, tenant, way: str, free: str) -> None:
+    stranger = host.puppet(preload=False).start()
+    one = tenant("one")
+    stranger.get("alloc", CARD - host.on_card())
+    for _unused in range(2):
+        assert one.fill(way, 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
+        if free != "with its context":
+            one.ask(FREES[free])
+        else:
+            stranger.result("free 2")
+            one.ask(FREES[free])
+            stranger.get("alloc", CARD - host.on_card())
+        one.ask("held.clear()")
+        assert one.charged() == CONTEXT
+    assert host.physical()[one.process.pid] == CONTEXT
+
+
+def test_the_pointer_is_a_device_pointer(host: Host, tenant) -> None:
+    one = tenant("one")
+    host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - CONTEXT)
+    one.ask("at = cu.alloc(3 * MIB)")
+    ask = "cu.out({}, 'cuPointerGetAttribute', {}, at)"
+    assert [one.ask(ask.format("U32", number)) for number in (2, 8, 9)] == [2, 1, 0], "device memory, managed, device 0"
+    assert one.ask(ask.format("U64", 12)) == 3 * MIB
+    assert one.ask("cu.out(U64, 'cuMemGetAddressRange_v2', ctypes.byref(s), at + 5) == at and s.value") == 3 * MIB
+
+
+def test_what_cannot_lie_in_host_memory_meets_the_drivers_answer(host: Host, tenant) -> None:
+    one = tenant("one")
+    host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - CONTEXT)
+    before = one.charged()
+    one.ask("class Array(ctypes.Structure): _fields_ = [('w', SIZE), ('h', SIZE), ('f', U32), ('n', U32)]")
+    array = "cu.raw('cuArrayCreate_v2', ctypes.byref(p), ctypes.byref(Array(4096, 4096, 0x20, 1)))"
+    assert one.ask(array) == OOM
+    assert one.charged() == before
+
+
+def test_a_context_is_measured_right_beside_memory_that_is_elsewhere(host: Host, tenant) -> None:
+    one = tenant("one")
+    host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - 3 * CONTEXT)
+    assert one.fill("plain", 2 * MIB, 20 * MIB) == 10
+    one.ask("second = cu.context()")
+    assert one.fill("plain", 2 * MIB, 20 * MIB) == 10
+    one.ask("cu.module('.gpusim bytes 1000000')")
+    assert one.charged() == 40 * MIB + 2 * CONTEXT + 1000000
+    assert host.physical()[one.process.pid] == 2 * CONTEXT + 1000000
