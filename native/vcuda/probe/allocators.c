@@ -149,6 +149,8 @@ static void fill_by(const struct fill *fill, const struct way *way)
         for (uint64_t got; (got = way->take(piece)) != 0 && granted <= fill->limit + piece;)
             granted += got;
     cuda->mem_info(&left, &total);
+    if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
+        left = figures.total - figures.used; /* of the slice; cuMemGetInfo shows no more than the card has */
     if (granted == 0) {
         result_set(result, HELD, fill->limit, 0, "bytes", "no %s", way->name);
         return;
@@ -169,6 +171,9 @@ static void measure_ways(const struct fill *fill)
     char tried[160] = "";
     uint64_t most = 0;
     for (size_t i = 0; i < WAYS; i++) {
+        /* Never more unified memory than a real card has, which others may be filling: the driver can hang it. */
+        if (ways[i].take == by_managed && (fill->slice->flags & VGPU_LIMITS_OVERSUBSCRIBE))
+            continue;
         result_set(result, VIOLATED, fill->limit, 0, "bytes", "%s: the process that filled by %s was ended", fill->uuid, ways[i].name);
         pid_t child = fork();
         if (child == 0) {
