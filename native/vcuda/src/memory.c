@@ -76,12 +76,15 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
 /* --- allocation ------------------------------------------------------------------------------------ */
 
 /* On the card, or, where the card was sold more than once and is full, in host memory; *kind says which. */
-static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
+static inline CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
 {
-    bool full = host_memory_wanted(device, bytes);
-    CUresult status = full ? CUDA_ERROR_OUT_OF_MEMORY : REAL(cuMemAlloc_v2)(pointer, bytes);
     *kind = BLOCK_PLAIN;
-    if (status == CUDA_ERROR_OUT_OF_MEMORY && limits_oversubscribe()) {
+    if (!limits_oversubscribe())
+        return REAL(cuMemAlloc_v2)(pointer, bytes);
+    CUresult status = CUDA_ERROR_OUT_OF_MEMORY;
+    if (!host_memory_wanted(device, bytes))
+        status = REAL(cuMemAlloc_v2)(pointer, bytes);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY) {
         *kind = BLOCK_HOST;
         status = host_memory_take(device, pointer, bytes);
     }

@@ -86,8 +86,10 @@ def test_what_is_passed_takes_nothing_that_is_not_accounted(host: Host) -> None:
     for line in CALLS.strip().splitlines():
         status = puppet.result(f"call {line}")
         assert status == OK, f"{line}: the simulated driver answers {status}, this proves nothing"
+        # Managed memory stays charged where the program sends it to the host: it may come back at any touch.
+        away = SIZE if "Prefetch" in line and " 0xffffffff " in line else 0
         for gpu in (0, 1):
-            assert host.charged(gpu) == host.on_card(gpu), line
+            assert host.charged(gpu) == host.on_card(gpu) + (0 if gpu else away), line
     assert host.on_card() == before, "something has stayed"
 
 
