@@ -74,6 +74,28 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes)
     return true;
 }
 
+bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest)
+{
+    struct view view;
+    uint64_t held, most = 0;
+    *own = *total = 0;
+    if (!atomic_load_explicit(&ledger_self.joined, memory_order_acquire) || !view_open(&view, uuid))
+        return false;
+    uint32_t at = 0, who = 0;
+    while (view_next(&view, &at, &held)) {
+        *total += held;
+        if (at - 1 == ledger_self.slot)
+            *own = held;
+        if (held > most) {
+            most = held;
+            who = at - 1;
+        }
+    }
+    view_close(&view);
+    *largest = most && who == ledger_self.slot;
+    return *own > 0;
+}
+
 /* --- pids ------------------------------------------------------------------------------------------------ */
 
 /* By number: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */

@@ -94,7 +94,8 @@ static enum control enter(bool driver)
     }
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
-    if (driver && ready) /* from now on the short way in, until the limits change */
+    bool over = ready && control == CONTROL_ON && limits_oom_killer() && oom_check();
+    if (driver && ready && !over) /* from now on the short way in, until the limits change */
         atomic_store_explicit(&here->standing, atomic_load_explicit(&vgpu_standing, memory_order_acquire), memory_order_release);
     return control;
 }

@@ -201,6 +201,9 @@ struct ledger_process {
     uint64_t bytes; /* contexts included */
 };
 int ledger_processes(const char *uuid, struct ledger_process *list, int room);
+/* What this process and the container's living hold of the device, and whether nobody holds more (of equals the lowest
+ * slot); false where this process holds nothing or nothing is known. */
+bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
 /* Does /proc show this process's own pid namespace? Where it does not, its names are other processes'. */
 bool ledger_proc_is_ours(void);
 /* What one context costs on this device; 0: not measured yet. */
@@ -357,6 +360,11 @@ void residue_settle(int device);
 void residue_begin(const struct device *device); /* a context was made */
 void residue_context_gone(int device);           /* context lock held */
 void residue_reset(void);
+
+/* --- oom.c ------------------------------------------------------------------------------------------------ */
+
+/* Ends this process if the container is over a limit and nobody holds more. True: over, and this is not the one. */
+bool oom_check(void);
 
 /* --- host_memory.c: device memory that is not on the card (S above 1) ------------------------------------ */
 

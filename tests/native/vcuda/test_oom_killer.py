@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ACTIVE_OOM_KILLER: a limit that is lowered under a running container, and who is ended for it."""
+
+from __future__ import annotations
+
+import layouts
+import pytest
+from conftest import LIMIT, MIB, OK, OOM, Host
+
+
+def lower(host: Host, memory: int) -> None:
+    changed = layouts.parse_limits(host.limits.read_bytes())
+    del changed["version"], changed["min_reader"]
+    for device in changed["devices"]:
+        device["memory_bytes"] = memory
+    layouts.rewrite_limits(str(host.limits), changed)
+
+
+def ended(puppet) -> bool:
+    """Whether it is gone after its next call of the driver."""
+    try:
+        puppet.say("info")
+    except (AssertionError, BrokenPipeError):
+        return puppet.process.wait() == -9
+    return False
+
+
+@pytest.fixture
+def pair(host: Host):
+    """Two processes of 3000 and 1000 MiB; start them with variables of their own."""
+
+    def start(**variables: str) -> list:
+        puppets = [host.puppet(**variables).start() for _unused in range(2)]
+        puppets[0].get("alloc", 3000 * MIB)
+        puppets[1].get("alloc", 1000 * MIB)
+        return puppets
+
+    return start
+
+
+# oom_killer of the limits file, the variable
+SWITCHES = [(True, None), (True, "false"), (False, "true"), (False, "1")]
+
+
+@pytest.mark.parametrize(("file", "variable"), SWITCHES)
+def test_the_one_that_holds_the_most_ends_at_its_next_call(host: Host, pair, file: bool, variable: str | None) -> None:
+    host.write_limits(oom_killer=file)
+    large, small = pair(**({"ACTIVE_OOM_KILLER": variable} if variable else {}))
+    lower(host, 2000 * MIB)
+    assert [ended(small), ended(small)] == [False, False], "who holds less stays, also when it looks first"
+    assert small.refused("alloc", 1) == OOM
+    assert ended(large)
+    [line] = [line for line in large.errors().splitlines() if "is ended" in line]
+    assert host.uuids[0] in line and str(2000 * MIB) in line
+    assert not ended(small) and small.errors().count("ended") == 0
+    held = host.on_card()
+    assert host.charged() == held < 2000 * MIB
+    small.get("alloc", 2000 * MIB - held)
+
+
+def test_the_next_one_follows_where_that_was_not_enough(host: Host, pair) -> None:
+    host.write_limits(oom_killer=True)
+    large, small = pair()
+    lower(host, 500 * MIB)
+    assert ended(large) and ended(small)
+    assert host.charged() == host.on_card() == 0
+    assert host.puppet().start().say("info")[2] == 500 * MIB
+
+
+@pytest.mark.parametrize("variables", [{}, {"ACTIVE_OOM_KILLER": "false"}, {"ACTIVE_OOM_KILLER": "maybe"}])
+def test_off_it_only_refuses(host: Host, pair, variables: dict) -> None:
+    """The negative control, and the default."""
+    large, small = pair(**variables)
+    lower(host, 500 * MIB)
+    assert [ended(large), ended(small)] == [False, False]
+    assert [large.refused("alloc", 1), small.refused("alloc", 1)] == [OOM, OOM]
+    assert large.say("info") == [OK, 0, 500 * MIB]
+
+
+def test_switched_on_while_it_is_over(host: Host, pair) -> None:
+    large, small = pair()
+    lower(host, 2000 * MIB)
+    assert not ended(large)
+    changed = layouts.parse_limits(host.limits.read_bytes())
+    del changed["version"], changed["min_reader"]
+    layouts.rewrite_limits(str(host.limits), dict(changed, oom_killer=True))
+    assert [ended(small), ended(large), ended(small)] == [False, True, False]
+
+
+def test_nobody_is_ended_while_it_fits(host: Host, pair) -> None:
+    host.write_limits(oom_killer=True)
+    puppets = pair()
+    assert puppets[0].refused("alloc", LIMIT) == OOM, "asking for too much is no crime"
+    lower(host, host.on_card())
+    assert [ended(one) for one in puppets] == [False, False]
+
+
+def test_what_a_pool_keeps_for_later_is_given_back_before_anybody_ends(host: Host) -> None:
+    host.write_limits(oom_killer=True)
+    puppet = host.puppet().start()
+    pool = puppet.get("pool", 0)
+    for register in [puppet.get("frompool", 200 * MIB, pool) for _unused in range(4)]:
+        assert puppet.result(f"free-async {register}") == OK
+    assert host.charged() == host.on_card() > 800 * MIB
+    lower(host, 600 * MIB)
+    assert not ended(puppet)
+    assert host.charged() == host.on_card() < 600 * MIB
