@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limiter's figures, to the tenth of a point: its own object code in a model of the GPU, on virtual time.
+
+Every row is deterministic, and shares come from the model GPU's log. The same program answers in JSON for the
+benchmarks; the head of model/model.c says how it is asked.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+VCUDA = ROOT / "native" / "vcuda"
+SOURCES = (
+    *sorted((Path(__file__).resolve().parent / "model").glob("*.c")),
+    VCUDA / "src/pace.c",
+    VCUDA / "src/cost.c",
+    VCUDA / "arbiter/schedule.c",
+)
+MIXED = "5:20:100:500:2000:10000"  # microseconds
+SHORT = "5:20:100:500:1000"
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory):
+    program = tmp_path_factory.mktemp("model") / "model"
+    command = [os.environ.get("CC", "cc"), "-O2", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
+    command += [f"-I{VCUDA / folder}" for folder in ("include", "src", "arbiter")]
+    subprocess.run([*command, *SOURCES, "-o", program], check=True)
+
+    def run(*arguments: object) -> dict:
+        done = subprocess.run([program, *map(str, arguments)], check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)
+
+    return run
+
+
+def worst(tenant: dict, share: float | None = None) -> float:
+    """The worst error of any window of one second, in points."""
+    share = tenant["share"] if share is None else share
+    return max(share - tenant["low"], tenant["high"] - share)
+
+
+# --- alone, policy force --------------------------------------------------------------------------------------------
+
+ALONE = list(itertools.product((5, 10, 25, 50, 75, 90, 95), (10, 50, 200, 1000), (10, 20)))
+
+
+def alone(result: dict) -> list:
+    (tenant,) = result["tenants"]
+    return [worst(tenant) <= 1.0, tenant["longest_hold_ms"] <= 100]
+
+
+@pytest.mark.parametrize(("share", "us", "jitter"), ALONE)
+def test_alone(model, share: int, us: int, jitter: int) -> None:
+    result = model("--jitter", jitter, f"share={share},policy=force,kernels={us}")
+    assert all(alone(result)), result
+
+
+@pytest.mark.parametrize("us", [10, 200, 1000])
+def test_alone_without_a_limiter_fails(model, us: int) -> None:
+    assert not all(alone(model(f"share=50,policy=disable,kernels={us}")))
+
+
+@pytest.mark.parametrize(("share", "us", "error"), [(10, 10000, 3), (50, 10000, 2), (90, 10000, 2), (90, 20000, 4)])
+def test_long_kernels_are_held_to_the_documented_bound(model, share: int, us: int, error: float) -> None:
+    """|error| of a window W <= (longest kernel + 4 ms outstanding) / W, and a long kernel is never split."""
+    (tenant,) = model(f"share={share},policy=force,kernels={us}")["tenants"]
+    assert worst(tenant) <= error <= 100 * (us / 1000 * 1.1 + 4) / 1000 + 2, tenant
+
+
+# --- tenants together, with an arbiter ------------------------------------------------------------------------------
+
+
+def together(result: dict, hold_ms: float = 100) -> list:
+    tenants = result["tenants"]
+    return [
+        all(abs(t["mean"] - t["share"]) <= 1.0 for t in tenants),
+        all(worst(t) <= 4.0 for t in tenants),
+        result["total"] >= 97.0,
+        all(t["longest_hold_ms"] <= hold_ms for t in tenants),
+    ]
+
+
+PAIRS = list(itertools.product((10, 50, 200, 1000, MIXED), (10, 50, 200, 1000, MIXED), (1, 2)))
+
+
+@pytest.mark.parametrize(("left", "right", "seed"), PAIRS)
+def test_thirty_and_seventy(model, left: object, right: object, seed: int) -> None:
+    result = model("--seed", seed, f"share=30,kernels={left}", f"share=70,kernels={right}")
+    assert all(together(result)), result
+
+
+# With kernels of up to 10 ms a share of 10 % waits for 100 ms after each of them anyway.
+@pytest.mark.parametrize(
+    ("kernels", "jitter", "seed", "hold_ms"),
+    [(MIXED, 10 + 10 * (s % 2), s, 160) for s in range(1, 9)] + [(SHORT, 10, s, 100) for s in range(1, 5)],
+)
+def test_ten_to_forty(model, kernels: str, jitter: int, seed: int, hold_ms: float) -> None:
+    tenants = [f"share={share},kernels={kernels}" for share in (10, 20, 30, 40)]
+    result = model("--seed", seed, "--jitter", jitter, *tenants)
+    assert all(together(result, hold_ms)), result
+
+
+def test_together_without_a_limiter_fails(model) -> None:
+    tenants = [f"share={share},kernels={MIXED},policy=disable" for share in (10, 20, 30, 40)]
+    assert not all(together(model(*tenants))[:2])
+    assert not all(together(model("share=30,policy=disable", "share=70,policy=disable"))[:2])
+
+
+@pytest.mark.parametrize("kernels", [10, 100, 1000, MIXED])
+def test_shares_that_are_sold_twice_scale_down_evenly(model, kernels: object) -> None:
+    """K = 4, C = 2: four busy tenants of 50 % get 25 % each, no less in sum than without a limiter."""
+    result = model(f"share=50,kernels={kernels},copies=4")
+    free = model(f"share=50,kernels={kernels},copies=4,policy=disable")
+    assert all(abs(t["mean"] - 25) <= 1.0 and worst(t, 25) <= 4.0 for t in result["tenants"]), result
+    assert result["total"] >= 0.97 * free["total"]
+
+
+def test_shares_that_do_not_fill_the_gpu_are_limits(model) -> None:
+    result = model("share=30,kernels=100", "share=20,kernels=300")
+    assert all(abs(t["mean"] - t["share"]) <= 1.0 for t in result["tenants"]), result
+
+
+# --- the rule of policy and priority: what is set → points that each gets (both busy; or the first alone) -----------
+
+ALL, LIMIT, HALF, REST = (97, 101), (28, 31), (46, 51), (60, 71)
+RULE = [
+    (["share=30"], [ALL]),
+    (["share=30,priority=0"], [ALL]),
+    (["share=30,policy=force"], [LIMIT]),
+    (["share=30,policy=force,priority=0"], [LIMIT]),
+    (["share=30,policy=disable"], [ALL]),
+    (["share=100,policy=force"], [ALL]),
+    (["share=30", "share=30,start=99"], [ALL, (0, 0)]),
+    (["share=30,policy=force", "share=30,start=99"], [LIMIT, (0, 0)]),
+    (["share=30", "share=30"], [LIMIT, LIMIT]),
+    (["share=30", "share=30,priority=0"], [LIMIT, LIMIT]),
+    (["share=30,policy=force", "share=30,policy=force"], [LIMIT, LIMIT]),
+    (["share=30,priority=0", "share=30,priority=0"], [HALF, HALF]),
+    (["share=30,priority=0,policy=force", "share=30,priority=0"], [LIMIT, REST]),
+    (["share=30,priority=0,policy=force", "share=30,priority=0,policy=force"], [LIMIT, LIMIT]),
+    (["share=30,policy=disable", "share=30"], [REST, LIMIT]),
+    (["share=30,policy=disable", "share=30,policy=disable"], [HALF, HALF]),
+]
+
+
+@pytest.mark.parametrize(("tenants", "expected"), RULE)
+def test_the_rule_of_policy_and_priority(model, tenants: list, expected: list) -> None:
+    found = [tenant["mean"] for tenant in model(*tenants)["tenants"]]
+    assert all(low <= mean <= high for mean, (low, high) in zip(found, expected)), found
+
+
+@pytest.mark.parametrize(("us", "share"), itertools.product((50, 500, 1000, 2000), (30, 70)))
+def test_the_wait_of_high_priority_is_bounded(model, us: int, share: int) -> None:
+    """Behind busy low priority: its longest kernel, what it may queue (1 ms), and the hand-over."""
+    low, high = f"share={100 - share},kernels={us}", f"share={share},priority=0,kernels=100,burst=10,rest=5000"
+    assert model(low, high)["tenants"][1]["longest_hold_ms"] <= us / 1000 * 1.2 + 1 + 1.5
+    # Without priority it waits for turns.
+    assert model(low, high.replace("priority=0", "priority=1"))["tenants"][1]["longest_hold_ms"] > us / 1000 * 1.2 + 2.5
+
+
+def test_low_priority_does_not_starve(model) -> None:
+    """High priority comes first only within its share."""
+    low, high = model("share=50,kernels=200", "share=50,priority=0,kernels=200")["tenants"]
+    assert low["mean"] >= 49 and high["mean"] >= 49
+
+
+# --- changes and faults ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("before", "after"), [(20, 70), (70, 20), (50, 5), (5, 95)])
+@pytest.mark.parametrize("others", [(), ("share=30,kernels=100",)])
+def test_a_live_change_settles_in_half_a_second(model, before: int, after: int, others: tuple) -> None:
+    policy = "default" if others else "force"
+    result = model(f"share={before},policy={policy},kernels=100,change=6:{after}", *others)
+    series = result["tenants"][0]["series"]  # tenths of a second
+    wish = after if after + 30 * len(others) <= 100 else 100.0 * after / (after + 30)
+    assert abs(sum(series[65:75]) / 10 - wish) <= 2.0, series[58:76]
+    old = before if before + 30 * len(others) <= 100 else 100.0 * before / (before + 30)
+    assert abs(sum(series[50:60]) / 10 - old) <= 2.0, series[48:60]
+
+
+NO_ARBITER = [
+    ("share=30", "share=70"),
+    ("share=50", "share=50"),
+    tuple(f"share={share},kernels=100" for share in (10, 20, 30, 40)),
+    tuple(f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)),
+]
+
+
+@pytest.mark.parametrize("tenants", NO_ARBITER)
+def test_without_an_arbiter_nobody_gets_more_than_its_share(model, tenants: tuple) -> None:
+    result = model("--no-arbiter", *tenants)
+    assert all(t["mean"] <= t["share"] + 0.2 for t in result["tenants"]), result
+    assert result["total"] > 70
+
+
+def test_a_tenant_that_stops_leaves_the_gpu_to_the_other(model) -> None:
+    stays, stops = model("share=30,kernels=100", "share=70,kernels=100,stop=6")["tenants"]
+    assert sum(stays["series"][40:59]) / 19 == pytest.approx(30, abs=1)
+    assert sum(stays["series"][62:120]) / 58 > 98
+    assert sum(stops["series"][62:120]) == 0
+
+
+# --- a sparse tenant beside a busy one: open research, so its trade-off is shown and only its direction is held -----
+
+
+@pytest.mark.parametrize("busy", [60, 90])
+def test_a_sparse_tenant_beside_a_busy_one(model, busy: int) -> None:
+    sparse = "share=10,kernels=20,burst=50,rest=9000"
+    natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]
+    found, other = model(sparse, f"share={busy},kernels=500")["tenants"]
+    print(
+        f"natural load {natural:.1f} %, beside {busy} %: {found['mean']:.1f} %; the neighbour misses {busy - other['mean']:.1f} points"
+    )
+    assert found["mean"] >= 0.6 * natural
+    assert busy - other["mean"] <= 4
