@@ -16,7 +16,7 @@
 #define LOOK_NS (250 * US)        /* how often the holder is looked at */
 #define DRAIN_NS (25 * MS)        /* a kernel that runs on after the turn is waited for no longer than this */
 #define LOW_OUTSTANDING_US 1000u  /* what low priority may queue where a tenant of high priority may come */
-#define CREDIT_NS (100 * (int64_t)MS) /* in time: nobody is owed, or owes, more than this at its rate */
+#define CREDIT_NS (250 * (int64_t)MS) /* in time: nobody is owed, or owes, more than this at its rate */
 #define PREEMPT_NS (30 * (int64_t)MS) /* who waits and is owed so much more time than the holder cuts its turn short */
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)

@@ -275,6 +275,7 @@ static void read_input(const struct allocation *allocation, int index, struct sc
     input->wanted_ns = device->wanted_ns;
     input->waiting_ns = device->waiting_ns;
     input->used_ns = device->used_ns;
+    input->high = input->high && !(device->wish & VGPU_TENANT_LOW);
     for (unsigned i = 0; i < VGPU_TENANT_LANES; i++)
         if (device->busy_until_ns[i] > input->busy_until_ns)
             input->busy_until_ns = device->busy_until_ns[i];

@@ -207,13 +207,18 @@ struct vgpu_gpu_page {
 #define VGPU_TENANT_FILE_SIZE 4096u
 #define VGPU_TENANT_LANES 16u
 
+enum vgpu_tenant_wish {
+    VGPU_TENANT_LOW = 1u << 0, /* a process of a container of high priority asked for low */
+};
+
 struct vgpu_tenant_device {
     int64_t balance_ns;   /* device time that may be used at once; below 0: owed */
     uint64_t accrued_ns;  /* time up to which the balance has been filled */
     uint64_t used_ns;     /* device time charged since the page was made */
     uint64_t wanted_ns;   /* when somebody last launched, or waited to launch */
     uint64_t waiting_ns;  /* when somebody last waited for the gate (not for its own balance) */
-    uint64_t reserved[3];
+    uint64_t wish; /* enum vgpu_tenant_wish: set by a process, kept until the container ends */
+    uint64_t reserved[2];
     uint64_t busy_until_ns[VGPU_TENANT_LANES]; /* end of the work queued, as predicted; process n has lane n % LANES */
 };
 

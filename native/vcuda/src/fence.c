@@ -179,13 +179,16 @@ static void finish(struct fence *fence)
         move_anchor(place, fence->end, end);
 }
 
-/* How long this process is still busy on the device, now that more is known. */
-static void predict(struct limited *limited, uint64_t since, uint64_t now)
+/* How long this process is still busy on the device, now that more is known. `oldest`: predicted work of the oldest open
+ * fence. It may be overdue; those behind it are not done for that, or a program could queue slow kernels without end. */
+static void predict(struct limited *limited, bool finished, uint64_t oldest, uint64_t now)
 {
     uint64_t queued = atomic_load_explicit(&limited->queued, memory_order_relaxed);
-    uint64_t until = queued ? since + queued : now;
-    if (queued && until < now + POLL_SOON_NS)
-        until = now + POLL_SOON_NS;
+    uint64_t until = now + queued, known = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
+    if (queued && !finished)
+        until = now + POLL_SOON_NS + (queued > oldest ? queued - oldest : 0);
+    if (queued && !finished && until < known)
+        return;
     atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
     __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
 }
@@ -197,6 +200,7 @@ static uint64_t settle_all(uint64_t now)
     uint64_t blocked[16], again = UINT64_MAX;
     unsigned blocked_count = 0, finished = 0;
     struct limited *touched[VGPU_MAX_DEVICES] = {NULL};
+    uint64_t oldest[VGPU_MAX_DEVICES] = {0};
     CUcontext current = NULL;
     int mode = capture_relax();
     for (struct fence **link = &first, *fence; (fence = *link);) {
@@ -213,8 +217,9 @@ static uint64_t settle_all(uint64_t now)
         if (status == CUDA_ERROR_NOT_READY) {
             if (!waits && blocked_count < 16)
                 blocked[blocked_count++] = fence->chain;
-            if (!touched[fence->limited->device->ledger])
-                touched[fence->limited->device->ledger] = fence->limited;
+            touched[fence->limited->device->ledger] = fence->limited;
+            if (!oldest[fence->limited->device->ledger])
+                oldest[fence->limited->device->ledger] = fence->segment.predicted;
             again = now + POLL_NS;
             link = &fence->next;
             continue;
@@ -241,11 +246,8 @@ static uint64_t settle_all(uint64_t now)
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
         if (!touched[i])
             continue;
-        if (finished)
-            predict(touched[i], now, now);
+        predict(touched[i], finished != 0, oldest[i], now);
         uint64_t until = atomic_load_explicit(&touched[i]->busy_until, memory_order_relaxed);
-        if (!finished && until < now + POLL_SOON_NS)
-            predict(touched[i], now - atomic_load_explicit(&touched[i]->queued, memory_order_relaxed), now);
         if (until > now && until < again)
             again = until;
     }

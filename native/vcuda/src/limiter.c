@@ -173,7 +173,8 @@ static bool admit(struct thread_state *thread, struct flow *flow, uint64_t cost,
         uint32_t share = limits_core_policy() == VGPU_CORE_DISABLE || !percent ? PPM : percent * (PPM / 100);
         uint32_t seen = fence_settled();
         bool arbiter = tenant_page(limited, *now, &page);
-        uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, arbiter, &page);
+        bool lowered = limits_sm_lowered(limited->device->uuid, limited->device->nvml_index);
+        uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
         /* Who waits loses nothing by waking late: what an idle one may save up does not bind it. */
         bucket_accrue(limited->tenant, *now, rate, waited || bucket_busy_until(limited->tenant) > *now);
@@ -224,6 +225,8 @@ void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool p
         thread->off = sequence | 1;
         return;
     }
+    if (limits_priority() != 0 && !(__atomic_load_n(&limited->tenant->wish, __ATOMIC_RELAXED) & VGPU_TENANT_LOW))
+        __atomic_fetch_or(&limited->tenant->wish, VGPU_TENANT_LOW, __ATOMIC_RELAXED);
     uint64_t now = limiter_now(), cost;
     uint32_t ticks = limiter_ticks();
     bool known;

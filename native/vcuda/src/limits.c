@@ -252,6 +252,14 @@ unsigned limits_sm_percent(const char *uuid, int nvml_index)
     return percent < 100 ? percent : 0;
 }
 
+bool limits_sm_lowered(const char *uuid, int nvml_index)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    int index = snapshot && snapshot->from_file ? place(snapshot, uuid, nvml_index) : -1;
+    unsigned written = index >= 0 ? snapshot->limits.devices[index].sm_percent : 0, rules = limits_sm_percent(uuid, nvml_index);
+    return index >= 0 && rules && (!written || rules < written);
+}
+
 enum vgpu_core_policy limits_core_policy(void)
 {
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);

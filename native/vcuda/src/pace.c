@@ -61,9 +61,9 @@ uint64_t bucket_busy_until(const struct vgpu_tenant_device *device)
     return latest;
 }
 
-uint32_t pace_rate(uint32_t share_ppm, bool force, bool arbiter, const struct vgpu_gpu_page *page)
+uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page)
 {
-    if (!arbiter || page->gate == VGPU_GATE_NONE || force)
+    if (!arbiter || page->gate == VGPU_GATE_NONE || force || (lowered && page->gate != VGPU_GATE_OPEN))
         return share_ppm;
     return page->rate_ppm > share_ppm ? page->rate_ppm : share_ppm;
 }

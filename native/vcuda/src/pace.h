@@ -56,14 +56,17 @@ enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
 /* *until: when to ask again. WAIT_GATE: or when the gpu page's `wake` changes. */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
 
-/* The rate that rules: the arbiter's if it speaks, never less than the own share; `force` keeps to the share. */
-uint32_t pace_rate(uint32_t share_ppm, bool force, bool arbiter, const struct vgpu_gpu_page *page);
+/*
+ * The rate that rules: the arbiter's if it speaks, never less than the own share; `force` keeps to the share. So does a share
+ * that the environment has `lowered`, unless the tenant is alone: the arbiter counts by the limits file.
+ */
+uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page);
 
 /* --- cost -------------------------------------------------------------------------------------------- */
 
 #define COST_BITS 12u
 #define COST_ENTRIES (1u << COST_BITS)
-#define COST_UNKNOWN_NS (1 * MS) /* what a kernel is taken for that was never measured: few of them are queued at once */
+#define COST_UNKNOWN_NS (2 * MS) /* what a kernel is taken for that was never measured: few of them are queued at once */
 
 struct cost {
     _Atomic uint64_t key;

@@ -160,6 +160,7 @@ uint64_t limits_memory(const char *uuid, int nvml_index, bool *known);
  * file: every hook takes one on its way in, a thread of our own must call limits_control() to see a live change.
  */
 unsigned limits_sm_percent(const char *uuid, int nvml_index);
+bool limits_sm_lowered(const char *uuid, int nvml_index); /* by the environment, below the limits file */
 enum vgpu_core_policy limits_core_policy(void);
 int limits_priority(void); /* 0 high, 1 low */
 bool limits_oom_killer(void);

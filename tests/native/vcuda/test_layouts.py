@@ -55,6 +55,7 @@ CONSTANTS = {
     "VGPU_TENANT_MIN_READER": layouts.TENANT_MIN_READER,
     "VGPU_TENANT_FILE_SIZE": layouts.TENANT_FILE_SIZE,
     "VGPU_TENANT_LANES": layouts.TENANT_LANES,
+    "VGPU_TENANT_LOW": layouts.TENANT_WISHES["low"],
     "VGPU_GATE_NONE": layouts.GATES["none"],
     "VGPU_GATE_OPEN": layouts.GATES["open"],
     "VGPU_GATE_TURN": layouts.GATES["turn"],

@@ -113,6 +113,29 @@ def test_two_containers_get_their_shares(node: Node) -> None:
     assert [container.page()["turns"] > 5 for container in containers] == [True, True]
 
 
+@pytest.mark.parametrize(("env", "expected"), [({"CUDA_DEVICE_SM_LIMIT": "20"}, 20), ({}, 50)])
+def test_a_share_lowered_by_the_environment_holds_in_company(node: Node, env: dict, expected: float) -> None:
+    lowered, other = Container(node, "lowered", 50), Container(node, "other", 50)
+    node.arbiter()
+    processes = [lowered.start(us=100, **env), other.start(us=100)]
+    time.sleep(0.7)
+    assert near(node.shares(processes)[0], expected, UNDER_TOGETHER)
+
+
+# file's priority, CUDA_TASK_PRIORITY of one → do both run without a core limit, as all tenants of high priority do?
+@pytest.mark.parametrize(
+    ("priority", "env", "unlimited"),
+    [(0, {}, True), (1, {}, False), (0, {"CUDA_TASK_PRIORITY": "1"}, False), (1, {"CUDA_TASK_PRIORITY": "0"}, False)],
+)
+def test_high_priority_by_file_and_environment(node: Node, priority: int, env: dict, unlimited: bool) -> None:
+    containers = [Container(node, name, 20, priority=priority) for name in ("left", "right")]
+    node.arbiter()
+    processes = [container.start(us=100, **env) for container in containers]
+    time.sleep(0.7)
+    total = sum(node.shares(processes))
+    assert total > 60 if unlimited else near(total, 40, UNDER_TOGETHER), total
+
+
 def test_who_is_alone_gets_all_unless_it_is_forced(node: Node) -> None:
     free, forced = Container(node, "free", 30), Container(node, "forced", 30, core_policy="force")
     node.arbiter()

@@ -133,7 +133,9 @@ static void controller(struct tenant *t, uint64_t now)
     }
     const struct fence *first = &t->fences[t->fence_head % FENCES];
     uint64_t since = first->own_begin ? (first->begin ? first->begin : now) : t->last_end;
-    uint64_t until = since + t->queued > now + 50 * US ? since + t->queued : now + 50 * US;
+    /* The first one may be overdue; those behind it are not done for that. */
+    uint64_t least = now + 50 * US + t->queued - first->segment.predicted;
+    uint64_t until = since + t->queued > least ? since + t->queued : least;
     t->busy_until = t->page.busy_until_ns[0] = until;
     t->poll = now + (until - now < POLL_NS ? until - now : POLL_NS) + wake_delay() / 4;
 }
@@ -160,7 +162,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     bool speaks = arbiter && t->gpu_page.gate != VGPU_GATE_NONE;
     uint32_t share = share_now(t, now);
     struct vgpu_gpu_page page = {.gate = t->gpu_page.gate, .rate_ppm = t->gpu_page.rate_ppm};
-    uint32_t rate = pace_rate(share, t->force, speaks, &page);
+    uint32_t rate = pace_rate(share, t->force, false, speaks, &page);
     bucket_accrue(&t->page, now, rate, t->busy_until > now || t->waits);
     struct pace_view view = {
         .now = now, .gate = speaks ? t->gpu_page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
