@@ -57,7 +57,7 @@ class AllocationFiles:
         # The last container may have filled the tmpfs through its files; there must be room beside them for new ones.
         for name in ("ledger", "tenant"):
             (rw / name).unlink(missing_ok=True)
-        _replace(rw / "ledger", layouts.pack_ledger(uuids, record.id), 0o666)
+        _replace(rw / "ledger", layouts.pack_ledger(uuids, record.id), 0o666, layouts.LEDGER_SLOT_OFFSET)
         _replace(rw / "tenant", layouts.pack_tenant_page(uuids, record.id), 0o666)
 
     def mounts(self, record: Record) -> list[tuple[str, str, bool]]:
@@ -117,15 +117,18 @@ def _gpu_page(uuid: str) -> str:
     return f"gpu-{uuid}"
 
 
-def _replace(path: Path, data: bytes, mode: int) -> None:
-    """A new file under the name: a container that still has the old one mapped keeps its own."""
+def _replace(path: Path, data: bytes, mode: int, head: int | None = None) -> None:
+    """A new file under the name: a container that still has the old one mapped keeps its own. ``head``: all that is not
+    zero lies within so many bytes.
+    """
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        view = memoryview(data)
+        view = memoryview(data)[:head]
         while view:
             view = view[os.write(descriptor, view) :]
+        os.ftruncate(descriptor, len(data))
         os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import options, version
+from . import lean, options, version
 from .errors import Fatal
 from .health import CLEAN_S
 from .paths import Paths
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
     # Sockets are root's alone from the moment they exist.
     os.umask(0o077)
+    lean.without_asyncio()
+    lean.with_few_arenas()
     from .daemon import Daemon, Extras
     from .gpus import Nvml
 

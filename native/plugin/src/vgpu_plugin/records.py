@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class RecordStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records: dict[str, Record] = {}
+        self._words: dict[str, str] = {}
         self.warnings: list[str] = []
 
     def load(self) -> None:
@@ -69,14 +70,17 @@ class RecordStore:
     def _save(self, records: dict[str, Record]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".new")
-        text = json.dumps({"version": FORMAT, "allocations": [asdict(one) for one in records.values()]}, indent=1)
+        # Each record is put into words once: the whole file is written with every allocation.
+        words = {one.id: self._words.get(one.id) or json.dumps(vars(one)) for one in records.values()}
+        text = ",\n".join(words.values())
         try:
-            fresh.write_text(text + "\n")
+            fresh.write_text(f'{{"version": {FORMAT}, "allocations": [\n{text}\n]}}\n')
             os.replace(fresh, self._path)
         except OSError:
             with contextlib.suppress(OSError):
                 fresh.unlink(missing_ok=True)
             raise
+        self._words = words
 
     def all(self) -> list[Record]:
         return list(self._records.values())
@@ -91,6 +95,7 @@ class RecordStore:
 
     def put(self, record: Record) -> None:
         """Written down first: what is given out must outlive a restart. Raises OSError, and nothing is kept."""
+        self._words.pop(record.id, None)
         records = {**self._records, record.id: record}
         self._save(records)
         self._records = records

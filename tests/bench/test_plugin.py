@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device plugin as a process, at a kubelet double: start, memory, idle, Allocate, preference, re-registration."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import figures
+import grpc
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESOURCE = "nvidia.com/gpu"
+PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = T4\ncount = {}\n"
+
+spec = importlib.util.spec_from_file_location("plugin_world", ROOT / "tests/integration/device_plugin/conftest.py")
+assert spec and spec.loader
+world = importlib.util.module_from_spec(spec)
+sys.modules["plugin_world"] = world
+spec.loader.exec_module(world)
+node = world.node
+
+from vgpu_plugin._proto import deviceplugin_pb2 as api  # noqa: E402
+from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc  # noqa: E402
+
+
+@pytest.fixture
+def served(node):
+    """A node of so many GPUs, each split by so much; without CDI, for no figure is about it."""
+
+    def start(gpus: int, split: int):
+        node.end()
+        (node.folder / "host.profile").write_text(PROFILE.format(gpus))
+        Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
+        config = json.loads((node.folder / "node.yaml").read_text())
+        config["sharing"]["vcuda"].update(splitCount=split, coresScaling="1")
+        (node.folder / "node.yaml").write_text(json.dumps(config))
+        node.options = ["--cdi-dir", ""]
+        begun = time.monotonic()
+        node.start()
+        node.started_ms = (time.monotonic() - begun) * 1000
+        assert len(node.kubelet.endpoints[RESOURCE].devices) == gpus * split
+        return node
+
+    return start
+
+
+def stub_of(node):
+    return rpc.DevicePluginStub(grpc.insecure_channel(f"unix:{node.folder}/kubelet/vgpu-nvidia.com_gpu.sock"))
+
+
+def median_ms(calls: int, call) -> float:
+    took = []
+    for number in range(calls):
+        begun = time.perf_counter()
+        call(number)
+        took.append((time.perf_counter() - begun) * 1000)
+    return statistics.median(took)
+
+
+def cpu_s(process: int) -> float:
+    """Processor time of all threads; the scheduler's own account, in nanoseconds."""
+    spent = [Path(one, "schedstat").read_text().split()[0] for one in Path(f"/proc/{process}/task").iterdir()]
+    return sum(int(one) for one in spent) / 1e9
+
+
+def note(name: str, measured: str, gate: str = "", held: bool | None = None) -> None:
+    figure = figures.FIGURES[name]
+    figure.measured, figure.gate, figure.held = measured, gate, held
+    if held is None:
+        figure.why = "a time of this machine, reported only"
+    assert held is not False, f"{figure.what}: {measured}, expected {gate}"
+
+
+def test_start(served):
+    node = served(8, 10)
+    note("plugin-start", f"{node.started_ms:.0f} ms to all slices at the kubelet")
+
+
+def test_memory_and_idle(served):
+    node = served(16, 100)
+    process = node.process.pid
+    time.sleep(1)
+    resident = next(
+        int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
+    )
+
+    before, begun = cpu_s(process), time.monotonic()
+    time.sleep(15)
+    part = 100 * (cpu_s(process) - before) / (time.monotonic() - begun)
+    # The goal is missed by little; the gate keeps it from growing.
+    note("plugin-memory", f"{resident / 1000:.1f} MB", "≤ 56 MB", resident <= 56_000)
+    note("plugin-idle", f"{part:.2f} % of a core over 15 s")
+
+
+def test_allocate_over_an_empty_call(served, sizes):
+    node = served(8, 10)
+    stub = stub_of(node)
+    ids = list(node.kubelet.endpoints[RESOURCE].devices)
+    calls = min(sizes["repeats"], len(ids))
+    empty = median_ms(calls, lambda _n: stub.GetDevicePluginOptions(api.Empty()))
+
+    def allocate(number: int) -> None:
+        one = api.ContainerAllocateRequest(devices_ids=[ids[number]])
+        stub.Allocate(api.AllocateRequest(container_requests=[one]))
+
+    begun = cpu_s(node.process.pid)
+    full = median_ms(calls, allocate)
+    spent = (cpu_s(node.process.pid) - begun) * 1000 / calls
+    made = [one for one in (node.folder / "run/allocations").iterdir() if not one.name.startswith("slice-")]
+    assert len(made) == calls  # each with its files
+    note("plugin-allocate", f"{full - empty:.2f} ms over {empty:.2f} ms; {spent:.2f} ms of processor time in all")
+
+
+def test_preference(served, sizes):
+    node = served(16, 100)
+    stub = stub_of(node)
+    ids = list(node.kubelet.endpoints[RESOURCE].devices)
+
+    def prefer(available: list[str], size: int) -> None:
+        one = api.ContainerPreferredAllocationRequest(available_deviceIDs=available, allocation_size=size)
+        answer = stub.GetPreferredAllocation(api.PreferredAllocationRequest(container_requests=[one]))
+        chosen = answer.container_responses[0].deviceIDs
+        assert len({each.partition("::")[0] for each in chosen}) == size
+
+    calls = sizes["repeats"]
+    note("plugin-preferred", f"{median_ms(calls, lambda _n: prefer(ids, 8)):.2f} ms")
+
+
+def test_registration_again(served, sizes):
+    node = served(8, 10)
+    took = []
+    for _time in range(3):
+        node.kubelet.stop()
+        node.kubelet.start()
+        begun = time.monotonic()
+        world.until(node.connected, "the registration")
+        took.append((time.monotonic() - begun) * 1000)
+    note("plugin-again", f"{statistics.median(took):.0f} ms")
