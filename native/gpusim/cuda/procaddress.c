@@ -29,11 +29,14 @@ static CUresult lookup(const char *name, void **out, int version, uint64_t flags
     const struct proc_address *legacy = NULL, *per_thread = NULL;
     *out = NULL;
     int found = row ? STATUS_OLD_VERSION : STATUS_NO_SYMBOL;
+    bool has_per_thread = false;
+    for (const struct proc_address *one = row; one && one < end && strcmp(one->name, name) == 0; one++)
+        has_per_thread = has_per_thread || one->per_thread;
     for (; row && row < end && strcmp(row->name, name) == 0; row++)
         if (row->version <= version)
             *(row->per_thread ? &per_thread : &legacy) = row; /* versions rise: the last that fits is the newest */
-    /* A name without a per-thread form has one form for both. */
-    const struct proc_address *best = flags == FLAG_PER_THREAD && per_thread ? per_thread : legacy;
+    /* A name without a per-thread form has one form for both; one that has it only later has none before. */
+    const struct proc_address *best = flags == FLAG_PER_THREAD && has_per_thread ? per_thread : legacy;
     if (best) {
         *out = best->symbol;
         found = STATUS_FOUND;
@@ -52,7 +55,8 @@ CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);
 CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
 {
-    return lookup(symbol, function, version, flags, status);
+    CUresult result = lookup(symbol, function, version, flags, status);
+    return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result; /* the pointer and *status say it */
 }
 
 static CUresult table_slot(void)

@@ -234,7 +234,7 @@ static CUresult answer(enum control control, const char *name, void **function, 
         return CUDA_SUCCESS;
     if (result)
         *result = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    return CUDA_ERROR_NOT_FOUND;
+    return CUDA_ERROR_NOT_FOUND; /* of the first form; the second one tells by its pointer and *result alone */
 }
 
 EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)
@@ -252,5 +252,7 @@ EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int ver
     if (!REAL_HAS(cuGetProcAddress_v2))
         return CUDA_ERROR_NO_DEVICE;
     CUresult status = REAL(cuGetProcAddress_v2)(symbol, function, version, flags, result);
-    return status == CUDA_SUCCESS ? answer(control, symbol, function, version, flags, result) : status;
+    if (status == CUDA_SUCCESS)
+        answer(control, symbol, function, version, flags, result);
+    return status;
 }

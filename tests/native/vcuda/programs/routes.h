@@ -70,7 +70,7 @@
        (CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) \
     FN(cuGraphInstantiate_v2, "cuGraphInstantiate", 11000, 0, \
        (CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)) \
-    FN(cuGraphInstantiateWithFlags, "cuGraphInstantiate", 12000, 0, \
+    FN(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040, 0, \
        (CUgraphExec *exec, CUgraph graph, unsigned long long flags)) \
     FN(cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, 0, \
        (CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)) \
