@@ -25,6 +25,7 @@ static const struct {
     {"dlsym-route", check_dlsym},
     {"getprocaddress-route", check_getprocaddress},
     {"freed", check_freed},
+    {"share", check_share},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
 
@@ -34,7 +35,9 @@ static const char *const words[] = {"held", "violated", "not-run"};
 static void run(check what, const struct slice *slice, struct board *board)
 {
     int status = 0;
+    struct report measured = board->report;
     memset(board, 0, sizeof *board);
+    memcpy(board->report.launch_ns, measured.launch_ns, sizeof measured.launch_ns);
     result_set(&board->result, NOT_RUN, 0, 0, "", "nothing was measured");
     fflush(stdout);
     pid_t child = fork();
@@ -94,6 +97,18 @@ static void print_result(bool json, bool first, const char *name, const struct r
            name, words[result->verdict], (unsigned long long)result->expected, (unsigned long long)result->found, result->unit);
     quoted(result->detail);
     putchar('}');
+}
+
+static void print_measures(bool json, const struct report *report)
+{
+    bool first = true;
+    for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
+        if (!report->launch_ns[i])
+            continue;
+        printf(json ? "%s{\"name\":\"launch-call\",\"index\":%d,\"value\":%llu,\"unit\":\"ns\"}" : "%slaunch-call  GPU %d  %llu ns\n",
+               first || !json ? "" : ",", i, (unsigned long long)report->launch_ns[i]);
+        first = false;
+    }
 }
 
 static int usage(FILE *out, int status)
@@ -160,6 +175,9 @@ int main(int argc, char **argv)
         violated = violated || board->result.verdict == VIOLATED;
         skipped = skipped || board->result.verdict == NOT_RUN;
     }
+    if (json)
+        printf("],\"measures\":[");
+    print_measures(json, &board->report);
     if (json)
         printf("]}\n");
     fflush(stdout);

@@ -47,7 +47,7 @@ struct slice {
     char reason[160];
     int count;
     struct vgpu_limits_device devices[VGPU_MAX_DEVICES];
-    uint32_t flags;
+    uint32_t flags, core_policy;
 };
 void slice_read(struct slice *slice);
 const struct vgpu_limits_device *slice_device(const struct slice *slice, const char *uuid);
@@ -74,6 +74,7 @@ struct device_row {
 struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
+    uint64_t launch_ns[VGPU_MAX_DEVICES]; /* the shortest call of cuLaunchKernel that was seen; 0: not measured */
 };
 /* Shared memory between the probe and the processes that run its checks. */
 struct board {
@@ -101,6 +102,7 @@ struct fill {
 void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill));
 bool contexts_count(const struct fill *fill);
 
+void check_share(const struct slice *slice, struct board *board);
 void check_totals(const struct slice *slice, struct board *board);
 void check_limit_exact(const struct slice *slice, struct board *board);
 void check_every_allocator(const struct slice *slice, struct board *board);

@@ -46,6 +46,7 @@ void slice_read(struct slice *slice)
     size_t known = limits->device_size < sizeof *slice->devices ? limits->device_size : sizeof *slice->devices;
     slice->found = true;
     slice->flags = limits->flags;
+    slice->core_policy = limits->core_policy;
     slice->count = (int)limits->device_count;
     for (int i = 0; i < slice->count; i++)
         memcpy(&slice->devices[i], file.bytes + limits->device_offset + (size_t)i * limits->device_size, known);
