@@ -213,8 +213,8 @@ LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 # Where the probe appears in the slice; no workload ever gets it.
 PROBE = "/usr/local/lib/vgpu/vgpu-probe"
 NO_FREE_SLICE = 3
-# On an idle host the first fill is hit; on a busy one some are missed.
-FILLS_AT_MOST = 10
+# A fill that is held so long is hit by a look also on a busy host, where looks come seconds apart.
+HOLD_MS = 3000
 # What is read of the answers of vgpuctl.
 KEYS = {
     "status": frozenset(("gpus", "slices")),
@@ -355,21 +355,17 @@ class SliceCheck:
         return checks
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice again and again until a look hits it, for a fill may be over between two looks. Answers what
-        a repeated fill found violated.
+        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks. Answers
+        what that fill found violated.
         """
-        argv = [PROBE, "--json", "--checks", ",".join(isolation.FILLS)]
-        faults: list[dict[str, Any]] = []
-        for _time in range(FILLS_AT_MOST):
-            blind = watch.most_bytes is None or not filled
-            if blind or faults or isolation.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
-                break
-            outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=look)
-            checks = isolation.of_probe(
-                outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, isolation.FILLS
-            )
-            faults = [one for one in checks if one["verdict"] == isolation.VIOLATED]
-        return faults
+        blind = watch.most_bytes is None or not filled
+        if blind or isolation.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
+            return []
+        names = isolation.FILLS[:1]
+        argv = [PROBE, "--json", "--checks", ",".join(names), "--hold", str(HOLD_MS)]
+        outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=look)
+        checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, names)
+        return [one for one in checks if one["verdict"] == isolation.VIOLATED]
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
         program = self._params["nvidia_smi"]
@@ -391,7 +387,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         "checks": [],
         "nvidia_smi": "",
     }
-    # The probe, its repeated fills, and nvidia-smi twice; 3600 is the plugin's longest.
+    # The probe, a fill that is held, and nvidia-smi twice; 3600 is the plugin's longest.
     ttl = min(5 * module.params["timeout"] + 60, 3600)
     arguments = ["lease", "--ttl", str(ttl)] + (["--uuid", uuid] if uuid else [])
     try:

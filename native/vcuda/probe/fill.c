@@ -81,6 +81,7 @@ static void fill_alone(const struct fill *fill)
     result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED, fill->limit, found, "bytes",
                "%s: %llu bytes granted, the next byte answers %d; the whole is %s", fill->uuid, (unsigned long long)granted,
                past, nvml ? "NVML's figure of this process" : "what was granted and what was not free at first");
+    nanosleep(&(struct timespec){hold_ms / 1000, (long)(hold_ms % 1000) * 1000000}, NULL);
 }
 
 static void measure_alone(const struct fill *fill)

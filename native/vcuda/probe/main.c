@@ -10,6 +10,9 @@
 #include <unistd.h>
 
 #define TIME_LIMIT_S 120
+#define HOLD_AT_MOST_MS 60000
+
+unsigned hold_ms;
 
 typedef void (*check)(const struct slice *slice, struct board *board);
 
@@ -113,7 +116,8 @@ static void print_measures(bool json, const struct report *report)
 
 static int usage(FILE *out, int status)
 {
-    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n\nMeasures from inside a slice whether its limits hold. Checks:");
+    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS]\n\n--hold: limit-exact keeps the full slice so "
+                 "long, for somebody to look at it from outside.\nMeasures from inside a slice whether its limits hold. Checks:");
     for (size_t i = 0; i < CHECKS; i++)
         fprintf(out, "%s %s", i ? "," : "", checks[i].name);
     fprintf(out, ".\nExit status: 0 all held, 1 one is violated, 2 one could not be run, 64 bad arguments.\n");
@@ -137,6 +141,16 @@ static bool choose(char *list, bool chosen[CHECKS])
     return true;
 }
 
+static bool held_for(const char *text)
+{
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+    if (end == text || *end || value > HOLD_AT_MOST_MS)
+        return false;
+    hold_ms = (unsigned)value;
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     bool json = false, chosen[CHECKS], violated = false, skipped = false, first = true;
@@ -146,6 +160,8 @@ int main(int argc, char **argv)
             json = true;
         else if (strcmp(argv[i], "--help") == 0)
             return usage(stdout, 0);
+        else if (strcmp(argv[i], "--hold") == 0 && i + 1 < argc && held_for(argv[i + 1]))
+            i++;
         else if (strcmp(argv[i], "--checks") != 0 || i + 1 == argc)
             return usage(stderr, 64);
         else if (!choose(argv[++i], chosen))

@@ -90,6 +90,9 @@ struct board {
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
+/* main.c: how long limit-exact holds the full slice, so that somebody outside can look at it. */
+extern unsigned hold_ms;
+
 /* fill.c: for checks that take all there is of one device. */
 struct fill {
     const struct slice *slice;

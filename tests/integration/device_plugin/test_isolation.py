@@ -30,10 +30,8 @@ def test_whole_slice_holds(node):
     assert {name for name, check in found.items() if check["verdict"] != "held"} <= OPTIONAL
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
     # The driver's account, read outside while the probe took all that it could get.
-    if found["outside-memory"]["verdict"] == "held":
-        assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
-    else:  # a machine too busy for ten fills to be hit by a look
-        assert "none hit" in found["outside-memory"]["detail"]
+    assert found["outside-memory"]["verdict"] == "held"
+    assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
     assert node.vgpuctl("status")["allocations"] == []  # given back
     assert node.allocation_mounts() == []
 

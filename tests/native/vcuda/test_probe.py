@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 
 import layouts
 import pytest
@@ -124,3 +125,22 @@ def test_a_neighbour_who_fills_the_card_is_no_violation_of_an_oversold_slice(hos
     neighbour.get("alloc", 10000 << 20)
     _unused, report = run(host, "--checks", "limit-exact,four-processes")
     assert verdicts(report) == {"limit-exact": "held", "four-processes": "held"}, report
+
+
+def test_a_full_slice_is_held_for_a_look_from_outside(host: Host) -> None:
+    command = [PROBE, "--json", "--checks", "limit-exact", "--hold", "20000"]
+    probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while host.on_card() != LIMIT and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (host.on_card(), probe.poll()) == (LIMIT, None)
+    finally:
+        probe.kill()
+        probe.wait()
+
+
+@pytest.mark.parametrize("hold", ["", "-1", "1s", "60001"])
+def test_nonsense_is_no_time_to_hold(host: Host, hold: str) -> None:
+    done = subprocess.run([PROBE, "--hold", hold], env=host.env(), stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr[:6]) == (64, b"usage:")
