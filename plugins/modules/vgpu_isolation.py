@@ -232,6 +232,7 @@ PROBE_CHECKS = (
     "getprocaddress-route",
     "visible-devices",
     "freed",
+    "share",
 )
 
 
