@@ -95,28 +95,48 @@ static bool there(enum function function, CUresult *status)
 /*
  * The hot ones. A compiler that is told all eleven parameters moves those on the stack to the same place again before it
  * jumps to the driver. On x86-64 the entry declares the six that come in registers, finds the stream where the ABI puts it
- * (third on the stack), and leaves the stack as it is.
+ * (third on the stack), and leaves the stack as it is. That is right only where the last call is a jump: by musttail where
+ * the compiler has it, else by the optimisation that is asked for here; a build without optimisation or with a sanitizer
+ * takes the plain way. tests/native/vcuda/test_compilers.py launches through each such build.
  */
-#if defined(__x86_64__) && !defined(__ILP32__)
+#if defined(__has_attribute)
+#if __has_attribute(musttail)
+#define JUMP __attribute__((musttail)) return
+#endif
+#endif
+#ifdef JUMP
+#define JUMPS
+#else
+#define JUMP return
+#define JUMPS __attribute__((optimize("optimize-sibling-calls")))
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define SANITIZED
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED
+#endif
+#if defined(__x86_64__) && !defined(__ILP32__) && defined(__OPTIMIZE__) && !defined(SANITIZED)
 #define STACK(n) (((const uintptr_t *)__builtin_dwarf_cfa())[n])
 #define KERNEL(symbol, parameters, arguments, per_thread) \
     SLOW(symbol, parameters, arguments, KERNEL_KEY, stream, per_thread) \
     typedef CUresult (*six_##symbol)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned); \
-    static __attribute__((noinline)) CUresult on_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, \
+    static JUMPS __attribute__((noinline)) CUresult on_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, \
                                                           unsigned bx, unsigned by) \
     { \
         six_##symbol target = (six_##symbol)(void (*)(void))slow_##symbol; \
         if (LIKELY(fast(KERNEL_KEY, STACK(2) | (per_thread ? FLOW_PER_THREAD : 0)))) \
             target = (six_##symbol)vgpu_real[F_##symbol]; \
-        return target(function, gx, gy, gz, bx, by); \
+        JUMP target(function, gx, gy, gz, bx, by); \
     } \
     EXPORT CUresult entry_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by) \
         __asm__(#symbol); \
-    EXPORT CUresult entry_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by) \
+    EXPORT JUMPS CUresult entry_##symbol(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by) \
     { \
         if (off()) \
-            return ((six_##symbol)vgpu_real[F_##symbol])(function, gx, gy, gz, bx, by); \
-        return on_##symbol(function, gx, gy, gz, bx, by); \
+            JUMP ((six_##symbol)vgpu_real[F_##symbol])(function, gx, gy, gz, bx, by); \
+        JUMP on_##symbol(function, gx, gy, gz, bx, by); \
     }
 #else
 #define KERNEL(symbol, parameters, arguments, per_thread) \

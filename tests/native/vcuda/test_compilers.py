@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, OK, OOM, PUPPET, ROOT, Host, compile_program
+from conftest import BUILD, LIMIT, LINKED, OK, OOM, PUPPET, ROOT, Host, compile_program
 
 ARM = "aarch64-linux-gnu-gcc"
 # What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
@@ -37,6 +37,29 @@ def newest_glibc(path: Path) -> tuple:
 def test_builds_without_a_warning(compiler: str, tmp_path: Path) -> None:
     built = build(compiler, tmp_path)
     assert newest_glibc(built / "libvgpu.so") <= (2, 17)
+
+
+FLAGS = ["-O0", "-O1", "-O2", "-O3", "-Os", "-O2 -fno-optimize-sibling-calls"]
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_launches_keep_their_parameters(host: Host, tmp_path: Path, compiler: str, flags: str) -> None:
+    """The launch functions hand on what lies on the stack without touching it, in whatever way they were compiled: the
+    simulated driver refuses a block of too many threads, too much shared memory, and parameters given twice."""
+    objects = [path for path in (BUILD / "obj/vcuda").glob("*.o") if path.name != "launch.c.o"]
+    library = tmp_path / "libvgpu.so"
+    command = [compiler, *flags.split(), "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-shared"]
+    command += [f"-I{ROOT / 'native/vcuda/include'}", f"-Wl,--version-script={ROOT / 'native/vcuda/src/libvgpu.map'}"]
+    command += ["-Wl,-Bsymbolic", "-Wl,-z,nodelete", "-o", str(library)]
+    subprocess.run([*command, ROOT / "native/vcuda/src/launch.c", *objects], check=True)
+    program = compile_program(tmp_path, "launches", "launches.c", flags=LINKED)
+    for percent in (0, 50):
+        devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid in host.uuids]
+        host.write_limits(devices=devices, core_policy="force")
+        env = host.env(preload=False, LD_PRELOAD=str(library))
+        done = subprocess.run([program], env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+        assert (done.returncode, done.stdout) == (0, "ok\n"), f"limit of {percent} %"
 
 
 @pytest.fixture(scope="module")
