@@ -11,6 +11,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -141,9 +142,7 @@ def bench(programs: Path, tmp_path: Path):
     bench = Bench(memory, programs)
     yield bench
     bench.close()
-    for path in memory.iterdir():
-        path.unlink()
-    memory.rmdir()
+    shutil.rmtree(memory)
 
 
 @pytest.fixture

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of compute time: the limiter's own object code in a model of the GPU on virtual time, and the whole library with
+its arbiter on the simulated GPU in real time. Shares come from the GPU's log, never from the library."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import figures
+import pytest
+from conftest import ROOT, Bench, world
+
+VCUDA = ROOT / "native" / "vcuda"
+MIXED = "5:20:100:500:2000:10000"  # microseconds
+SHARES = (5, 10, 25, 50, 75, 90, 95)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory):
+    program = tmp_path_factory.mktemp("model") / "model"
+    sources = [*sorted((ROOT / "tests/native/vcuda/model").glob("*.c"))]
+    sources += [VCUDA / "src/pace.c", VCUDA / "src/cost.c", VCUDA / "arbiter/schedule.c"]
+    flags = ["-O2", "-std=c11", "-D_GNU_SOURCE", *(f"-I{VCUDA / folder}" for folder in ("include", "src", "arbiter"))]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, *sources, "-o", program], check=True)
+
+    def run(*arguments: object) -> dict:
+        done = subprocess.run([program, *map(str, arguments)], check=True, stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)
+
+    return run
+
+
+def worst(tenant: dict) -> float:
+    """The worst error of any window of one second, in points."""
+    return max(tenant["share"] - tenant["low"], tenant["high"] - tenant["share"])
+
+
+def mean(tenant: dict) -> float:
+    return abs(tenant["mean"] - tenant["share"])
+
+
+def test_alone(model, sizes: dict, row) -> None:
+    kernels = (10, 50, 200, 1000) if sizes["shares"] > 1 else (50, 1000)
+
+    def tenants(policy: str) -> list:
+        return [
+            model("--jitter", 10, f"share={share},policy={policy},kernels={us}")["tenants"][0]
+            for share in SHARES
+            for us in kernels
+        ]
+
+    ours, theirs = tenants("force"), tenants("disable")
+    row(
+        "share-alone",
+        "worst window of one second within 1 point",
+        lambda found: max(worst(one) for one in found) <= 1.0,
+        ours,
+        f"worst window {max(worst(one) for one in ours):.2f} points of {len(ours)} cases, longest launch held back "
+        f"{max(one['longest_hold_ms'] for one in ours):.0f} ms (model)",
+        theirs,
+        f"limiter off: {max(worst(one) for one in theirs):.0f} points",
+    )
+
+
+def test_together(model, sizes: dict, row) -> None:
+    def cases(policy: str) -> list:
+        found = []
+        for seed in range(1, 1 + sizes["shares"]):
+            four = [f"share={share},kernels={MIXED},policy={policy}" for share in (10, 20, 30, 40)]
+            two = [f"share={share},kernels={MIXED},policy={policy}" for share in (30, 70)]
+            found += [model("--seed", seed, *two), model("--seconds", 22, "--seed", seed, *four)]
+        return found
+
+    def errors(found: list) -> tuple:
+        tenants = [tenant for case in found for tenant in case["tenants"]]
+        return max(mean(one) for one in tenants), max(worst(one) for one in tenants)
+
+    ours, theirs = cases("default"), cases("disable")
+    row(
+        "share-together",
+        "means within 1 point, the worst window within 4",
+        lambda found: errors(found)[0] <= 1.0 and errors(found)[1] <= 4.0,
+        ours,
+        f"means within {errors(ours)[0]:.2f} points, worst window {errors(ours)[1]:.2f}, longest launch held back "
+        f"{max(one['longest_hold_ms'] for case in ours for one in case['tenants']):.0f} ms (model)",
+        theirs,
+        f"limiter off: means {errors(theirs)[0]:.0f} points, worst window {errors(theirs)[1]:.0f}",
+    )
+
+
+def settled(result: dict, before: int, after: int) -> bool:
+    """The change comes at second 6; half a second later the second that follows is at the new share."""
+    series = result["tenants"][0]["series"]  # tenths of a second
+    return abs(sum(series[65:75]) / 10 - after) <= 2.0 and abs(sum(series[50:60]) / 10 - before) <= 2.0
+
+
+def test_a_live_change(model, row) -> None:
+    changes = [(20, 70), (70, 20), (50, 5), (5, 95)]
+
+    def all_settle(policy: str) -> bool:
+        results = [(model(f"share={a},policy={policy},kernels=100,change=6:{b}"), a, b) for a, b in changes]
+        return all(settled(*one) for one in results)
+
+    row(
+        "settling",
+        "at the new share, within 2 points, half a second after the change",
+        lambda holds: holds,
+        all_settle("force"),
+        f"{len(changes)} changes between 5 and 95 % settled in 0.5 s (model)",
+        all_settle("disable"),
+        "limiter off: not at its share before or after",
+    )
+
+
+def test_throughput(model, row) -> None:
+    four = [f"share=25,kernels={us}" for us in (50, 100, 500, MIXED)]
+    limited, free = model(*four), model(*(one + ",policy=disable" for one in four))
+    # What a limiter that lets one tenant run a quarter of the time at a time would leave.
+    forced = model("share=25,policy=force,kernels=100")
+    row(
+        "throughput",
+        "at least 97 % of what runs without a limiter",
+        lambda total: total >= 0.97 * free["total"],
+        limited["total"],
+        f"{limited['total']:.1f} % of the GPU busy with four limited tenants, {free['total']:.1f} % without (model)",
+        forced["total"],
+        f"one tenant held to 25 %: {forced['total']:.1f} %",
+    )
+
+
+def test_a_sparse_tenant_beside_a_busy_one(model) -> None:
+    """A goal, not a gate: the trade-off is shown."""
+    sparse, said = "share=10,kernels=20,burst=50,rest=9000", []
+    natural = model(sparse.replace("share=10", "share=100"))["tenants"][0]["mean"]
+    for busy in (60, 90):
+        found, other = model(sparse, f"share={busy},kernels=500")["tenants"]
+        said.append(
+            f"beside {busy} %: {100 * found['mean'] / natural:.0f} % of its load, the neighbour misses "
+            f"{busy - other['mean']:.1f} points"
+        )
+    figures.FIGURES["sparse"].measured = "; ".join(said) + " (model)"
+
+
+# --- in real time ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(bench: Bench, programs: Path):
+    mine, sys.modules["conftest"] = sys.modules["conftest"], world  # shares.py is the library's tests' own
+    sys.path.insert(0, str(ROOT / "tests/native/vcuda"))
+    try:
+        import shares
+    finally:
+        sys.modules["conftest"] = mine
+        sys.path.pop(0)
+    node = shares.Node(bench)
+    yield shares, node
+    node.close()
+
+
+def split(node: tuple, policy: str, seconds: float) -> list:
+    shares, one = node
+    tenants = [
+        shares.Container(one, f"{policy}-{percent}", percent, core_policy=policy).start(us=200) for percent in (30, 70)
+    ]
+    time.sleep(1)
+    found = one.shares(tenants, seconds)
+    for process in tenants:
+        process.kill()
+        process.wait()
+    return found
+
+
+def test_in_real_time(node: tuple, sizes: dict, row) -> None:
+    """The machine is not alone, so what is gated is the ratio of the two in the same seconds: 7 to 3 is 2.33."""
+    shares, one = node
+    one.arbiter()
+    ours = split(node, "default", sizes["seconds"])
+    theirs = split(node, "disable", sizes["seconds"])
+    row(
+        "share-real",
+        "the second gets 1.7 to 3.2 times what the first gets",
+        lambda pair: 1.7 < pair[1] / max(pair[0], 0.1) < 3.2,
+        ours,
+        f"{ours[0]:.1f} + {ours[1]:.1f} % in {sizes['seconds']} s",
+        theirs,
+        f"limiter off: {theirs[0]:.1f} + {theirs[1]:.1f} %",
+    )
