@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of compute time: the limiter's own object code in a model of the GPU on virtual time, and the whole library with
-its arbiter on the simulated GPU in real time. Shares come from the GPU's log, never from the library."""
+"""Shares of compute time, read from the GPU's log and never from the library.
+
+The limiter's own object code in a model of the GPU on virtual time, and the whole library with its arbiter on the
+simulated GPU in real time.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,7 @@ def test_a_sparse_tenant_beside_a_busy_one(model) -> None:
     figures.FIGURES["sparse"].measured = "; ".join(said) + " (model)"
 
 
-# --- in real time ------------------------------------------------------------------------------------------------------
+# --- in real time -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -178,8 +181,7 @@ def split(node: tuple, policy: str, seconds: float) -> list:
 
 def test_in_real_time(node: tuple, sizes: dict, row) -> None:
     """The machine is not alone, so what is gated is the ratio of the two in the same seconds: 7 to 3 is 2.33."""
-    shares, one = node
-    one.arbiter()
+    node[1].arbiter()
     ours = split(node, "default", sizes["seconds"])
     theirs = split(node, "disable", sizes["seconds"])
     row(
