@@ -37,6 +37,7 @@ UNIT_ABSENT: dict[str, Any] = {
     "stale": False,
     "started": None,
     "argv": [],
+    "exe": "",
 }
 
 Runner = Callable[[Sequence[str]], Answer]
@@ -160,6 +161,10 @@ class Host:
         """The command line of a running process, empty where there is none."""
         return [word for word in (self.text(f"/proc/{pid}/cmdline") or "").split("\0") if word] if pid else []
 
+    def exe(self, pid: int) -> str:
+        """The program file of a running process with its links resolved, empty where there is none."""
+        return (self.link(f"/proc/{pid}/exe") or "") if pid else ""
+
     def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """State of systemd units, in one call. Without systemd every unit is absent."""
         found: dict[str, dict[str, Any]] = {name: dict(UNIT_ABSENT) for name in names}
@@ -180,6 +185,7 @@ class Host:
                 # Wall-clock time of the start, to be compared with the times of files that the unit read.
                 "started": time.time() - (time.monotonic() - started / 1e6) if started else None,
                 "argv": self.argv(int(fields.get("MainPID") or 0)),
+                "exe": self.exe(int(fields.get("MainPID") or 0)),
             }
         return found
 

@@ -282,8 +282,11 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     found, version, root = state["vcuda"], wanted["version"], wanted["root"]
+    unit = state["units"].get(wanted["arbiter_unit"]) or {}
     if wanted["state"] != PRESENT:
         changes = [f"remove {root}/{one}" for one in found["versions"]]
+        if unit.get("present"):
+            changes.append("remove {}".format(wanted["arbiter_unit"]))
         held = len(_held(state)) if changes else 0
         notes = [f"{held} containers mount the library; they cannot be started again"] if held else []
         return Part("the library is to be absent", changes, bool(held), notes)
@@ -296,7 +299,31 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -
         reason = "the library is damaged"
     if found["current"] != version:
         changes.append("switch current from {} to {}".format(found["current"] or "nothing", version))
-    return Part(reason, changes)
+    text, path = wanted["arbiter_unit_text"], wanted["arbiter_unit_path"]
+    on_disk = state["files"].get(path)
+    if not text:
+        return Part(reason, changes)
+    if on_disk is None or on_disk["sha256"] != sha256(text):
+        changes.append("{} {}".format("write" if on_disk is None else "change", path))
+        reason = "the unit of the arbiter differs" if len(changes) == 1 else reason
+    return Part(reason, changes) if changes else _arbiter_running(wanted, unit, on_disk)
+
+
+def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any) -> Part:
+    """All files are as wanted: does the arbiter that runs come from them? A restart leaves tenants their own share."""
+    name = wanted["arbiter_unit"]
+    program = "{}/{}/vgpu-arbiter".format(wanted["root"], wanted["version"])
+    if unit.get("stale"):
+        return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
+    if not unit.get("enabled"):
+        return Part(f"{name} is not enabled", [f"enable {name}"])
+    if not unit.get("active"):
+        return Part(f"{name} is not running", [f"start {name}"])
+    if unit.get("started") and on_disk and on_disk["mtime"] > unit["started"]:
+        return Part("the unit file is newer than the running program", [f"restart {name}"])
+    if unit.get("exe") != program:
+        return Part("the running arbiter is {}".format(unit.get("exe") or "not known"), [f"restart {name}"])
+    return NOTHING
 
 
 def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:

@@ -162,7 +162,6 @@ UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
 # Values that are written to the node, and that nothing there carries out in this version.
 UNENFORCED: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_oom_killer", True, "has no effect in this version: a process over its limit is refused memory, not ended"),
-    ("vgpu_core_policy", "force", "has no effect in this version: the SM limit is recorded and not enforced"),
     (
         "vgpu_handover",
         "volume-mounts",
@@ -249,11 +248,6 @@ def unenforced(clean: dict[str, Any]) -> list[Finding]:
     if scaled:
         message = "memory above the card's is sold and not spilled to the host in this version; a full card refuses"
         findings.append(warning(scaled[0] + "memory_scaling", message))
-    limits = not clean["vgpu_disable_core_limit"] and clean["vgpu_core_policy"] != "disable"
-    capped = [path for path, split, _memory, cores in _shares(clean) if cores is not None and Fraction(cores) < split]
-    if capped and limits:
-        message = "slices of less than 100 % of the SMs are recorded and not enforced in this version"
-        findings.append(warning(capped[0] + "cores_scaling", message))
     return findings
 
 

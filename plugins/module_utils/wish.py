@@ -32,7 +32,13 @@ INPUTS: dict[str, dict[str, Any]] = {
         "packages_record": "",
         "docker_record": "",
     },
-    "vcuda": {"version": "", "root": node_config.LIBRARY_ROOT},
+    "vcuda": {
+        "version": "",
+        "root": node_config.LIBRARY_ROOT,
+        "arbiter_unit": "vgpu-arbiter.service",
+        "arbiter_unit_path": "/etc/systemd/system/vgpu-arbiter.service",
+        "arbiter_unit_text": "",
+    },
     "device_plugin": {
         "version": "",
         "root": "/opt/vgpu/plugin",
@@ -94,7 +100,10 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
             options["files"] += [part["drop_in_path"]] if part["drop_in_path"] else []
             options["containerd_config"] = part["containerd_config"]
     if "vcuda" in roles:
-        options["library_root"] = roles["vcuda"]["root"]
+        part = roles["vcuda"]
+        options["library_root"] = part["root"]
+        options["units"].append(part["arbiter_unit"])
+        options["files"].append(part["arbiter_unit_path"])
     if "device_plugin" in roles:
         part = roles["device_plugin"]
         options["units"].append(part["unit"])

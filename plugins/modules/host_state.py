@@ -118,7 +118,8 @@ state:
     units:
       description:
         - Of each unit asked for, whether it is C(present), C(masked), C(enabled), C(active), C(failed), whether
-          its file is newer than what systemd read (C(stale)), and when it was C(started).
+          its file is newer than what systemd read (C(stale)), when it was C(started), and its command line and
+          program (C(argv), C(exe)).
       type: dict
       returned: always
     docker:

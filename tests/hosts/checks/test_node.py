@@ -68,7 +68,7 @@ def advertised(node: Node) -> list[str]:
 
 def test_no_unit_failed_and_services_survive_a_reboot(node: Node) -> None:
     assert node.run("systemctl", "--failed", "--no-legend", "--plain").strip() == ""
-    for unit in ("docker.service", "vgpu-device-plugin.service"):
+    for unit in ("docker.service", "vgpu-device-plugin.service", "vgpu-arbiter.service"):
         assert node.run("systemctl", "is-active", unit, check=False).strip() == "active"
         assert node.run("systemctl", "is-enabled", unit, check=False).strip() == "enabled"
 
@@ -175,3 +175,20 @@ def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
     # A verdict that is not "held" is the exit status too; the JSON is what counts here.
     script = "/vgpu-probe --json " + " ".join(words) + " || true"
     return json.loads(in_slice(node, pod, "sh", "-c", script, options=mount))
+
+
+# Last: the plugin registers anew.
+def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Node) -> None:
+    show = ("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value")
+    before = node.run(*show).strip()
+    program = node.run("readlink", f"/proc/{before}/exe").strip()
+    assert program == node.run("readlink", "-f", "/usr/local/lib/vgpu/current/vgpu-arbiter").strip()
+    node.run("systemctl", "restart", "vgpu-device-plugin.service")
+    assert node.run(*show).strip() == before
+    # Killed, it comes back by itself.
+    node.run("systemctl", "kill", "--signal=KILL", "vgpu-arbiter.service")
+    after = node.shell(
+        "for n in $(seq 50); do p=$(systemctl show vgpu-arbiter.service --property=MainPID --value); "
+        f"test $p != 0 && test $p != {before} && break; sleep 0.2; done; echo $p"
+    ).strip()
+    assert after not in ("0", before)

@@ -33,6 +33,12 @@ def versions(node: Node) -> list[str]:
     return sorted(set(node.run("ls", LIBRARY).split()) - {"current"})
 
 
+def arbiter(node: Node) -> str:
+    """The program file of the arbiter that runs."""
+    pid = node.run("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value").strip()
+    return node.run("readlink", f"/proc/{pid}/exe").strip()
+
+
 def status(node: Node) -> dict[str, Any]:
     found: dict[str, Any] = node.json("vgpuctl", "status", "--json")
     return found
@@ -131,6 +137,7 @@ def test_a_new_version_ends_nothing_and_fails_nothing(
     for one in nodes.values():
         assert current(one) == names["new"]
         assert status(one)["version"] == names["new plugin"]
+        assert arbiter(one) == f"{LIBRARY}/{names['new']}/vgpu-arbiter"
     # The container maps the old one; on the other host nobody does.
     assert versions(nodes[FIRST]) == sorted([names["library"], names["new"]])
     assert versions(nodes[SECOND]) == [names["new"]]
@@ -172,6 +179,7 @@ def taken_back(done: subprocess.CompletedProcess[str], node: Node, names: dict[s
     assert f"the host is back at library {names['new']} and device plugin {names['new plugin']}" in said
     assert "and advertises all its slices" in said
     assert current(node) == names["new"]
+    assert arbiter(node) == f"{LIBRARY}/{names['new']}/vgpu-arbiter"
 
 
 def test_the_program_met_not_one_failure(work: subprocess.Popen[str]) -> None:

@@ -25,6 +25,7 @@ VARIABLES = {
     },
     "vcuda_state": "present",
     "vcuda_version": "0.1.0-new",
+    "vcuda_arbiter_unit_text": "[Service]\n",
     "device_plugin_state": "present",
     "device_plugin_version": "0.1.0-plug",
     "device_plugin_unit_text": "[Unit]\n",
@@ -52,8 +53,15 @@ CONVERGED = {
     "pci_gpus": [],
     "driver": {"loaded_version": None, "nouveau": False},
     "packages": {"nvidia-smi": "535.261.03-1", "libcuda1": "535.261.03-1", "nvidia-docker2": "2.14", "docker.io": "20"},
-    "files": {"/etc/systemd/system/vgpu-device-plugin.service": {"sha256": sha256("[Unit]\n"), "mtime": 900.0}},
-    "units": {"docker.service": dict(RUNNING), "vgpu-device-plugin.service": dict(RUNNING)},
+    "files": {
+        "/etc/systemd/system/vgpu-device-plugin.service": {"sha256": sha256("[Unit]\n"), "mtime": 900.0},
+        "/etc/systemd/system/vgpu-arbiter.service": {"sha256": sha256("[Service]\n"), "mtime": 900.0},
+    },
+    "units": {
+        "docker.service": dict(RUNNING),
+        "vgpu-device-plugin.service": dict(RUNNING),
+        "vgpu-arbiter.service": dict(RUNNING, exe="/usr/local/lib/vgpu/0.1.0-new/vgpu-arbiter"),
+    },
     "docker": {
         "config_text": DAEMON_JSON,
         "info": {
@@ -131,6 +139,8 @@ def test_a_bare_host_runs_every_role_in_order_and_proves_it():
 UNIT = ("units", "vgpu-device-plugin.service")
 DOCKER = ("units", "docker.service")
 UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
+ARBITER = ("units", "vgpu-arbiter.service")
+ARBITER_FILE = ("files", "/etc/systemd/system/vgpu-arbiter.service")
 
 # What of the state differs, the role that must run, a word of its changes or reason.
 STATES = [
@@ -154,6 +164,15 @@ STATES = [
     ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
     ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
     ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
+    ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
+    ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
+    # Killed after the switch and before the restart, or the folder of its version was deployed anew under it.
+    ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-old/vgpu-arbiter"}, "vcuda", "0.1.0-old/vgpu-arbiter"),
+    ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-new/vgpu-arbiter (deleted)"}, "vcuda", "restart vgpu-arbiter"),
+    ({(*ARBITER, "stale"): True}, "vcuda", "reload systemd and restart vgpu-arbiter.service"),
+    ({(*ARBITER, "active"): False}, "vcuda", "start vgpu-arbiter.service"),
+    ({(*ARBITER, "enabled"): False}, "vcuda", "enable vgpu-arbiter.service"),
+    ({(*ARBITER_FILE, "mtime"): 2000.0}, "vcuda", "newer than the running program"),
     ({"plugin.current": "0.0.9-x"}, "device_plugin", "from 0.0.9-x to 0.1.0-plug"),
     ({"plugin.versions": []}, "device_plugin", "install /opt/vgpu/plugin/0.1.0-plug"),
     ({"node_config.text": None}, "device_plugin", "write /etc/vgpu/node.yaml"),
@@ -501,10 +520,11 @@ def test_what_the_gpus_say_of_the_wish(state, devices, expected):
 def test_what_is_read_is_what_is_compared():
     options = wish.reads(wish.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
     assert options["packages"] == ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
-    assert options["units"] == ["docker.service", "vgpu-device-plugin.service"]
+    assert options["units"] == ["docker.service", "vgpu-arbiter.service", "vgpu-device-plugin.service"]
     assert options["files"] == [
         "/var/lib/vgpu/baseline/nvidia_docker.json",
         "/run/vgpu-docker-daemon.pending",
+        "/etc/systemd/system/vgpu-arbiter.service",
         "/etc/systemd/system/vgpu-device-plugin.service",
     ]
 

@@ -149,8 +149,8 @@ PART = {"match": {"index": 0}}
 UNENFORCED = [
     ({}, []),
     ({"vgpu_oom_killer": True}, ["vgpu_oom_killer"]),
-    ({"vgpu_core_policy": "force"}, ["vgpu_core_policy"]),
-    ({"vgpu_core_policy": "disable"}, []),
+    # The arbiter and the library enforce shares of the SMs.
+    ({"vgpu_core_policy": "force"}, []),
     ({"vgpu_handover": "volume-mounts"}, ["vgpu_handover"]),
     ({"vgpu_handover": "volume-mounts", "vgpu_sharing": "none"}, ["vgpu_handover"]),
     ({"vgpu_handover": "envvar"}, []),
@@ -158,13 +158,7 @@ UNENFORCED = [
     ({"vgpu_memory_scaling": "1.0"}, []),
     ({"vgpu_memory_scaling": 0.5}, []),
     ({"vgpu_devices": [dict(PART, memory_scaling=2)]}, ["vgpu_devices[0].memory_scaling"]),
-    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1}, ["vgpu_cores_scaling"]),
-    ({"vgpu_split_count": 4, "vgpu_cores_scaling": "3.99"}, ["vgpu_cores_scaling"]),
-    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 4}, []),
-    ({"vgpu_split_count": 4}, []),  # unset: no limit
-    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1, "vgpu_disable_core_limit": True}, []),
-    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1, "vgpu_core_policy": "disable"}, []),
-    ({"vgpu_split_count": 4, "vgpu_devices": [dict(PART, cores_scaling=2)]}, ["vgpu_devices[0].cores_scaling"]),
+    ({"vgpu_split_count": 4, "vgpu_cores_scaling": 1}, []),
     # One line, however many exceptions share the host's value.
     (
         {"vgpu_memory_scaling": 2, "vgpu_devices": [dict(PART, split_count=3), dict(PART, split_count=5)]},
