@@ -97,6 +97,9 @@ def stage(name: str, options: argparse.Namespace, seconds: float) -> dict[str, A
         found = json.loads(path.read_text())
     except (OSError, ValueError):
         found = report.Report(None, name).data
+    words = (options.folder / f"stage-{name}.log").read_text(errors="replace").strip()
+    if words:
+        found["log"] = words[-2000:]
     if reason or found["reason"] == "the stage has not ended":
         found["status"], found["reason"] = "failed", reason or "failed: it said nothing"
     return found

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,3 +137,11 @@ def test_a_driver_that_rounds_up(tmp_path: Path) -> None:
     assert check.stages("granularity", "exact", "rounding", "contexts", "load") == 0, check.text
     steps = check.stage("granularity")["figures"]["physical_steps_by_size"]
     assert set(steps["2097153"]["steps"]) == {4 << 20}, "the driver of this test rounds up to 2 MiB"
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_the_programs_compile_without_a_warning(tmp_path: Path, compiler: str) -> None:
+    flags = ["-O2", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
+    flags += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include")]
+    for path in sorted((ROOT / "tests/gpu/programs").glob("*.c")):
+        subprocess.run([compiler, *flags, "-c", str(path), "-o", str(tmp_path / "object")], check=True)

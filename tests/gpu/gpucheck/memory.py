@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from .host import MIB, OK, OUT_OF_MEMORY, Hand, Host
@@ -47,6 +48,10 @@ def granularity(host: Host, report: Report) -> None:
         hand.start()
         first, how = host.held([hand.pid], before)
         report.figure("seen_by", how)
+        began = time.monotonic()
+        for _ in range(20):
+            host.card.processes()
+        report.figure("nvml_process_list_seconds", round((time.monotonic() - began) / 20, 6))
         report.figure("first_context_bytes", first)
         report.figure("vmm_unit", hand.say("unit")[-1])
         rows: dict[str, Any] = {}
@@ -170,10 +175,18 @@ def contexts(host: Host, report: Report) -> None:
             "the same again": "load",
             "heap of 256 MiB": f"limit 2 {256 * MIB}",
         }.items():
+            began = time.monotonic()
             status = hand.say(line)[0]
+            took = round(time.monotonic() - began, 4)
             charged = slice_.total()
             held, how = host.held([hand.pid], before)
-            rows[what] = {"status": status, "charged": charged - last_charged, "held": held - last_held, "how": how}
+            rows[what] = {
+                "status": status,
+                "seconds": took,
+                "charged": charged - last_charged,
+                "held": held - last_held,
+                "how": how,
+            }
             last_charged, last_held = charged, held
         report.figure("steps", rows)
         report.figure("library_says", hand.errors()[-2000:])

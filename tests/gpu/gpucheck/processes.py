@@ -47,6 +47,9 @@ def environment(host: Host, report: Report) -> None:
     ours = host.inside("symbols", slice_.env(), feed=json.dumps(names), seconds=120)
     refused, wrong, replaced = compare(bare, ours)
     report.figure("cuGetProcAddress_replaced", replaced)
+    # Where the driver's answer is none of its exports, the library goes by the rule of cuda.h alone.
+    unnamed = [name for name in replaced if any(step[1][0] == "+" for steps in bare[name].values() for step in steps)]
+    report.figure("cuGetProcAddress_replaced_unnamed", unnamed)
     report.figure("cuGetProcAddress_refused", refused)
     report.gate("cuGetProcAddress: the driver's function or ours", not wrong, "no other answer", wrong[:5])
     report.gate(
