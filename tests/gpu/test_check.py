@@ -39,6 +39,7 @@ def test_the_memory_stages(check: Check) -> None:
     assert len(figures["exports"]["libcuda"]) > 600 and len(figures["exports"]["libnvidia-ml"]) > 300
     assert figures["cuGetProcAddress"]["cuMemAlloc"]["default"][-1] == [3020, "cuMemAlloc_v2"]
     assert check.stage("granularity")["figures"]["seen_by"] == "process"
+    assert check.stage("granularity")["figures"]["borrowed_256_MiB"] == 0
 
 
 def test_the_compute_stages(check: Check) -> None:

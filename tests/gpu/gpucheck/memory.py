@@ -81,6 +81,23 @@ def granularity(host: Host, report: Report) -> None:
         free_card = host.card.memory()["free"]
         report.figure("mem_get_info_below_nvml_free", free_card - hand.say("info")[1])
     report.figure("left_after_exit", host.card.memory()["used"] - before)
+    _borrowed(host, report)
+
+
+def _borrowed(host: Host, report: Report) -> None:
+    """Whether NVML counts memory that was opened by an IPC handle to its borrower too."""
+    with Hand(host) as owner, Hand(host) as borrower:
+        owner.start()
+        borrower.start()
+        owner.must(f"get alloc {256 * MIB}")
+        status, *handle = owner.say("lend 0")
+        shown = host.card.processes()
+        if status != OK or borrower.pid not in shown:
+            report.figure("borrowed_256_MiB", f"not known: status {status}, NVML shows {len(shown)} processes")
+            return
+        status = borrower.say("borrow " + " ".join(str(word) for word in handle))[0]
+        more = host.card.processes().get(borrower.pid, 0) - shown[borrower.pid]
+        report.figure("borrowed_256_MiB", more if status == OK else f"status {status}")
 
 
 def _route(host: Host, report: Report, route: str, limit: int) -> None:

@@ -10,7 +10,8 @@
 
 void *bare_symbol(const char *name); /* bare.c */
 
-enum { BURST = 64 };
+/* Launches: long enough that beginning after a pause does not count, short enough that the queue is never full. */
+enum { LAUNCHES = 512, BURST = 64 };
 
 static CUfunction empty;
 static CUstream stream;
@@ -19,6 +20,7 @@ static CUevent event;
 struct call {
     const char *name, *symbol;
     void (*burst)(void *function);
+    int calls;
 };
 
 typedef CUresult (*launch_type)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
@@ -26,7 +28,7 @@ typedef CUresult (*launch_type)(CUfunction, unsigned, unsigned, unsigned, unsign
 
 static void launch(void *function)
 {
-    for (int i = 0; i < BURST; i++)
+    for (int i = 0; i < LAUNCHES; i++)
         ((launch_type)function)(empty, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL);
 }
 
@@ -50,10 +52,10 @@ static void query(void *function)
 }
 
 static const struct call calls[] = {
-    {"launch", "cuLaunchKernel", launch},
-    {"mem_get_info", "cuMemGetInfo_v2", info},
-    {"event_record", "cuEventRecord", record},
-    {"event_query", "cuEventQuery", query},
+    {"launch", "cuLaunchKernel", launch, LAUNCHES},
+    {"mem_get_info", "cuMemGetInfo_v2", info, BURST},
+    {"event_record", "cuEventRecord", record, BURST},
+    {"event_query", "cuEventQuery", query, BURST},
 };
 
 static int ascending(const void *left, const void *right)
@@ -72,7 +74,7 @@ static double timed(const struct call *call, void *function)
 {
     uint64_t began = now_ns();
     call->burst(function);
-    double each = (double)(now_ns() - began) / BURST;
+    double each = (double)(now_ns() - began) / call->calls;
     cu.cuStreamSynchronize(stream);
     return each;
 }

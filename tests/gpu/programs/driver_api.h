@@ -35,9 +35,13 @@ enum {
     FORMAT_FLOAT = 0x20,       /* CU_AD_FORMAT_FLOAT */
     STREAM_NON_BLOCKING = 1,   /* CU_STREAM_NON_BLOCKING */
     EVENT_DISABLE_TIMING = 2,  /* CU_EVENT_DISABLE_TIMING */
+    IPC_LAZY_PEER_ACCESS = 1,  /* CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS */
     CAPTURE_RELAXED = 2,       /* CU_STREAM_CAPTURE_MODE_RELAXED */
 };
 
+typedef struct {
+    unsigned long long words[8];
+} CUipcMemHandle;
 typedef struct {
     int type;
     int id;

@@ -50,6 +50,8 @@
                   unsigned long long flags)) \
     FN(cuMemUnmap, (CUdeviceptr pointer, size_t bytes)) \
     FN(cuMemSetAccess, (CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count)) \
+    FN(cuIpcGetMemHandle, (CUipcMemHandle *handle, CUdeviceptr pointer)) \
+    FN(cuIpcOpenMemHandle_v2, (CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)) \
     FN(cuArrayCreate_v2, (CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description)) \
     FN(cuArrayDestroy, (CUarray array)) \
     FN(cuArray3DCreate_v2, (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description)) \

@@ -12,6 +12,8 @@
  *   drop ID                                         gives it back
  *   take ROUTE BYTES UNIT                           as many as there are, halving down to UNIT → status of the last
  *                                                   refusal, bytes granted, pieces
+ *   lend ID                                         an IPC handle of it → status, eight numbers
+ *   borrow NUMBERS                                  opens such a handle of another process
  *   drop-all                                        gives all back, in order
  *   data ID SEED                                    fills by a kernel, reads back → status, wrong words of those looked at
  *   bytes ID                                        the same by cuMemset, which the simulated driver does too
@@ -270,6 +272,22 @@ static CUresult answer(const char *verb, char *words)
         status = take(route, a, b ? b : 1, &granted, &count);
         printf("%d %llu %d\n", status, granted, count);
         return -1;
+    }
+    if (strcmp(verb, "lend") == 0 && known) {
+        CUipcMemHandle handle = {{0}};
+        status = CALL(cuIpcGetMemHandle, &handle, piece[a].pointer);
+        printf("%d", status);
+        for (int i = 0; i < 8; i++)
+            printf(" %llu", handle.words[i]);
+        printf("\n");
+        return -1;
+    }
+    if (strcmp(verb, "borrow") == 0) {
+        CUipcMemHandle handle = {{0}};
+        CUdeviceptr pointer;
+        for (int i = 0; i < 8; i++)
+            handle.words[i] = strtoull(words, &words, 10);
+        return CALL(cuIpcOpenMemHandle_v2, &pointer, handle, IPC_LAZY_PEER_ACCESS);
     }
     if (strcmp(verb, "drop") == 0)
         return known ? drop(&piece[a]) : status;
