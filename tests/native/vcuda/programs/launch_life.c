@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program may do around limited launches; each must end as it does without the library: launch_life WHAT
+ *
+ *   contexts   contexts and streams come and go with work queued
+ *   streams    one thread launches, another destroys its stream afterwards, and a new one gets the same handle
+ *   captures   one thread captures in global mode again and again while another launches
+ *   fork       children of a process that launches; they cannot use the driver, the parent goes on
+ *   signals    no signal of the program is taken by a thread of the library
+ *   exit       the process ends with work queued and fences open
+ */
+#include "cuda_abi.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SHAPE unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned
+CUresult cuInit(unsigned flags);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuCtxSetCurrent(CUcontext context);
+CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxSynchronize(void);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuStreamCreate(CUstream *stream, unsigned flags);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamSynchronize(CUstream stream);
+CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
+CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
+CUresult cuGraphDestroy(CUgraph graph);
+CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **parameters, void **extra);
+
+#define MUST(call) \
+    do { \
+        CUresult status_ = (call); \
+        if (status_ != 0) { \
+            fprintf(stderr, "launch_life: line %d: %s: %d\n", __LINE__, #call, status_); \
+            _exit(3); \
+        } \
+    } while (0)
+
+static CUcontext context;
+static CUfunction function;
+static atomic_int stop;
+
+static void load(void)
+{
+    CUmodule module;
+    MUST(cuModuleLoadData(&module, ".gpusim kernel work 50\n"));
+    MUST(cuModuleGetFunction(&function, module, "work"));
+}
+
+static void launch(CUstream stream, int count)
+{
+    for (int i = 0; i < count; i++)
+        MUST(cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL));
+}
+
+static void contexts(void)
+{
+    for (int round = 0; round < 20; round++) {
+        CUcontext other, popped;
+        CUstream stream;
+        MUST(cuCtxCreate_v2(&other, 0, round % 2));
+        load();
+        MUST(cuStreamCreate(&stream, 1));
+        launch(stream, 40);
+        MUST(cuCtxPushCurrent_v2(context));
+        MUST(cuCtxPopCurrent_v2(&popped));
+        launch(stream, 5);
+        if (round % 3 == 0)
+            MUST(cuStreamDestroy_v2(stream));
+        MUST(cuCtxDestroy_v2(other)); /* with work queued and fences open */
+        MUST(cuCtxSetCurrent(context));
+    }
+    load();
+    launch(NULL, 10);
+    MUST(cuCtxSynchronize());
+}
+
+static _Atomic(CUstream) handed;
+
+static void *destroyer(void *unused)
+{
+    (void)unused;
+    MUST(cuCtxSetCurrent(context));
+    while (!atomic_load(&stop)) {
+        CUstream stream = atomic_exchange(&handed, NULL);
+        if (stream) {
+            MUST(cuStreamSynchronize(stream));
+            MUST(cuStreamDestroy_v2(stream));
+        } else {
+            usleep(50);
+        }
+    }
+    return NULL;
+}
+
+static void streams(void)
+{
+    pthread_t thread;
+    pthread_create(&thread, NULL, destroyer, NULL);
+    for (int round = 0; round < 300; round++) {
+        CUstream stream, own;
+        MUST(cuStreamCreate(&stream, 1));
+        MUST(cuStreamCreate(&own, 1));
+        launch(stream, 1 + round % 7); /* too few for a fence: they are open in this thread when the stream goes */
+        while (atomic_load(&handed))
+            usleep(20);
+        atomic_store(&handed, stream);
+        launch(own, 3);
+        MUST(cuStreamDestroy_v2(own));
+    }
+    while (atomic_load(&handed))
+        usleep(20);
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    MUST(cuCtxSynchronize());
+}
+
+static void *launcher(void *unused)
+{
+    CUstream stream;
+    (void)unused;
+    MUST(cuCtxSetCurrent(context));
+    MUST(cuStreamCreate(&stream, 1));
+    while (!atomic_load(&stop))
+        launch(stream, 10);
+    return NULL;
+}
+
+static void captures(void)
+{
+    CUstream stream;
+    pthread_t thread;
+    MUST(cuStreamCreate(&stream, 1));
+    launch(stream, 100);
+    pthread_create(&thread, NULL, launcher, NULL);
+    for (int round = 0; round < 200; round++) {
+        CUgraph graph;
+        size_t nodes = 0;
+        launch(stream, 3);
+        MUST(cuStreamBeginCapture_v2(stream, 0));
+        launch(stream, 100);
+        usleep(300); /* the controller thread looks at its fences meanwhile */
+        MUST(cuStreamEndCapture(stream, &graph));
+        MUST(cuGraphGetNodes(graph, NULL, &nodes));
+        if (nodes != 100) {
+            fprintf(stderr, "launch_life: a capture of 100 launches has %zu nodes\n", nodes);
+            _exit(4);
+        }
+        MUST(cuGraphDestroy(graph));
+    }
+    atomic_store(&stop, 1);
+    pthread_join(thread, NULL);
+    MUST(cuCtxSynchronize());
+}
+
+static void forks(void)
+{
+    CUstream stream;
+    MUST(cuStreamCreate(&stream, 1));
+    for (int round = 0; round < 30; round++) {
+        int status;
+        launch(stream, 20);
+        pid_t child = fork();
+        if (child == 0) {
+            /* Whatever the driver says: the child must not hang, nor crash. */
+            CUresult result = cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL);
+            _exit(result == 0 ? 9 : 0);
+        }
+        waitpid(child, &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+            fprintf(stderr, "launch_life: a child ended with %#x\n", status);
+            _exit(5);
+        }
+    }
+    MUST(cuCtxSynchronize());
+}
+
+static pthread_t main_thread;
+static atomic_int elsewhere, taken;
+
+static void on_signal(int number)
+{
+    (void)number;
+    atomic_fetch_add(&taken, 1);
+    if (!pthread_equal(pthread_self(), main_thread))
+        atomic_fetch_add(&elsewhere, 1);
+}
+
+static void signals(void)
+{
+    CUstream stream;
+    main_thread = pthread_self();
+    signal(SIGUSR1, on_signal);
+    MUST(cuStreamCreate(&stream, 1));
+    for (int round = 0; round < 200; round++) {
+        launch(stream, 5);
+        kill(getpid(), SIGUSR1);
+    }
+    if (atomic_load(&taken) == 0 || atomic_load(&elsewhere) != 0) {
+        fprintf(stderr, "launch_life: %d signals were taken, %d by another thread\n", atomic_load(&taken), atomic_load(&elsewhere));
+        _exit(6);
+    }
+    MUST(cuCtxSynchronize());
+}
+
+int main(int argc, char **argv)
+{
+    const char *what = argc > 1 ? argv[1] : "";
+    alarm(100);
+    MUST(cuInit(0));
+    MUST(cuCtxCreate_v2(&context, 0, 0));
+    load();
+    if (strcmp(what, "contexts") == 0)
+        contexts();
+    else if (strcmp(what, "streams") == 0)
+        streams();
+    else if (strcmp(what, "captures") == 0)
+        captures();
+    else if (strcmp(what, "fork") == 0)
+        forks();
+    else if (strcmp(what, "signals") == 0)
+        signals();
+    else if (strcmp(what, "exit") == 0)
+        launch(NULL, 200);
+    else
+        return 2;
+    puts("ok");
+    return 0;
+}
