@@ -58,7 +58,7 @@ class Spinner:
     def finish(self) -> dict[str, Any]:
         """spin's own figures and ``intervals``, the stamps of its launches."""
         try:
-            text, _ = self.process.communicate(timeout=self.seconds + 60)
+            text, _unused = self.process.communicate(timeout=self.seconds + 60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
@@ -94,7 +94,7 @@ class Run:
         warm, count, length = (0.5, 2, 0.5) if host.quick else (1.5, 3, 1.0)
         seconds = warm + count * length + 0.25
         spinners = [Spinner(host, us, steps, seconds, env, graph) for us, steps, env in tenants]
-        self.shares: list[list[float]] = [[] for _ in tenants]
+        self.shares: list[list[float]] = [[] for _unused in tenants]
         try:
             for spinner in spinners:
                 spinner.ready()
@@ -115,7 +115,7 @@ class Run:
         pids = [spinner.process.pid for spinner in spinners]
         time.sleep(warm)
         before, then = _busy_ns(host, pids), time.monotonic()
-        for _ in range(count):
+        for _unused in range(count):
             time.sleep(length)
             after, now = _busy_ns(host, pids), time.monotonic()
             for i in range(len(pids)):

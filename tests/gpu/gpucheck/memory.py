@@ -49,7 +49,7 @@ def granularity(host: Host, report: Report) -> None:
         first, how = host.held([hand.pid], before)
         report.figure("seen_by", how)
         began = time.monotonic()
-        for _ in range(20):
+        for _unused in range(20):
             host.card.processes()
         report.figure("nvml_process_list_seconds", round((time.monotonic() - began) / 20, 6))
         report.figure("first_context_bytes", first)
@@ -58,7 +58,7 @@ def granularity(host: Host, report: Report) -> None:
         for size in SIZES:
             steps = []
             last = host.held([hand.pid], before)[0]
-            for _ in range(4 if size > MIB // 2 else 8):
+            for _unused in range(4 if size > MIB // 2 else 8):
                 hand.must(f"get alloc {size}")
                 now = host.held([hand.pid], before)[0]
                 steps.append(now - last)

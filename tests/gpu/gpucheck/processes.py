@@ -111,7 +111,7 @@ def load(host: Host, report: Report) -> None:
     slice_ = host.slice(host.limit())
     runs = 20 if host.quick else 200
     times: dict[str, list[float]] = {"bare": [], "preloaded": []}
-    for _ in range(runs):
+    for _unused in range(runs):
         for name, env in {"bare": host.base_env, "preloaded": slice_.env()}.items():
             began = time.perf_counter()
             subprocess.run(["true"], env=env, check=True)
@@ -148,7 +148,7 @@ def kill(host: Host, report: Report) -> None:
     """SIGKILL: when the slice and the card have the bytes again."""
     rounds = 2 if host.quick else 5
     quota, physical, usable = [], [], []
-    for _ in range(rounds):
+    for _unused in range(rounds):
         slice_ = host.slice(host.limit())
         before = host.card.memory()["used"]
         with Hand(host, slice_.env()) as survivor, Hand(host, slice_.env()) as victim:

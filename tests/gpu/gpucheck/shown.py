@@ -121,7 +121,7 @@ def _until_full(host: Host, python: str, env: dict[str, str], before: int) -> tu
     try:
         first = process.stdout.readline()
         held, how = host.held([process.pid], before) if first.strip() == "full" else (0, "not full")
-        text, _ = process.communicate("go\n", timeout=120)
+        text, _unused = process.communicate("go\n", timeout=120)
     finally:
         process.kill()
         process.wait()
