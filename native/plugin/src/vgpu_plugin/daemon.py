@@ -193,6 +193,7 @@ class Daemon:
         allocator = Allocator(paths, settings, pool, records, files)
         driver = driver_files.find(settings.driver_root, settings.dev_root)
         allocator.configure(settings, driver)
+        log.info("hand-over: %s (%s)", ", ".join(allocator.hand_over.strategies), allocator.hand_over.reason)
         outside = StaticSlices(paths, settings, pool, allocator, files, driver)
         outside.refresh()
         allocator.outside = outside

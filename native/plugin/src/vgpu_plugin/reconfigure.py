@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from . import driver_files
 from . import settings as node_settings
+from ._shared.sharing import Piece
 from .allocator import Allocator
 from .errors import Fatal
 from .gpus import Gpu, GpuError, GpuSource
@@ -50,7 +51,8 @@ class Reconfiguration:
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
         self.fault = ""
         self.waiting: list[str] = []
-        self.changes = 0
+        self._pieces: list[Piece] = []
+        self._driver = driver_files.DriverFiles()
 
     def notes(self) -> list[str]:
         """What a person should know: a file that is refused, GPUs that keep their old slices."""
@@ -75,8 +77,10 @@ class Reconfiguration:
             else:
                 self.fault = ""
                 self.settings = settings
-        if changed or self.waiting or gpus != self._gpus:
+        if changed or gpus != self._gpus:
             self.apply(gpus)
+        elif self.waiting:
+            self._try_again()
 
     def _refuse(self, fault: str) -> None:
         log.error("the configuration is not taken over, the one before stays: %s", fault)
@@ -111,15 +115,26 @@ class Reconfiguration:
             self._refuse(str(fault))
             self._gpus = gpus
             return
-        driver = driver_files.find(self.settings.driver_root, self.settings.dev_root)
+        self._driver = driver_files.find(self.settings.driver_root, self.settings.dev_root)
+        self._pieces = pieces
         with self._allocator.lock:
             before = self.waiting
             self.waiting = self._pool.update(gpus, pieces, self._held())
-            self._allocator.configure(self.settings, driver)
+            self._allocator.configure(self.settings, self._driver)
         for uuid in self.waiting:
             if uuid not in before:
                 log.warning("GPU %s keeps its old slices until the last one in use is free", uuid)
         self._gpus = gpus
-        self.changes += 1
+        self._tell()
+
+    def _try_again(self) -> None:
+        """Whether the slices of a GPU that waits are free by now; nothing else of the node is looked at for it."""
+        with self._allocator.lock:
+            before = self.waiting
+            self.waiting = self._pool.update(self._gpus, self._pieces, self._held())
+        if self.waiting != before:
+            self._tell()
+
+    def _tell(self) -> None:
         for call in self.after:
-            call(self.settings, driver)
+            call(self.settings, self._driver)
