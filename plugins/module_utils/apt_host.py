@@ -86,6 +86,10 @@ class AptHost:
     def policy(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         return apt_text.parse_policy(self.must("asking apt for the packages", "apt-cache", "policy", *names))
 
+    def control(self, path: str) -> str:
+        """The control file of a package file."""
+        return self.must(f"reading the package file {path}", "dpkg-deb", "--field", path)
+
     def wait_for_lock(self) -> None:
         """Wait until nobody else changes packages: what a killed play started on the host may still be running."""
         end = time.monotonic() + self.lock_timeout
@@ -106,7 +110,23 @@ class AptHost:
         return bool(self.run("dpkg", "--audit")[1].strip()) or bool(glob.glob("/var/lib/dpkg/updates/[0-9]*"))
 
     def finish_half_done(self) -> None:
-        self.must("finishing an interrupted dpkg", "dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
+        """Configure what was unpacked; where it lacks something that never came (a full disk), let apt bring that."""
+        configure = ("dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
+        if self.run(*configure)[0] == 0:
+            return
+        what = "finishing an interrupted apt"
+        words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
+        words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "--fix-broken"]
+        going = apt_text.parse_simulation(self.must(what, *words, "--simulate", "install")).remove
+        unfinished = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n")[1]
+        whole = [name for name in going if f"{name} installed" in unfinished.splitlines()]
+        if whole:
+            raise AptError(
+                f"{what} would remove {', '.join(whole)}; look with: dpkg --audit, and mend it by hand with: "
+                "apt-get --fix-broken install"
+            )
+        self.must(what, *words, "install")
+        self.must(what, *configure)
 
     def update(self) -> None:
         # Without this option a source that cannot be fetched is a warning, and the run goes on with old lists.
@@ -117,12 +137,22 @@ class AptHost:
     def options(self) -> list[str]:
         return ["-o", f"DPkg::Lock::Timeout={self.lock_timeout}"]
 
-    def change(self, verb: str, packages: Sequence[str], simulate: bool) -> str:
-        """One transaction; ``verb`` is install or purge."""
+    def held(self) -> list[str]:
+        """The packages that are kept at their version."""
+        return self.must("asking for held packages", "apt-mark", "showhold").split()
+
+    def mark(self, verb: str, names: Sequence[str]) -> None:
+        """``verb`` is hold or unhold."""
+        self.must(f"the {verb} of {', '.join(names)}", "apt-mark", verb, *names)
+
+    def change(self, verb: str, packages: Sequence[str], simulate: bool, held: bool = False) -> str:
+        """One transaction; ``verb`` is install or purge. ``held``: packages that are held may change too."""
         words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
         words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
         if simulate:
             words.append("--simulate")
+        if held:
+            words.append("--allow-change-held-packages")
         what = ("simulating " if simulate else "") + f"the {verb} of {', '.join(packages)}"
         pins = apt_text.preferences(packages)
         if verb != "install" or not pins:
@@ -144,5 +174,11 @@ def faults_of(text: str) -> str:
         if line.endswith("unmet dependencies:"):
             # What follows names the versions that do not go together; the line with E: does not.
             return "\n".join(lines[place : place + 12])
-    faults = [line for line in lines if line.startswith(("E:", "W:", "dpkg:", "Err:"))]
+    faults = []
+    for place, line in enumerate(lines):
+        if line.startswith(("E:", "W:", "dpkg:", "Err:")):
+            faults.append(line)
+            # The reason stands on the next line: "cannot copy extracted data ... (No space left on device)".
+            if line.startswith("dpkg: error") and lines[place + 1 : place + 2] and lines[place + 1].startswith(" "):
+                faults.append(lines[place + 1])
     return "\n".join((faults or lines)[-8:])

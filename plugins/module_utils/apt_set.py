@@ -9,7 +9,7 @@ import os
 import stat
 from typing import Any, NamedTuple, Sequence
 
-from . import apt_text
+from . import apt_index, apt_text
 from .apt_host import KEYRINGS, SOURCES, AptError, AptHost
 from .apt_text import Source, Transaction
 from .daemon_apply import read_bytes, write_bytes
@@ -23,6 +23,7 @@ class Wish(NamedTuple):
     stale_sources: Sequence[str] = ()
     may_remove: Sequence[str] = ()
     keep_files: Sequence[str] = ()
+    hold: Sequence[str] = ()
     record: str | None = None
 
 
@@ -76,10 +77,17 @@ class PackageSet:
         names = [apt_text.split_pin(package)[0] for package in self.wish.packages]
         policy = self.host.policy(names)
         wanted_files = self.wanted_files(policy)
-        lacking = [one for one in self.wish.packages if not apt_text.satisfied(one, installed(policy, one))]
+        lacking = self.lacking(policy)
         self.put_files(wanted_files)
-        if not lacking:
-            return
+        if lacking:
+            self.bring(lacking, names, policy)
+        self.hold()
+
+    def lacking(self, policy: dict[str, dict[str, Any]]) -> list[str]:
+        wanted = apt_text.same_version(self.wish.packages, policy)
+        return [one for one in wanted if not apt_text.satisfied(one, installed(policy, one))]
+
+    def bring(self, lacking: list[str], names: list[str], policy: dict[str, dict[str, Any]]) -> None:
         if self.check_mode and self.source_changed:
             # apt cannot simulate from lists that it has not read.
             self.plan += [f"install {one}" for one in lacking]
@@ -91,6 +99,7 @@ class PackageSet:
                 return
             self.host.update()
         policy = self.host.policy(names)
+        lacking = self.lacking(policy)
         self.refuse_unavailable(lacking, policy)
         self.install([apt_text.resolve(one, policy) for one in lacking])
 
@@ -111,7 +120,7 @@ class PackageSet:
 
     def install(self, lacking: Sequence[str]) -> None:
         try:
-            self.transaction = apt_text.parse_simulation(self.host.change("install", lacking, simulate=True))
+            self.simulate("install", lacking)
             self.refuse_removals()
         except AptError:
             self.take_files_back()
@@ -121,7 +130,38 @@ class PackageSet:
             return
         self.remember({"packages": sorted(self.transaction.install)})
         with self.kept_files():
-            self.host.change("install", lacking, simulate=False)
+            self.host.change("install", lacking, simulate=False, held=self.own_holds != [])
+
+    @property
+    def own_holds(self) -> list[str]:
+        """The packages that we hold ourselves and may therefore change."""
+        return list(self.load_record().get("holds", []))
+
+    def simulate(self, verb: str, packages: Sequence[str]) -> None:
+        """What apt would do. Packages that somebody else holds are his: a transaction that needs them is refused."""
+        ours = self.own_holds
+        self.transaction = apt_text.parse_simulation(self.host.change(verb, packages, simulate=True, held=ours != []))
+        touched = {*self.transaction.change, *self.transaction.remove}
+        foreign = sorted(touched & {*self.host.held()} - {*ours}) if touched else []
+        if foreign:
+            raise AptError(
+                f"nothing was changed: {', '.join(foreign)} would change and somebody holds it; release it with: "
+                f"apt-mark unhold {' '.join(foreign)}"
+            )
+
+    def hold(self) -> None:
+        """Keep the packages at their version against upgrades of the whole system."""
+        if not self.wish.hold:
+            return
+        there = {name for name, known in self.host.policy(self.wish.hold).items() if known.get("installed")}
+        there.update(name for name in self.wish.hold if name in self.transaction.install)
+        changed = set(self.transaction.change) if not self.check_mode else set()
+        todo = sorted(there - {*self.host.held()} | there & changed)
+        lines = [f"hold {name}" for name in todo if name not in changed]
+        self.plan += lines
+        if todo and not self.check_mode:
+            self.remember({"holds": todo})
+            self.host.mark("hold", todo)
 
     def refuse_removals(self) -> None:
         foreign = [name for name in self.transaction.remove if name not in self.wish.may_remove]
@@ -143,10 +183,9 @@ class PackageSet:
             if path != ours and any(mark in text for mark in self.wish.stale_sources)
         }
         if self.wish.source is not None:
-            source, key = self.own_source(self.wish.source)
+            source, more = self.own_source(self.wish.source)
             wanted[ours] = apt_text.source_file([source])
-            if key is not None:
-                wanted[source.signed_by] = key
+            wanted.update(more)
         elif ours not in files and any(candidate(policy, one) is None for one in self.wish.packages):
             entries = [one for path, text in files.items() for one in apt_text.parse_sources(path, text)]
             added = apt_text.missing_components(entries, self.host.codename(), self.wish.components)
@@ -154,20 +193,18 @@ class PackageSet:
                 wanted[ours] = apt_text.source_file(added)
         return wanted
 
-    def own_source(self, given: dict[str, Any]) -> tuple[Source, str | None]:
-        key = str(given.get("key") or "").strip()
-        path, text = key, None
+    def own_source(self, given: dict[str, Any]) -> tuple[Source, dict[str, str]]:
+        """The entry of our repository, and the text of the files that it needs: its key, or the index of its files."""
+        key, more = str(given.get("key") or "").strip(), {}
+        uris, suites, trusted = tuple(given["uris"] or ()), tuple(given["suites"]), bool(given["trusted"])
         if key.startswith("-----BEGIN"):
-            path, text = f"{KEYRINGS}/{self.wish.name}.asc", key + "\n"
-        source = Source(
-            ("deb",),
-            tuple(given["uris"]),
-            tuple(given["suites"]),
-            tuple(given["components"]),
-            path,
-            bool(given["trusted"]),
-        )
-        return source, text
+            more[f"{KEYRINGS}/{self.wish.name}.asc"] = key + "\n"
+            key = f"{KEYRINGS}/{self.wish.name}.asc"
+        if given.get("files"):
+            uri, suite, index = apt_index.build(self.wish.name, given["files"], self.host.control)
+            more[f"{apt_index.FOLDER}/{self.wish.name}/Packages"] = index
+            uris, suites, trusted = (uri,), (suite,), True
+        return Source(("deb",), uris, suites, tuple(given["components"]), key, trusted), more
 
     def put_files(self, wanted: dict[str, str | None]) -> None:
         """Write and remove source files, and read the lists anew; when they cannot be read, all is put back."""
@@ -192,6 +229,9 @@ class PackageSet:
             if text is None:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+                if path.startswith(apt_index.FOLDER):
+                    with contextlib.suppress(OSError):
+                        os.removedirs(os.path.dirname(path))
             else:
                 write_bytes(path, text.encode("utf-8", "surrogateescape"))
 
@@ -216,6 +256,11 @@ class PackageSet:
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
         if there:
             self.remove(there)
+        holds = sorted({*record.get("holds", [])} & {*self.host.held()} - {*self.transaction.remove})
+        if holds:
+            self.plan += [f"release {name}" for name in holds]
+            if not self.check_mode:
+                self.host.mark("unhold", holds)
         files = dict(record.get("files", {f"{SOURCES}/{self.wish.name}.sources": None}))
         wanted = {path: text for path, text in files.items() if text is None or read_bytes(path) is None}
         for path, text in wanted.items():
@@ -237,7 +282,7 @@ class PackageSet:
                 os.unlink(self.wish.record)
 
     def remove(self, there: list[str]) -> None:
-        self.transaction = apt_text.parse_simulation(self.host.change("purge", there, simulate=True))
+        self.simulate("purge", there)
         foreign = [name for name in self.transaction.remove if name not in there and name not in self.wish.may_remove]
         if foreign:
             raise AptError(
@@ -247,7 +292,7 @@ class PackageSet:
         self.plan += self.transaction.lines()
         if not self.check_mode:
             with self.kept_files():
-                self.host.change("purge", there, simulate=False)
+                self.host.change("purge", there, simulate=False, held=self.own_holds != [])
 
     # Record ---------------------------------------------------------------------------------------------------------
 
@@ -266,6 +311,7 @@ class PackageSet:
             return
         record = self.load_record()
         record["packages"] = sorted({*record.get("packages", []), *more.get("packages", [])})
+        record["holds"] = sorted({*record.get("holds", []), *more.get("holds", [])})
         record["files"] = {**more.get("files", {}), **record.get("files", {})}
         write_bytes(self.wish.record, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
 

@@ -193,6 +193,28 @@ def unavailable(packages: Iterable[str], policy: dict[str, dict[str, Any]]) -> l
     return found
 
 
+def same_version(packages: Sequence[str], policy: dict[str, dict[str, Any]]) -> list[str]:
+    """The packages with every ``name=@other`` turned into a pin on the upstream version that ``other`` will have.
+
+    A version of ``other`` that nobody knows yet leaves no pin; its own absence is reported anyway.
+    """
+    pins = dict(split_pin(one) for one in packages)
+    found = []
+    for package in packages:
+        name, pin = split_pin(package)
+        if not pin.startswith("@"):
+            found.append(package)
+            continue
+        other = pin[1:]
+        leader = f"{other}={pins.get(other, '')}" if pins.get(other) else other
+        known = policy.get(other, {})
+        version = known.get("installed") if satisfied(leader, known.get("installed")) else None
+        version = version or resolve(leader, policy).partition("=")[2] or known.get("candidate") or ""
+        plain = re.sub(r"^\d+:", "", version).partition("-")[0]
+        found.append(f"{name}={plain}-*" if plain else name)
+    return found
+
+
 def resolve(package: str, policy: dict[str, dict[str, Any]]) -> str:
     """The package as apt-get takes it: ``name``, or ``name=version`` with the best version that fits the pin."""
     name, pin = split_pin(package)

@@ -26,6 +26,14 @@ GRIDD_FILE = "/etc/nvidia/gridd.conf"
 TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
+UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
+# What is loaded, in this order; the rest comes along.
+MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
+# What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
+FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE]
+UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
+PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-headers-*", "kernel-devel*", "kernel-headers"]
+
 DEFAULTS: dict[str, Any] = {
     "source": "distribution",
     "branch": "",
@@ -41,7 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "vgpu_guest": False,
     "vgpu_feature": "vcs",
     "vgpu_license_server": "",
-    "vgpu_token": False,
+    "vgpu_token_file": "",
 }
 
 
@@ -53,6 +61,7 @@ class Choice(NamedTuple):
     manager: str
     packages: list[str]
     repository: dict[str, Any]
+    files_of_packages: list[str]
     module_stream: str
     components: list[str]
     holds: list[str]
@@ -66,7 +75,7 @@ class Choice(NamedTuple):
     refusals: list[str]
 
 
-NOTHING = Choice(None, "none", "", [], {}, "", [], [], {}, [], [], [], [], "", [], [])
+NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], [], "", [], [])
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
@@ -81,7 +90,10 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     if host is None:
         name = state["os"].get("name") or state["os"].get("id") or "an unknown system"
         if wanted["packages"]:
-            return NOTHING._replace(packages=list(wanted["packages"]), kernel_module=str(wanted["kernel_module"]))
+            kind = str(wanted["kernel_module"])
+            reboot = reboot_reason(state["driver"], kind, str(wanted["version"]))
+            modules = [] if kind == "none" else MODULES
+            return NOTHING._replace(packages=_pinned(wanted), kernel_module=kind, modules=modules, reboot=reboot)
         return NOTHING._replace(
             refusals=[f"{name} has no driver packages that are known; supported are {driver_packages.SUPPORTED}"]
         )
@@ -151,10 +163,10 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         more, less = _secure_boot(host, driver, kind, prebuilt)
         refusals += more
         warnings += less
-    names = list(wanted["packages"])
-    if names and wanted["version"]:
-        names = [name if "=" in name else f"{name}={wanted['version']}" for name in names]
-    elif not names and not wanted["files"]:
+    names = _pinned(wanted)
+    if not names and wanted["files"]:
+        names = [package_of(path) for path in wanted["files"]]
+    elif not names:
         names = driver_packages.packages(host, wanted["source"], branch, kind, prebuilt, str(wanted["version"]))
     services = ["nvidia-persistenced.service"] if kind != "none" and wanted["persistenced"] else []
     if _wants_fabric_manager(state, wanted):
@@ -173,6 +185,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         manager=host.manager,
         packages=names,
         repository=_repository(host, wanted),
+        files_of_packages=list(wanted["files"]),
         module_stream=driver_packages.module_stream(host, branch, kind) if wanted["source"] == "cuda" else "",
         components=_components(host, wanted),
         holds=driver_packages.hold_patterns(host, names) if wanted["hold"] else [],
@@ -180,11 +193,23 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         initramfs=initramfs,
         kernel_arguments=arguments,
         services=services,
-        modules=[] if kind == "none" else ["nvidia", "nvidia_uvm", "nvidia_modeset"],
+        modules=[] if kind == "none" else MODULES,
         reboot=reboot_reason(driver, kind, str(wanted["version"])),
         warnings=warnings,
         refusals=[],
     )
+
+
+def _pinned(wanted: dict[str, Any]) -> list[str]:
+    """The packages that were named, each at the version that was named unless it has its own."""
+    version = str(wanted["version"])
+    return [name if "=" in name or not version else f"{name}={version}" for name in wanted["packages"]]
+
+
+def package_of(path: str) -> str:
+    """The package in a file's name: ``name_version_arch.deb`` or ``name-version-release.arch.rpm``."""
+    base = path.rpartition("/")[2]
+    return base.partition("_")[0] if base.endswith(".deb") else base.rsplit("-", 2)[0]
 
 
 def _branch(
@@ -321,7 +346,7 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
             # dracut's image may load nouveau before the root file system, with its modprobe.d, is there.
             arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
     if host.family == "sles" and kind != "none":
-        files["/etc/modprobe.d/vgpu-unsupported.conf"] = "allow_unsupported_modules 1\n"
+        files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
     if wanted["vgpu_guest"]:
         files[GRIDD_FILE] = gridd_conf(wanted)
     return files, initramfs, arguments

@@ -43,17 +43,17 @@ UNIT_ABSENT: dict[str, Any] = {
 Runner = Callable[[Sequence[str]], Answer]
 
 
-def run_program(argv: Sequence[str]) -> Answer:
+def run_program(argv: Sequence[str], timeout: int = 60) -> Answer:
     """Runs a program with a plain environment; one that is absent answers 127, one that hangs 124."""
     environment = dict(os.environ, LC_ALL="C", LANG="C")
     try:
         done = subprocess.run(
-            list(argv), stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=60, check=False
+            list(argv), stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout, check=False
         )
     except OSError as fault:
         return Answer(127, "", str(fault))
     except subprocess.TimeoutExpired:
-        return Answer(124, "", f"{argv[0]} gave no answer within 60 s")
+        return Answer(124, "", f"{argv[0]} gave no answer within {timeout} s")
     return Answer(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace"))
 
 

@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, nvml
+from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, mig_nvml, nvml
 from .hardware import Host
 
 MANIFEST = "manifest.json"
@@ -21,11 +21,13 @@ def read(
     packages: Sequence[str] = (),
     files: Sequence[str] = (),
     units: Sequence[str] = (),
+    texts: Sequence[str] = (),
     docker_config: str = "/etc/docker/daemon.json",
     node_config: str = "/etc/vgpu/node.yaml",
     library_root: str = "/usr/local/lib/vgpu",
     plugin_root: str = "/opt/vgpu/plugin",
     containerd_config: str = "/etc/containerd/config.toml",
+    mig: bool = False,
 ) -> dict[str, Any]:
     """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
     found = nvml.read()
@@ -39,6 +41,7 @@ def read(
         "packages": host.packages(packages),
         "held": host.held(),
         "files": {path: host.file(path) for path in files},
+        "texts": {path: host.text(path) for path in texts},
         "units": host.units(units),
         "docker": {
             "config_text": host.text(docker_config),
@@ -53,6 +56,7 @@ def read(
             "status": plugin_status(host),
         },
         "node_config": {"text": host.text(node_config)},
+        "mig": mig_nvml.read() if mig else None,
         "proof": proof(host),
     }
 

@@ -7,12 +7,13 @@ Both readers answer the same structure, so that no node needs a pip install for 
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 from . import slices
 
 LIBRARY = "libnvidia-ml.so.1"
-NOT_SUPPORTED = 3
+NOT_SUPPORTED, NOT_FOUND = 3, 6
 
 # What NVML's numbers mean to a person who has to act on them.
 MEANINGS = {
@@ -47,6 +48,15 @@ class _Pci(ctypes.Structure):
         ("pci_device_id", ctypes.c_uint),
         ("pci_subsystem_id", ctypes.c_uint),
         ("bus_id", ctypes.c_char * 32),
+    ]
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = [
+        *((f"field{n}", ctypes.c_uint) for n in range(6)),
+        ("gpu_slices", ctypes.c_uint),
+        ("compute_slices", ctypes.c_uint),
+        ("memory_mib", ctypes.c_ulonglong),
     ]
 
 
@@ -130,6 +140,23 @@ class CtypesReader:
         self._call("nvmlDeviceGetMigMode", handle, ctypes.byref(current), ctypes.byref(pending))
         return current.value
 
+    def mig_devices(self, handle: Any) -> list[tuple[str, str, int, int, int]]:
+        """Of each MIG device: UUID, name, slices of its GPU instance, slices of its own, memory in MiB."""
+        most, found = ctypes.c_uint(), []
+        self._call("nvmlDeviceGetMaxMigDeviceCount", handle, ctypes.byref(most))
+        for place in range(most.value):
+            device, facts = ctypes.c_void_p(), _Attributes()
+            try:
+                self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, ctypes.c_uint(place), ctypes.byref(device))
+            except NvmlError as fault:
+                if fault.code == NOT_FOUND:
+                    continue  # a free place
+                raise
+            self._call("nvmlDeviceGetAttributes_v2", device, ctypes.byref(facts))
+            sizes = (int(facts.gpu_slices), int(facts.compute_slices), int(facts.memory_mib))
+            found.append((self.uuid(device), self.model(device), *sizes))
+        return found
+
 
 class PynvmlReader:
     """The same calls through NVIDIA's own binding."""
@@ -193,6 +220,21 @@ class PynvmlReader:
     def mig_mode(self, handle: Any) -> int:
         return int(self._call("nvmlDeviceGetMigMode", handle)[0])
 
+    def mig_devices(self, handle: Any) -> list[tuple[str, str, int, int, int]]:
+        """As the other reader's."""
+        found = []
+        for place in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle))):
+            try:
+                device = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+            except NvmlError as fault:
+                if fault.code == NOT_FOUND:
+                    continue
+                raise
+            facts = self._call("nvmlDeviceGetAttributes_v2", device)
+            own, memory = int(facts.computeInstanceSliceCount), int(facts.memorySizeMB)
+            found.append((self.uuid(device), self.model(device), int(facts.gpuInstanceSliceCount), own, memory))
+        return found
+
 
 def reader() -> Any:
     """The reader of this host."""
@@ -243,6 +285,7 @@ def read(source: Any = None) -> dict[str, Any]:
 def _gpu(source: Any, index: int) -> dict[str, Any]:
     handle = source.handle(index)
     total, used = source.memory(handle)
+    mig_enabled = _optional(source.mig_mode, handle) == 1
     return {
         "index": index,
         "uuid": source.uuid(handle),
@@ -252,8 +295,32 @@ def _gpu(source: Any, index: int) -> dict[str, Any]:
         "pci_bus_id": _optional(source.pci, handle),
         "minor": _optional(source.minor, handle),
         "compute_capability": _optional(source.compute_capability, handle),
-        "mig_enabled": _optional(source.mig_mode, handle) == 1,
+        "mig_enabled": mig_enabled,
+        "mig": mig_devices(source, handle, total) if mig_enabled else [],
     }
+
+
+def mig_devices(source: Any, handle: Any, card_bytes: int) -> list[dict[str, Any]]:
+    """The MIG devices of a GPU in NVML's order: ``index``, ``uuid``, ``profile``, ``memory_mib``."""
+    found = []
+    for index, (uuid, name, gpu_slices, compute_slices, memory_mib) in enumerate(source.mig_devices(handle)):
+        profile = mig_profile(name, gpu_slices, compute_slices, memory_mib, card_bytes)
+        found.append({"index": index, "uuid": uuid, "profile": profile, "memory_mib": memory_mib})
+    return found
+
+
+def mig_profile(name: str, gpu_slices: int, compute_slices: int, memory_mib: int, card_bytes: int) -> str:
+    """The profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's rule.
+
+    That rule takes memory as eighths of the card in whole GiB.
+    """
+    said = re.search(r" MIG (\S+)$", name)
+    if said:
+        return said.group(1)
+    eighths = -(-memory_mib * (1 << 20) * 8 // card_bytes)
+    gigabytes = round(eighths / 8 * -(-card_bytes // (1 << 30)))
+    text = f"{gpu_slices}g.{gigabytes}gb"
+    return f"{compute_slices}c.{text}" if compute_slices < gpu_slices else text
 
 
 def _optional(call: Any, handle: Any) -> Any:

@@ -8,31 +8,20 @@ daemon that did not take its file over, is a step too.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Sequence
 
-from . import daemon_check, daemon_json, docker_kinds, node_config, plan_engine, sharing, slices
+from . import daemon_check, daemon_json, docker_kinds, node_config, plan_engine, sharing, slices, toml_text
 from .kinds import Finding, error, warning
 from .node_state import fingerprint, sha256
-from .wish import DOCKER_UNIT, ROLES, name_of, records, version_of
+from .plan_driver import nvidia_driver
+from .plan_modes import mig, mps_part, time_slicing
+from .plan_part import NOTHING, PRESENT, Part, packages, undone
+from .wish import DOCKER_UNIT, ROLES
 
-PRESENT = "present"
 # Distributions whose packages the roles can install.
 SUPPORTED = {"debian", "ubuntu"}
 # Steps that no role of that name carries out: the proof, and what is cleared away after it.
 VERIFY, COLLECT = "verify", "collect"
-
-
-class Part(NamedTuple):
-    """What one role has to do on a host; no changes: nothing. ``errors`` stop this host alone."""
-
-    reason: str
-    changes: list[str]
-    disturbs: bool = False
-    warnings: Sequence[str] = ()
-    errors: Sequence[str] = ()
-
-
-NOTHING = Part("", [])
 
 
 def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
@@ -140,62 +129,19 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list[str]:
-    """The changes that bring every package to its version; without a pin any installed version will do."""
-    changes = []
-    for package in wanted:
-        name, pin = name_of(package), version_of(package, version)
-        found = state["packages"].get(name)
-        if found is None:
-            changes.append("install {}{}".format(name, f" {pin}" if pin.strip("*") else ""))
-        elif pin and found != pin and not _matches_pattern(found, pin):
-            changes.append(f"change {name} from {found} to {pin}")
-    return changes
-
-
-def _matches_pattern(found: str, pin: str) -> bool:
-    """apt takes a pin that ends in * as a prefix."""
-    return pin.endswith("*") and found.startswith(pin[:-1])
-
-
-def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """What is left to take back of a role that is to be absent: that which its records hold."""
-    return [f"take back what {path} records" for path in records(wanted) if state["files"].get(path) is not None]
-
-
-def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
-    if wanted["state"] != PRESENT:
-        changes = undone(wanted, state)
-        return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
-    changes = packages(wanted["packages"], wanted["version"], state)
-    notes, faults = _kernel_module(wanted, state, bool(changes))
-    if not (changes or notes or faults or state["nvml"]["ok"]):
-        notes.append("NVML does not answer: " + state["nvml"]["error"])
-    # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
-    disturbs = state["nvml"]["ok"] and any(text.startswith("change ") for text in changes)
-    return Part("driver packages are missing or of another version", changes, disturbs, notes, faults)
-
-
-def _kernel_module(wanted: dict[str, Any], state: dict[str, Any], installs: bool) -> tuple[list[str], list[str]]:
-    """What is in the way of the kernel module, as warnings and errors: the role installs it and never loads it."""
-    if wanted["kernel_module"] == "none" or state["nvml"]["ok"]:
-        return [], []
-    if state["driver"]["nouveau"]:
-        way_out = "write 'blacklist nouveau' to /etc/modprobe.d/blacklist-nouveau.conf, run update-initramfs -u, reboot"
-        return [], [f"nouveau holds the GPUs, and the role does not unload it in this version; {way_out}"]
-    if state["driver"]["loaded_version"] is not None or not state["pci_gpus"]:
-        return [], []
-    if installs:
-        note = "the kernel module is installed and not loaded in this version; until modprobe nvidia NVML stays silent"
-        return [note], []
-    way_out = "modprobe nvidia, and look at dkms status and dmesg if that fails"
-    return [], [f"the kernel module is not loaded, and the role does not load it in this version; {way_out}"]
-
-
 def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
         return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
-    return Part("packages are missing or of another version", packages(wanted["packages"], "", state))
+    changes = packages(wanted["packages"], "", state)
+    reason = "packages are missing or of another version"
+    path = wanted["config_path"]
+    try:
+        _text, merged = toml_text.merge((state.get("texts") or {}).get(path), wanted["config"])
+    except toml_text.TomlError as fault:
+        return NOTHING._replace(errors=[f"{path}: {fault}"])
+    if merged and not changes:
+        reason = f"{path} differs"
+    return Part(reason, changes + [f"{path}: {change}" for change in merged])
 
 
 def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
@@ -453,5 +399,8 @@ PARTS = {
     "nvidia_docker": nvidia_docker,
     "container_runtime": container_runtime,
     "vcuda": vcuda,
+    "mig": mig,
+    "mps": mps_part,
+    "time_slicing": time_slicing,
     "device_plugin": device_plugin,
 }

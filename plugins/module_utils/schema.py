@@ -154,21 +154,14 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 
 # Values that the schema knows and this version does not carry out. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
-    ("vgpu_sharing", ("mps", "mig"), "use vcuda, time-slicing or none"),
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
-    ("vgpu_mig_strategy", ("single", "mixed"), "use none"),
     ("vgpu_legacy_preferred", (True,), "use false"),
 )
 # Values that are written to the node, and that nothing there carries out in this version.
 UNENFORCED: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_oom_killer", True, "has no effect in this version: a process over its limit is refused memory, not ended"),
-    (
-        "vgpu_handover",
-        "volume-mounts",
-        "this version does not set accept-nvidia-visible-devices-as-volume-mounts in the NVIDIA runtime; set it there",
-    ),
 )
-UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs", "vgpu_mig_geometry")
+UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs",)
 # Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
@@ -176,6 +169,8 @@ OTHER_MODES = {
     "vgpu_rename_by_default": ("time-slicing", "mps"),
     "vgpu_fail_requests_greater_than_one": ("time-slicing", "mps"),
     "vgpu_time_slice": ("time-slicing",),
+    "vgpu_mig_geometry": ("mig",),
+    "vgpu_mig_strategy": ("mig", "time-slicing", "mps", "none"),
 }
 
 
@@ -228,6 +223,12 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
             message = f"has no effect with vgpu_sharing: {mode}; it belongs to {' and '.join(modes)}"
             findings.append(warning(name, message))
     findings += unenforced(clean)
+    if clean["vgpu_sharing"] == "mig":
+        if not clean["vgpu_mig_geometry"]:
+            findings.append(error("vgpu_mig_geometry", "is empty; name a profile, such as {1g.10gb: 7}"))
+        if clean["vgpu_mig_strategy"] == "none":
+            message = "none offers no MIG device; choose mixed, or single where all GPUs have one profile alone"
+            findings.append(error("vgpu_mig_strategy", message))
     if clean["vgpu_sharing"] != "vcuda" and clean["vgpu_resource_names"]:
         message = f"is not available with vgpu_sharing: {clean['vgpu_sharing']} in this version"
         findings.append(error("vgpu_resource_names", message))

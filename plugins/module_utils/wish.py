@@ -8,15 +8,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import daemon_json, node_config, schema
+from . import daemon_json, driver_choice, mig_boot, mps, node_config, schema, time_slice
 
 # The order in which roles run; each builds on those before it.
-ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "device_plugin")
+ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
 
 # The variables of each role that the plan looks at, without the role's prefix, with the value of one that is unset.
 INPUTS: dict[str, dict[str, Any]] = {
-    "nvidia_driver": {"packages": [], "version": "", "kernel_module": "none", "record": ""},
-    "nvidia_docker": {"packages": [], "record": ""},
+    "nvidia_driver": {
+        **driver_choice.DEFAULTS,
+        "kernel_module": "none",
+        "reboot": "never",
+        "record": "",
+        "setup_record": "",
+    },
+    "nvidia_docker": {
+        "packages": [],
+        "record": "",
+        "config": {},
+        "config_path": "/etc/nvidia-container-runtime/config.toml",
+        "config_record": "",
+    },
     "container_runtime": {
         "packages": [],
         "docker_config": "/etc/docker/daemon.json",
@@ -39,6 +51,9 @@ INPUTS: dict[str, dict[str, Any]] = {
         "arbiter_unit_path": "/etc/systemd/system/vgpu-arbiter.service",
         "arbiter_unit_text": "",
     },
+    "mig": {"geometry": {}, "boot": True, "python": "/usr/bin/python3", "record": ""},
+    "mps": {"replicas": 2, "root": mps.ROOT, "resource": mps.RESOURCE, "exclusive": True},
+    "time_slicing": {"slice": "default"},
     "device_plugin": {
         "version": "",
         "root": "/opt/vgpu/plugin",
@@ -90,6 +105,15 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     packages = [name_of(package) for part in roles.values() for package in part.get("packages") or []]
     options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
+    if "nvidia_driver" in roles:
+        if roles["nvidia_driver"]["kernel_module"] != "none":
+            options["units"] += driver_choice.UNITS
+            options["files"] += driver_choice.FILES
+        if not roles["nvidia_driver"]["packages"]:
+            # Which names they have is decided by what is read here.
+            options["packages"] += driver_choice.PACKAGE_PATTERNS
+    if "nvidia_docker" in roles and roles["nvidia_docker"]["config"]:
+        options["texts"] = [roles["nvidia_docker"]["config_path"]]
     if "container_runtime" in roles:
         part = roles["container_runtime"]
         options["units"].append(DOCKER_UNIT)
@@ -104,6 +128,16 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         options["library_root"] = part["root"]
         options["units"].append(part["arbiter_unit"])
         options["files"].append(part["arbiter_unit_path"])
+    if roles.get("mig", {}).get("state") == "present":
+        options["mig"] = True
+        options["files"] += list(mig_boot.files({}))
+        options["units"].append(mig_boot.UNIT)
+    if "mps" in roles:
+        options["files"] += [mps.UNIT_PATH, mps.START_PATH]
+        options["units"].append(mps.UNIT)
+    if "time_slicing" in roles:
+        options["files"].append(time_slice.UNIT_PATH)
+        options["units"].append(time_slice.UNIT)
     if "device_plugin" in roles:
         part = roles["device_plugin"]
         options["units"].append(part["unit"])
@@ -115,9 +149,8 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
 
 def records(part: dict[str, Any]) -> list[str]:
     """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
-    return [
-        part[name] for name in ("record", "packages_record", "docker_record", "containerd_record") if part.get(name)
-    ]
+    names = ("record", "setup_record", "packages_record", "docker_record", "config_record", "containerd_record")
+    return [part[name] for name in names if part.get(name)]
 
 
 def name_of(package: str) -> str:

@@ -26,7 +26,9 @@ attributes:
     support: full
 options:
   packages:
-    description: Names, or C(name=version); a version may end in V(*).
+    description:
+      - Names, or C(name=version); a version may end in V(*).
+      - C(name=@other) takes the upstream version that the package C(other) has, or gets in the same transaction.
     type: list
     elements: str
     required: true
@@ -47,7 +49,12 @@ options:
         description: Where it is; C(file:/folder) for one on the host.
         type: list
         elements: str
-        required: true
+        default: []
+      files:
+        description: Package files on the host instead of a repository; apt is given an index of them.
+        type: list
+        elements: path
+        default: []
       suites:
         description: Suites, or V(./) for a flat repository.
         type: list
@@ -89,6 +96,13 @@ options:
         configuration deletes it when it is purged, whatever an administrator wrote there.
     type: list
     elements: path
+    default: []
+  hold:
+    description:
+      - Packages, among those installed, that are kept at their version against upgrades of the whole system.
+      - A package that somebody else holds is never changed; the module stops and names it.
+    type: list
+    elements: str
     default: []
   record:
     description: Where to keep what was installed and moved away, for the way back.
@@ -144,17 +158,20 @@ def main() -> None:
             "source": {
                 "type": "dict",
                 "options": {
-                    "uris": {"type": "list", "elements": "str", "required": True},
+                    "uris": {"type": "list", "elements": "str", "default": []},
+                    "files": {"type": "list", "elements": "path", "default": []},
                     "suites": {"type": "list", "elements": "str", "default": ["./"]},
                     "components": {"type": "list", "elements": "str", "default": []},
                     "key": {"type": "str", "default": "", "no_log": False},
                     "trusted": {"type": "bool", "default": False},
                 },
+                "required_one_of": [("uris", "files")],
             },
             "components": {"type": "list", "elements": "str", "default": []},
             "stale_sources": {"type": "list", "elements": "str", "default": []},
             "may_remove": {"type": "list", "elements": "str", "default": []},
             "keep_files": {"type": "list", "elements": "path", "default": []},
+            "hold": {"type": "list", "elements": "str", "default": []},
             "record": {"type": "path"},
             "lock_timeout": {"type": "int", "default": 300},
         },

@@ -35,6 +35,11 @@ options:
     type: list
     elements: path
     default: []
+  texts:
+    description: Files whose text is read.
+    type: list
+    elements: path
+    default: []
   units:
     description: Systemd units whose state is read.
     type: list
@@ -60,6 +65,10 @@ options:
     description: Main configuration file of containerd.
     type: path
     default: /etc/containerd/config.toml
+  mig:
+    description: Whether MIG modes, profiles and instances of the GPUs are read.
+    type: bool
+    default: false
   root:
     description: Root folder below which files are read. GPUs are those of the running host whatever the root is.
     type: path
@@ -103,12 +112,27 @@ state:
       type: list
       elements: dict
       returned: always
+    nvswitches:
+      description: How many NVSwitches the host has.
+      type: int
+      returned: always
     driver:
-      description: Version of the loaded kernel module, and whether nouveau is loaded.
+      description:
+        - Version of the loaded kernel module and of the one on disk, whether nouveau is loaded, who uses the driver,
+          Secure Boot, and other ways by which a driver came to the host.
       type: dict
       returned: always
     packages:
-      description: Version of each package asked for, V(null) where it is not installed.
+      description: Version of each package asked for, V(null) where it is not installed; a pattern adds all that match.
+      type: dict
+      returned: always
+    held:
+      description: Packages that dpkg holds at their version.
+      type: list
+      elements: str
+      returned: always
+    texts:
+      description: Text of each file asked for, V(null) where it is absent.
       type: dict
       returned: always
     files:
@@ -146,6 +170,10 @@ state:
       description: Text of the configuration file of the node.
       type: dict
       returned: always
+    mig:
+      description: MIG modes, profiles, instances and processes of the GPUs, V(null) where they were not asked for.
+      type: dict
+      returned: always
     proof:
       description: Fingerprint of what isolation was last proven for, V(null) where it never was.
       type: str
@@ -163,12 +191,14 @@ def main() -> None:
         argument_spec={
             "packages": {"type": "list", "elements": "str", "default": []},
             "files": {"type": "list", "elements": "path", "default": []},
+            "texts": {"type": "list", "elements": "path", "default": []},
             "units": {"type": "list", "elements": "str", "default": []},
             "docker_config": {"type": "path", "default": "/etc/docker/daemon.json"},
             "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
             "library_root": {"type": "path", "default": "/usr/local/lib/vgpu"},
             "plugin_root": {"type": "path", "default": "/opt/vgpu/plugin"},
             "containerd_config": {"type": "path", "default": "/etc/containerd/config.toml"},
+            "mig": {"type": "bool", "default": False},
             "root": {"type": "path", "default": "/"},
         },
         supports_check_mode=True,

@@ -289,7 +289,10 @@ class SliceCheck:
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
         self._minors = [gpu["minor"]]
         self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"])
-        self._promised = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
+        every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
+        # A mount of /dev/null is a word to the NVIDIA runtime, which names a GPU, and no file for the process.
+        self._promised = [one for one in every if one.host_path != "/dev/null"]
+        self._words = [one for one in every if one.host_path == "/dev/null"]
         paths = [one.container_path for one in self._promised]
         strangers = [one for one in self._params["omit_mounts"] if one not in paths]
         if strangers:
@@ -310,6 +313,7 @@ class SliceCheck:
         if reason:
             return NamespaceRunner(mounts, self._minors, environment)
         lease = self._lease
+        mounts += self._words
         return DockerRunner(
             params["docker"], params["image"], mounts, environment, lease["devices"], lease["cdi_devices"]
         )

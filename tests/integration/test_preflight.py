@@ -22,7 +22,7 @@ MISTAKES = [
     ({"vgpu_split_count": 0}, ["vgpu_split_count: expected a whole number from 1"]),
     ({"vgpu_split_count": "seven"}, ['found "seven"']),
     ({"vgpu_sharing": "slicing"}, ["vgpu_sharing: expected one of vcuda"]),
-    ({"vgpu_sharing": "mig"}, ["mig is not available in this version"]),
+    ({"vgpu_sharing": "mig"}, ["vgpu_mig_geometry: is empty; name a profile"]),
     ({"vgpu_memory_scaling": 0}, ["vgpu_memory_scaling: expected a decimal above 0"]),
     ({"vgpu_memory_scaling": -0.5}, ["found -0.5"]),
     (

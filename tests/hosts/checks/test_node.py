@@ -177,6 +177,15 @@ def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
     return json.loads(in_slice(node, pod, "sh", "-c", script, options=mount))
 
 
+def test_a_container_that_was_given_no_gpu_sees_none_and_starts(node: Node, pods: Any) -> None:
+    """CUDA images ask for all GPUs by their environment; only what the kubelet's runtime does gives one."""
+    look = ("sh", "-c", "ls /dev | grep -c '^nvidia[0-9]' || true")
+    asks = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
+    assert node.run("docker", "run", "--rm", *asks, "vgpu-demo/base:latest", *look).strip() == "0"
+    # The control: the same look in a pod that was given one.
+    assert in_slice(node, pods("asked"), *look).strip() == "1"
+
+
 # Last: the plugin registers anew.
 def test_the_arbiter_is_of_the_current_version_and_outlives_the_plugin(node: Node) -> None:
     show = ("systemctl", "show", "vgpu-arbiter.service", "--property=MainPID", "--value")

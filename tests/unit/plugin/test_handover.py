@@ -140,6 +140,22 @@ def test_auto_without_the_drivers_files_is_not_cdi(node):
     assert (chosen.strategies, "no libcuda.so.1" in chosen.reason) == (("envvar",), True)
 
 
+def test_auto_follows_the_options_of_the_runtime_while_the_program_runs(node):
+    configured(node, deviceListStrategy="auto")
+    _pool, allocator, _files = node.parts()
+    config = node.paths.host_root / handover.RUNTIME_CONFIG
+    config.parent.mkdir(parents=True, exist_ok=True)
+    uuid = node.gpus[0].uuid
+    found = []
+    for text in ("", "accept-nvidia-visible-devices-as-volume-mounts = true\n", ""):
+        config.write_text(text)
+        (answer,) = allocator.allocate([[f"{uuid}::{len(found) % 2}"]])
+        message = to_message(answer)
+        found.append(message.envs["NVIDIA_VISIBLE_DEVICES"])
+        assert (f"{AS_MOUNTS}/{uuid}" in [mount.container_path for mount in message.mounts]) == bool(text)
+    assert found == [uuid, AS_MOUNTS, uuid]
+
+
 # ---- the driver's files
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import cdi
@@ -16,6 +16,7 @@ from .gpus import Gpu
 
 ENVVAR, VOLUME_MOUNTS = "envvar", "volume-mounts"
 CDI_ANNOTATIONS, CDI_CRI = "cdi-annotations", "cdi-cri"
+RUNTIME_CONFIG = "etc/nvidia-container-runtime/config.toml"
 VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
 ANNOTATION_PREFIX = "cdi.k8s.io/"
 # The kubelet passes CDI devices of a plugin on since 1.29 without being asked (feature DevicePluginCDIDevices).
@@ -44,9 +45,15 @@ class HandOver:
     dev_root: Path = Path("/")
     # Why these, for people.
     reason: str = ""
+    # Of ``auto`` without CDI: the host whose NVIDIA runtime is asked at every allocation. Its options may change while
+    # this program runs, and a runtime that reads another way than we write starts containers without a GPU.
+    follow: Path | None = None
 
     def parts(self, gpus: list[Gpu], allocation: str, ids: list[str]) -> Parts:
         """``ids``: how the runtime knows the devices, by UUID or index; CDI devices are named by UUID always."""
+        if self.follow is not None:
+            chosen = VOLUME_MOUNTS if accepts_mounts(self.follow) else ENVVAR
+            return replace(self, strategies=(chosen,), follow=None).parts(gpus, allocation, ids)
         out = Parts()
         qualified = [f"{cdi.GPU_KIND}={gpu.uuid}" for gpu in gpus]
         if ENVVAR in self.strategies:
@@ -83,11 +90,15 @@ def choose(root: Path) -> tuple[str, str]:
     runtime = cri_with_cdi(root)
     if kubelet >= CDI_KUBELET and runtime:
         return CDI_CRI, f"kubelet {kubelet[0]}.{kubelet[1]}; {runtime}"
-    config = root / "etc/nvidia-container-runtime/config.toml"
-    accepts = r"^\s*accept-nvidia-visible-devices-as-volume-mounts\s*=\s*true\b"
-    if re.search(accepts, _text(config), re.MULTILINE):
-        return VOLUME_MOUNTS, f"{config} accepts volume mounts"
+    if accepts_mounts(root):
+        return VOLUME_MOUNTS, f"{root / RUNTIME_CONFIG} accepts volume mounts"
     return ENVVAR, "no CDI declared by kubelet and CRI runtime, and no volume mounts by the NVIDIA runtime"
+
+
+def accepts_mounts(root: Path) -> bool:
+    """Whether the NVIDIA runtime of the host takes mounts as a request for GPUs."""
+    accepts = r"^\s*accept-nvidia-visible-devices-as-volume-mounts\s*=\s*true\b"
+    return re.search(accepts, _text(root / RUNTIME_CONFIG), re.MULTILINE) is not None
 
 
 def cri_with_cdi(root: Path) -> str:

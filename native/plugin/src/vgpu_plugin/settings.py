@@ -90,12 +90,13 @@ class Settings:
 
     def hand_over(self, host_root: Path, can_cdi: bool) -> handover.HandOver:
         """How containers are told their GPUs; ``can_cdi``: whether the driver's files were found, for CDI to name."""
-        strategies, reason = self.strategies, "as configured"
+        strategies, reason, follow = self.strategies, "as configured", None
         if strategies == ("auto",):
             chosen, reason = handover.choose(host_root)
             if chosen == handover.CDI_CRI and not can_cdi:
                 chosen, reason = handover.ENVVAR, f"{reason}, but no libcuda.so.1 is found on this host"
             strategies = (chosen,)
+            follow = None if chosen == handover.CDI_CRI else host_root
         return handover.HandOver(
             strategies,
             self.plugin_flags.get("deviceIDStrategy") or "uuid",
@@ -103,6 +104,7 @@ class Settings:
             self.plugin_flags.get("cdiAnnotationPrefix") or handover.ANNOTATION_PREFIX,
             self.dev_root,
             reason,
+            follow,
         )
 
     def limit_flags(self, gpus: list[Gpu]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from typing import Any
 
 CONFIG = Path(os.environ.get("XDG_CONFIG_HOME") or "/etc") / "nvidia-container-runtime" / "config.toml"
 KIND = "nvidia.com/gpu"
+# A GPU is asked for by a mount of /dev/null here, which an image cannot ask for and an unprivileged user cannot forge.
+VOLUMES = "/var/run/nvidia-container-devices"
 # runc's global options that take a value as the next word.
 VALUED = {"--root", "--log", "--log-format", "--criu", "--rootless"}
 
@@ -73,7 +75,13 @@ def command_of(words: list[str]) -> tuple[str, str, str | None]:
 
 
 def requested(config: dict[str, Any]) -> list[str]:
-    """The device names that the container asks for: none when the variable is unset, empty, ``void`` or ``none``."""
+    """The device names that the container asks for: by mounts where they are accepted, else by its variable.
+
+    None when the variable is unset, empty, ``void`` or ``none``.
+    """
+    mounted = by_mounts(config)
+    if mounted:
+        return mounted
     value = ""
     for variable in config.get("process", {}).get("env", []):
         name, _equals, text = variable.partition("=")
@@ -86,6 +94,18 @@ def requested(config: dict[str, Any]) -> list[str]:
         return []
     prefix = KIND + "="
     return [name[len(prefix) :] if name.startswith(prefix) else name for name in names]
+
+
+def by_mounts(config: dict[str, Any]) -> list[str]:
+    """The devices that mounts of /dev/null name, where the configuration accepts that way."""
+    if setting("accept-nvidia-visible-devices-as-volume-mounts", "false") != "true":
+        return []
+    found = []
+    for mount in config.get("mounts", []):
+        path = os.path.normpath(mount.get("destination", ""))
+        if mount.get("source") == "/dev/null" and path.startswith(VOLUMES + "/"):
+            found.append(path[len(VOLUMES) + 1 :])
+    return [name for name in found if name != "all"] or found
 
 
 def privileged(config: dict[str, Any]) -> bool:

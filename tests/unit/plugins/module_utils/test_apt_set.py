@@ -28,6 +28,7 @@ class Apt:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.here: dict[str, str] = {}
+        self.holds: set[str] = set()
         self.calls: list[str] = []
         self.broken = False  # an interrupted dpkg
         self.unreachable = ""  # a text in a source that cannot be fetched
@@ -81,7 +82,15 @@ class Apt:
             raise AptError("reading the package lists failed: 404")
         self.lists = self.texts()
 
-    def change(self, verb: str, packages: list[str], simulate: bool) -> str:
+    def held(self) -> list[str]:
+        return sorted(self.holds)
+
+    def mark(self, verb: str, names: list[str]) -> None:
+        self.calls.append(f"{verb} {' '.join(names)}")
+        for name in names:
+            (self.holds.add if verb == "hold" else self.holds.discard)(name)
+
+    def change(self, verb: str, packages: list[str], simulate: bool, held: bool = False) -> str:
         if not simulate:
             self.calls.append(verb)
         names = [package.partition("=")[0] for package in packages]
@@ -255,3 +264,39 @@ def test_a_key_given_as_text_becomes_a_file(apt: Apt, tmp_path: Path) -> None:
     assert sorted(json.loads(Path(record).read_text())["files"]) == [str(ring), str(apt.root / "ours.sources")]
     absent(apt, packages=["nvidia-docker2"], record=record)
     assert not ring.exists()
+
+
+def test_held_packages_there_and_back(apt: Apt, tmp_path: Path) -> None:
+    wish: dict[str, Any] = {
+        "packages": ["docker.io"],
+        "hold": ["docker.io", "runc", "not-there"],
+        "record": str(tmp_path / "record.json"),
+    }
+    predicted = present(apt, check=True, **wish)
+    assert apt.holds == set()
+    assert present(apt, **wish).plan == predicted.plan
+    assert predicted.plan[-2:] == ["hold docker.io", "hold runc"]
+    assert apt.holds == {"docker.io", "runc"}
+    assert not present(apt, **wish).changed
+    # What somebody released is held again.
+    apt.holds.discard("runc")
+    assert present(apt, **wish).plan == ["hold runc"]
+    absent(apt, **wish)
+    assert apt.holds & {*apt.here} == set()
+
+
+def test_a_package_that_was_there_before_is_released_and_stays(apt: Apt, tmp_path: Path) -> None:
+    wish: dict[str, Any] = {"packages": ["docker.io"], "hold": ["docker.io"], "record": str(tmp_path / "record.json")}
+    apt.here, apt.holds = {"docker.io": "1.0-1", "runc": "1"}, {"runc"}
+    present(apt, **wish)
+    assert apt.holds == {"docker.io", "runc"}
+    assert absent(apt, **wish).plan == ["release docker.io"]
+    assert (apt.holds, apt.here) == ({"runc"}, {"docker.io": "1.0-1", "runc": "1"})
+
+
+def test_what_somebody_else_holds_is_not_changed(apt: Apt, tmp_path: Path) -> None:
+    apt.holds, apt.would_remove = {"their-tool"}, ["their-tool"]
+    before = state(apt)
+    with pytest.raises(AptError, match="somebody holds it; release it with: apt-mark unhold their-tool"):
+        present(apt, packages=["docker.io"], may_remove=["their-tool"], record=str(tmp_path / "record.json"))
+    assert state(apt) == before

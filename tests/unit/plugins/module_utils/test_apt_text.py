@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import apt_text
+from ansible_collections.vgpu.fleet.plugins.module_utils.apt_host import faults_of
 from ansible_collections.vgpu.fleet.plugins.module_utils.apt_text import Source
 
 DEB822 = """# the distribution
@@ -202,3 +203,39 @@ def test_preferences_hold_each_version_once() -> None:
     assert text.count("Package: /./") == 2
     assert "Pin: version 1-1\n" in text
     assert "Pin: version 2:2-1\n" in text
+
+
+UTILS = {
+    "installed": None,
+    "candidate": "580.65.06-0ubuntu1",
+    "versions": ["580.65.06-0ubuntu1", "535.261.03-0ubuntu2"],
+}
+# packages, what is known of the leader -> the follower's pin
+FOLLOWERS = [
+    (["utils", "fm=@utils"], UTILS, "fm=580.65.06-*"),
+    (["utils=535.*", "fm=@utils"], UTILS, "fm=535.261.03-*"),
+    (["utils", "fm=@utils"], {**UTILS, "installed": "1:535.261.03-0ubuntu2"}, "fm=535.261.03-*"),
+    (["utils=580.*", "fm=@utils"], {**UTILS, "installed": "535.261.03-0ubuntu2"}, "fm=580.65.06-*"),
+    (["fm=@utils"], {}, "fm"),
+    (["fm=1.0"], UTILS, "fm=1.0"),
+]
+
+
+@pytest.mark.parametrize("packages, known, pin", FOLLOWERS)
+def test_a_follower_takes_the_version_of_its_leader(packages, known, pin):
+    assert apt_text.same_version(packages, {"utils": known} if known else {})[-1] == pin
+
+
+FULL = """\
+Unpacking libcuda1:amd64 (535.309.01-0+deb12u1) ...
+dpkg: error processing archive /tmp/apt-dpkg-install-x/1-libcuda1.deb (--unpack):
+ cannot copy extracted data for './usr/lib/libcuda.so' : failed to write (No space left on device)
+Errors were encountered while processing:
+E: Sub-process /usr/bin/dpkg returned an error code (1)
+"""
+
+
+def test_the_reason_of_dpkg_stands_on_the_line_below_its_error():
+    said = faults_of(FULL)
+    assert "No space left on device" in said
+    assert "Unpacking" not in said

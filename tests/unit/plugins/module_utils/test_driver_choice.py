@@ -204,6 +204,22 @@ PACKAGES = [
         "nvidia-persistenced",
     ),
     ("fedora", [T4], {"packages": ["akmod-nvidia"]}, None, "auto", "akmod-nvidia"),
+    (
+        "ubuntu22",
+        [T4],
+        {"source": "file", "vgpu_guest": True, "files": ["/srv/nvidia-linux-grid-535_535.161.07_amd64.deb"]},
+        None,
+        "proprietary",
+        "nvidia-linux-grid-535",
+    ),
+    (
+        "rhel9",
+        [T4],
+        {"source": "file", "files": ["/srv/nvidia-linux-grid-535-535.161.07-1.x86_64.rpm"]},
+        None,
+        "proprietary",
+        "nvidia-linux-grid-535",
+    ),
     ("debian12", [T4], {"packages": ["a", "b=2"], "version": "535.1*"}, 535, "proprietary", "a=535.1* b=2"),
 ]
 

@@ -55,6 +55,9 @@ class Fake:
     def memory(self, handle):
         return self._answer("memory", ((15360 << 20) + 5, 3 << 20), handle)
 
+    def mig_devices(self, handle):
+        return [("MIG-a", "Tesla T4 MIG 1g.5gb", 1, 1, 4864), ("MIG-b", "", 3, 1, 7680)]
+
     def pci(self, handle):
         return self._answer("pci", "00000000:00:04.0", handle)
 
@@ -75,6 +78,7 @@ def test_a_whole_driver():
     assert [gpu["index"] for gpu in found["gpus"]] == [0, 1, 2]
     assert found["gpus"][0]["memory_mib"] == 15360
     assert [gpu["mig_enabled"] for gpu in found["gpus"]] == [False, False, True]
+    assert [one["profile"] for one in found["gpus"][2]["mig"]] == ["1g.5gb", "1c.3g.8gb"]
     assert driver.stopped == 1
 
 

@@ -383,10 +383,11 @@ NOUVEAU = {**SILENT, "driver.nouveau": True}
 KERNEL_MODULES = [
     (NOUVEAU, "open", "nouveau holds the GPUs", "", False),
     (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
-    (SILENT, "proprietary", "the kernel module is not loaded", "", False),
-    ({**SILENT, "packages.nvidia-smi": None}, "proprietary", "", "until modprobe nvidia", True),
+    (SILENT, "proprietary", "", "", True),
+    ({**SILENT, "packages.nvidia-smi": None}, "proprietary", "", "", True),
     ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau holds the GPUs", "", True),
     ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
+    ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
     ({"driver.nouveau": True}, "open", "", "", False),  # NVML answers: NVIDIA's module has the GPUs
 ]
 

@@ -120,8 +120,10 @@ def test_variables_of_others_are_left_alone():
 @pytest.mark.parametrize(
     "values, path, level",
     [
-        ({"vgpu_sharing": "mig"}, "vgpu_sharing", "error"),
-        ({"vgpu_sharing": "mps"}, "vgpu_sharing", "error"),
+        ({"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed"}, "vgpu_mig_geometry", "error"),
+        ({"vgpu_sharing": "mig", "vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_strategy", "error"),
+        ({"vgpu_mig_geometry": {"1g.10gb": 7}}, "vgpu_mig_geometry", "warning"),
+        ({"vgpu_mig_strategy": "mixed"}, "vgpu_mig_strategy", "warning"),
         ({"vgpu_sharing": "time-slicing", "vgpu_log_level": 4}, "vgpu_log_level", "warning"),
         (
             {"vgpu_sharing": "time-slicing", "vgpu_resource_names": {"count": "x.io/gpu"}},
@@ -151,8 +153,7 @@ UNENFORCED = [
     ({"vgpu_oom_killer": True}, ["vgpu_oom_killer"]),
     # The arbiter and the library enforce shares of the SMs.
     ({"vgpu_core_policy": "force"}, []),
-    ({"vgpu_handover": "volume-mounts"}, ["vgpu_handover"]),
-    ({"vgpu_handover": "volume-mounts", "vgpu_sharing": "none"}, ["vgpu_handover"]),
+    ({"vgpu_handover": "volume-mounts"}, []),
     ({"vgpu_handover": "envvar"}, []),
     ({"vgpu_memory_scaling": 1.5}, ["vgpu_memory_scaling"]),
     ({"vgpu_memory_scaling": "1.0"}, []),

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Package files on a host as a repository of their own, for hosts that reach no mirror.
+
+apt then resolves, pins and records as it does with any other repository.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Callable, Sequence
+
+FOLDER = "/var/lib/vgpu/apt"
+
+
+def stanza(control: str, path: str) -> str:
+    """One entry of ``Packages``: the package's control file, and where and what its file is."""
+    digest = hashlib.sha256()
+    size = 0
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+            size += len(block)
+    return f"{control.strip()}\nFilename: {path.lstrip('/')}\nSize: {size}\nSHA256: {digest.hexdigest()}\n"
+
+
+def build(name: str, files: Sequence[str], control_of: Callable[[str], str]) -> tuple[str, str, str]:
+    """The repository of these files: its URI, its suite, and the text of the index that belongs there.
+
+    In a flat repository the index names files from the URI on, so the URI is the root of the file system and packages
+    stay where they are. ``control_of``: the control file of a package file. Raises OSError where one cannot be read.
+    """
+    entries = [stanza(control_of(path), path) for path in sorted(files)]
+    return "file:/", f"{FOLDER.lstrip('/')}/{name}/", "\n".join(entries)

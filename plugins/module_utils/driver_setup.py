@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a driver needs on a host beside its packages, carried out and taken back.
+
+Modprobe files, initramfs, kernel arguments, kernel modules, services. Each step is derived from the host's state, so a
+run that was cut off is finished by the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple, Sequence
+
+from . import driver_facts
+from .daemon_apply import read_bytes, write_bytes
+from .hardware import Host
+
+# What holds the driver open beside the work of users, and comes back after a reload. The path unit loads modules when
+# it sees a new module on disk, which would race with the unloading.
+HOLDERS = (
+    "nvidia-cdi-refresh.path",
+    "nvidia-cdi-refresh.service",
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-gridd.service",
+    "nvidia-topologyd.service",
+    "nvidia-dcgm.service",
+    "vgpu-device-plugin.service",
+)
+
+
+class SetupError(Exception):
+    """A step failed; the text says which, what was found, and what to do."""
+
+
+class Wish(NamedTuple):
+    files: dict[str, str]
+    initramfs: Sequence[str] = ()
+    kernel_arguments: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    services: Sequence[str] = ()
+    record: str | None = None
+
+
+class Setup:
+    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) tell what was done, or would be."""
+
+    def __init__(self, wish: Wish, host: Host, check_mode: bool = False) -> None:
+        self.wish, self.host, self.check_mode = wish, host, check_mode
+        self.plan: list[str] = []
+        self.warnings: list[str] = []
+        self.reboot = ""
+        self.files: dict[str, tuple[str | None, str | None]] = {}
+
+    def present(self) -> None:
+        facts = driver_facts.read(self.host)
+        self._write(dict(self.wish.files))
+        if self.wish.initramfs and (self.files or facts["initramfs_old"]):
+            if not self.check_mode:
+                self._remember("initramfs", {"argv": list(self.wish.initramfs)})
+            self._do("rebuild the initramfs", self.wish.initramfs)
+        self._arguments()
+        self._modules(facts)
+        self._services()
+
+    def absent(self) -> None:
+        record = self._record()
+        self._write(record.get("files", {}))
+        argv = record.get("initramfs", {}).get("argv")
+        if self.files and argv:
+            self._do("rebuild the initramfs", argv)
+        added = record.get("kernel_arguments", [])
+        if added:
+            self._do(f"take {' '.join(added)} from the kernel's arguments", self._grubby("remove-args", added))
+        for name in record.get("services", []):
+            if self.host.units([name])[name]["enabled"]:
+                self._do(f"disable and stop {name}", ["systemctl", "disable", "--now", name])
+        if self.wish.record and not self.check_mode and os.path.exists(self.host.path(self.wish.record)):
+            os.unlink(self.host.path(self.wish.record))
+
+    # Files ----------------------------------------------------------------------------------------------------------
+
+    def _write(self, wanted: dict[str, str | None]) -> None:
+        for path, text in wanted.items():
+            before = self.host.text(path)
+            if before != text:
+                self.files[path] = (before, text)
+                verb = "remove" if text is None else "write" if before is None else "change"
+                self.plan.append(f"{verb} {path}")
+        if self.check_mode or not self.files:
+            return
+        self._remember("files", {path: before for path, (before, _after) in self.files.items()})
+        for path, (_before, after) in self.files.items():
+            if after is None:
+                os.unlink(self.host.path(path))
+            else:
+                write_bytes(self.host.path(path), after.encode("utf-8"), 0o644)
+
+    def _arguments(self) -> None:
+        """Kernel arguments through grubby, which every release of RHEL has; elsewhere a person must add them."""
+        wanted = list(self.wish.kernel_arguments)
+        if not wanted:
+            return
+        shown = self.host.run(["grubby", "--info=ALL"])
+        if shown.rc != 0:
+            words = " ".join(wanted)
+            if any(word not in (self.host.text("/proc/cmdline") or "") for word in wanted):
+                self.warnings.append(
+                    f"add {words} to the kernel's arguments of the boot loader; this host has no grubby"
+                )
+            return
+        lines = [line for line in shown.out.splitlines() if line.startswith("args=")]
+        missing = [word for word in wanted if not lines or any(word not in line for line in lines)]
+        if missing:
+            if not self.check_mode:
+                self._remember("kernel_arguments", missing)
+            self._do(f"add {' '.join(missing)} to the kernel's arguments", self._grubby("args", missing))
+
+    @staticmethod
+    def _grubby(option: str, words: Sequence[str]) -> list[str]:
+        return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
+
+    # Kernel modules -------------------------------------------------------------------------------------------------
+
+    def _modules(self, facts: dict[str, Any]) -> None:
+        """Bring the module on disk into the kernel: load it, or reload it where nobody uses the old one."""
+        if not self.wish.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
+            return
+        if facts["nouveau"]:
+            self.reboot = "nouveau holds the GPUs, and its console keeps it from being unloaded"
+            return
+        loaded, on_disk = facts["loaded_version"], facts["disk_version"]
+        if loaded is None:
+            self._load("load the kernel modules")
+        elif on_disk is not None and on_disk != loaded:
+            self._reload(facts, loaded, on_disk)
+
+    def _reload(self, facts: dict[str, Any], loaded: str, on_disk: str) -> None:
+        self.plan.append(f"reload the kernel modules, from {loaded} to {on_disk}")
+        if self.check_mode:
+            return
+        stopped = [name for name, unit in self.host.units(HOLDERS).items() if unit["active"]]
+        if stopped:
+            self._run("stopping what holds the driver", ["systemctl", "stop", *stopped])
+        try:
+            modules = driver_facts.loaded_modules(self.host)
+            users = driver_facts.users(self.host, modules)
+            if users:
+                self.reboot = f"driver {loaded} is loaded and in use by {', '.join(users)}"
+                return
+            for name in [name for name in driver_facts.MODULES if name in modules]:
+                if self.host.run(["rmmod", name]).rc != 0:
+                    self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
+                    break
+            for name in self.wish.modules:
+                self._run(f"loading the kernel module {name}", ["modprobe", name])
+        finally:
+            if stopped:
+                self._run("starting what used the driver", ["systemctl", "start", *stopped])
+
+    def _load(self, line: str) -> None:
+        self.plan.append(line)
+        if self.check_mode:
+            return
+        for name in self.wish.modules:
+            self._run(f"loading the kernel module {name}", ["modprobe", name])
+
+    # Services -------------------------------------------------------------------------------------------------------
+
+    def _services(self) -> None:
+        for name, unit in self.host.units(list(self.wish.services)).items():
+            if not unit["present"]:
+                if not self.check_mode:
+                    self.warnings.append(
+                        f"{name} is not there, though it was asked for; its package may have another name"
+                    )
+            elif not (unit["enabled"] and unit["active"]):
+                if not unit["enabled"] and not self.check_mode:
+                    self._remember("services", [name])
+                # Before the reboot that brings the module, a service of the driver cannot start.
+                now = [] if self.reboot else ["--now"]
+                verb = "enable" if self.reboot else "enable and start"
+                if not (self.reboot and unit["enabled"]):
+                    self._do(f"{verb} {name}", ["systemctl", "enable", *now, name])
+
+    # Doing ----------------------------------------------------------------------------------------------------------
+
+    def _do(self, line: str, argv: Sequence[str]) -> None:
+        self.plan.append(line)
+        if not self.check_mode:
+            self._run(line, argv)
+
+    def _run(self, what: str, argv: Sequence[str]) -> None:
+        answer = self.host.run(list(argv))
+        if answer.rc == 0:
+            return
+        said = "\n".join((answer.err.strip() or answer.out.strip()).splitlines()[-6:])
+        hint = ""
+        if "Key was rejected" in said or "Required key not available" in said:
+            hint = "; Secure Boot is on and the kernel does not know this module's key: enrol it with mokutil --import"
+        elif argv[0] == "modprobe":
+            hint = "; look at dkms status and dmesg"
+        raise SetupError(f"{what} failed ({' '.join(argv)}, exit status {answer.rc}): {said}{hint}")
+
+    # Record ---------------------------------------------------------------------------------------------------------
+
+    def _record(self) -> dict[str, Any]:
+        raw = read_bytes(self.host.path(self.wish.record)) if self.wish.record else None
+        try:
+            return {} if raw is None else dict(json.loads(raw.decode("utf-8")))
+        except (ValueError, TypeError) as fault:
+            raise SetupError(
+                f"the record {self.wish.record} cannot be read ({fault}); restore it or remove it"
+            ) from None
+
+    def _remember(self, key: str, more: Any) -> None:
+        """Add to the record before the change that it describes; what it holds of a file is what was there first."""
+        if not self.wish.record:
+            return
+        record = self._record()
+        if isinstance(more, dict):
+            record[key] = {**more, **record.get(key, {})}
+        else:
+            record[key] = sorted({*record.get(key, []), *more})
+        write_bytes(
+            self.host.path(self.wish.record),
+            (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"),
+            0o600,
+        )

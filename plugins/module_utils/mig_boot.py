@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a MIG geometry again at boot: a file with it, a program of this collection's own sources, a unit.
+
+MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from types import ModuleType
+
+from . import kinds, mig_apply, mig_nvml, mig_plan, nvml, slices
+
+GEOMETRY = "/etc/vgpu/mig.json"
+FOLDER = "/usr/local/lib/vgpu-mig"
+UNIT = "vgpu-mig.service"
+UNIT_PATH = "/etc/systemd/system/" + UNIT
+SOURCES: tuple[ModuleType, ...] = (kinds, slices, nvml, mig_nvml, mig_plan, mig_apply)
+
+MAIN = """\
+# Managed by vgpu.fleet. Brings the GPUs to the MIG geometry of a file: python3 -m vgpu_mig /etc/vgpu/mig.json
+import json
+import sys
+
+from . import mig_apply, mig_nvml, nvml
+
+
+def main(path):
+    with open(path, encoding="utf-8") as stream:
+        wanted = json.load(stream)
+    session = mig_nvml.Mig()
+    session.start()
+    try:
+        done = mig_apply.apply(session, wanted["geometry"], of_gpu=wanted.get("of_gpu"))
+    finally:
+        session.stop()
+    for line in done.plan + done.warnings or ["the GPUs have their geometry"]:
+        print(line)
+
+
+try:
+    main(sys.argv[1])
+except (mig_apply.MigError, nvml.NvmlError, OSError, ValueError, KeyError) as fault:
+    sys.exit("vgpu-mig: {}: {}".format(sys.argv[1], fault))
+"""
+
+UNIT_TEXT = f"""\
+# Managed by vgpu.fleet.
+[Unit]
+Description=MIG geometry of the GPUs (vgpu.fleet)
+After=nvidia-persistenced.service nvidia-fabricmanager.service
+Before=docker.service containerd.service kubelet.service vgpu-device-plugin.service nvidia-dcgm.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+WorkingDirectory={FOLDER}
+ExecStart=@PYTHON@ -B -m vgpu_mig {GEOMETRY}
+# CDI specifications name MIG devices, and nothing else notices that they changed.
+ExecStartPost=-/bin/systemctl --no-block try-restart nvidia-cdi-refresh.service
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[str, str]:
+    """The text of every file, by path. The program is the text of the modules that this one runs with."""
+    package = f"{FOLDER}/vgpu_mig"
+    found = {f"{package}/{one.__name__.rpartition('.')[2]}.py": inspect.getsource(one) for one in SOURCES}
+    found[f"{package}/__init__.py"] = "# Managed by vgpu.fleet.\n"
+    found[f"{package}/__main__.py"] = MAIN
+    found[UNIT_PATH] = UNIT_TEXT.replace("@PYTHON@", python)
+    found[GEOMETRY] = json.dumps({"geometry": geometry}, indent=1, sort_keys=True) + "\n"
+    return found

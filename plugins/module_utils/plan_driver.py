@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's part of the role nvidia_driver: packages, host files, kernel modules, reboot. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import driver_choice
+from .driver_choice import Choice
+from .node_state import sha256
+from .plan_part import NOTHING, PRESENT, Part, packages, undone
+
+
+def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    if wanted["state"] != PRESENT:
+        changes = undone(wanted, state)
+        return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
+    choice = driver_choice.choose(state, wanted)
+    if choice.refusals:
+        return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
+    changes = packages(choice.packages, "", state)
+    replaced = any(text.startswith("change ") for text in changes)
+    reason = "driver packages are missing or of another version"
+    kernel, reboot = _kernel_side(choice, wanted, state, replaced)
+    host = [*_host_files(choice, state), *_holds(choice, state), *_services(choice, state), *kernel]
+    if host and not changes:
+        reason = "the driver is installed and not in force as wanted"
+    faults = _reboot_faults(reboot, wanted)
+    notes = list(choice.warnings)
+    if not (changes or host or faults or state["nvml"]["ok"]):
+        notes.append("NVML does not answer: " + state["nvml"]["error"])
+    if reboot and not faults:
+        host.append(f"reboot, for {reboot}")
+    # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
+    disturbs = bool(reboot and not faults) or (state["nvml"]["ok"] and replaced)
+    return Part(reason, changes + host, disturbs, notes, faults)
+
+
+def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
+    changes = []
+    for path, text in choice.files.items():
+        found = state["files"].get(path)
+        if found is None:
+            changes.append(f"write {path}")
+        elif found["sha256"] != sha256(text):
+            changes.append(f"change {path}")
+    if not changes and state["driver"].get("initramfs_old"):
+        changes.append("rebuild the initramfs, which is older than the file that keeps nouveau away")
+    return changes
+
+
+def _holds(choice: Choice, state: dict[str, Any]) -> list[str]:
+    """Packages that are there and not held; those that the role installs are held by it at once."""
+    if choice.manager != "apt":
+        return []
+    held = state.get("held") or []
+    return [f"hold {name}" for name in choice.holds if state["packages"].get(name) and name not in held]
+
+
+def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
+    """Units that are there and do not run; before the packages are, there is nothing to say of them."""
+    changes = []
+    for name in choice.services:
+        unit = state["units"].get(name) or {}
+        if unit.get("present") and not (unit.get("active") and unit.get("enabled")):
+            changes.append(f"enable and start {name}")
+    return changes
+
+
+def _kernel_side(
+    choice: Choice, wanted: dict[str, Any], state: dict[str, Any], replaced: bool
+) -> tuple[list[str], str]:
+    """Changes of the kernel's modules, and why a reboot is needed for them, empty where none is."""
+    driver = state["driver"]
+    if choice.kernel_module == "none" or wanted.get("source") == "present":
+        return [], ""
+    if state["nvml"]["ok"]:
+        users = ", ".join(driver.get("in_use") or [])
+        if not replaced or driver["loaded_version"] is None:
+            return [], ""
+        busy = f"driver {driver['loaded_version']} is loaded and in use by {users}" if users else ""
+        return ([] if busy else ["reload the kernel modules"]), busy
+    if choice.reboot:
+        return [], choice.reboot
+    loaded, on_disk = driver["loaded_version"], driver.get("disk_version")
+    if loaded is not None:
+        reload = replaced or (on_disk is not None and on_disk != loaded)
+        return (["reload the kernel modules"] if reload else []), ""
+    if not state["pci_gpus"]:
+        return [], ""
+    return ["load the kernel modules"], ""
+
+
+def _reboot_faults(reboot: str, wanted: dict[str, Any]) -> list[str]:
+    """A reboot that is needed and not allowed stops the host before it is changed."""
+    if not reboot or wanted.get("reboot", "never") != "never":
+        return []
+    way_out = "set it to if_required on a host that may be rebooted"
+    if "nouveau" in reboot:
+        way_out += ", or write 'blacklist nouveau' to /etc/modprobe.d, rebuild the initramfs and reboot it yourself"
+    return [f"{reboot}; so a reboot is needed, and nvidia_driver_reboot is never: {way_out}"]

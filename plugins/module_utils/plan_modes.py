@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's parts of the roles mig, mps and time_slicing, for host groups that share their GPUs this way. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import mig_boot, mig_plan, mps, time_slice
+from .node_state import sha256
+from .plan_part import NOTHING, PRESENT, Part, undone
+
+
+def mig(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    if wanted["state"] != PRESENT:
+        changes = undone(wanted, state)
+        return Part("the MIG geometry is to be given back", changes, bool(changes))
+    if not wanted["geometry"]:
+        return NOTHING._replace(errors=["vgpu_mig_geometry is empty; name a profile, such as {1g.10gb: 7}"])
+    found = state["mig"]
+    notes: list[str] = []
+    changes = []
+    if found["ok"]:
+        able, notes = mig_plan.targets(found["gpus"], wanted["geometry"])
+        steps = [(gpu, mig_plan.plan(gpu, wanted["geometry"])) for gpu in able]
+        errors = [text for _gpu, one in steps for text in one.errors]
+        if errors:
+            return NOTHING._replace(errors=errors, warnings=notes)
+        changes = [line for gpu, one in steps for line in mig_plan.describe(gpu, one)]
+    elif state["nvml"]["ok"]:
+        return NOTHING._replace(errors=[f"MIG cannot be read: {found['error']}"])
+    else:
+        # Before a driver is there nothing is known of its GPUs; the next plan knows.
+        changes = [f"bring the GPUs to {mig_plan.show(wanted['geometry'])}"]
+    geometry_differs = bool(changes)
+    if wanted["boot"]:
+        changes += _differing(mig_boot.files(wanted["geometry"], wanted["python"]), state)
+        if not (state["units"].get(mig_boot.UNIT) or {}).get("enabled"):
+            changes.append(f"enable {mig_boot.UNIT}")
+    reason = (
+        "the GPUs have another geometry" if geometry_differs else "the geometry is not made again at boot as wanted"
+    )
+    return Part(reason, changes, geometry_differs and found["ok"], notes)
+
+
+def mps_part(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    there = [path for path in (mps.UNIT_PATH, mps.START_PATH) if state["files"].get(path) is not None]
+    if wanted["state"] != PRESENT:
+        return Part("MPS is to be absent", [f"remove {path}" for path in there], bool(there))
+    if not state["nvml"]["ok"]:
+        return Part("the control daemon of MPS is to run", [f"run {mps.UNIT} once the driver answers"])
+    refused = mps.refusals(state["gpus"], wanted["replicas"], state["nvml"]["cuda_version"])
+    if refused:
+        return NOTHING._replace(errors=refused)
+    files = mps.files(state["gpus"], wanted["replicas"], wanted["root"], wanted["resource"], wanted["exclusive"])
+    changes = _differing(files, state)
+    unit = state["units"].get(mps.UNIT) or {}
+    if not unit.get("enabled"):
+        changes.append(f"enable {mps.UNIT}")
+    if not unit.get("active"):
+        changes.append(f"start {mps.UNIT}")
+    elif any(change.startswith(("write", "change")) for change in changes):
+        changes.append(f"restart {mps.UNIT}")
+    # Clients do not survive the server that they are connected to.
+    return Part("the control daemon of MPS differs or does not run", changes, bool(changes and unit.get("active")))
+
+
+def time_slicing(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    path = time_slice.UNIT_PATH
+    if wanted["state"] != PRESENT:
+        there = state["files"].get(path) is not None
+        return Part("the driver's own time slice is wanted", [f"remove {path}"] if there else [])
+    changes = _differing(time_slice.files(wanted["slice"]), state)
+    unit = state["units"].get(time_slice.UNIT) or {}
+    if not unit.get("enabled"):
+        changes.append(f"enable {time_slice.UNIT}")
+    if changes or not unit.get("active"):
+        changes.append(f"set the time slice of the GPUs to {wanted['slice']}")
+    return Part("the GPUs have another time slice", changes)
+
+
+def _differing(files: dict[str, str], state: dict[str, Any]) -> list[str]:
+    changes = []
+    for path, text in sorted(files.items()):
+        found = state["files"].get(path)
+        if found is None:
+            changes.append(f"write {path}")
+        elif found["sha256"] != sha256(text):
+            changes.append(f"change {path}")
+    return changes

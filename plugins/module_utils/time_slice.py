@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's time slice between processes on a GPU, set at every boot by a unit. Pure.
+
+The policy belongs to the loaded driver and is lost with it, so a unit sets it and its stop gives the default back. NVML
+has no public call for it; NVIDIA's own program has one.
+"""
+
+from __future__ import annotations
+
+UNIT = "vgpu-time-slice.service"
+UNIT_PATH = "/etc/systemd/system/" + UNIT
+# As nvidia-smi compute-policy numbers them.
+SLICES = {"default": 0, "short": 1, "medium": 2, "long": 3}
+
+
+def files(name: str) -> dict[str, str]:
+    """The unit of a time slice, by path. ``name``: a key of SLICES."""
+    number = SLICES[name]
+    text = f"""\
+# Managed by vgpu.fleet.
+[Unit]
+Description=Time slice of the GPUs: {name} (vgpu.fleet)
+After=nvidia-persistenced.service
+Before=vgpu-device-plugin.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/nvidia-smi compute-policy --set-timeslice={number}
+ExecStop=-/usr/bin/nvidia-smi compute-policy --set-timeslice=0
+
+[Install]
+WantedBy=multi-user.target
+"""
+    return {UNIT_PATH: text}

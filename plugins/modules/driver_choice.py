@@ -1,0 +1,122 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver_choice
+short_description: Decide which NVIDIA driver a host gets
+version_added: 0.1.0
+description:
+  - Reads the host's distribution, GPUs on the PCI bus, kernel, Secure Boot, NVSwitches and the driver that is there,
+    and decides packages, repository, kernel modules, files, services and whether a reboot is needed.
+  - Fails, before anything is installed, with every reason why the wish cannot work on this host.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The module changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  wish:
+    description:
+      - The variables of the role C(nvidia_driver) without their prefix. What is left out has the role's
+        default.
+    type: dict
+    default: {}
+seealso:
+  - module: vgpu.fleet.driver_setup
+  - module: vgpu.fleet.host_state
+"""
+
+EXAMPLES = r"""
+- name: Which driver would this host get from NVIDIA's CUDA repository?
+  vgpu.fleet.driver_choice:
+    wish:
+      source: cuda
+      branch: "580"
+  register: driver
+"""
+
+RETURN = r"""
+choice:
+  description: What the role carries out.
+  returned: success
+  type: dict
+  contains:
+    branch:
+      description: Branch of the driver, V(null) where the packages alone know.
+      type: int
+      returned: always
+    kernel_module:
+      description: V(open), V(proprietary) or V(none).
+      type: str
+      returned: always
+    manager:
+      description: V(apt), V(dnf) or V(zypper).
+      type: str
+      returned: always
+    packages:
+      description: Names, or C(name=version), C(name=*) and C(name=@other).
+      type: list
+      elements: str
+      returned: always
+    repository:
+      description: The repository of the packages, empty where the host's own have them.
+      type: dict
+      returned: always
+    holds:
+      description: What is kept at its version.
+      type: list
+      elements: str
+      returned: always
+    files:
+      description: Text of the files that come beside the packages, by path.
+      type: dict
+      returned: always
+    services:
+      description: Units that are enabled and started.
+      type: list
+      elements: str
+      returned: always
+    reboot:
+      description: Why a reboot is needed, empty where none is.
+      type: str
+      returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import driver_choice, driver_facts, nvml
+from ..module_utils.hardware import Host
+
+
+def main() -> None:
+    module = AnsibleModule(argument_spec={"wish": {"type": "dict", "default": {}}}, supports_check_mode=True)
+    host = Host()
+    found = nvml.read()
+    found.pop("gpus")
+    state = {
+        "os": host.os_release(),
+        "pci_gpus": host.pci_gpus(),
+        "nvswitches": driver_facts.nvswitches(host),
+        "driver": driver_facts.read(host),
+        "nvml": found,
+    }
+    choice = driver_choice.choose(state, module.params["wish"])
+    for warning in choice.warnings:
+        module.warn(warning)
+    if choice.refusals:
+        said = "\n- ".join(choice.refusals)
+        module.fail_json(msg=f"this host cannot have the driver that was asked for; nothing was changed:\n- {said}")
+    module.exit_json(changed=False, choice=choice._asdict())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver_setup
+short_description: Bring an installed NVIDIA driver into force, and take that back
+version_added: 0.1.0
+description:
+  - One remote call for all that a driver needs beside its packages, namely modprobe files, initramfs, kernel arguments,
+    loading or reloading of kernel modules, and services.
+  - Kernel modules are reloaded only where nobody uses the old ones. Where that is not possible RV(reboot_required) says
+    why; the module never reboots.
+  - Every step is derived from the state of the host, so that a second run finishes what a killed one left.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Shows the files before and after.
+    support: full
+options:
+  state:
+    description: Whether the driver is in force, or what this module did is taken back.
+    type: str
+    choices: [present, absent]
+    default: present
+  files:
+    description: Text of files, by path.
+    type: dict
+    default: {}
+  initramfs:
+    description: The command that builds the initramfs anew; run when a file changed or the initramfs is older than it.
+    type: list
+    elements: str
+    default: []
+  kernel_arguments:
+    description: Arguments of the kernel, set through grubby where the host has it.
+    type: list
+    elements: str
+    default: []
+  modules:
+    description: Kernel modules to load, in their order. None where the host has no GPU on its bus.
+    type: list
+    elements: str
+    default: []
+  services:
+    description: Units to enable and start.
+    type: list
+    elements: str
+    default: []
+  record:
+    description: Where to keep what was there before, for the way back.
+    type: path
+seealso:
+  - module: vgpu.fleet.driver_choice
+"""
+
+EXAMPLES = r"""
+- name: Keep nouveau away and run the persistence daemon
+  vgpu.fleet.driver_setup:
+    files:
+      /etc/modprobe.d/vgpu-nouveau.conf: "blacklist nouveau\n"
+    initramfs: [update-initramfs, -u, -k, all]
+    modules: [nvidia, nvidia_uvm]
+    services: [nvidia-persistenced.service]
+    record: /var/lib/vgpu/baseline/nvidia_driver_setup.json
+  register: driver
+"""
+
+RETURN = r"""
+plan:
+  description: What was done, or would be, in sentences.
+  type: list
+  elements: str
+  returned: always
+reboot_required:
+  description: Why only a reboot brings the driver into force, empty where none is needed.
+  type: str
+  returned: always
+"""
+
+from typing import Sequence
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.driver_setup import Setup, SetupError, Wish
+from ..module_utils.hardware import Answer, Host, run_program
+
+# An initramfs for every kernel, with modules that DKMS builds on the way, takes minutes on a slow host.
+PATIENCE = 1800
+
+
+def run_patiently(argv: Sequence[str]) -> Answer:
+    return run_program(argv, PATIENCE)
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "files": {"type": "dict", "default": {}},
+            "initramfs": {"type": "list", "elements": "str", "default": []},
+            "kernel_arguments": {"type": "list", "elements": "str", "default": []},
+            "modules": {"type": "list", "elements": "str", "default": []},
+            "services": {"type": "list", "elements": "str", "default": []},
+            "record": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    wanted = {name: value for name, value in module.params.items() if name != "state"}
+    setup = Setup(Wish(**wanted), Host(run=run_patiently), module.check_mode)
+    try:
+        if module.params["state"] == "present":
+            setup.present()
+        else:
+            setup.absent()
+    except (SetupError, OSError) as fault:
+        module.fail_json(msg=f"driver: {fault}", plan=setup.plan, reboot_required=setup.reboot)
+    for warning in setup.warnings:
+        module.warn(warning)
+    diff = [
+        {"before_header": path, "after_header": path, "before": before or "", "after": after or ""}
+        for path, (before, after) in setup.files.items()
+    ]
+    module.exit_json(changed=bool(setup.plan), plan=setup.plan, reboot_required=setup.reboot, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

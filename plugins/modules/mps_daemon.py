@@ -1,0 +1,121 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: mps_daemon
+short_description: Run the control daemon of NVIDIA MPS as a service, with limits for each client
+version_added: 0.1.0
+description:
+  - Writes a systemd unit for C(nvidia-cuda-mps-control) with an equal part of memory and threads for each client, and
+    sees that it runs.
+  - Refuses more clients than a GPU takes, GPUs with MIG on, and a host that mixes GPUs before and from Volta on.
+  - Pipes, logs and shared memory lie where NVIDIA's device plugin looks for them below its MPS root.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  replicas:
+    description: Clients of each GPU; each may use so large a part of its memory and threads.
+    type: int
+    default: 2
+  mps_root:
+    description: Where pipes, logs and shared memory lie.
+    type: path
+    default: /run/nvidia/mps
+  resource:
+    description: The resource that is shared; a folder below O(mps_root) is called so.
+    type: str
+    default: nvidia.com/gpu
+  exclusive:
+    description: Whether nobody but the MPS server may use the GPUs (compute mode EXCLUSIVE_PROCESS).
+    type: bool
+    default: true
+  state:
+    description: Whether the service is there.
+    type: str
+    choices: [present, absent]
+    default: present
+"""
+
+EXAMPLES = r"""
+- name: Four clients a GPU
+  vgpu.fleet.mps_daemon:
+    replicas: 4
+"""
+
+RETURN = r"""
+plan:
+  description: What was done, or would be, in sentences.
+  type: list
+  elements: str
+  returned: success
+limits:
+  description: What the control daemon is told of each client's part.
+  type: list
+  elements: str
+  returned: success
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import mps, nvml
+from ..module_utils.unit_files import UnitError, UnitFiles
+
+CONTROL = "/usr/bin/nvidia-cuda-mps-control"
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "replicas": {"type": "int", "default": 2},
+            "mps_root": {"type": "path", "default": mps.ROOT},
+            "resource": {"type": "str", "default": mps.RESOURCE},
+            "exclusive": {"type": "bool", "default": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    options = module.params
+    run = UnitFiles(mps.UNIT, module.check_mode)
+    commands: list[str] = []
+    try:
+        if options["state"] == "absent":
+            run.remove([mps.UNIT_PATH, mps.START_PATH], [os.path.dirname(mps.START_PATH)])
+        else:
+            found = nvml.read()
+            if not found["ok"] or not found["gpus"]:
+                module.fail_json(
+                    msg=f"MPS: NVML lists no GPU ({found['error'] or 'none is there'}); mend the driver first"
+                )
+            refused = mps.refusals(found["gpus"], options["replicas"], found["cuda_version"])
+            if not os.path.exists(CONTROL):
+                refused.append(
+                    f"{CONTROL} is not there; install nvidia-cuda-mps (Debian), or nvidia-compute-utils of the "
+                    f"branch (Ubuntu)"
+                )
+            if refused:
+                module.fail_json(msg="MPS cannot share the GPUs of this host:\n- " + "\n- ".join(refused))
+            commands = mps.limits(found["gpus"], options["replicas"])
+            wanted = mps.files(
+                found["gpus"], options["replicas"], options["mps_root"], options["resource"], options["exclusive"]
+            )
+            run.bring(wanted, start=True)
+    except (UnitError, OSError) as fault:
+        module.fail_json(msg=f"MPS: {fault}", plan=run.plan)
+    module.exit_json(changed=bool(run.plan), plan=run.plan, limits=commands)
+
+
+if __name__ == "__main__":
+    main()

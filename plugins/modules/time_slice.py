@@ -1,0 +1,77 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: time_slice
+short_description: Set the driver's time slice between processes that share a GPU, now and at every boot
+version_added: 0.1.0
+description:
+  - A systemd unit sets the compute policy through C(nvidia-smi); its stop gives the driver's default back.
+  - Running work is not ended; the new slice holds from then on.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  slice:
+    description: How long a process may run before another one's turn.
+    type: str
+    choices: [default, long, medium, short]
+    default: default
+  state:
+    description: V(absent) removes the unit and gives the driver's default back.
+    type: str
+    choices: [present, absent]
+    default: present
+"""
+
+EXAMPLES = r"""
+- name: Long turns
+  vgpu.fleet.time_slice:
+    slice: long
+"""
+
+RETURN = r"""
+plan:
+  description: What was done, or would be, in sentences.
+  type: list
+  elements: str
+  returned: success
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import time_slice
+from ..module_utils.unit_files import UnitError, UnitFiles
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "slice": {"type": "str", "choices": sorted(time_slice.SLICES), "default": "default"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    run = UnitFiles(time_slice.UNIT, module.check_mode)
+    try:
+        if module.params["state"] == "present":
+            run.bring(time_slice.files(module.params["slice"]), start=True)
+        else:
+            run.remove([time_slice.UNIT_PATH])
+    except (UnitError, OSError) as fault:
+        module.fail_json(msg=f"time slice: {fault}; look with: journalctl -u {time_slice.UNIT}", plan=run.plan)
+    module.exit_json(changed=bool(run.plan), plan=run.plan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: toolkit_config
+short_description: Set keys in the configuration of NVIDIA's container toolkit, and leave the rest of the file as it is
+version_added: 0.1.0
+description:
+  - Sets keys of a TOML file. Comments, order, foreign keys, mode and owner survive; the file is replaced in one step.
+  - A file that cannot be read as TOML is left alone, and the fault is named with its line.
+  - Running containers are not touched; the runtime reads its file when a container is made.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Shows the text before and after.
+    support: full
+options:
+  path:
+    description: The file. One that is absent is made.
+    type: path
+    default: /etc/nvidia-container-runtime/config.toml
+  settings:
+    description: Values by dotted key, such as C(nvidia-container-cli.no-cgroups).
+    type: dict
+    default: {}
+  state:
+    description: V(absent) gives back to each key that was set, and that nobody changed since, what it had before.
+    type: str
+    choices: [present, absent]
+    default: present
+  record:
+    description: Where to keep what the keys had before, for the way back.
+    type: path
+"""
+
+EXAMPLES = r"""
+- name: No GPU for a container that was not given one
+  vgpu.fleet.toolkit_config:
+    settings:
+      accept-nvidia-visible-devices-envvar-when-unprivileged: false
+      accept-nvidia-visible-devices-as-volume-mounts: true
+    record: /var/lib/vgpu/baseline/nvidia_docker_config.json
+"""
+
+RETURN = r"""
+plan:
+  description: What was done, or would be, in sentences.
+  type: list
+  elements: str
+  returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.toml_file import TomlFile
+from ..module_utils.toml_text import TomlError
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "default": "/etc/nvidia-container-runtime/config.toml"},
+            "settings": {"type": "dict", "default": {}},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "record": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    run = TomlFile(module.params["path"], module.params["record"], module.check_mode)
+    try:
+        if module.params["state"] == "present":
+            run.present(module.params["settings"])
+        else:
+            run.absent()
+    except (TomlError, OSError) as fault:
+        module.fail_json(msg=f"{module.params['path']}: {fault}")
+    title = module.params["path"]
+    diff = {"before_header": title, "after_header": title, "before": run.before or "", "after": run.after or ""}
+    module.exit_json(changed=run.before != run.after, plan=run.plan, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages that cannot be had: a message with host and step, the host as it was, and a second run that heals.
+
+Each row spoils one thing on a real apt, runs one role, looks at the host by other means, takes the spoiling back and
+runs the role again.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import INVENTORY, ROOT, Node, environment
+
+HOST = "gpu-t4-1"
+APT = "/opt/vgpu-demo/apt"
+SPOILED = "/srv/spoiled"
+# Where roles leave something; what apt and dpkg cache and log changes by itself.
+LOOKED_AT = "/etc /usr /opt /srv /var/lib/vgpu"
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    yield Node(HOST)
+
+
+def role(name: str, folder: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+    """Run one role on the host."""
+    play = [{"hosts": HOST, "gather_facts": False, "tasks": [{"ansible.builtin.import_role": {"name": name}}]}]
+    (folder / "play.yml").write_text(yaml.safe_dump(play))
+    (folder / "vars.yml").write_text(yaml.safe_dump(variables))
+    ansible = str(Path(sys.executable).parent / "ansible-playbook")
+    return subprocess.run(
+        [ansible, str(folder / "play.yml"), "-i", str(INVENTORY), "-e", f"@{folder / 'vars.yml'}"],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def state(node: Node) -> tuple[str, str]:
+    """Every file where roles leave something, with its digest, and the state of every package."""
+    files = node.shell(f"find {LOOKED_AT} -xdev -type f ! -path '*__pycache__*' -exec sha256sum {{}} + | sort -k2")
+    return files, node.run("dpkg-query", "-W", "-f", "${Package} ${Status} ${Version}\n")
+
+
+def signed(node: Node, folder: Path) -> dict[str, str]:
+    """The repository signed by one key; returns the public texts of that key and of another."""
+    keys = {}
+    for name in ("right", "wrong"):
+        home = folder / name
+        home.mkdir(mode=0o700)
+        gpg = ["gpg", "--homedir", str(home), "--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback"]
+        subprocess.run([*gpg, "--quick-gen-key", f"{name}@example.com", "rsa2048", "sign", "never"], check=True)
+        done = subprocess.run([*gpg, "--armor", "--export"], check=True, stdout=subprocess.PIPE, text=True)
+        keys[name] = done.stdout
+        if name == "right":
+            (folder / "Release").write_text(node.read(f"{APT}/Release"))
+            subprocess.run([*gpg, "--clearsign", "-o", str(folder / "InRelease"), str(folder / "Release")], check=True)
+        subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=False)
+    node.shell(f"rm -rf {SPOILED}; mkdir -p {SPOILED}; cp -r {APT}/. {SPOILED}/")
+    node.copy(folder / "InRelease", f"{SPOILED}/InRelease")
+    return keys
+
+
+def repository(**more: Any) -> dict[str, Any]:
+    return {"uris": [f"file:{APT}"], "suites": ["./"], "trusted": True, **more}
+
+
+TOOLKIT = "vgpu.fleet.nvidia_docker"
+DRIVER = "vgpu.fleet.nvidia_driver"
+
+# role, variables, what the message must hold besides the host and the step
+REFUSALS = [
+    (DRIVER, {"nvidia_driver_version": "535.1-1"}, ["no version 535.1-1; there are 535."]),
+    (DRIVER, {"nvidia_driver_branch": "580"}, ["has the branches 470, 535 and not 580"]),
+    (DRIVER, {"nvidia_driver_version": "367.57"}, ["too old; the first that works here is 384.81"]),
+    (
+        DRIVER,
+        {"nvidia_driver_source": "mirror", "nvidia_driver_repository": {"uris": ["http://127.0.0.1:9/x"]}},
+        ["http://127.0.0.1:9/x", "The sources of apt are as they were."],
+    ),
+    (
+        TOOLKIT,
+        {"nvidia_docker_toolkit_version": "9.9.9-1", "nvidia_docker_repository": repository()},
+        ["no version 9.9.9-1; there are 1.20.0-1, 1.19.1-1"],
+    ),
+    (
+        TOOLKIT,
+        {"nvidia_docker_repository": repository(uris=["file:/nowhere"])},
+        ["/nowhere", "The sources of apt are as they were."],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "name, variables, words", REFUSALS, ids=[f"{row[0][11:]}-{row[2][0][:24]}" for row in REFUSALS]
+)
+def test_what_cannot_be_had_is_named_and_leaves_the_host_as_it_was(
+    node: Node, tmp_path: Path, name: str, variables: dict[str, Any], words: list[str]
+) -> None:
+    before = state(node)
+    run = role(name, tmp_path, **variables)
+    assert run.returncode == 2, run.stdout
+    assert f"fatal: [{HOST}]" in run.stdout
+    for word in words:
+        assert word in run.stdout
+    assert state(node) == before
+
+
+def test_a_mirror_that_answers_404(node: Node, tmp_path: Path) -> None:
+    before = state(node)
+    server = node.start("python3", "-m", "http.server", "8404", "--bind", "127.0.0.1", "--directory", "/opt/vgpu-demo")
+    try:
+        node.shell(
+            "for n in $(seq 50); do python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8404))' && "
+            "break; sleep 0.1; done"
+        )
+        missing = repository(uris=["http://127.0.0.1:8404/nowhere"])
+        run = role(TOOLKIT, tmp_path, nvidia_docker_repository=missing)
+        assert run.returncode == 2, run.stdout
+        assert "404" in run.stdout
+        assert f"fatal: [{HOST}]" in run.stdout
+        assert state(node) == before
+        healed = role(TOOLKIT, tmp_path, nvidia_docker_repository=repository(uris=["http://127.0.0.1:8404/apt"]))
+        assert healed.returncode == 0, healed.stdout
+        assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
+    finally:
+        node.run("pkill", "-f", "http.server 8404", check=False)
+        server.wait()
+    back(node, tmp_path, before)
+
+
+def test_a_key_that_does_not_match(node: Node, tmp_path: Path) -> None:
+    before = state(node)
+    keys = signed(node, tmp_path)
+    spoiled = state(node)
+    try:
+        source = repository(uris=[f"file:{SPOILED}"], trusted=False)
+        run = role(TOOLKIT, tmp_path, nvidia_docker_repository={**source, "key": keys["wrong"]})
+        assert run.returncode == 2, run.stdout
+        assert "NO_PUBKEY" in run.stdout or "not signed" in run.stdout
+        assert f"fatal: [{HOST}]" in run.stdout
+        assert state(node) == spoiled
+        healed = role(TOOLKIT, tmp_path, nvidia_docker_repository={**source, "key": keys["right"]})
+        assert healed.returncode == 0, healed.stdout
+        assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
+        role(TOOLKIT, tmp_path, nvidia_docker_state="absent", nvidia_docker_repository=repository())
+    finally:
+        node.shell(f"rm -rf {SPOILED}")
+    assert state(node) == before
+
+
+def test_a_disk_that_is_full(node: Node, tmp_path: Path) -> None:
+    """dpkg runs out of space in the middle of unpacking; what came before is recorded and goes again."""
+    before = state(node)
+    folder = f"/usr/lib/{node.run('gcc', '-print-multiarch', check=False).strip() or 'x86_64-linux-gnu'}/nvidia"
+    node.shell(f"mkdir -p {folder}; mount -t tmpfs -o size=64k tmpfs {folder}")
+    try:
+        run = role(DRIVER, tmp_path)
+    finally:
+        node.shell(f"umount {folder}")
+    assert run.returncode == 2, run.stdout
+    assert "No space left on device" in run.stdout
+    assert "the install of nvidia-smi" in run.stdout
+    assert f"fatal: [{HOST}]" in run.stdout
+    heal(node, tmp_path, before)
+
+
+def interrupted_unpack(node: Node) -> None:
+    """As a power cut leaves it: a package unpacked and not configured."""
+    node.shell("cd /var/cache/apt/archives && apt-get -qq download libnvidia-ml1 2>/dev/null || true")
+    node.shell(f"dpkg --unpack {APT}/pool/libnvidia-container1_1.20.0-1_*.deb")
+
+
+def killed_apt(node: Node) -> None:
+    """apt killed in the middle of its transaction."""
+    command = "apt-get -y install --no-install-recommends docker.io"
+    process = node.start("sh", "-c", f"DEBIAN_FRONTEND=noninteractive {command}")
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(("Unpacking", "Selecting")):
+            break
+    node.shell("for pid in $(pidof dpkg apt-get dpkg-deb); do kill -9 $pid || true; done")
+    process.wait()
+    time.sleep(0.5)
+
+
+@pytest.mark.parametrize("spoil", [interrupted_unpack, killed_apt])
+def test_an_interrupted_apt_is_healed(node: Node, tmp_path: Path, spoil: Callable[[Node], None]) -> None:
+    spoil(node)
+    assert node.run("dpkg", "--audit").strip(), "the interruption left nothing; the test has nothing to show"
+    run = role(DRIVER, tmp_path)
+    assert run.returncode == 0, run.stdout
+    assert node.run("dpkg", "--audit").strip() == ""
+    assert "nvidia-smi" in node.run("dpkg-query", "-W", "-f", "${Package}\n").split()
+    again = role(DRIVER, tmp_path)
+    assert "changed=0" in again.stdout
+    role(DRIVER, tmp_path, nvidia_driver_state="absent")
+    node.shell(
+        "DEBIAN_FRONTEND=noninteractive apt-get -qq -y purge --auto-remove docker.io libnvidia-container1 || true"
+    )
+
+
+def heal(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
+    """A second run of the driver's role brings it, and its inverse leaves no trace."""
+    assert role(DRIVER, tmp_path).returncode == 0
+    assert node.run("apt-mark", "showhold").split() == ["libcuda1", "libnvidia-ml1", "nvidia-smi"]
+    assert "changed=0" in role(DRIVER, tmp_path).stdout
+    assert role(DRIVER, tmp_path, nvidia_driver_state="absent").returncode == 0
+    assert node.run("apt-mark", "showhold").split() == []
+    assert state(node) == before
+
+
+def back(node: Node, tmp_path: Path, before: tuple[str, str]) -> None:
+    assert role(TOOLKIT, tmp_path, nvidia_docker_state="absent", nvidia_docker_repository=repository()).returncode == 0
+    assert state(node) == before
+
+
+def test_package_files_without_any_repository(node: Node, tmp_path: Path) -> None:
+    """Files in a folder become a repository of their own; versions, dependencies and the way back are apt's."""
+    before = state(node)
+    pool = node.shell(f"ls {APT}/pool/*_1.19.1-1_*.deb {APT}/pool/nvidia-docker2_2.14.0-1_*.deb").split()
+    run = role(TOOLKIT, tmp_path, nvidia_docker_files=pool, nvidia_docker_repository={})
+    assert run.returncode == 0, run.stdout
+    versions = node.run(
+        "dpkg-query", "-W", "-f", "${Package} ${Version}\n", "nvidia-container-toolkit", "nvidia-docker2"
+    )
+    assert versions.split() == ["nvidia-container-toolkit", "1.19.1-1", "nvidia-docker2", "2.14.0-1"]
+    assert "changed=0" in role(TOOLKIT, tmp_path, nvidia_docker_files=pool, nvidia_docker_repository={}).stdout
+    back(node, tmp_path, before)

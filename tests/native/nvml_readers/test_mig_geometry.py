@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG geometries applied on the simulated driver, judged by NVIDIA's own binding in another process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+GPUSIM = ROOT / "native" / "build" / "gpusim"
+sys.path.insert(0, str(ROOT / "tests" / "native" / "gpusim_nvml"))
+
+from simulated_host import Host, needs_root  # noqa: E402
+
+pytestmark = needs_root
+
+RUN = """\
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from ansible_collections.vgpu.fleet.plugins.module_utils import mig_apply, mig_nvml
+wanted = json.loads(sys.argv[2])
+nvml = mig_nvml.Mig()
+nvml.start()
+fails = wanted.get("fail_at")
+if fails is not None:
+    create, seen = nvml.create, []
+    def broken(*arguments):
+        seen.append(arguments)
+        if len(seen) == fails:
+            raise mig_nvml.NvmlError(999, "nvmlDeviceCreateGpuInstance")
+        return create(*arguments)
+    nvml.create = broken
+try:
+    done = mig_apply.apply(nvml, wanted["geometry"], wanted["check"])
+    print(json.dumps({"plan": done.plan, "warnings": done.warnings, "after": done.after}))
+except mig_apply.MigError as fault:
+    print(json.dumps({"error": str(fault)}))
+"""
+# What NVIDIA's binding sees: for each GPU its mode, and name and place of each MIG device.
+LOOK = """\
+def look(index):
+    handle = nvmlDeviceGetHandleByIndex(index)
+    try:
+        mode = nvmlDeviceGetMigMode(handle)[0]
+    except NVMLError_NotSupported:
+        return None
+    found = []
+    for n in range(nvmlDeviceGetMaxMigDeviceCount(handle)) if mode else []:
+        try:
+            found.append(nvmlDeviceGetName(nvmlDeviceGetMigDeviceHandleByIndex(handle, n)).split("MIG ")[1])
+        except NVMLError_NotFound:
+            break
+    return [mode, sorted(found)]
+"""
+A100 = "[gpu]\nmodel = A100-40GB\n"
+OFF: list[Any] = [0, []]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Callable[[str], Host]:
+    if not (GPUSIM / "libnvidia-ml.so.1").exists():
+        pytest.fail(f"{GPUSIM} has no libnvidia-ml.so.1; run `make native` first")
+    return lambda profile: Host(tmp_path, profile)
+
+
+def bring(host: Host, geometry: dict[str, int], check: bool = False, fail_at: int | None = None) -> dict[str, Any]:
+    wanted = json.dumps({"geometry": geometry, "check": check, "fail_at": fail_at})
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(ROOT / ".build" / "collections"), wanted],
+        env=host.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def seen(host: Host, count: int = 1) -> list[Any]:
+    found: list[Any] = host.nvml(*[f"look({n})" for n in range(count)], setup=LOOK)
+    return found
+
+
+# geometries in this order; what NVIDIA's binding sees after each
+WAYS = [
+    ([{"1g.5gb": 7}], [["1g.5gb"] * 7]),
+    ([{"3g.20gb": 2}, {"3g.20gb": 1, "1g.5gb": 2}], [["3g.20gb"] * 2, ["1g.5gb", "1g.5gb", "3g.20gb"]]),
+    # Small ones lie in the way of a large one; nobody is in them, so they are made anew.
+    ([{"1g.5gb": 7}, {"1g.5gb": 1, "3g.20gb": 1}], [["1g.5gb"] * 7, ["1g.5gb", "3g.20gb"]]),
+    ([{"7g.40gb": 1}, {"4g.20gb": 1, "2g.10gb": 1, "1g.5gb": 1}], [["7g.40gb"], ["1g.5gb", "2g.10gb", "4g.20gb"]]),
+    ([{"1g.5gb+me": 1, "1g.5gb": 6}, {}], [["1g.5gb"] * 6 + ["1g.5gb+me"], None]),
+]
+
+
+@pytest.mark.parametrize("geometries, names", WAYS)
+def test_a_geometry_is_reached_and_stays(machine, geometries, names):
+    host = machine(A100)
+    for geometry, wanted in zip(geometries, names):
+        predicted = bring(host, geometry, check=True)
+        before = seen(host)
+        done = bring(host, geometry)
+        assert done["plan"] == predicted["plan"] != []
+        assert before != seen(host) == [OFF if wanted is None else [1, sorted(wanted)]]
+        assert bring(host, geometry)["plan"] == []
+
+
+def test_what_stays_is_not_touched(machine):
+    host = machine(A100)
+    bring(host, {"3g.20gb": 1, "1g.5gb": 1})
+    uuids = "[nvmlDeviceGetUUID(nvmlDeviceGetMigDeviceHandleByIndex(gpu(0), 0))]"
+    before = host.nvml(uuids)
+    done = bring(host, {"3g.20gb": 1, "2g.10gb": 1})
+    assert [line.partition(" (")[0] for line in done["plan"]] == ["GPU 0: destroy 1g.5gb", "GPU 0: create 2g.10gb"]
+    assert host.nvml(uuids) == before
+
+
+# geometry, words of the refusal
+REFUSED = [
+    ({"1g.5gb": 8}, "takes at most 7 instances of 1g.5gb"),
+    ({"1g.10gb": 1, "9g.80gb": 1}, "has no MIG profile 9g.80gb; it has 1g.10gb"),
+    ({"4g.20gb": 1, "2g.10gb": 2}, "needs 8"),
+    ({"4g.20gb": 1, "1g.10gb": 2, "1g.5gb": 1}, "Every GPU has the geometry that it had before"),
+]
+
+
+@pytest.mark.parametrize("geometry, words", REFUSED)
+def test_what_cannot_be_had_leaves_every_gpu_as_it_was(machine, geometry, words):
+    host = machine(A100 + A100)
+    bring(host, {"3g.20gb": 1, "1g.5gb": 1})
+    before = seen(host, 2)
+    assert before == [[1, ["1g.5gb", "3g.20gb"]]] * 2
+    assert words in bring(host, geometry)["error"]
+    assert seen(host, 2) == before
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 3, 4])
+@pytest.mark.parametrize("start", [{}, {"7g.40gb": 1}, {"3g.20gb": 1, "2g.10gb": 1}])
+def test_a_failure_in_the_middle_is_taken_back_on_all_gpus(machine, start, fail_at):
+    host = machine(A100 + A100)
+    bring(host, start)
+    before = seen(host, 2)
+    said = bring(host, {"3g.20gb": 1, "1g.5gb": 2}, fail_at=fail_at)
+    if "error" not in said:
+        pytest.skip("this way makes fewer instances than that")
+    assert "failed with 999" in said["error"]
+    assert "Every GPU has the geometry that it had before." in said["error"]
+    assert seen(host, 2) == before
+    assert "error" not in bring(host, {"3g.20gb": 1, "1g.5gb": 2})
+
+
+def test_a_gpu_in_use_is_left_alone(machine):
+    host = machine(A100)
+    with host.worker(0) as worker:
+        said = bring(host, {"1g.5gb": 7})
+        assert f"used by the processes {worker.pid}" in said["error"]
+        assert "No GPU was changed." in said["error"]
+        assert seen(host) == [OFF]
+    assert "error" not in bring(host, {"1g.5gb": 7})
+
+
+def test_an_instance_without_its_compute_instance_is_made_anew(machine):
+    """As a run that was killed between the two calls leaves it."""
+    host = machine(A100)
+    host.nvml("nvmlDeviceSetMigMode(gpu(0), 1)", "bool(nvmlDeviceCreateGpuInstance(gpu(0), 9))")
+    assert seen(host) == [[1, []]]
+    assert bring(host, {"3g.20gb": 1})["plan"] != []
+    assert seen(host) == [[1, ["3g.20gb"]]]
+
+
+def test_gpus_without_mig_stay_whole_beside_others_and_alone_are_refused(machine, tmp_path):
+    mixed = machine("[gpu]\nmodel = T4\n" + A100)
+    done = bring(mixed, {"1g.5gb": 7})
+    assert done["warnings"] == ["GPU 0 (Tesla T4) has no MIG and stays whole"]
+    assert seen(mixed, 2) == [None, [1, ["1g.5gb"] * 7]]
+    alone = Host(tmp_path / "alone", "[gpu]\nmodel = T4\n")
+    assert "GPU 0 (Tesla T4) has no MIG" in bring(alone, {"1g.5gb": 7})["error"]
+    assert bring(alone, {})["plan"] == []
+
+
+def test_without_root_nothing_changes_and_the_fault_is_named(machine):
+    host = machine(A100)
+    wanted = json.dumps({"geometry": {"1g.5gb": 7}, "check": False})
+    before = seen(host)
+    script = RUN.replace("nvml.start()", "nvml.start()\nimport os; os.seteuid(65534)")
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(ROOT / ".build" / "collections"), wanted],
+        env=host.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no permission; run as root" in json.loads(done.stdout)["error"]
+    assert seen(host) == before

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's host side on a folder laid out as a host, with a double of its programs: check, apply, repeat, undo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver_setup import Setup, SetupError, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
+
+BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
+RECORD = "/var/lib/vgpu/baseline/setup.json"
+WISH = Wish(
+    files={BLACKLIST: "blacklist nouveau\n"},
+    initramfs=["update-initramfs", "-u", "-k", "all"],
+    modules=["nvidia", "nvidia_uvm"],
+    services=["nvidia-persistenced.service"],
+    record=RECORD,
+)
+IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n"
+BUSY = "nvidia_uvm 4 0 - Live 0x0\nnvidia 2 3 nvidia_uvm, Live 0x0\n"
+VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue\n"
+
+
+class Machine:
+    """A host whose kernel and systemd follow the commands that it is given."""
+
+    def __init__(self, root: Path, gpu: bool = True) -> None:
+        self.root = root
+        self.calls: list[str] = []
+        self.fails: dict[str, Answer] = {}
+        self.units = {"nvidia-persistenced.service": [True, False, False]}  # present, enabled, active
+        self.disk = "535.2"
+        if gpu:
+            for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x1eb8")):
+                self.write(f"sys/bus/pci/devices/0000:01:00.0/{name}", text)
+
+    def write(self, path: str, text: str) -> None:
+        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / path).write_text(text)
+
+    def load(self, version: str, modules: str) -> None:
+        self.write("proc/driver/nvidia/version", VERSION.format(version))
+        self.write("proc/modules", modules)
+
+    def run(self, argv) -> Answer:
+        line = " ".join(argv)
+        if argv[0] == "systemctl" and argv[1] == "show":
+            return Answer(0, "\n\n".join(self.shown(name) for name in argv[argv.index("-p") + 2 :]), "")
+        if argv[0] == "modinfo":
+            return Answer(0, self.disk + "\n", "") if self.disk and argv[-1] == "nvidia" else Answer(1, "", "not found")
+        if argv[0] == "mokutil":
+            return Answer(127, "", "")
+        self.calls.append(line)
+        if line in self.fails:
+            return self.fails[line]
+        if argv[0] == "systemctl":
+            for name in (word for word in argv[2:] if word in self.units):
+                self.systemctl(name, argv)
+        if argv[0] == "rmmod":
+            text = (self.root / "proc/modules").read_text()
+            self.write("proc/modules", "".join(x for x in text.splitlines(True) if not x.startswith(argv[1] + " ")))
+        if argv[0] == "modprobe":
+            self.load(self.disk, IDLE)
+        if argv[0] == "grubby":
+            return Answer(127, "", "no grubby") if "grubby" not in self.fails else Answer(0, 'args="quiet"\n', "")
+        return Answer(0, "", "")
+
+    def systemctl(self, name: str, argv) -> None:
+        state = self.units[name]
+        if argv[1] in ("enable", "disable"):
+            state[1] = argv[1] == "enable"
+        if argv[1] in ("start", "stop") or "--now" in argv:
+            state[2] = argv[1] in ("start", "enable")
+
+    def shown(self, name: str) -> str:
+        present, enabled, active = self.units.get(name, [False, False, False])
+        fields = {
+            "Id": name,
+            "LoadState": "loaded" if present else "not-found",
+            "ActiveState": "active" if active else "inactive",
+            "UnitFileState": "enabled" if enabled else "disabled",
+            "NeedDaemonReload": "no",
+            "MainPID": "0",
+            "ExecMainStartTimestampMonotonic": "0",
+        }
+        return "\n".join(f"{key}={value}" for key, value in fields.items())
+
+    def files(self) -> dict[str, str]:
+        return {str(one): one.read_text() for one in self.root.rglob("*") if one.is_file() and "proc" not in one.parts}
+
+    def setup(self, state: str = "present", check: bool = False, wish: Wish = WISH) -> Setup:
+        run = Setup(wish, Host(str(self.root), run=self.run), check)
+        getattr(run, state)()
+        return run
+
+
+def test_there_and_back(tmp_path):
+    machine = Machine(tmp_path)
+    before, units = machine.files(), dict(machine.units)
+    predicted = machine.setup(check=True)
+    assert (machine.files(), machine.calls) == (before, [])
+    run = machine.setup()
+    assert (
+        run.plan
+        == predicted.plan
+        == [
+            f"write {BLACKLIST}",
+            "rebuild the initramfs",
+            "load the kernel modules",
+            "enable and start nvidia-persistenced.service",
+        ]
+    )
+    assert machine.calls == [
+        "update-initramfs -u -k all",
+        "modprobe nvidia",
+        "modprobe nvidia_uvm",
+        "systemctl enable --now nvidia-persistenced.service",
+    ]
+    assert (run.reboot, (tmp_path / BLACKLIST[1:]).read_text()) == ("", "blacklist nouveau\n")
+    assert machine.setup().plan == []
+    gone = machine.setup("absent", check=True)
+    assert machine.setup("absent").plan == gone.plan
+    assert (machine.files(), machine.units) == (before, units)
+    assert machine.setup("absent").plan == []
+
+
+def test_a_file_that_was_there_comes_back(tmp_path):
+    machine = Machine(tmp_path, gpu=False)
+    machine.write(BLACKLIST[1:], "# theirs\n")
+    machine.setup()
+    machine.setup(wish=WISH._replace(files={BLACKLIST: "blacklist nouveau\noptions x\n"}))
+    machine.setup("absent")
+    assert (tmp_path / BLACKLIST[1:]).read_text() == "# theirs\n"
+
+
+def test_a_service_that_ran_before_is_left_running(tmp_path):
+    machine = Machine(tmp_path)
+    machine.units["nvidia-persistenced.service"] = [True, True, True]
+    machine.setup()
+    machine.setup("absent")
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True]
+
+
+# loaded, modules, on disk -> lines of the plan about modules, words of the reason to reboot
+KERNELS = [
+    ("535.2", IDLE, "535.2", [], ""),
+    ("535.1", IDLE, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], ""),
+    ("535.1", BUSY, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], "loaded and in use"),
+    (None, "nouveau 1 2 - Live\n", "535.2", [], "nouveau holds the GPUs"),
+    ("535.1", IDLE, "", [], ""),  # the package is gone: nothing to load
+]
+
+
+@pytest.mark.parametrize("loaded, modules, disk, lines, reboot", KERNELS)
+def test_modules_come_into_force_or_a_reboot_is_asked_for(tmp_path, loaded, modules, disk, lines, reboot):
+    machine = Machine(tmp_path)
+    machine.units["nvidia-persistenced.service"] = [True, True, True]
+    machine.disk = disk
+    if loaded:
+        machine.load(loaded, modules)
+    else:
+        machine.write("proc/modules", modules)
+    run = machine.setup()
+    assert [line for line in run.plan if "modules" in line] == lines
+    assert (reboot in run.reboot) if reboot else not run.reboot
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True], "what was stopped runs again"
+    version = (tmp_path / "proc/driver/nvidia/version").read_text() if loaded else ""
+    assert ("535.2" in version) == (bool(loaded) and disk == "535.2" and not reboot)
+
+
+def test_what_holds_the_driver_is_stopped_before_its_modules_go(tmp_path):
+    machine = Machine(tmp_path)
+    machine.units["nvidia-persistenced.service"] = [True, True, True]
+    machine.load("535.1", IDLE)
+    machine.setup()
+    stop, start = "systemctl stop nvidia-persistenced.service", "systemctl start nvidia-persistenced.service"
+    swap = ["rmmod nvidia_uvm", "rmmod nvidia", "modprobe nvidia", "modprobe nvidia_uvm"]
+    assert machine.calls[1:] == [stop, *swap, start]
+
+
+# what fails, with which words, words of the message
+FAULTS = [
+    ("modprobe nvidia", "modprobe: ERROR: Key was rejected by service", "enrol it with mokutil --import"),
+    ("modprobe nvidia", "modprobe: FATAL: Module nvidia not found", "look at dkms status and dmesg"),
+    ("update-initramfs -u -k all", "No space left on device", "rebuild the initramfs failed"),
+]
+
+
+@pytest.mark.parametrize("call, said, words", FAULTS)
+def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, said, words):
+    machine = Machine(tmp_path)
+    before = machine.files()
+    machine.fails[call] = Answer(1, "", said)
+    with pytest.raises(SetupError, match=words) as caught:
+        machine.setup()
+    assert said in str(caught.value)
+    machine.fails.clear()
+    machine.setup()
+    assert (tmp_path / BLACKLIST[1:]).read_text() == "blacklist nouveau\n"
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True]
+    assert machine.setup().plan == []
+    machine.setup("absent")
+    assert machine.files() == before
+
+
+def test_a_host_without_grubby_is_told_what_to_add(tmp_path):
+    machine = Machine(tmp_path)
+    run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
+    assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.warnings[0]
+
+
+def test_kernel_arguments_through_grubby(tmp_path):
+    machine = Machine(tmp_path)
+    machine.fails["grubby"] = Answer(0, "", "")
+    run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
+    assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.plan
+    assert "grubby --update-kernel=ALL --args=modprobe.blacklist=nouveau" in machine.calls
+    machine.setup("absent")
+    assert "grubby --update-kernel=ALL --remove-args=modprobe.blacklist=nouveau" in machine.calls
+
+
+def test_a_host_without_gpu_loads_nothing(tmp_path):
+    assert "load the kernel modules" not in Machine(tmp_path, gpu=False).setup().plan

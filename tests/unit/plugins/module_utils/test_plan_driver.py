@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of a Debian 12 host with a T4 x wish of the driver -> changes, faults, whether running work is disturbed."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, plan_driver, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from test_plan import changed
+
+NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
+HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]
+BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
+GOOD = {
+    "os": {
+        "id": "debian",
+        "id_like": "",
+        "version_id": "12",
+        "name": "Debian GNU/Linux 12",
+        "kernel": "6.1.0-37-amd64",
+        "arch": "x86_64",
+    },
+    "pci_gpus": [{"address": "0000:01:00.0", "device": "0x1eb8"}],
+    "nvswitches": 0,
+    "driver": {
+        "loaded_version": "535.261.03",
+        "disk_version": "535.261.03",
+        "nouveau": False,
+        "in_use": [],
+        "secure_boot": False,
+        "signing_key": None,
+        "initramfs_old": False,
+    },
+    "nvml": {"ok": True, "error": "", "driver_version": "535.261.03"},
+    "packages": {**dict.fromkeys(NAMES, "535.261.03-1"), **dict.fromkeys(HEADERS, "1")},
+    "held": [*NAMES, "nvidia-persistenced"],
+    "files": {BLACKLIST: {"sha256": sha256(driver_choice.NOUVEAU_TEXT), "mtime": 1.0}},
+    "units": {"nvidia-persistenced.service": {"present": True, "enabled": True, "active": True}},
+}
+SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
+
+# What differs of the state, of the wish -> changes, words of the fault, disturbs
+ROWS = [
+    ({}, {}, [], "", False),
+    ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
+    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # no pin: any version of the branch will do
+    ({"held": []}, {}, [f"hold {name}" for name in sorted([*NAMES, "nvidia-persistenced"])], "", False),
+    ({"held": []}, {"hold": False}, [], "", False),
+    ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
+    ({("files", BLACKLIST): {"sha256": "x"}}, {}, [f"change {BLACKLIST}"], "", False),
+    (
+        {"driver.initramfs_old": True},
+        {},
+        ["rebuild the initramfs, which is older than the file that keeps nouveau away"],
+        "",
+        False,
+    ),
+    (
+        {("units", "nvidia-persistenced.service", "active"): False},
+        {},
+        ["enable and start nvidia-persistenced.service"],
+        "",
+        False,
+    ),
+    ({("units", "nvidia-persistenced.service", "active"): False}, {"persistenced": False}, [], "", False),
+    # A new version: reload where nobody uses the old one, a reboot where somebody does.
+    (
+        {},
+        {"version": "535.300.01-1"},
+        [f"change {name} from 535.261.03-1 to 535.300.01-1" for name in NAMES] + ["reload the kernel modules"],
+        "",
+        True,
+    ),
+    (
+        {"driver.in_use": ["python3 (41)"]},
+        {"version": "535.300.01-1", "reboot": "if_required"},
+        [f"change {name} from 535.261.03-1 to 535.300.01-1" for name in NAMES]
+        + ["reboot, for driver 535.261.03 is loaded and in use by python3 (41)"],
+        "",
+        True,
+    ),
+    (
+        {"driver.in_use": ["python3 (41)"]},
+        {"version": "535.300.01-1"},
+        [f"change {name} from 535.261.03-1 to 535.300.01-1" for name in NAMES],
+        "nvidia_driver_reboot is never",
+        True,
+    ),
+    # Packages are there, their module is not loaded.
+    (SILENT, {}, ["load the kernel modules"], "", False),
+    (SILENT, {"kernel_module": "none"}, [], "", False),
+    ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
+    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau holds the GPUs", False),
+    (
+        {**SILENT, "driver.nouveau": True},
+        {"reboot": "if_required"},
+        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        "",
+        True,
+    ),
+    # Refused before anything is installed.
+    ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x2901"}]}, {}, [], "Blackwell", False),
+    ({"driver.secure_boot": True}, {}, [], "Secure Boot is on", False),
+    ({}, {"source": "present"}, [], "", False),
+]
+
+
+@pytest.mark.parametrize("state, wanted, changes, fault, disturbs", ROWS)
+def test_what_is_planned(state, wanted, changes, fault, disturbs):
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", **wanted}
+    found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
+    assert list(found.changes) == changes
+    assert (fault in " | ".join(found.errors)) if fault else not found.errors
+    assert found.disturbs is disturbs
+
+
+def test_a_fabric_manager_of_another_version_is_a_change():
+    state = changed(
+        GOOD,
+        {
+            "os.id": "ubuntu",
+            "os.version_id": "22.04",
+            "os.kernel": "5.15.0-153-generic",
+            "nvswitches": 6,
+            "packages": {
+                "nvidia-utils-535-server": "535.261.03-0ubuntu1",
+                "nvidia-fabricmanager-535": "535.216.01-1",
+                "libnvidia-nscq-535": "535.261.03-1",
+            },
+        },
+    )
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "branch": "535"}
+    changes = plan_driver.nvidia_driver(whole, state, {}).changes
+    assert "change nvidia-fabricmanager-535 from 535.216.01-1 to 535.261.03*" in changes
+    assert not [text for text in changes if text.startswith("change") and "nscq" in text]
+
+
+def test_all_that_a_decision_may_name_is_read():
+    roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
+    options = wish.reads(wish.collect(roles))
+    assert set(driver_choice.UNITS) <= set(options["units"])
+    assert set(driver_choice.FILES) <= set(options["files"])
+    assert "*nvidia*" in options["packages"]
