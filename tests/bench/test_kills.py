@@ -26,8 +26,9 @@ class Outcome:
 
     def __str__(self) -> str:
         return (
-            f"{self.trials} kills: {self.stalled} survivors stalled for 4 s, {self.slow} for 100 ms, "
-            f"{self.leaked} slices not whole, longest stall {self.stall_us / 1000:.1f} ms, longest wait for the quota {self.wait_us / 1000:.1f} ms"
+            f"{self.trials} kills: {self.stalled} stalled for 4 s, {self.slow} for 100 ms, "
+            f"{self.leaked} slices not whole, longest stall {self.stall_us / 1000:.1f} ms, "
+            f"longest wait for the quota {self.wait_us / 1000:.1f} ms"
         )
 
 
