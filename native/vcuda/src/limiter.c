@@ -15,6 +15,7 @@
 
 #define MARGIN_NS (50 * US)
 #define GAP_US 20u
+#define SAMPLE 8u /* of the launches after a pause one in so many is measured by itself */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
@@ -97,9 +98,9 @@ void limiter_forget_thread(void)
     struct thread_state *thread = &vgpu_thread;
     if (!thread->ready && !thread->off)
         return;
-    uint64_t now = limiter_now();
-    for (unsigned i = 0; i < FLOWS; i++)
-        drop(thread, &thread->flow[i], now);
+    /* Programs set the context that they have already: what is open is kept until the next launch shows another. */
+    if (thread->ready)
+        thread->seen = thread->ready;
     thread->ready = 0;
     thread->off = 0;
 }
@@ -123,11 +124,13 @@ static bool resolve(struct thread_state *thread)
     if (!device)
         return false;
     struct limited *limited = tenant_limited(device);
-    bool same = thread->limited == limited && thread->context == context;
+    if (thread->seen == epoch && thread->limited == limited && thread->context == context) {
+        thread->ready = epoch;
+        return true;
+    }
     uint64_t now = limiter_now();
     for (unsigned i = 0; i < FLOWS; i++) {
-        if (!same)
-            thread->flow[i].begin = NULL; /* its context may be gone; an event more or less is no matter */
+        thread->flow[i].begin = NULL; /* its context may be gone; an event more or less is no matter */
         drop(thread, &thread->flow[i], now);
         thread->flow[i].used = false;
     }
@@ -234,7 +237,11 @@ void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool p
     unsigned item = cost_find(&vgpu_costs, key, &cost, &known);
     calibrate(thread, ticks, now);
     bool gap = ticks - thread->ticks > thread->gap;
-    if (flow->segment.count && (gap || !known || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
+    /* After a pause its end would be marked too late: what the host did meanwhile is not the GPU's work. */
+    if (flow->segment.count && gap)
+        drop(thread, flow, now);
+    bool sample = gap && known && ++thread->pauses % SAMPLE == 0;
+    if (flow->segment.count && (!known || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
                                 flow->segment.predicted + cost >= SEGMENT_NS))
         close_segment(thread, flow, now);
     bool exclusive = admit(thread, flow, cost, &now);
@@ -244,12 +251,12 @@ void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool p
         flow->segment.exclusive = exclusive;
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
         uint64_t queued = atomic_load_explicit(&limited->queued, memory_order_relaxed);
-        if (!known || busy < now + MARGIN_NS + queued / 4) {
+        if (!known || sample || busy < now + MARGIN_NS + queued / 4) {
             flow->begin = mark(thread, flow);
             flow->segment.begun = flow->begin != NULL;
         }
     }
-    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = !known || cost >= SEGMENT_NS};
+    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = !known || sample || cost >= SEGMENT_NS};
 }
 
 void limiter_after(struct ticket *ticket, CUresult status)

@@ -51,6 +51,8 @@ struct thread_state {
     struct limited *limited;
     CUcontext context;
     uint64_t number; /* tells threads apart */
+    uint32_t seen;   /* `ready` as it was before the thread's context may have changed */
+    uint32_t pauses;
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
     struct flow flow[FLOWS];

@@ -75,7 +75,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_aarch64_needs_no_newer_libc(arm: Path) -> None:
-    for name in ("libvgpu.so", "vgpu-probe"):
+    for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
         assert newest_glibc(arm / name) <= (2, 17)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from conftest import LIBRARY, LIMIT, MIB, OK, OOM, PROBE, ROOT, SIMULATOR, Host, compile_program
+from conftest import BUILD, LIBRARY, LIMIT, MIB, OK, OOM, PROBE, ROOT, SIMULATOR, Host, compile_program
 
 HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
 HOOKED = re.findall(r'^HOOK\((\w+), "(\w+)", (\d+), (\d)', HOOKS, re.MULTILINE)
@@ -28,7 +28,7 @@ def test_only_the_intended_names_are_exported(built: None) -> None:
     assert set(symbols(LIBRARY, "--defined-only")) == expected
 
 
-@pytest.mark.parametrize("path", [LIBRARY, PROBE], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [LIBRARY, PROBE, BUILD / "vgpu-arbiter"], ids=lambda path: path.name)
 def test_no_symbol_is_newer_than_glibc_2_17(built: None, path: Path) -> None:
     versions = {name.split("@GLIBC_")[1] for name in symbols(path, "--undefined-only") if "@GLIBC_" in name}
     assert versions, "no versioned symbol at all: nm was read wrongly"
@@ -249,5 +249,5 @@ def test_two_builds_are_the_same_file(built: None, tmp_path: Path) -> None:
     """The role compiles the sources in another folder and the tests compare digests."""
     shutil.copytree(ROOT / "native/vcuda", tmp_path / "native/vcuda")
     subprocess.run(["make", "-s", "-C", tmp_path / "native/vcuda"], check=True)
-    for name in ("libvgpu.so", "vgpu-probe"):
+    for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
         assert (tmp_path / "native/build" / name).read_bytes() == (ROOT / "native/build" / name).read_bytes()

@@ -33,7 +33,7 @@ def parted(small: float, large: float) -> bool:
 
 WAYS = [
     "kernel", "kernel-ptsz", "ex", "ex-ptsz", "cooperative", "cooperative-ptsz", "multi-device", "graph", "graph-ptsz",
-    "old", "old-grid", "old-grid-async", "library", "null-stream", "two-streams",
+    "old", "old-grid", "old-grid-async", "library", "null-stream", "two-streams", "sync",
 ]  # fmt: skip
 
 

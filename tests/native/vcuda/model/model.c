@@ -52,7 +52,7 @@ struct tenant {
     uint64_t next, wants_since, poll, unlimited_wait;
     bool at_gate, waits;
     int kernel;
-    unsigned in_burst;
+    unsigned in_burst, pauses;
     /* figures */
     uint64_t launches, longest_hold, hold_sum;
 };
@@ -158,6 +158,13 @@ static bool launch(struct tenant *t, int index, uint64_t now)
         gpu_put(&gpu, index, real, NULL);
         return true;
     }
+    if (t->open.count && gap) {
+        bucket_charge(&t->page, t->open.predicted);
+        t->busy_until = (t->busy_until > now ? t->busy_until : now) + t->open.predicted;
+        t->page.busy_until_ns[0] = t->busy_until;
+        segment_start(&t->open);
+    }
+    bool sample = gap && known && ++t->pauses % 8 == 0;
     close_segment(t, index, now);
     bool speaks = arbiter && t->gpu_page.gate != VGPU_GATE_NONE;
     uint32_t share = share_now(t, now);
@@ -184,14 +191,14 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     t->open.known = known;
     t->open.exclusive = speaks && (t->gpu_page.flags & VGPU_GPU_EXCLUSIVE);
     struct fence *fence = &t->fences[t->fence_tail % FENCES];
-    fence->own_begin = t->open.begun = !known || t->busy_until < now + 50 * US + t->queued / 4;
+    fence->own_begin = t->open.begun = !known || sample || t->busy_until < now + 50 * US + t->queued / 4;
     fence->begin = 0;
     if (fence->own_begin)
         gpu_put(&gpu, index, 0, &fence->begin);
     segment_add(&t->open, item, cost);
     gpu_advance(&gpu, now + LAUNCH_NS); /* an idle GPU passes the begin mark before the kernel comes */
     gpu_put(&gpu, index, real, NULL);
-    if (!known || t->open.predicted >= SEGMENT_NS)
+    if (!known || sample || t->open.predicted >= SEGMENT_NS)
         close_segment(t, index, now);
     return true;
 }

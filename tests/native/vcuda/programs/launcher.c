@@ -74,7 +74,7 @@ static CUresult launch(CUstream stream)
 {
     CUlaunchConfig config = {64, 1, 1, 64, 1, 1, 0, stream, NULL, 0};
     CUDA_LAUNCH_PARAMS one = {function, 64, 1, 1, 64, 1, 1, 0, stream, NULL};
-    if (is("kernel") || is("library") || is("null-stream") || is("two-streams"))
+    if (is("kernel") || is("library") || is("null-stream") || is("two-streams") || is("sync"))
         return cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, is("null-stream") ? NULL : stream, NULL, NULL);
     if (is("kernel-ptsz"))
         return cuLaunchKernel_ptsz(function, 64, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL);
@@ -114,6 +114,10 @@ static void *work(void *unused)
     MUST(cuStreamCreate(&streams[1], 1));
     for (double start = now(); seconds <= 0 || start < end; count++) {
         MUST(launch(streams[is("two-streams") ? count % 2 : 0]));
+        if (is("sync") && count % 2)
+            MUST(cuStreamSynchronize(streams[0]));
+        if (is("sync") && count % 16 == 0)
+            MUST(cuCtxSetCurrent(context)); /* the one that it is already */
         double stop = now();
         /* The first second is for learning. */
         if (stop > end - seconds + 1 && stop - start > longest)
