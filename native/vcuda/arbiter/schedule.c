@@ -14,6 +14,7 @@
 #define TURN_MAX_NS (30 * MS)
 #define IDLE_NS (300 * US)        /* a holder with nothing to run gives its turn up after this */
 #define LOOK_NS (250 * US)        /* how often the holder is looked at */
+#define LATE_NS (400 * US)        /* who is late says so within this, or is dead */
 #define DRAIN_NS (25 * MS)        /* a kernel that runs on after the turn is waited for no longer than this */
 #define LOW_OUTSTANDING_US 1000u  /* what low priority may queue where a tenant of high priority may come */
 #define CREDIT_NS (250 * (int64_t)MS) /* in time: nobody is owed, or owes, more than this at its rate */
@@ -237,9 +238,10 @@ static uint64_t drain(struct schedule *schedule, uint64_t now)
         if (schedule->tenant[i].present && (schedule->holder < 0 || schedule->holder == i) &&
             schedule->tenant[i].in.busy_until_ns > latest)
             latest = schedule->tenant[i].in.busy_until_ns;
-    if (latest <= now || now >= schedule->drain_until)
+    /* 0: it says that it is done. A time that has passed was a prediction: its kernel may be late. */
+    if (!latest || latest + LATE_NS <= now || now >= schedule->drain_until)
         return 0;
-    uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until;
+    uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until; /* late: looked at every 50 us */
     return next > now + 50 * US ? (next < now + 200 * US ? next : now + 200 * US) : now + 50 * US;
 }
 

@@ -190,7 +190,7 @@ static void predict(struct limited *limited, bool finished, uint64_t oldest, uin
     if (queued && !finished && until < known)
         return;
     atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
-    __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
+    __atomic_store_n(limited->busy_lane, queued ? until : 0, __ATOMIC_RELAXED); /* 0: the arbiter need not wait */
 }
 
 /* Settles in the order of the records; a flow whose fence is not passed yet keeps its later ones waiting. Answers when to

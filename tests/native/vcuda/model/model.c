@@ -127,7 +127,8 @@ static void controller(struct tenant *t, uint64_t now)
         t->fence_head++;
     }
     if (t->fence_head == t->fence_tail) {
-        t->busy_until = t->page.busy_until_ns[0] = now;
+        t->busy_until = now;
+        t->page.busy_until_ns[0] = 0;
         t->poll = NEVER;
         return;
     }
