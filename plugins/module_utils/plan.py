@@ -14,7 +14,7 @@ from . import daemon_check, daemon_json, docker_kinds, node_config, plan_engine,
 from .kinds import Finding, error, warning
 from .node_state import fingerprint, sha256
 from .plan_driver import nvidia_driver
-from .plan_modes import mig, mps_part, time_slicing
+from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 from .wish import DOCKER_UNIT, ROLES
 
@@ -115,7 +115,7 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     if state["nvml"]["ok"]:
         if not gpus:
             return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
-        return sharing.pieces_for(gpus, config)[1]
+        return sharing.pieces_for(gpus_after_mig(wish, state), config)[1]
     findings = []
     on_bus = len(state["pci_gpus"])
     for n, exception in enumerate((slices.vcuda_of(config) or {}).get("devices") or []):

@@ -42,6 +42,31 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> 
     return Part(reason, changes, geometry_differs and found["ok"], notes)
 
 
+def gpus_after_mig(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The GPUs as they will be once the role mig has run: a wish is judged by what its own plan makes of them."""
+    part = wish["roles"].get("mig")
+    if part is None:
+        return list(state["gpus"])
+    if part["state"] != PRESENT:
+        given_back = bool(undone(part, state))
+        return [{**gpu, "mig_enabled": False, "mig": []} if given_back else gpu for gpu in state["gpus"]]
+    profiles = {
+        gpu["index"]: gpu["profiles"] for gpu in (state["mig"] or {}).get("gpus", []) if gpu["mode"] is not None
+    }
+    after = []
+    for gpu in state["gpus"]:
+        if gpu["index"] in profiles:
+            gpu = {**gpu, "mig_enabled": True, "mig": []}
+            for profile, count in part["geometry"].items():
+                memory = profiles[gpu["index"]].get(profile, {}).get("memory_mib", 1)
+                for _n in range(count):
+                    number = len(gpu["mig"])
+                    one = {"index": number, "uuid": f"MIG-{gpu['uuid']}-{number}", "profile": profile}
+                    gpu["mig"].append({**one, "memory_mib": memory})
+        after.append(gpu)
+    return after
+
+
 def mps_part(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     there = [path for path in (mps.UNIT_PATH, mps.START_PATH) if state["files"].get(path) is not None]
     if wanted["state"] != PRESENT:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import mig_boot, mps, plan_modes, time_slice, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils import mig_boot, mps, plan, plan_modes, time_slice, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
 from test_plan import changed
 
@@ -135,3 +135,29 @@ def test_what_these_roles_read():
     other = wish.reads(wish.collect({"mig_state": "absent", "mig_record": "/r"}))
     assert other.get("mig") is None
     assert other["files"] == ["/r"]
+
+
+IN_MIG = {
+    **CARD,
+    "mig_enabled": True,
+    "mig": [{"index": 0, "uuid": "MIG-1", "profile": "3g.20gb", "memory_mib": 20096}],
+}
+EMPTY = {**CARD, "mig_enabled": True, "mig": []}
+TO_MIG = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": WANTED}
+RECORD = {"mig_record": "/r"}
+# variables, the GPU now, whether the role has something to give back, errors about the GPUs
+BOTH_WAYS = [
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # a run that was cut off
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # somebody else's geometry stays, and is in the way
+    ({}, IN_MIG, False, True),
+]
+
+
+@pytest.mark.parametrize("variables, gpu, record, refused", BOTH_WAYS)
+def test_a_group_may_change_to_mig_and_back(variables, gpu, record, refused):
+    state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
+    found = plan.check_gpus(wish.collect(variables), state)
+    assert any(one.level == "error" for one in found) is refused
