@@ -131,9 +131,13 @@ class Applier:
     def older(self, started: float | None) -> bool:
         # Our record is written with the file, so a file that somebody else changed later asks for nothing of us.
         record = self.options.record
-        if self.options.absent or not record or not os.path.exists(record) or not started:
+        if not record or not os.path.exists(record):
             return False
-        return os.stat(record).st_mtime > started
+        if self.options.absent:
+            # Our record goes last, so a run was killed between its file and its restart. A containerd that still starts
+            # everything by NVIDIA's program would start nothing once that program is removed.
+            return True
+        return bool(started) and os.stat(record).st_mtime > float(started or 0)
 
     def unit(self) -> dict[str, Any]:
         return hardware.Host().units([self.options.service + ".service"])[self.options.service + ".service"]
@@ -143,12 +147,13 @@ class Applier:
 
     def carry_out(self) -> None:
         former = read_bytes(self.target)
+        record = read_bytes(self.options.record) if self.options.record else None
         if self.before != self.after:
             self.write()
         if self.applied != "none":
             fault = self.restart()
             if fault:
-                self.put_back(former)
+                self.put_back(former, record)
                 again = self.restart()
                 state = f"does NOT run: see journalctl -u {self.options.service}" if again else "runs with it"
                 raise ConfigError(
@@ -170,15 +175,20 @@ class Applier:
             write_text(self.options.record, json.dumps(kept, indent=1) + "\n", 0o600)
         write_text(self.target, self.after)
 
-    def put_back(self, former: bytes | None) -> None:
+    def put_back(self, former: bytes | None, record: bytes | None) -> None:
         if former is None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.target)
         else:
             write_text(self.target, former.decode("utf-8", "surrogateescape"))
-        if not self.options.absent and self.options.record:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.options.record)
+        if self.options.absent or not self.options.record:
+            return
+        if record is not None:
+            # Of an earlier run: without it nobody could take its keys back.
+            write_text(self.options.record, record.decode("utf-8"), 0o600)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.options.record)
 
     def restart(self) -> str:
         """Starts containerd with what lies there; empty where it is up and stays up."""

@@ -83,7 +83,7 @@ def mps_part(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]
         changes.append(f"enable {mps.UNIT}")
     if not unit.get("active"):
         changes.append(f"start {mps.UNIT}")
-    elif any(change.startswith(("write", "change")) for change in changes):
+    elif any(change.startswith(("write", "change")) for change in changes) or _left_over(files, state, unit):
         changes.append(f"restart {mps.UNIT}")
     # Clients do not survive the server that they are connected to.
     return Part("the control daemon of MPS differs or does not run", changes, bool(changes and unit.get("active")))
@@ -94,11 +94,12 @@ def time_slicing(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, 
     if wanted["state"] != PRESENT:
         there = state["files"].get(path) is not None
         return Part("the driver's own time slice is wanted", [f"remove {path}"] if there else [])
-    changes = _differing(time_slice.files(wanted["slice"]), state)
+    files = time_slice.files(wanted["slice"])
+    changes = _differing(files, state)
     unit = state["units"].get(time_slice.UNIT) or {}
     if not unit.get("enabled"):
         changes.append(f"enable {time_slice.UNIT}")
-    if changes or not unit.get("active"):
+    if changes or not unit.get("active") or _left_over(files, state, unit):
         changes.append(f"set the time slice of the GPUs to {wanted['slice']}")
     return Part("the GPUs have another time slice", changes)
 
@@ -112,3 +113,9 @@ def _differing(files: dict[str, str], state: dict[str, Any]) -> list[str]:
         elif found["sha256"] != sha256(text):
             changes.append(f"change {path}")
     return changes
+
+
+def _left_over(files: dict[str, str], state: dict[str, Any], unit: dict[str, Any]) -> bool:
+    """Whether a run was killed between its files and the restart: the service is older than one of them."""
+    newest = max(float((state["files"].get(path) or {}).get("mtime") or 0.0) for path in files)
+    return bool(unit.get("stale")) or (bool(unit.get("started")) and newest > float(unit["started"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from typing import Sequence
 
 from .daemon_apply import read_bytes, write_bytes
@@ -36,14 +37,17 @@ class UnitFiles:
         active, enabled = self._is("active"), self._is("enabled")
         if not enabled:
             self.plan.append(f"enable {self.unit}")
-        verb = "restart" if active and changed else "start" if not active else ""
+        unread, stale = (False, False) if changed else self._left_over(wanted)
+        verb = "restart" if active and (changed or stale) else "start" if not active else ""
         if start and verb:
             self.plan.append(f"{verb} {self.unit}")
+        elif unread:
+            self.plan.append(f"let systemd read {self.unit}")
         if self.check_mode:
             return
         for path in changed:
             write_bytes(self.path(path), wanted[path].encode("utf-8"))
-        if any(path.endswith(self.unit) for path in changed):
+        if unread or any(path.endswith(self.unit) for path in changed):
             # systemd reads units anew only where one changed: a reload takes GPUs from containers of legacy mode.
             self.must("daemon-reload")
         if not enabled:
@@ -63,6 +67,16 @@ class UnitFiles:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path(folder))
         self.must("daemon-reload")
+
+    def _left_over(self, wanted: dict[str, str]) -> tuple[bool, bool]:
+        """What a killed run left: a unit that systemd has not read, and a service older than a file of its own."""
+        what = "NeedDaemonReload,ExecMainStartTimestampMonotonic"
+        answer = self.run(["systemctl", "show", "-p", what, self.unit])
+        fields = dict(line.partition("=")[::2] for line in answer.out.splitlines())
+        started = int(fields.get("ExecMainStartTimestampMonotonic") or 0)
+        began = time.time() - (time.monotonic() - started / 1e6)
+        newest = max(os.stat(self.path(path)).st_mtime for path in wanted)
+        return fields.get("NeedDaemonReload") == "yes", bool(started) and newest > began
 
     def try_restart(self, units: Sequence[str]) -> list[str]:
         """Restart the units that run; returns what went wrong. One that is absent or does not run is left alone."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import Run, Workplace
 
 VERSION = "7.0.0-elsewhere"
@@ -59,3 +60,15 @@ def test_another_one_is_not(place: Workplace, changes: dict[str, str], words: st
     run = build(place, **{"vcuda_archive": path, "vcuda_archive_checksum": digest, **changes})
     assert run.code != 0
     assert words in " ".join(run.output.split())
+
+
+def test_upgrade_builds_for_all_hosts_before_the_first_batch() -> None:
+    """In a batch, a task that runs once is skipped where the first host has nothing to do."""
+    text = (Path(__file__).parents[2] / "playbooks" / "upgrade.yml").read_text()
+    first = yaml.safe_load(text)[0]
+    builds = [
+        one for one in first["tasks"] if (one.get("ansible.builtin.import_role") or {}).get("tasks_from") == "build"
+    ]
+    assert "serial" not in first
+    assert [one["any_errors_fatal"] for one in builds] == [True]
+    assert "contains 'vcuda'" in builds[0]["when"]

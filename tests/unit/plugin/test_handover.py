@@ -332,6 +332,25 @@ def test_slice_in_use_outside_is_withdrawn_and_refused(node):
     allocator.allocate([[used]])
 
 
+def test_slice_that_is_taken_outside_while_it_is_given_out_is_refused(node, monkeypatch):
+    outside, _pool, allocator, files = static_slices(node)
+    outside.refresh()
+    mine = f"{node.gpus[0].uuid}::1"
+    make, held = files.make, []
+
+    def slow(record):
+        held.append(hold(files, mine))
+        make(record)
+
+    monkeypatch.setattr(files, "make", slow)
+    with pytest.raises(NotNow, match="used by a container outside Kubernetes"):
+        allocator.allocate([[mine]])
+    assert (allocator.records.all(), files.present(), denied(files, mine)) == ([], [], False)
+    monkeypatch.undo()
+    os.close(held[0])
+    allocator.allocate([[mine]])
+
+
 def denied(files, slice_id: str) -> bool:
     return layouts.parse_limits((files.folder(files.static_name(slice_id)) / "limits").read_bytes())["deny"]
 

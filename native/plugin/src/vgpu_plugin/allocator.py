@@ -116,6 +116,12 @@ class Allocator:
                 raise
             if self.outside is not None:
                 self.outside.deny(record.slice_ids, True)
+                # Asked again: a container outside may have begun while the files were made, before it was denied.
+                try:
+                    self._refuse_outside(pieces)
+                except NotNow:
+                    self.forget(record.id)
+                    raise
             log.info("allocation %s (%s): %s", record.id, kind, ", ".join(ids))
             try:
                 return self._answer(record, pieces)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import mps
@@ -122,13 +123,22 @@ class Systemd:
     def __init__(self):
         self.enabled = self.active = False
         self.calls = []
+        self.started, self.reload = 0.0, "no"
 
     def run(self, argv):
         words = list(argv[1:])
         if words[0] in ("is-active", "is-enabled"):
             yes = self.active if words[0] == "is-active" else self.enabled
             return Answer(0, words[0][3:] if yes else "no", "")
+        if words[0] == "show":
+            return Answer(
+                0, f"NeedDaemonReload={self.reload}\nExecMainStartTimestampMonotonic={self.started * 1e6:.0f}", ""
+            )
         self.calls.append(" ".join(words))
+        if words[0] in ("start", "restart"):
+            self.started = time.monotonic()
+        if words[0] == "daemon-reload":
+            self.reload = "no"
         self.enabled = words[0] == "enable" or (self.enabled and words[0] != "disable")
         self.active = words[0] in ("start", "restart") or (self.active and words[0] != "disable")
         return Answer(0, "", "")
@@ -162,6 +172,28 @@ def test_a_unit_there_and_back(tmp_path):
     assert (systemd.active, systemd.enabled) == (False, False)
     last = unit()
     last.remove(list(wanted))
+    assert last.plan == []
+
+
+def test_a_run_that_was_killed_after_its_files_is_healed(tmp_path, monkeypatch):
+    systemd = Systemd()
+
+    def unit():
+        return UnitFiles(mps.UNIT, False, str(tmp_path), systemd.run)
+
+    unit().bring(mps.files([gpu()], 4), start=True)
+    systemd.started, systemd.calls = time.monotonic() - 60, []
+    killed = unit()
+    monkeypatch.setattr(killed, "must", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        killed.bring(mps.files([gpu()], 8, exclusive=False), start=True)
+    systemd.reload = "yes"
+    again = unit()
+    again.bring(mps.files([gpu()], 8, exclusive=False), start=True)
+    assert again.plan == [f"restart {mps.UNIT}"]
+    assert systemd.calls == ["daemon-reload", f"restart {mps.UNIT}"]
+    last = unit()
+    last.bring(mps.files([gpu()], 8, exclusive=False), start=True)
     assert last.plan == []
 
 

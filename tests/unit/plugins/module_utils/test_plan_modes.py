@@ -92,6 +92,10 @@ MPS = [
     ({"replicas": 49}, {}, [], "at most 48 clients", False),
     ({}, {("units", mps.UNIT, "active"): False}, [f"start {mps.UNIT}"], "", False),
     ({}, {("units", mps.UNIT, "enabled"): False}, [f"enable {mps.UNIT}"], "", True),
+    # A run was killed between the file and the restart.
+    ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
+    ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
+    ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
     ({}, {"nvml.ok": False}, [f"run {mps.UNIT} once the driver answers"], "", False),
     ({"state": "absent"}, {}, [f"remove {mps.UNIT_PATH}", f"remove {mps.START_PATH}"], "", True),
     ({"state": "absent"}, {"files": {}}, [], "", False),
@@ -111,6 +115,8 @@ SET = "set the time slice of the GPUs to long"
 SLICE = [
     ({}, {}, []),
     ({}, {("units", time_slice.UNIT, "active"): False}, [SET]),
+    ({}, {("units", time_slice.UNIT, "started"): 0.5}, [SET]),
+    ({}, {("units", time_slice.UNIT, "started"): 1.5}, []),
     ({}, {("units", time_slice.UNIT): {}}, [f"enable {time_slice.UNIT}", SET]),
     ({}, {("files", time_slice.UNIT_PATH): {"sha256": "x"}}, [f"change {time_slice.UNIT_PATH}", SET]),
     ({"state": "absent"}, {}, [f"remove {time_slice.UNIT_PATH}"]),
