@@ -7,8 +7,8 @@ counts as one for each command. Every gate runs even when an earlier one failed,
 With ``--slow MINUTES`` the sweeps follow, each only if its usual time still fits into so many minutes from the start;
 what was left out is named.
 
-The build comes first and alone, for all others use what it makes. Then two lanes run side by side: simulated hosts wait
-for each other most of the time, and leave a core to everything else.
+The build comes first and alone, for all others use what it makes. Then lanes run side by side: simulated hosts and the
+tests of shares wait most of the time, and leave the processors to the others.
 """
 
 from __future__ import annotations
@@ -64,21 +64,23 @@ GATES = [
         },
     ),
     Gate("unit", {}, ["tests/unit"]),
-    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda", "tests/gpu"]),
     Gate("integration", {}, ["tests/integration"]),
-    Gate("bench", {}, ["tests/bench"]),
-    Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane=1),
+    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"], lane=1),
+    Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane=2),
 ]
 # In the order of their worth; minutes: what they usually take on 2 cores.
 SLOW_GATES = [
-    Gate("molecule upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
-    Gate("bench long", {}, ["tests/bench"], ["--form", "long"], minutes=12),
+    Gate("bench", {}, ["tests/bench"], minutes=2),
+    Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
+    Gate("fuzz", {}, ["tests/fuzz"], minutes=1),
+    Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
+    Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
 ]
 printing = threading.Lock()
 
 
 def say(text: str) -> None:
-    """Print whole lines: two lanes speak."""
+    """Print whole lines: all lanes speak."""
     with printing:
         print(text, flush=True)
 
@@ -162,13 +164,13 @@ def main(names: list[str]) -> int:
     started = time.monotonic()
     slow = int(names.pop(names.index("--slow") + 1)) if "--slow" in names else 0
     names = [name for name in names if name != "--slow"]
-    known = {gate.name for gate in GATES}
+    known = {gate.name for gate in GATES + SLOW_GATES}
     unknown = [name for name in names if name not in known]
     if unknown:
         print(f"gates: no gate is named {', '.join(unknown)}; there are {', '.join(sorted(known))}", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    wanted = [gate for gate in GATES if not names or gate.name in names]
+    wanted = [gate for gate in GATES + SLOW_GATES if gate.name in names] if names else GATES
     results = [run_gates([BUILD_GATE])]
     lanes = [[gate for gate in wanted if gate.lane == lane] for lane in sorted({gate.lane for gate in wanted})]
     with ThreadPoolExecutor(len(lanes)) as pool:
