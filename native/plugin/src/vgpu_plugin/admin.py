@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import grpc
 
+from . import usage as container_usage
 from . import version
 from ._proto import admin_pb2 as api
 from ._proto import admin_pb2_grpc as rpc
@@ -18,7 +19,6 @@ from .pool import Pool
 from .records import LEASE
 from .service import answered, to_message
 from .settings import Settings
-from .usage import Usage
 
 
 class Admin(rpc.AdminServicer):
@@ -30,7 +30,7 @@ class Admin(rpc.AdminServicer):
         leases: Leases,
         registration: Callable[[], tuple[bool, str]],
         notes: Callable[[], list[str]] = list,
-        usages: Callable[[], list[Usage]] = list,
+        usages: Callable[[], list[container_usage.Usage]] = list,
     ) -> None:
         self._settings = settings
         self._pool = pool

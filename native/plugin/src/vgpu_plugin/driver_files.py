@@ -44,10 +44,11 @@ class DriverFiles:
     nodes: tuple[str, ...] = ()
 
 
-def find(driver_root: Path, dev_root: Path, environment: Mapping[str, str] = os.environ) -> DriverFiles:
+def find(driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None) -> DriverFiles:
     """What this host has. Libraries come from where the loader would take them: LD_LIBRARY_PATH of this program (only
     where the driver is in the root folder), then the loader's cache below ``driver_root``.
     """
+    environment = os.environ if environment is None else environment
     cached = loader_cache(driver_root)
     if driver_root == Path("/"):
         for folder in reversed(environment.get("LD_LIBRARY_PATH", "").split(":")):
