@@ -107,6 +107,17 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
     assert [one.value for one in found["vgpu_plugin_allocations"]] == [1, 0]
 
 
+@pytest.mark.parametrize(("used", "devices"), [(2**64 - 1, 1), (2**63, 1), (MIB, 0)])
+def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon, capsys, used, devices):
+    first, liar = (kubelet.run_pod(name, ids=[f"{node.gpus[n].uuid}::0"]) for n, name in enumerate(("first", "liar")))
+    held = [tenant(first, MIB, 0, 1), tenant(liar, used, used, 1)]
+    os.pwrite(held[1], struct.pack("<I", devices), layouts.LEDGER_FIELDS["device_count"][0])
+    found = samples(vgpuctl(node, capsys, "metrics"))
+    for descriptor in held:
+        os.close(descriptor)
+    assert {one.labels["pod"]: one.value for one in found["vgpu_container_memory_used_bytes"]}["first"] == MIB
+
+
 def test_queries_of_the_dashboard_are_of_metrics_that_exist(node, kubelet, daemon, capsys):
     from vgpu_plugin.metrics import TYPES
 

@@ -16,6 +16,8 @@ from .records import Record
 
 # An arbiter that was silent for longer grants nothing; the twin of VGPU_ARBITER_SILENT_NS.
 PPM = 1_000_000
+# Of what a message carries. A tenant may write any figure, and must not take those of the others from a reader.
+MOST = 2**63 - 1
 NOBODY = Holder("", "", "")
 
 
@@ -58,9 +60,9 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
                 record.slice_ids,
                 uuid,
                 device["memory_bytes"],
-                held["used"] + held["context"],
-                held["context"],
-                sum(bool(slot["used"][n] or slot["context"][n]) for slot in ledger["slots"]),
+                min(held["used"] + held["context"], MOST),
+                min(held["context"], MOST),
+                sum(any(slot["used"][n : n + 1] + slot["context"][n : n + 1]) for slot in ledger["slots"]),
                 device["sm_percent"] / 100,
                 _granted(folder / f"gpu-{uuid}"),
                 seconds.get(uuid, 0.0),
