@@ -146,6 +146,7 @@ static void leave_begin(struct leaving *leaving, CUcontext context)
 static void leave_end(struct leaving *leaving, bool gone)
 {
     device_forget_contexts();
+    limiter_forget_thread(); /* the one below it on the stack is current now, perhaps of another device */
     if (!leaving->ours)
         return;
     memory_sweep_end(leaving->swept, gone);

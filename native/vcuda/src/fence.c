@@ -213,7 +213,10 @@ static uint64_t settle_all(uint64_t now)
                 REAL(cuCtxPopCurrent_v2)(&unused);
             current = REAL(cuCtxPushCurrent_v2)(fence->place->context) == CUDA_SUCCESS ? fence->place->context : NULL;
         }
-        CUresult status = waits ? CUDA_ERROR_NOT_READY : REAL(cuEventQuery)(fence->end);
+        /* A context that cannot be entered is gone, and its events with it: their handles must not be used. */
+        CUresult status = waits      ? CUDA_ERROR_NOT_READY
+                          : !current ? CUDA_ERROR_NO_DEVICE
+                                     : REAL(cuEventQuery)(fence->end);
         if (status == CUDA_ERROR_NOT_READY) {
             if (!waits && blocked_count < 16)
                 blocked[blocked_count++] = fence->chain;

@@ -186,6 +186,8 @@ EX(cuLaunchKernelEx_ptsz, true)
         CUresult status; \
         if (!there(F_##symbol, &status)) \
             return status; \
+        if (off()) \
+            return graph_memory_run(exec, stream, REAL(symbol)); \
         limiter_before(&ticket, mix(exec, 0, 0), stream, per_thread); \
         status = graph_memory_run(exec, stream, REAL(symbol)); \
         limiter_after(&ticket, status); \

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -25,6 +26,8 @@ static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* until the counter's speed 
 static _Atomic bool calibrated;
 
 static _Atomic uint64_t thread_count;
+static struct lock end_lock;
+
 uint64_t limiter_now(void)
 {
     struct timespec now;
@@ -113,6 +116,37 @@ void limiter_forget_all(void)
 
 /* --- who launches, and where ----------------------------------------------------------------------------- */
 
+/* A thread ends: what it launched since its last fence is charged as predicted, or a program of short threads ran free. */
+static void at_end(void *state)
+{
+    struct thread_state *thread = state;
+    uint32_t epoch = atomic_load_explicit(&vgpu_launch_epoch, memory_order_acquire);
+    uint64_t now = limiter_now();
+    for (unsigned i = 0; i < FLOWS; i++) {
+        if (thread->ready != epoch && thread->seen != epoch)
+            thread->flow[i].begin = NULL; /* its context may be gone */
+        drop(thread, &thread->flow[i], now);
+    }
+}
+
+/* Found by name, as in fence.c. A program without these functions has no threads. */
+static void watch_end(struct thread_state *thread)
+{
+    typedef int (*create_type)(pthread_key_t *, void (*)(void *));
+    typedef int (*set_type)(pthread_key_t, const void *);
+    static pthread_key_t key;
+    static set_type set; /* a child has its parent's key */
+    static bool tried;
+    lock_take(&end_lock);
+    create_type create = tried ? NULL : (create_type)real_dlsym(NULL, "pthread_key_create");
+    tried = true;
+    if (create && create(&key, at_end) == 0)
+        set = (set_type)real_dlsym(NULL, "pthread_setspecific");
+    lock_drop(&end_lock);
+    if (set)
+        set(key, thread);
+}
+
 static bool resolve(struct thread_state *thread)
 {
     uint32_t epoch = atomic_load_explicit(&vgpu_launch_epoch, memory_order_acquire);
@@ -134,8 +168,10 @@ static bool resolve(struct thread_state *thread)
         drop(thread, &thread->flow[i], now);
         thread->flow[i].used = false;
     }
-    if (!thread->number)
+    if (!thread->number) {
         thread->number = atomic_fetch_add_explicit(&thread_count, 1, memory_order_relaxed) + 1;
+        watch_end(thread);
+    }
     thread->current = &thread->flow[0];
     thread->limited = limited;
     thread->context = context;
@@ -278,6 +314,7 @@ void limiter_after(struct ticket *ticket, CUresult status)
 void limiter_reset(void)
 {
     memset(&vgpu_thread, 0, sizeof vgpu_thread);
+    atomic_store_explicit(&end_lock.word, 0, memory_order_relaxed);
     limiter_forget_all();
     fence_reset();
     capture_reset();

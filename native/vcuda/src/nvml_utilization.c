@@ -97,6 +97,8 @@ static nvmlReturn_t driver_samples(nvmlDevice_t device, unsigned long long since
         *list = calloc(*count, sizeof **list);
         status = *list ? REAL(nvmlDeviceGetProcessUtilization)(device, *list, count, since) : NVML_ERROR_MEMORY;
     }
+    if (!*list)
+        *count = 0; /* a driver that answers a question without room with a success has written nothing */
     return status;
 }
 
@@ -215,7 +217,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetProcessesUtilizationInfo(nvmlDevice_t device, n
         status = all.procUtilArray ? REAL(nvmlDeviceGetProcessesUtilizationInfo)(device, &all) : NVML_ERROR_MEMORY;
     }
     unsigned kept = 0;
-    for (unsigned i = 0; status == NVML_SUCCESS && i < all.processSamplesCount; i++) {
+    for (unsigned i = 0; status == NVML_SUCCESS && all.procUtilArray && i < all.processSamplesCount; i++) {
         if (!is_own(&account, all.procUtilArray[i].pid))
             continue;
         all.procUtilArray[kept] = all.procUtilArray[i];
@@ -279,7 +281,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned in
     }
     if (status == NVML_SUCCESS) {
         status = open_account(control, device, &account);
-        for (unsigned i = 0; status == NVML_SUCCESS && i < found; i++)
+        for (unsigned i = 0; status == NVML_SUCCESS && all && i < found; i++)
             if (is_own(&account, all[i]))
                 all[kept++] = all[i];
         forget(&account);

@@ -10,6 +10,7 @@
 #include "vgpu.h"
 
 #include <signal.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t limit)
@@ -17,6 +18,8 @@ static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t li
     vgpu_log_line(LOG_ERROR, "this process is ended: the container holds %llu bytes of %s, over its limit of %llu, and this process %llu of them, the most",
                   (unsigned long long)total, uuid, (unsigned long long)limit, (unsigned long long)own);
     kill(getpid(), SIGKILL);
+    /* Pid 1 of a container is still here: the kernel drops what it sends to itself. */
+    syscall(SYS_exit_group, 128 + SIGKILL);
 }
 
 bool oom_check(void)

@@ -120,6 +120,12 @@ void tenant_look_again(struct limited *limited, uint64_t now)
     lock_drop(&lock);
 }
 
+/* The arbiter may have looked after this thread read the clock: a page from a moment ahead is no silence. */
+static uint64_t age(uint64_t now, uint64_t heartbeat)
+{
+    return now > heartbeat ? now - heartbeat : heartbeat - now;
+}
+
 bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_page *copy)
 {
     const struct vgpu_gpu_page *page = atomic_load_explicit(&limited->page, memory_order_acquire);
@@ -137,7 +143,7 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         copy->heartbeat_ns = __atomic_load_n(&page->heartbeat_ns, __ATOMIC_RELAXED);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (!(before & 1) && __atomic_load_n(&page->sequence, __ATOMIC_RELAXED) == before)
-            return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && now - copy->heartbeat_ns < VGPU_ARBITER_SILENT_NS;
+            return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && age(now, copy->heartbeat_ns) < VGPU_ARBITER_SILENT_NS;
     }
     return false; /* its writer died in the middle, or is writing faster than can be read */
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from conftest import LINKED, Host, compile_program
+from conftest import LIMIT, LINKED, Host, compile_program
 from shares import Container, Node
 
 
@@ -17,10 +17,7 @@ def node(host: Host):
     node.close()
 
 
-@pytest.mark.parametrize("percent", [40, 0])
-@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit"])
-def test_a_limited_program_ends_as_it_would(node: Node, what: str, percent: int) -> None:
-    container = Container(node, "a", percent, core_policy="force")
+def run(node: Node, container: Container, what: str) -> None:
     program = compile_program(node.folder, "launch_life", "launch_life.c", flags=LINKED)
     env = node.host.env(
         CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
@@ -30,4 +27,22 @@ def test_a_limited_program_ends_as_it_would(node: Node, what: str, percent: int)
         [program, what], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
+
+
+@pytest.mark.parametrize("percent", [40, 0])
+@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit"])
+def test_a_limited_program_ends_as_it_would(node: Node, what: str, percent: int) -> None:
+    container = Container(node, "a", percent, core_policy="force")
+    run(node, container, what)
     assert bool(container.said()["used_ns"]) == bool(percent)
+
+
+# what, percent of the other device; launches of 50 us on the limited one that nobody may miss
+@pytest.mark.parametrize(("what", "other", "launches"), [("threads", 40, 900), ("popped", 0, 800), ("popped", 40, 800)])
+def test_no_launch_goes_uncharged(node: Node, what: str, other: int, launches: int) -> None:
+    percents = zip(node.host.uuids, (40, other))
+    devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid, percent in percents]
+    container = Container(node, "a", 40, core_policy="force", devices=devices)
+    run(node, container, what)
+    assert container.said()["used_ns"] > 0.8 * launches * 50_000
+    assert bool(container.said(1)["used_ns"]) == (what == "popped" and bool(other))

@@ -67,6 +67,18 @@ def test_the_next_one_follows_where_that_was_not_enough(host: Host, pair) -> Non
     assert host.puppet().start().say("info")[2] == 500 * MIB
 
 
+def test_the_first_process_of_a_container_ends_too(host: Host) -> None:
+    """Pid 1 of a pid namespace: the kernel drops every signal that it sends to itself, SIGKILL among them."""
+    host.write_limits(oom_killer=True)
+    first = host.puppet(wrapper=("unshare", "--pid", "--fork", "--kill-child")).start()
+    first.get("alloc", 1000 * MIB)
+    lower(host, 500 * MIB)
+    with pytest.raises(AssertionError, match="puppet ended with"):
+        first.say("info")
+    assert first.process.wait() == 137
+    assert host.charged() == host.on_card() == 0
+
+
 @pytest.mark.parametrize("variables", [{}, {"ACTIVE_OOM_KILLER": "false"}, {"ACTIVE_OOM_KILLER": "maybe"}])
 def test_off_it_only_refuses(host: Host, pair, variables: dict) -> None:
     """The negative control, and the default."""

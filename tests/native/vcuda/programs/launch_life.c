@@ -8,6 +8,8 @@
  *   fork       children of a process that launches; they cannot use the driver, the parent goes on
  *   signals    no signal of the program is taken by a thread of the library
  *   exit       the process ends with work queued and fences open
+ *   threads    threads come, launch less than a fence is recorded for, and go
+ *   popped     a context on another device is made, used and destroyed: what was current before is so again
  */
 #include "cuda_abi.h"
 
@@ -215,6 +217,42 @@ static void signals(void)
     MUST(cuCtxSynchronize());
 }
 
+static void *brief(void *unused)
+{
+    (void)unused;
+    MUST(cuCtxSetCurrent(context));
+    launch(NULL, 4);
+    return NULL;
+}
+
+static void threads(void)
+{
+    launch(NULL, 100);
+    MUST(cuCtxSynchronize());
+    for (int round = 0; round < 200; round++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, brief, NULL);
+        pthread_join(thread, NULL);
+    }
+    MUST(cuCtxSynchronize());
+}
+
+static void popped(void)
+{
+    CUcontext other;
+    CUfunction first = function;
+    launch(NULL, 1);
+    for (int round = 0; round < 2; round++) {
+        MUST(cuCtxCreate_v2(&other, 0, 1));
+        load();
+        launch(NULL, 1);
+        MUST(cuCtxDestroy_v2(other));
+        function = first;
+        launch(NULL, 400);
+        MUST(cuCtxSynchronize());
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *what = argc > 1 ? argv[1] : "";
@@ -234,6 +272,10 @@ int main(int argc, char **argv)
         signals();
     else if (strcmp(what, "exit") == 0)
         launch(NULL, 200);
+    else if (strcmp(what, "threads") == 0)
+        threads();
+    else if (strcmp(what, "popped") == 0)
+        popped();
     else
         return 2;
     puts("ok");
