@@ -157,10 +157,6 @@ UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
     ("vgpu_legacy_preferred", (True,), "use false"),
 )
-# Values that are written to the node, and that nothing there carries out in this version.
-UNENFORCED: tuple[tuple[str, Any, str], ...] = (
-    ("vgpu_oom_killer", True, "has no effect in this version: a process over its limit is refused memory, not ended"),
-)
 UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs",)
 # Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
 OTHER_MODES = {
@@ -222,7 +218,7 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if mode not in modes and clean[name] != variable.default:
             message = f"has no effect with vgpu_sharing: {mode}; it belongs to {' and '.join(modes)}"
             findings.append(warning(name, message))
-    findings += unenforced(clean)
+    findings += oversold(clean)
     if clean["vgpu_sharing"] == "mig":
         if not clean["vgpu_mig_geometry"]:
             findings.append(error("vgpu_mig_geometry", "is empty; name a profile, such as {1g.10gb: 7}"))
@@ -235,21 +231,13 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def unenforced(clean: dict[str, Any]) -> list[Finding]:
-    """Settings that are accepted and not enforced in this version, one line each."""
-    shares = clean["vgpu_sharing"] == "vcuda"
-    findings = [
-        warning(name, message)
-        for name, value, message in UNENFORCED
-        if clean[name] == value and (shares or VARIABLES[name].node[:2] != VCUDA)
-    ]
-    if not shares:
-        return findings
+def oversold(clean: dict[str, Any]) -> list[Finding]:
+    """What selling more memory than a card has means for who uses it; one line, however many exceptions."""
+    if clean["vgpu_sharing"] != "vcuda":
+        return []
     scaled = [path for path, _split, memory, _cores in _shares(clean) if Fraction(memory) > 1]
-    if scaled:
-        message = "memory above the card's is sold and not spilled to the host in this version; a full card refuses"
-        findings.append(warning(scaled[0] + "memory_scaling", message))
-    return findings
+    message = "above 1, a slice's memory lies in host memory where the card is full, and is read over the bus"
+    return [warning(scaled[0] + "memory_scaling", message)] if scaled else []
 
 
 def _shares(clean: dict[str, Any]) -> list[tuple[str, int, str, str | None]]:

@@ -60,7 +60,10 @@ class UnitFiles:
         self.plan += [f"remove {path}" for path in there]
         if self.check_mode or not there:
             return
-        self.run(["systemctl", "disable", "--now", self.unit])
+        answer = self.run(["systemctl", "disable", "--now", self.unit])
+        if answer.rc != 0 and self._is("active"):
+            # Without its unit nothing could stop it any more, and its GPUs would stay as it set them.
+            raise UnitError(f"systemctl disable --now {self.unit} failed with {answer.rc}: {answer.err.strip()}")
         for path in there:
             os.unlink(self.path(path))
         for folder in folders:

@@ -94,6 +94,7 @@ REQUESTS = [
     ("two slices of one GPU", allocate([f"{FIRST}::0", f"{FIRST}::1"]), "FAILED_PRECONDITION", "distinct"),
     ("one bad container of two", allocate([f"{FIRST}::0"], ["GPU-x::0"]), "INVALID_ARGUMENT", "was never offered"),
     ("more than there are", prefer([f"{FIRST}::0"], [], 2), "INVALID_ARGUMENT", "out of 1 available"),
+    ("one that is available twice", prefer([f"{FIRST}::0"] * 2, [], 2), "INVALID_ARGUMENT", "out of 1 available"),
     ("must, and not available", prefer([f"{FIRST}::0"], ["GPU-x::0"], 1), "INVALID_ARGUMENT", "is not available"),
     ("a start of what was never given", prestart(f"{FIRST}::1"), "FAILED_PRECONDITION", "knows an allocation"),
     ("a start of what was never offered", prestart("GPU-x::0"), "INVALID_ARGUMENT", "was never offered"),

@@ -36,8 +36,9 @@ def preferred(
     (``packed``: the most), then the first by index; a second slice of one GPU comes only when every GPU with a free
     slice has given one.
     """
-    if size > len(available):
-        raise BadRequest(f"{size} slices are asked for out of {len(available)} available ones; ask for fewer")
+    different = len(set(available))
+    if size > different:
+        raise BadRequest(f"{size} slices are asked for out of {different} available ones; ask for fewer")
     missing = [one for one in must_include if one not in set(available)]
     if missing:
         raise BadRequest(f"slice {missing[0]} must be included and is not available; offer it as available")

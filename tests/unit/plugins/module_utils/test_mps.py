@@ -203,3 +203,15 @@ def test_what_systemd_refuses_is_named(tmp_path):
 
     with pytest.raises(UnitError, match=r"systemctl start vgpu-mps.service failed with 1: Job failed"):
         UnitFiles(mps.UNIT, False, str(tmp_path), run).bring(mps.files([gpu()], 4), start=True)
+
+
+def test_a_service_that_does_not_stop_keeps_its_files(tmp_path):
+    def run(argv):
+        return Answer(1, "active", "Job timed out") if argv[1] in ("disable", "is-active") else Answer(0, "enabled", "")
+
+    files = mps.files([gpu()], 4)
+    unit = UnitFiles(mps.UNIT, False, str(tmp_path), Systemd().run)
+    unit.bring(files, start=True)
+    with pytest.raises(UnitError, match=r"disable --now vgpu-mps.service failed with 1: Job timed out"):
+        UnitFiles(mps.UNIT, False, str(tmp_path), run).remove(list(files))
+    assert all((tmp_path / path.lstrip("/")).is_file() for path in files)

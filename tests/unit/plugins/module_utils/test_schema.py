@@ -147,10 +147,11 @@ def test_what_this_version_does_not_do_is_said(values, path, level):
 
 PART = {"match": {"index": 0}}
 
-# What is set, the variables that a warning of "in this version" names.
-UNENFORCED = [
+# What is set, the variables that a warning names.
+OVERSOLD = [
     ({}, []),
-    ({"vgpu_oom_killer": True}, ["vgpu_oom_killer"]),
+    # The library ends a process over a limit that was lowered.
+    ({"vgpu_oom_killer": True}, []),
     # The arbiter and the library enforce shares of the SMs.
     ({"vgpu_core_policy": "force"}, []),
     ({"vgpu_handover": "volume-mounts"}, []),
@@ -168,14 +169,14 @@ UNENFORCED = [
 ]
 
 
-@pytest.mark.parametrize("values, names", UNENFORCED)
-def test_what_is_accepted_and_not_enforced_is_one_warning(values, names):
+@pytest.mark.parametrize("values, names", OVERSOLD)
+def test_memory_that_is_sold_twice_is_one_warning(values, names):
     findings = []
     clean = schema.read(values, findings)
     assert findings == []
     found = schema.unavailable(clean)
     assert [(finding.level, finding.path) for finding in found] == [("warning", name) for name in names]
-    assert all("this version" in finding.message and "\n" not in finding.message for finding in found)
+    assert all("host memory" in finding.message and "\n" not in finding.message for finding in found)
 
 
 def test_named_configurations_are_checked_too():
