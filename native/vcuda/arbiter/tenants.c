@@ -199,7 +199,7 @@ bool tenants_scan(struct node *node)
                 continue;
             struct allocation *allocation = find(node, entry->d_name);
             if (!allocation)
-                break; /* more than there is room for: they keep their own shares */
+                continue; /* more than there is room for: it keeps its own share */
             int descriptor = openat(dirfd(folder), entry->d_name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
             if (descriptor < 0)
                 continue;

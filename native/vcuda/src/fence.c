@@ -233,6 +233,7 @@ static uint64_t settle_all(uint64_t now)
         } else { /* the context is in error: what was charged stays charged */
             atomic_fetch_sub_explicit(&fence->limited->queued, fence->segment.predicted, memory_order_relaxed);
         }
+        atomic_fetch_add_explicit(&fence->limited->passed, 1, memory_order_relaxed);
         *link = fence->next;
         if (!*link)
             last = link;

@@ -16,6 +16,8 @@
 
 #define MARGIN_NS (50 * US)
 #define GAP_US 20u
+#define STALL_NS (500 * MS)
+#define STALL_AGAIN_NS (10 * MS)
 #define SAMPLE 8u /* of the launches after a pause one in so many is measured by itself */
 
 __thread struct thread_state vgpu_thread;
@@ -201,12 +203,29 @@ static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now
     errno = saved;
 }
 
+/*
+ * Has nothing been done since then, for much longer than what is queued should take? Then it may be waiting for what this
+ * thread is about to launch, or to do afterwards (a callback, another stream's event): to hold back more would be for ever.
+ */
+static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t waited)
+{
+    uint64_t queued = atomic_load_explicit(&thread->limited->queued, memory_order_relaxed);
+    return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
+}
+
 /* Waits until a launch of this cost may go. Answers whether nobody else runs meanwhile. */
 static bool admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
     bool asked = false, waited = false;
+    uint64_t since = *now;
+    uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
+        uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
+        if (passed != before)
+            since = *now;
+        before = passed;
+        bool stuck = stalled(thread, passed, *now - since);
         struct vgpu_gpu_page page = {.gate = VGPU_GATE_NONE};
         unsigned percent = limits_sm_percent(limited->device->uuid, limited->device->nvml_index);
         uint32_t share = limits_core_policy() == VGPU_CORE_DISABLE || !percent ? PPM : percent * (PPM / 100);
@@ -221,10 +240,12 @@ static bool admit(struct thread_state *thread, struct flow *flow, uint64_t cost,
             .now = *now, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
             .turn_start = page.turn_start_ns, .turn_end = page.turn_end_ns,
             .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
-            .busy_until = busy, .balance = bucket_balance(limited->tenant)};
+            .busy_until = stuck ? 0 : busy, .balance = bucket_balance(limited->tenant)};
         enum pace pace = pace_decide(&view, cost, &until);
         __atomic_store_n(&limited->tenant->wanted_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {
+            if (stuck)
+                thread->stalled = passed + 1;
             if (asked)
                 __atomic_store_n(&limited->tenant->waiting_ns, 0, __ATOMIC_RELAXED);
             return arbiter && (page.flags & VGPU_GPU_EXCLUSIVE);

@@ -19,6 +19,7 @@ struct limited {
     uint64_t *busy_lane;
     _Atomic uint64_t busy_until; /* end of what this process has queued, as predicted */
     _Atomic uint64_t queued;     /* predicted work in open fences */
+    _Atomic uint32_t passed;     /* fences that are open no more */
     _Atomic uint64_t looked;     /* when the page was last looked for */
 };
 /* The limiter's state of a device; the pages are opened with the first call. */
@@ -53,6 +54,7 @@ struct thread_state {
     uint64_t number; /* tells threads apart */
     uint32_t seen;   /* `ready` as it was before the thread's context may have changed */
     uint32_t pauses;
+    uint32_t stalled; /* `passed`, plus 1, at which a launch of this thread was let through although nothing got done; 0: none */
     uint64_t calibration_ns;
     uint32_t calibration_ticks;
     struct flow flow[FLOWS];

@@ -30,7 +30,7 @@ def run(node: Node, container: Container, what: str) -> None:
 
 
 @pytest.mark.parametrize("percent", [40, 0])
-@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit"])
+@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind"])
 def test_a_limited_program_ends_as_it_would(node: Node, what: str, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     run(node, container, what)

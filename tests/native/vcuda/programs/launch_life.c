@@ -9,6 +9,7 @@
  *   signals    no signal of the program is taken by a thread of the library
  *   exit       the process ends with work queued and fences open
  *   threads    threads come, launch less than a fence is recorded for, and go
+ *   behind     more is queued behind a callback than the limiter lets queue, and the callback waits for the last of it
  *   popped     a context on another device is made, used and destroyed: what was current before is so again
  */
 #include "cuda_abi.h"
@@ -37,6 +38,7 @@ CUresult cuStreamDestroy_v2(CUstream stream);
 CUresult cuStreamSynchronize(CUstream stream);
 CUresult cuStreamBeginCapture_v2(CUstream stream, int mode);
 CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
+CUresult cuLaunchHostFunc(CUstream stream, void (*callback)(void *data), void *data);
 CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuLaunchKernel(CUfunction function, SHAPE, CUstream stream, void **parameters, void **extra);
@@ -237,6 +239,25 @@ static void threads(void)
     MUST(cuCtxSynchronize());
 }
 
+static void wait_for_stop(void *unused)
+{
+    (void)unused;
+    while (!atomic_load(&stop))
+        usleep(100);
+}
+
+static void behind(void)
+{
+    CUstream stream;
+    MUST(cuStreamCreate(&stream, 1));
+    launch(stream, 100);
+    MUST(cuCtxSynchronize());
+    MUST(cuLaunchHostFunc(stream, wait_for_stop, NULL));
+    launch(stream, 600);
+    atomic_store(&stop, 1);
+    MUST(cuCtxSynchronize());
+}
+
 static void popped(void)
 {
     CUcontext other;
@@ -274,6 +295,8 @@ int main(int argc, char **argv)
         launch(NULL, 200);
     else if (strcmp(what, "threads") == 0)
         threads();
+    else if (strcmp(what, "behind") == 0)
+        behind();
     else if (strcmp(what, "popped") == 0)
         popped();
     else
