@@ -65,7 +65,8 @@ static bool there(enum function function, CUresult *status)
     return *status == CUDA_SUCCESS;
 }
 
-/* `off` and `fast` are true only after a launch came this way, so the driver's function is known to be there. */
+/* `off` and `fast` may be true by another way to launch, which says nothing of this one: an old driver may lack it. The
+ * hot ones below are in every driver that this library runs on. */
 #define SLOW(symbol, parameters, arguments, key, stream, per_thread) \
     static __attribute__((noinline, used)) CUresult slow_##symbol parameters \
     { \
@@ -84,7 +85,7 @@ static bool there(enum function function, CUresult *status)
     SLOW(symbol, parameters, arguments, key, stream, per_thread) \
     EXPORT CUresult symbol parameters \
     { \
-        if (off() || fast(key, flow_stream(stream, per_thread))) \
+        if (LIKELY(REAL_HAS(symbol)) && (off() || fast(key, flow_stream(stream, per_thread)))) \
             return REAL(symbol) arguments; \
         return slow_##symbol arguments; \
     }
@@ -170,7 +171,7 @@ static const CUlaunchConfig no_config;
     } \
     EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) \
     { \
-        if (off() || (config && fast(CONFIG_KEY, flow_stream(config->hStream, per_thread)))) \
+        if (LIKELY(REAL_HAS(symbol)) && (off() || (config && fast(CONFIG_KEY, flow_stream(config->hStream, per_thread))))) \
             return REAL(symbol)(config, function, parameters, extra); \
         return slow_##symbol(config, function, parameters, extra); \
     }

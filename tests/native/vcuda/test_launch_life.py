@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
-from conftest import LIMIT, LINKED, Host, compile_program
+from conftest import LIMIT, LINKED, SIMULATOR, Host, compile_program
 from shares import Container, Node
 
 
@@ -46,3 +48,21 @@ def test_no_launch_goes_uncharged(node: Node, what: str, other: int, launches: i
     run(node, container, what)
     assert container.said()["used_ns"] > 0.8 * launches * 50_000
     assert bool(container.said(1)["used_ns"]) == (what == "popped" and bool(other))
+
+
+@pytest.mark.parametrize("percent", [0, 50])
+def test_a_way_to_launch_that_an_old_driver_lacks(host: Host, tmp_path: Path, percent: int) -> None:
+    """It is unknown there, also after launches by a way that the driver has."""
+    folder = tmp_path / "old"
+    shutil.copytree(SIMULATOR, folder)
+    driver = folder / "libcuda.so.1"
+    image = driver.read_bytes()
+    assert image.count(b"\0cuLaunchKernelEx\0") >= 1
+    driver.write_bytes(image.replace(b"\0cuLaunchKernelEx\0", b"\0cuLaunchKernelEy\0"))
+    program = compile_program(tmp_path, "old_driver", "old_driver.c", flags=LINKED)
+    devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid in host.uuids]
+    host.write_limits(devices=devices, core_policy="force")
+    done = subprocess.run(
+        [program], env=host.env(LD_LIBRARY_PATH=str(folder)), stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "500\n")

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* On a driver without cuLaunchKernelEx: prints what it answers after launches by the older way. */
+#include "cuda_abi.h"
+
+#include <stdio.h>
+
+typedef struct CUfunc_st *CUfunction;
+CUresult cuInit(unsigned flags);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
+CUresult cuModuleLoadData(CUmodule *module, const void *image);
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                        unsigned shared, CUstream stream, void **parameters, void **extra);
+CUresult cuLaunchKernelEx(const void *config, CUfunction function, void **parameters, void **extra);
+
+int main(void)
+{
+    static const unsigned long long config[8]; /* larger than any */
+    CUcontext context;
+    CUmodule module;
+    CUfunction function;
+    if (cuInit(0) || cuCtxCreate_v2(&context, 0, 0) || cuModuleLoadData(&module, "// .gpusim kernel k 10\n") ||
+        cuModuleGetFunction(&function, module, "k"))
+        return 2;
+    for (int i = 0; i < 5; i++)
+        if (cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))
+            return 3;
+    printf("%d\n", cuLaunchKernelEx(config, function, NULL, NULL));
+    return 0;
+}
