@@ -55,7 +55,7 @@ def host(tmp_path, monkeypatch):
 def test_an_absent_run_that_was_killed_before_its_restart_is_healed(host, monkeypatch):
     host().carry_out()
     killed = host(absent=True)
-    monkeypatch.setattr(host.kind, "restart", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(host.kind, "restart", lambda self: (unused for unused in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         killed.carry_out()
     monkeypatch.undo()

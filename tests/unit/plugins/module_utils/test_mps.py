@@ -184,7 +184,7 @@ def test_a_run_that_was_killed_after_its_files_is_healed(tmp_path, monkeypatch):
     unit().bring(mps.files([gpu()], 4), start=True)
     systemd.started, systemd.calls = time.monotonic() - 60, []
     killed = unit()
-    monkeypatch.setattr(killed, "must", lambda *words: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(killed, "must", lambda *words: (unused for unused in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         killed.bring(mps.files([gpu()], 8, exclusive=False), start=True)
     systemd.reload = "yes"
