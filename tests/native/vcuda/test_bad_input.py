@@ -142,15 +142,17 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
     traced = ["strace", "-f", "-qq", "-o", log, "env", f"LD_PRELOAD={library}", *command]
     subprocess.run(traced, env=env, check=True, stdout=subprocess.DEVNULL)
     names: dict = {}
-    files = set()
+    files, processes = set(), set()
     for line in log.read_text(errors="replace").splitlines():
-        found = re.match(r"\d+ +(\w+)\((.*)", line)
-        if not found or found[1] in ("wait4", "futex", "rt_sigreturn", "restart_syscall"):
+        found = re.match(r"(\d+) +(\w+)\((.*)", line)
+        if not found or found[2] in ("wait4", "futex", "rt_sigreturn", "restart_syscall"):
             continue
-        if found[1] not in LOADING:
-            names[found[1]] = names.get(found[1], 0) + 1
-        files.update(re.findall(r'"(/[^"]*)"', found[2]))
-    return names, files
+        processes.add(found[1])
+        # A signal makes the kernel begin a clone anew: its processes are counted instead.
+        if found[2] not in LOADING and not re.match("clone|v?fork", found[2]):
+            names[found[2]] = names.get(found[2], 0) + 1
+        files.update(re.findall(r'"(/[^"]*)"', found[3]))
+    return dict(names, processes=len(processes)), files
 
 
 @pytest.mark.parametrize("program", QUIET)
