@@ -41,6 +41,14 @@ class Gate:
     minutes: int = 0
 
 
+# Half of the time of their folders; each is a slow gate's.
+SLOW_TESTS = [
+    "tests/native/vcuda/test_share.py",
+    "tests/native/vcuda/test_probe_finds.py",
+    "tests/native/vcuda/test_compilers.py",
+    "tests/integration/test_kube_node.py",
+]
+NOT_SLOW = [f"--ignore={test}" for test in SLOW_TESTS]
 # Started before all others whatever gates are asked for: the C parts.
 BUILD_GATE = Gate("build", {"make native": ["make", "--no-print-directory", "native"]})
 GATES = [
@@ -64,12 +72,13 @@ GATES = [
         },
     ),
     Gate("unit", {}, ["tests/unit"]),
-    Gate("integration", {}, ["tests/integration"]),
-    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"], lane=1),
+    Gate("integration", {}, ["tests/integration"], NOT_SLOW),
+    Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"], NOT_SLOW, lane=1),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane=2),
 ]
 # In the order of their worth; minutes: what they usually take on 2 cores.
 SLOW_GATES = [
+    Gate("native-slow", {}, SLOW_TESTS, minutes=5),
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
     Gate("fuzz", {}, ["tests/fuzz"], minutes=1),
@@ -115,7 +124,7 @@ def count(report: Path) -> tuple[int, int, list[str]]:
 
 def run_tests(folder: str, options: list[str]) -> tuple[int, int]:
     """Run pytest in one folder and count its tests; a run that collected none has failed."""
-    title = " ".join([folder, *options])
+    title = " ".join([folder, *(option for option in options if not option.startswith("--ignore"))])
     report = LOGS / (title.replace("/", "-").replace(" ", "-") + ".xml")
     report.unlink(missing_ok=True)
     fine = run(title, [*PYTEST, f"--junitxml={report}", *options, folder])
@@ -151,7 +160,8 @@ def run_slow(minutes: int, started: float) -> tuple[int, int]:
     for gate in SLOW_GATES:
         spent = (time.monotonic() - started) / 60
         if spent + gate.minutes > minutes:
-            say(f"{gate.name}: left out: it takes about {gate.minutes} minutes, and {spent:.0f} of {minutes} are gone")
+            why = f"{spent:.0f} of {minutes} minutes are gone" if minutes else "`make test SLOW_MINUTES=60` runs it"
+            say(f"{gate.name}: left out: it takes about {gate.minutes} minutes; {why}")
             continue
         more_passed, more_failed = run_gates([gate])
         passed += more_passed
@@ -175,7 +185,7 @@ def main(names: list[str]) -> int:
     lanes = [[gate for gate in wanted if gate.lane == lane] for lane in sorted({gate.lane for gate in wanted})]
     with ThreadPoolExecutor(len(lanes)) as pool:
         results += pool.map(run_gates, lanes)
-    if slow:
+    if not names:
         results.append(run_slow(slow, started))
     passed, failed = (sum(numbers) for numbers in zip(*results, strict=True))
     print(f"{passed} passed, {failed} failed")
