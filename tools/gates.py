@@ -41,7 +41,7 @@ class Gate:
     minutes: int = 0
 
 
-# Half of the time of their folders; each is a slow gate's.
+# Where most of the time of their folders goes.
 SLOW_TESTS = [
     "tests/native/vcuda/test_share.py",
     "tests/native/vcuda/test_probe_finds.py",
@@ -131,6 +131,9 @@ def run_tests(folder: str, options: list[str]) -> tuple[int, int]:
     if not report.exists():
         return 0, 1
     passed, failed, skipped = count(report)
+    for test in SLOW_TESTS:
+        if f"--ignore={test}" in options and test.startswith(folder + "/"):
+            say(f"       {folder}: left out: {test}: `make native-slow` runs it")
     for reason in skipped:
         say(f"       {folder}: left out: {reason}")
     if passed + failed == 0 or (not fine and failed == 0):

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The limit by every way to allocate. Each way fills the slice in a process of its own; what counts is what NVML then
- * shows for that process, or where it shows no processes, what was granted and what was not free at first.
+ * The limit by every way to allocate. Each way fills the slice in a process of its own; what counts is what was granted and
+ * what was not free at first, or what NVML shows for that process where that is more. Inside a slice NVML is the library's
+ * own word: the driver's is heard by who looks from outside (--hold).
  *
  * No way may hold more than the limit, and each must come within one piece of its own of it: a way that is charged too
- * much is a fault too.
+ * much, or refused while there is room, is a fault too.
  */
 #include "probe.h"
 
@@ -38,33 +39,44 @@ static struct {
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
+static CUresult refusal; /* of the last piece that was refused; NOT_FOUND: this driver has no such way */
+
+static uint64_t got(CUresult status, uint64_t bytes)
+{
+    if (status == CUDA_SUCCESS)
+        return bytes;
+    refusal = status;
+    return 0;
+}
 
 static uint64_t by_async(uint64_t bytes)
 {
     CUdeviceptr pointer;
-    return call.alloc_async && call.alloc_async(&pointer, bytes, NULL) == CUDA_SUCCESS ? bytes : 0;
+    return got(call.alloc_async ? call.alloc_async(&pointer, bytes, NULL) : CUDA_ERROR_NOT_FOUND, bytes);
 }
 
 static uint64_t by_pool(uint64_t bytes)
 {
     CUmemPoolProps properties = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
     CUdeviceptr pointer;
-    if (!call.alloc_pool || !call.pool_create || (!pool && call.pool_create(&pool, &properties) != CUDA_SUCCESS))
-        return 0;
-    return call.alloc_pool(&pointer, bytes, pool, NULL) == CUDA_SUCCESS ? bytes : 0;
+    if (!call.alloc_pool || !call.pool_create)
+        return got(CUDA_ERROR_NOT_FOUND, 0);
+    CUresult status = pool ? CUDA_SUCCESS : call.pool_create(&pool, &properties);
+    return got(status == CUDA_SUCCESS ? call.alloc_pool(&pointer, bytes, pool, NULL) : status, bytes);
 }
 
 static uint64_t by_managed(uint64_t bytes)
 {
     CUdeviceptr pointer;
-    return call.managed && call.managed(&pointer, bytes, 1) == CUDA_SUCCESS ? bytes : 0;
+    return got(call.managed ? call.managed(&pointer, bytes, 1) : CUDA_ERROR_NOT_FOUND, bytes);
 }
 
 static uint64_t by_pitch(uint64_t bytes)
 {
     CUdeviceptr pointer;
     size_t pitch = 0, rows = bytes / 4096;
-    return call.pitch && rows && call.pitch(&pointer, &pitch, 4000, rows, 4) == CUDA_SUCCESS ? pitch * rows : 0;
+    CUresult status = call.pitch ? call.pitch(&pointer, &pitch, 4000, rows, 4) : CUDA_ERROR_NOT_FOUND;
+    return got(status, pitch * rows);
 }
 
 static const CUmemAllocationProp *pinned(void)
@@ -84,7 +96,7 @@ static uint64_t by_vmm(uint64_t bytes)
 {
     CUmemGenericAllocationHandle handle;
     bytes = bytes / granule() * granule();
-    return call.create && bytes && call.create(&handle, bytes, pinned(), 0) == CUDA_SUCCESS ? bytes : 0;
+    return got(call.create ? call.create(&handle, bytes, pinned(), 0) : CUDA_ERROR_NOT_FOUND, bytes);
 }
 
 static uint64_t by_array(uint64_t bytes)
@@ -93,7 +105,7 @@ static uint64_t by_array(uint64_t bytes)
     CUarray array;
     if (description.Height > 32768)
         description.Height = 32768;
-    return call.array && description.Height && call.array(&array, &description) == CUDA_SUCCESS ? description.Height * 65536 : 0;
+    return got(call.array ? call.array(&array, &description) : CUDA_ERROR_NOT_FOUND, description.Height * 65536);
 }
 
 static const struct way ways[] = {
@@ -146,12 +158,13 @@ static void fill_by(const struct fill *fill, const struct way *way)
     look_up();
     uint64_t granted = 0, smallest = way->smallest ? way->smallest : granule();
     for (uint64_t piece = at_first; piece >= smallest; piece /= 2)
-        for (uint64_t got; (got = way->take(piece)) != 0 && granted <= fill->limit + piece;)
-            granted += got;
+        for (uint64_t taken; (taken = way->take(piece)) != 0 && granted <= fill->limit + piece;)
+            granted += taken;
     cuda->mem_info(&left, &total);
     if (nvml_figures(fill->uuid, &figures) && figures.total - figures.used > left)
         left = figures.total - figures.used; /* of the slice; cuMemGetInfo shows no more than the card has */
-    if (granted == 0) {
+    /* Refused for want of memory it is judged like any other; no room for one piece shows nothing. */
+    if (granted == 0 && (refusal != CUDA_ERROR_OUT_OF_MEMORY || at_first < smallest)) {
         result_set(result, HELD, fill->limit, 0, "bytes", "no %s", way->name);
         return;
     }

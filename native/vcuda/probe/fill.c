@@ -75,7 +75,7 @@ static void fill_alone(const struct fill *fill)
     }
     uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
     CUresult past = cuda->mem_alloc(&pointer, 1);
-    /* NVML's figure of this process is the driver's, context included. */
+    /* Context included. Inside a slice this is the library's own word; who looks from outside hears the driver's. */
     bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
     result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED, fill->limit, found, "bytes",

@@ -218,7 +218,8 @@ static void measure_share(const struct fill *fill)
 {
     const struct vgpu_limits_device *limit = slice_device(fill->slice, fill->uuid);
     if (limit->sm_percent == 0 || limit->sm_percent >= 100 || fill->slice->core_policy == VGPU_CORE_DISABLE) {
-        result_set(&fill->board->result, HELD, 100, 100, "percent", "%s: no share is set", fill->uuid);
+        /* Nothing to hold, and nothing measured: no figure of percent. */
+        result_set(&fill->board->result, HELD, 0, 0, "shares", "%s: no share is set", fill->uuid);
         return;
     }
     result_set(&fill->board->result, VIOLATED, limit->sm_percent, 0, "percent", "%s: the process that ran kernels was ended", fill->uuid);

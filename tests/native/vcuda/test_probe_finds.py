@@ -26,6 +26,7 @@ CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block
 
 MANAGED = "ENTER(cuMemAllocManaged, (pointer, bytes, flags));"
 PASSED = "return REAL(cuMemAllocManaged)(pointer, bytes, flags);"
+POOLED = "ENTER(symbol, arguments);"
 SHARE = "unsigned percent = limits_sm_percent("
 ALLOCATORS = "every-allocator"
 
@@ -53,6 +54,7 @@ MUTANTS = {
         {"freed"},
     ),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
+    "a way that grants nothing": ("pool.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
     "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
     "charged for the check alone": (
         "memory.c",

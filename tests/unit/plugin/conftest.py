@@ -21,6 +21,7 @@ for folder in (PLUGIN / "src", PLUGIN / "kubelet_double" / "src"):
         sys.path.insert(0, str(folder))
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 
+from vgpu_kubelet_double.manager import Manager  # noqa: E402
 from vgpu_plugin.allocation_files import AllocationFiles  # noqa: E402
 from vgpu_plugin.allocator import Allocator  # noqa: E402
 from vgpu_plugin.gpus import Driver, Gpu  # noqa: E402
@@ -174,3 +175,12 @@ def running() -> Iterator[Callable[[Any], threading.Thread]]:
         one.stop()
         thread.join(20)
         assert not thread.is_alive(), f"{one} did not stop"
+
+
+@pytest.fixture
+def kubelet(node: Any) -> Iterator[Manager]:
+    """The kubelet double at the node's folder."""
+    manager = Manager(node.paths.kubelet_dir)
+    manager.start()
+    yield manager
+    manager.stop()

@@ -27,14 +27,6 @@ RESOURCE = "nvidia.com/gpu"
 
 
 @pytest.fixture
-def kubelet(node):
-    manager = Manager(node.paths.kubelet_dir)
-    manager.start()
-    yield manager
-    manager.stop()
-
-
-@pytest.fixture
 def daemon(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
     node.configure(splitCount=2)

@@ -7,7 +7,6 @@ import dataclasses
 import json
 
 import pytest
-from vgpu_kubelet_double.manager import Manager
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.gpus import GpuError
 from vgpu_plugin.health import HealthWatch, rules
@@ -135,14 +134,6 @@ def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
 
 
 # ---- in the daemon
-
-
-@pytest.fixture
-def kubelet(node):
-    manager = Manager(node.paths.kubelet_dir)
-    manager.start()
-    yield manager
-    manager.stop()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import dataclasses
 import json
 
 import pytest
-from vgpu_kubelet_double.manager import Manager, PodError
+from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._shared import layouts
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal, Refused
@@ -146,14 +146,6 @@ def test_faults_of_gpus_and_file_are_told_with_their_place(node):
 
 
 # ---- at a kubelet
-
-
-@pytest.fixture
-def kubelet(node):
-    manager = Manager(node.paths.kubelet_dir)
-    manager.start()
-    yield manager
-    manager.stop()
 
 
 def allocatable(kubelet) -> dict[str, int]:

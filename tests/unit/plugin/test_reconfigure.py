@@ -8,7 +8,6 @@ import os
 
 import pytest
 from vgpu_kubelet_double.endpoint import Endpoint
-from vgpu_kubelet_double.manager import Manager
 from vgpu_plugin import ctl
 from vgpu_plugin._shared import layouts
 from vgpu_plugin.daemon import Daemon
@@ -17,14 +16,6 @@ from .conftest import FakeGpus
 from .samples import node_yaml, until
 
 RESOURCE = "nvidia.com/gpu"
-
-
-@pytest.fixture
-def kubelet(node):
-    manager = Manager(node.paths.kubelet_dir)
-    manager.start()
-    yield manager
-    manager.stop()
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ Nothing else of the plugin imports pynvml. Tests put another GpuSource in its pl
 from __future__ import annotations
 
 import logging
-import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ._shared import slices
+from ._shared.nvml import mig_profile
 
 NO_NUMA = -1
 DOUBLE_BIT_XID = 48
@@ -182,7 +181,13 @@ class Nvml:
                 MigDevice(
                     index=len(found),
                     uuid=_text(nvml.nvmlDeviceGetUUID(device)),
-                    profile=mig_profile(_text(nvml.nvmlDeviceGetName(device)), attributes, card_bytes),
+                    profile=mig_profile(
+                        _text(nvml.nvmlDeviceGetName(device)),
+                        int(attributes.gpuInstanceSliceCount),
+                        int(attributes.computeInstanceSliceCount),
+                        int(attributes.memorySizeMB),
+                        card_bytes,
+                    ),
                     memory_mib=int(attributes.memorySizeMB),
                     gpu_instance=int(nvml.nvmlDeviceGetGpuInstanceId(device)),
                     compute_instance=int(nvml.nvmlDeviceGetComputeInstanceId(device)),
@@ -275,21 +280,6 @@ MIG_ATTRIBUTES = (
     ("engines.jpeg", "sharedJpegCount"),
     ("engines.ofa", "sharedOfaCount"),
 )
-
-
-def mig_profile(name: str, attributes: Any, card_bytes: int) -> str:
-    """The profile of a MIG device: the last word of its name where the driver puts it there, else by NVIDIA's rule:
-    compute slices where they are fewer than the GPU instance's, slices, memory as eighths of the card in whole GiB.
-    """
-    said = re.search(r" MIG (\S+)$", name)
-    if said:
-        return said.group(1)
-    eighths = math.ceil(int(attributes.memorySizeMB) * (1 << 20) * 8 / card_bytes)
-    gigabytes = round(eighths / 8 * math.ceil(card_bytes / (1 << 30)))
-    text = f"{attributes.gpuInstanceSliceCount}g.{gigabytes}gb"
-    if attributes.computeInstanceSliceCount < attributes.gpuInstanceSliceCount:
-        return f"{attributes.computeInstanceSliceCount}c.{text}"
-    return text
 
 
 def numa_node(sys_root: Path, pci: str) -> int:
