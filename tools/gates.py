@@ -43,9 +43,11 @@ class Gate:
 
 # Where most of the time of their folders goes.
 SLOW_TESTS = [
+    "tests/native/gpusim/test_gpusim_sanitized.py",
     "tests/native/vcuda/test_share.py",
     "tests/native/vcuda/test_probe_finds.py",
     "tests/native/vcuda/test_compilers.py",
+    "tests/integration/device_plugin/test_isolation.py",
     "tests/integration/test_kube_node.py",
 ]
 NOT_SLOW = [f"--ignore={test}" for test in SLOW_TESTS]

@@ -10,6 +10,7 @@ rm -rf "$work"
 cd "$work/tree"
 "$root/.build/venv/bin/ansible-galaxy" collection build --force --output-path "$work" . >/dev/null
 cd "$work"
-# The importer starts ansible-lint, ansible-doc and flake8 by name.
-PATH=$root/.build/venv/bin:$PATH GALAXY_IMPORTER_CHECK_CHANGELOG=false \
+# The importer starts ansible-doc and flake8 by name. Its own ansible-lint, which can only warn, is left to the gate lint:
+# that one asks more (profile production) and fails.
+PATH=$root/.build/venv/bin:$PATH GALAXY_IMPORTER_CHECK_CHANGELOG=false GALAXY_IMPORTER_RUN_ANSIBLE_LINT=false \
     "$root/.build/venv/bin/python" -m galaxy_importer.main "$work"/vgpu-fleet-*.tar.gz

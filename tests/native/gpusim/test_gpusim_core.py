@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared state: profiles, processes that die at the worst moment, faults, and sanitizers over all of it."""
+"""The shared state: profiles, processes that die at the worst moment, and faults."""
 
 from __future__ import annotations
 
@@ -220,21 +220,3 @@ def test_uncorrectable_memory_error_breaks_contexts(host):
 def test_gpusimctl_says_what_is_wrong(host, arguments, message):
     done = host.ctl(*arguments, check=False)
     assert done.returncode == 2 and message in done.stderr
-
-
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_sanitizers(host, tmp_path, sanitizer):
-    """A build of its own, into the test's folder; one program that does a bit of everything in three threads."""
-    make = ["make", "-s", "-C", str(ROOT / "native" / "gpusim"), f"SANITIZE={sanitizer}", f"OBJ={tmp_path}/obj",
-            f"OUT={tmp_path}/out", f"{tmp_path}/out/libcuda.so.1"]  # fmt: skip
-    subprocess.run(make, check=True)
-    program = str(tmp_path / "exercise")
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", f"-fsanitize={sanitizer}"]
-    files = ["-I", str(ROOT / "native" / "gpusim" / "cuda"), str(HERE / "programs" / "exercise.c"), "-o", program]
-    subprocess.run(["cc", *flags, *files, f"{tmp_path}/out/libcuda.so.1", f"-Wl,-rpath,{tmp_path}/out"], check=True)
-    command = [program] if "thread" not in sanitizer else ["setarch", "-R", program]
-    environment = host.environment(ASAN_OPTIONS="detect_leaks=0", TSAN_OPTIONS="halt_on_error=1")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert host.usage()["used"] == 0
-    assert os.path.exists(host.state)
