@@ -27,6 +27,8 @@ HOLDERS = (
     "nvidia-dcgm.service",
     "vgpu-device-plugin.service",
 )
+# Key of the record: what a reload has stopped and not started again yet.
+STOPPED = "stopped"
 
 
 class SetupError(Exception):
@@ -54,6 +56,7 @@ class Setup:
 
     def present(self) -> None:
         facts = driver_facts.read(self.host)
+        self._start_stopped()
         self._write(dict(self.wish.files))
         if self.wish.initramfs and (self.files or facts["initramfs_old"]):
             if not self.check_mode:
@@ -64,10 +67,15 @@ class Setup:
         self._services()
 
     def absent(self) -> None:
+        self._start_stopped()
         record = self._record()
-        self._write(record.get("files", {}))
-        argv = record.get("initramfs", {}).get("argv")
-        if self.files and argv:
+        former, initramfs = record.get("files", {}), record.get("initramfs", {})
+        argv = initramfs.get("argv")
+        if argv and not self.check_mode and any(self.host.text(path) != text for path, text in former.items()):
+            # Before the files: once they are as they were, nothing else tells that the initramfs is not.
+            self._remember("initramfs", {"due": True})
+        self._write(former)
+        if argv and (self.files or initramfs.get("due")):
             self._do("rebuild the initramfs", argv)
         added = record.get("kernel_arguments", [])
         if added:
@@ -141,6 +149,7 @@ class Setup:
             return
         stopped = [name for name, unit in self.host.units(HOLDERS).items() if unit["active"]]
         if stopped:
+            self._remember(STOPPED, stopped)
             self._run("stopping what holds the driver", ["systemctl", "stop", *stopped])
         try:
             modules = driver_facts.loaded_modules(self.host)
@@ -157,6 +166,19 @@ class Setup:
         finally:
             if stopped:
                 self._run("starting what used the driver", ["systemctl", "start", *stopped])
+                self._forget(STOPPED)
+
+    def _start_stopped(self) -> None:
+        """Start what a reload stopped that was cut off before it started it again."""
+        stopped = self._record().get(STOPPED, [])
+        if not stopped:
+            return
+        found = self.host.units(stopped)
+        idle = [name for name in stopped if found[name]["present"] and not found[name]["active"]]
+        if idle:
+            self._do(f"start {' '.join(idle)}, which a run that was cut off had stopped", ["systemctl", "start", *idle])
+        if not self.check_mode:
+            self._forget(STOPPED)
 
     def _load(self, line: str) -> None:
         self.plan.append(line)
@@ -222,8 +244,16 @@ class Setup:
             record[key] = {**more, **record.get(key, {})}
         else:
             record[key] = sorted({*record.get(key, []), *more})
+        self._keep(record)
+
+    def _forget(self, key: str) -> None:
+        record = self._record()
+        if record.pop(key, None) is not None:
+            self._keep(record)
+
+    def _keep(self, record: dict[str, Any]) -> None:
         write_bytes(
-            self.host.path(self.wish.record),
+            self.host.path(str(self.wish.record)),
             (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"),
             0o600,
         )

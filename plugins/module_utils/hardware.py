@@ -38,7 +38,10 @@ UNIT_ABSENT: dict[str, Any] = {
     "started": None,
     "argv": [],
     "exe": "",
+    "old_driver": False,
 }
+# The driver's libraries, of which a program that runs keeps the files that it started with.
+DRIVER_LIBRARIES = ("/libnvidia-ml.so", "/libcuda.so")
 
 Runner = Callable[[Sequence[str]], Answer]
 
@@ -66,6 +69,11 @@ class Host:
 
     def path(self, path: str) -> str:
         return os.path.join(self.root, path.lstrip("/"))
+
+    def real(self, path: str) -> str:
+        """A path on the host with its links resolved."""
+        found, top = os.path.realpath(self.path(path)), os.path.realpath(self.root)
+        return found if top == "/" else "/" + os.path.relpath(found, top)
 
     def text(self, path: str) -> str | None:
         """The text of a file, None where there is none."""
@@ -165,6 +173,11 @@ class Host:
         """The program file of a running process with its links resolved, empty where there is none."""
         return (self.link(f"/proc/{pid}/exe") or "") if pid else ""
 
+    def old_driver(self, pid: int) -> bool:
+        """Whether a running process has a library of the driver loaded whose file was replaced or removed since."""
+        lines = (self.text(f"/proc/{pid}/maps") or "").splitlines() if pid else []
+        return any(line.endswith(" (deleted)") and any(one in line for one in DRIVER_LIBRARIES) for line in lines)
+
     def units(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         """State of systemd units, in one call. Without systemd every unit is absent."""
         found: dict[str, dict[str, Any]] = {name: dict(UNIT_ABSENT) for name in names}
@@ -186,6 +199,7 @@ class Host:
                 "started": time.time() - (time.monotonic() - started / 1e6) if started else None,
                 "argv": self.argv(int(fields.get("MainPID") or 0)),
                 "exe": self.exe(int(fields.get("MainPID") or 0)),
+                "old_driver": self.old_driver(int(fields.get("MainPID") or 0)),
             }
         return found
 

@@ -22,7 +22,9 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
 
     Records that are there and cannot be read keep every version: what they name is not known.
     """
-    promised = _promised(host, root)
+    # Where the root is reached through a link, the kernel names files by the folder behind it.
+    roots = sorted({root.rstrip("/"), host.real(root)})
+    promised = _promised(host, roots)
     if promised is None:
         return list(versions)
     files = {version: host.names(os.path.join(root, version)) for version in versions}
@@ -38,7 +40,7 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
     for maps, mounts in _processes(host):
         found |= {version for mark, version in inodes.items() if mark in maps}
         # Where the root is an overlay, maps may name the device of a lower layer; the path tells then.
-        found |= {version for version in versions if f"{root}/{version}/" in maps}
+        found |= {version for version in versions if any(f"{one}/{version}/" in maps for one in roots)}
         found |= {version for end, version in ends.items() if f"{end} " in mounts}
     return [version for version in versions if version in found]
 
@@ -64,7 +66,7 @@ def _processes(host: Host) -> list[tuple[str, str]]:
     return found
 
 
-def _promised(host: Host, root: str) -> list[str] | None:
+def _promised(host: Host, roots: Sequence[str]) -> list[str] | None:
     """The versions that the device plugin's records name, None where the file is there and cannot be read."""
     if not os.path.lexists(host.path(RECORDS)):
         return []
@@ -72,4 +74,4 @@ def _promised(host: Host, root: str) -> list[str] | None:
         folders = [str(one.get("library") or "") for one in json.loads(host.text(RECORDS) or "")["allocations"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return [os.path.basename(folder) for folder in folders if os.path.dirname(folder) == root.rstrip("/")]
+    return [os.path.basename(folder) for folder in folders if os.path.dirname(folder) in roots]

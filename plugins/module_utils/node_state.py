@@ -77,6 +77,8 @@ def library(host: Host, root: str) -> dict[str, Any]:
     current = version_of(host.link(os.path.join(root, "current")))
     return {
         "current": current,
+        # The kernel names programs by this one where the root is reached through a link.
+        "real_root": host.real(root),
         "versions": versions,
         "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
         "unused": unused(host, root, [current or ""]),

@@ -40,6 +40,7 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
             steps.append(
                 {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
             )
+    steps += _after_driver(wish, state, steps)
     errors += _without_driver(wish, state, [step["role"] for step in steps])
     reason = why_prove(wish, state, bool(steps))
     if reason:
@@ -66,6 +67,19 @@ def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
         name = host["name"] or host["id"] or "an unknown distribution"
         found.append(f"{name} is not supported in this version; Debian and Ubuntu are")
     return found
+
+
+def _after_driver(wish: dict[str, Any], state: dict[str, Any], steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A device plugin that runs holds the driver that it started with: it is started again after one that changes."""
+    wanted = wish["roles"].get("device_plugin") or {}
+    changes = {step["role"]: step["changes"] for step in steps}
+    # Packages are changed by name, files by path.
+    replaced = any(change.startswith("change ") and change[7] != "/" for change in changes.get("nvidia_driver", []))
+    running = wanted.get("state") == PRESENT and (state["units"].get(wanted["unit"]) or {}).get("active")
+    if not (replaced and running) or "device_plugin" in changes:
+        return []
+    todo = ["restart {}".format(wanted["unit"])]
+    return [{"role": "device_plugin", "reason": "the driver changes under it", "changes": todo, "disturbs": False}]
 
 
 def _without_driver(wish: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
@@ -252,13 +266,13 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -
     if on_disk is None or on_disk["sha256"] != sha256(text):
         changes.append("{} {}".format("write" if on_disk is None else "change", path))
         reason = "the unit of the arbiter differs" if len(changes) == 1 else reason
-    return Part(reason, changes) if changes else _arbiter_running(wanted, unit, on_disk)
+    return Part(reason, changes) if changes else _arbiter_running(wanted, unit, on_disk, found["real_root"])
 
 
-def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any) -> Part:
+def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any, real_root: str) -> Part:
     """All files are as wanted: does the arbiter that runs come from them? A restart leaves tenants their own share."""
     name = wanted["arbiter_unit"]
-    program = "{}/{}/vgpu-arbiter".format(wanted["root"], wanted["version"])
+    program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
     if unit.get("stale"):
         return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
     if not unit.get("enabled"):
@@ -313,6 +327,8 @@ def _plugin_running(
         return Part(f"{name} is not running", [f"start {name}"])
     if unit.get("started") and on_disk and on_disk["mtime"] > unit["started"]:
         return Part("the unit file is newer than the running program", [f"restart {name}"])
+    if unit.get("old_driver"):
+        return Part("the running program holds a driver that was replaced", [f"restart {name}"])
     if status is None:
         return Part("the device plugin does not answer vgpuctl", [f"restart {name}"])
     if status.get("version") not in (None, wanted["version"]):

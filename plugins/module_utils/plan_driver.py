@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from . import driver_choice
 from .driver_choice import Choice
+from .driver_setup import STOPPED
 from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 
@@ -22,7 +24,13 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     replaced = any(text.startswith("change ") for text in changes)
     reason = "driver packages are missing or of another version"
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
-    host = [*_host_files(choice, state), *_holds(choice, state), *_services(choice, state), *kernel]
+    host = [
+        *_host_files(choice, state),
+        *_holds(choice, state),
+        *_services(choice, state),
+        *kernel,
+        *_cut_off(wanted, state),
+    ]
     if host and not changes:
         reason = "the driver is installed and not in force as wanted"
     faults = _reboot_faults(reboot, wanted)
@@ -65,6 +73,17 @@ def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
         if unit.get("present") and not (unit.get("active") and unit.get("enabled")):
             changes.append(f"enable and start {name}")
     return changes
+
+
+def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Services that a reload of the modules stopped, where it was killed before it started them again."""
+    text = (state.get("texts") or {}).get(wanted.get("setup_record") or "")
+    try:
+        stopped = json.loads(text or "{}").get(STOPPED) or []
+    except (ValueError, AttributeError):
+        # The role's module names a record that cannot be read; nothing is known of it here.
+        return []
+    return [f"start {name}, which a run that was cut off had stopped" for name in stopped]
 
 
 def _kernel_side(

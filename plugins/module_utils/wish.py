@@ -103,17 +103,19 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     """The options of host_state: what of the host must be read to compare it with this wish."""
     roles = wish["roles"]
     packages = [name_of(package) for part in roles.values() for package in part.get("packages") or []]
-    options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": []}
+    options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": [], "texts": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
     if "nvidia_driver" in roles:
         if roles["nvidia_driver"]["kernel_module"] != "none":
             options["units"] += driver_choice.UNITS
             options["files"] += driver_choice.FILES
+            if roles["nvidia_driver"]["setup_record"]:
+                options["texts"].append(roles["nvidia_driver"]["setup_record"])
         if not roles["nvidia_driver"]["packages"]:
             # Which names they have is decided by what is read here.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
     if "nvidia_docker" in roles and roles["nvidia_docker"]["config"]:
-        options["texts"] = [roles["nvidia_docker"]["config_path"]]
+        options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:
         part = roles["container_runtime"]
         options["units"].append(DOCKER_UNIT)

@@ -23,6 +23,10 @@ BUSY = "nvidia_uvm 4 0 - Live 0x0\nnvidia 2 3 nvidia_uvm, Live 0x0\n"
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue\n"
 
 
+class Killed(BaseException):
+    """SIGKILL. What the run has in a ``finally`` is met by the same death."""
+
+
 class Machine:
     """A host whose kernel and systemd follow the commands that it is given."""
 
@@ -30,6 +34,7 @@ class Machine:
         self.root = root
         self.calls: list[str] = []
         self.fails: dict[str, Answer] = {}
+        self.killed_at, self.dead = "", False  # the run ends when this command starts, and runs no other
         self.units = {"nvidia-persistenced.service": [True, False, False]}  # present, enabled, active
         self.disk = "535.2"
         if gpu:
@@ -53,6 +58,9 @@ class Machine:
         if argv[0] == "mokutil":
             return Answer(127, "", "")
         self.calls.append(line)
+        if self.dead or line == self.killed_at:
+            self.dead = True
+            raise Killed(line)
         if line in self.fails:
             return self.fails[line]
         if argv[0] == "systemctl":
@@ -203,6 +211,48 @@ def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, s
     assert machine.setup().plan == []
     machine.setup("absent")
     assert machine.files() == before
+
+
+def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
+    machine = Machine(tmp_path)
+    before = machine.files()
+    machine.setup()
+    machine.calls.clear()
+    machine.killed_at = "update-initramfs -u -k all"
+    with pytest.raises(Killed):
+        machine.setup("absent")
+    assert not (tmp_path / BLACKLIST[1:]).exists(), "killed after the file went"
+    machine.killed_at, machine.dead = "", False
+    machine.calls.clear()
+    assert machine.setup("absent", check=True).plan[0] == "rebuild the initramfs"
+    machine.setup("absent")
+    assert machine.calls[0] == "update-initramfs -u -k all"
+    assert machine.files() == before
+    machine.calls.clear()
+    assert (machine.setup("absent").plan, machine.calls) == ([], [])
+
+
+DCGM = "nvidia-dcgm.service"
+
+
+@pytest.mark.parametrize("state", ["present", "absent"])
+@pytest.mark.parametrize("moment", ["rmmod nvidia", "modprobe nvidia", f"systemctl start {DCGM}"])
+def test_what_a_killed_reload_had_stopped_is_started_by_the_next_run(tmp_path, moment, state):
+    machine = Machine(tmp_path)
+    machine.units = {DCGM: [True, True, True]}
+    wish = WISH._replace(services=[], files={}, initramfs=[])
+    machine.load("535.1", IDLE)
+    machine.killed_at = moment
+    with pytest.raises(Killed):
+        machine.setup(wish=wish)
+    assert machine.units[DCGM][2] is False, "the kill left it stopped; the test has nothing to show"
+    machine.killed_at, machine.dead = "", False
+    line = f"start {DCGM}, which a run that was cut off had stopped"
+    assert line in machine.setup(state, check=True, wish=wish).plan
+    assert machine.units[DCGM][2] is False, "check mode starts nothing"
+    assert line in machine.setup(state, wish=wish).plan
+    assert machine.units[DCGM] == [True, True, True]
+    assert line not in machine.setup(state, wish=wish).plan
 
 
 def test_a_host_without_grubby_is_told_what_to_add(tmp_path):

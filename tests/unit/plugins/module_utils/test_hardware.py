@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import hardware
@@ -115,6 +117,34 @@ def test_units_are_read_in_one_call(tmp_path):
     assert units["docker.service"]["argv"] == ["/usr/bin/dockerd", "-H", "fd://"]
     assert units["docker.service"]["started"] is not None
     assert units["vgpu-device-plugin.service"]["started"] is None
+
+
+@pytest.mark.parametrize(
+    "name, replaced, old",
+    [
+        ("libnvidia-ml.so.535.1", True, True),
+        ("libcuda.so.1", True, True),
+        ("libnvidia-ml.so.535.1", False, False),
+        ("libother.so.1", True, False),
+    ],
+)
+def test_a_process_that_holds_a_replaced_library_of_the_driver(tmp_path, name, replaced, old):
+    """As a package manager does it: a new file takes the place of the one that a process has mapped."""
+    library = tmp_path / name
+    library.write_bytes(b"\x7fELF" * 1024)
+    script = f"import mmap, sys; f = open({str(library)!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, prot=mmap.PROT_READ); "
+    script += "print('mapped', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "mapped\n"
+        if replaced:
+            fresh = tmp_path / "fresh"
+            fresh.write_bytes(b"new")
+            fresh.replace(library)
+        assert Host().old_driver(holder.pid) is old
+        holder.communicate()
+    assert Host().old_driver(0) is False
 
 
 # LoadState, UnitFileState, ActiveState: present, masked, enabled, active.

@@ -69,6 +69,18 @@ def test_a_mount_of_another_file_is_none_of_ours(host, tmp_path):
     assert library_users.used(host, ROOT, ["1", "2"]) == []
 
 
+@pytest.mark.parametrize("asked", [ROOT, "/srv/vgpu"])
+def test_a_root_behind_a_link_is_the_same_root(tmp_path, asked):
+    """The kernel names files by the folder behind the link, the plugin's records by either."""
+    for version in ("1", "2", "3"):
+        write(tmp_path, f"/srv/vgpu/{version}/libvgpu.so", version)
+    (tmp_path / "usr/local/lib").mkdir(parents=True)
+    (tmp_path / ROOT.lstrip("/")).symlink_to(tmp_path / "srv/vgpu")
+    process(tmp_path, 7, MAPS.format(device="00:99", inode=1, path="/srv/vgpu/2/vgpu-arbiter"))
+    write(tmp_path, library_users.RECORDS, json.dumps({"allocations": [{"library": "/srv/vgpu/1"}]}))
+    assert library_users.used(Host(str(tmp_path)), asked, ["1", "2", "3"]) == ["1", "2"]
+
+
 # What the plugin's records hold, the versions that are promised by it.
 RECORDS = [
     (json.dumps({"version": 1, "allocations": [{"id": "a", "library": f"{ROOT}/2"}]}), ["2"]),

@@ -44,7 +44,8 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
         "info": None,
         "kinds": {"snap": False, "podman": False, "rootless": []},
     }
-    assert state["vcuda"] == {"current": None, "versions": [], "whole": [], "unused": []}
+    nothing = {"current": None, "real_root": "/usr/local/lib/vgpu", "versions": [], "whole": [], "unused": []}
+    assert state["vcuda"] == nothing
     assert state["plugin"] == {"current": None, "versions": [], "status": None}
     assert state["node_config"] == {"text": None}
     assert state["proof"] is None
@@ -58,7 +59,17 @@ def test_versions_of_the_library(root):
     version(root, ".4.new")
     (root / "usr/local/lib/vgpu/current").symlink_to("1")
     found = node_state.library(host(root), "/usr/local/lib/vgpu")
+    assert found.pop("real_root") == "/usr/local/lib/vgpu"
     assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
+
+
+def test_a_root_behind_a_link_is_told(root):
+    version(root, "1")
+    (root / "srv").mkdir()
+    (root / "usr/local/lib/vgpu").rename(root / "srv/vgpu")
+    (root / "usr/local/lib/vgpu").symlink_to(root / "srv/vgpu")
+    found = node_state.library(host(root), "/usr/local/lib/vgpu")
+    assert (found["real_root"], found["whole"]) == ("/srv/vgpu", ["1"])
 
 
 @pytest.mark.parametrize(

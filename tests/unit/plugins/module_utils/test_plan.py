@@ -75,6 +75,7 @@ CONVERGED = {
     "containerd": {"config_text": None, "drop_in_text": None},
     "vcuda": {
         "current": "0.1.0-new",
+        "real_root": "/usr/local/lib/vgpu",
         "versions": ["0.1.0-new", "0.1.0-old"],
         "whole": ["0.1.0-new", "0.1.0-old"],
         "unused": [],
@@ -95,7 +96,7 @@ BARE = {
     "files": {},
     "units": {},
     "docker": {"config_text": None, "info": None, "kinds": {"snap": False, "podman": False, "rootless": []}},
-    "vcuda": {"current": None, "versions": [], "whole": [], "unused": []},
+    "vcuda": {"current": None, "real_root": "/usr/local/lib/vgpu", "versions": [], "whole": [], "unused": []},
     "plugin": {"current": None, "versions": [], "status": None},
     "node_config": {"text": None},
 }
@@ -169,6 +170,9 @@ STATES = [
     # Killed after the switch and before the restart, or the folder of its version was deployed anew under it.
     ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-old/vgpu-arbiter"}, "vcuda", "0.1.0-old/vgpu-arbiter"),
     ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-new/vgpu-arbiter (deleted)"}, "vcuda", "restart vgpu-arbiter"),
+    # The root is a link, and the program that runs is not the one behind it.
+    ({"vcuda.real_root": "/srv/vgpu"}, "vcuda", "restart vgpu-arbiter"),
+    ({(*UNIT, "old_driver"): True}, "device_plugin", "restart vgpu-device-plugin.service"),
     ({(*ARBITER, "stale"): True}, "vcuda", "reload systemd and restart vgpu-arbiter.service"),
     ({(*ARBITER, "active"): False}, "vcuda", "start vgpu-arbiter.service"),
     ({(*ARBITER, "enabled"): False}, "vcuda", "enable vgpu-arbiter.service"),
@@ -212,9 +216,10 @@ WISHES = [
     ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify", "collect"]),
     ({"nvidia_driver_version": "535.261.03-1"}, []),
     ({"nvidia_driver_version": "535.*"}, []),
-    ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "verify"]),
+    # The plugin that runs holds the files of the driver that it started with.
+    ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "device_plugin", "verify"]),
     ({"nvidia_driver_packages": ["nvidia-smi=535.261.03-1"]}, []),
-    ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "verify"]),
+    ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "device_plugin", "verify"]),
     ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
     ({"vgpu_verify": "always"}, ["verify"]),
     ({"vgpu_verify": "never", "vgpu_split_count": 4}, ["device_plugin"]),

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, plan_driver, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
@@ -114,6 +116,23 @@ def test_what_is_planned(state, wanted, changes, fault, disturbs):
     assert found.disturbs is disturbs
 
 
+# What the role's record on the host holds of a reload -> changes
+RECORDS = [
+    ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which a run that was cut off had stopped"]),
+    ({"stopped": []}, []),
+    ({"files": {}}, []),
+]
+
+
+@pytest.mark.parametrize("record, changes", RECORDS)
+def test_what_a_killed_reload_left_stopped_is_a_change(record, changes):
+    wanted = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "setup_record": "/r"}
+    state = {**GOOD, "texts": {"/r": json.dumps(record)}}
+    assert plan_driver.nvidia_driver(wanted, state, {}).changes == changes
+    assert plan_driver.nvidia_driver(wanted, {**GOOD, "texts": {"/r": None}}, {}).changes == []
+    assert plan_driver.nvidia_driver(wanted, {**GOOD, "texts": {"/r": "torn"}}, {}).changes == []
+
+
 def test_a_fabric_manager_of_another_version_is_a_change():
     state = changed(
         GOOD,
@@ -137,7 +156,9 @@ def test_a_fabric_manager_of_another_version_is_a_change():
 
 def test_all_that_a_decision_may_name_is_read():
     roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
+    roles["nvidia_driver_setup_record"] = "/r"
     options = wish.reads(wish.collect(roles))
     assert set(driver_choice.UNITS) <= set(options["units"])
     assert set(driver_choice.FILES) <= set(options["files"])
     assert "*nvidia*" in options["packages"]
+    assert options["texts"] == ["/r"]
