@@ -16,7 +16,7 @@ APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
 APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test native-slow gpu-check molecule molecule-all native venv collection docs lock clean apt-base apt-hosts apt-test
+.PHONY: help demo demo-down test test-fast lint sanity unit integration native-test native-slow page gpu-check molecule molecule-all native venv collection docs lock clean apt-base apt-hosts apt-test
 
 help:
 	@echo "make demo       three simulated GPU hosts, from bare to verified; needs root, no GPU"
@@ -63,7 +63,7 @@ test: apt-test venv collection
 test-fast: apt-test venv collection
 	@$(BIN)/python tools/gates.py lint unit native integration
 
-lint sanity unit integration molecule native-slow: apt-test venv collection
+lint sanity unit integration molecule native-slow page: apt-test venv collection
 	@$(BIN)/python tools/gates.py $@
 
 # Every scenario, one after the other; `make molecule` runs the one that is part of `make test`.

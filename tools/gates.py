@@ -84,6 +84,12 @@ SLOW_GATES = [
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
     Gate("fuzz", {}, ["tests/fuzz"], minutes=1),
+    Gate(
+        "page",
+        {"chromium": ["tools/apt.sh", "chromium", "chromium-driver", "fonts-dejavu-core"]},
+        ["tests/page"],
+        minutes=2,
+    ),
     Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
     Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
 ]

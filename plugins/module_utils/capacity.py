@@ -23,8 +23,10 @@ SOCKET = KUBELET_DIR + "/kubelet.sock"
 HEALTHY = "Healthy"
 
 
-def observe(host: Host, config_path: str = node_config.PATH, kubelet_dir: str = KUBELET_DIR) -> dict[str, Any]:
-    """All that the comparison needs of a host."""
+def observe(
+    host: Host, config_path: str = node_config.PATH, kubelet_dir: str = KUBELET_DIR, usage: bool = False
+) -> dict[str, Any]:
+    """All that the comparison needs of a host. ``usage``: also who holds the slices, which is one more question."""
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
     return {
         "nvml": nvml.read(),
@@ -34,6 +36,8 @@ def observe(host: Host, config_path: str = node_config.PATH, kubelet_dir: str = 
         "kubelet_fault": refusal(kubelet_socket),
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
         "plugin": node_state.plugin_status(host),
+        "proof": node_state.proof(host),
+        "usage": node_state.plugin_usage(host) if usage else [],
     }
 
 
@@ -60,6 +64,12 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "advertised": [],
         "gpus": [],
         "library": (seen["plugin"] or {}).get("library"),
+        "versions": {
+            "driver": seen["nvml"].get("driver_version"),
+            "library": (seen["plugin"] or {}).get("library"),
+            "plugin": (seen["plugin"] or {}).get("version"),
+        },
+        "usage": [_use(one) for one in seen.get("usage") or []],
         "fingerprint": node_state.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
     }
@@ -78,8 +88,22 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     _compare_plugin(seen, answer, config)
     _compare_library(seen, answer)
     _compare_kubelet(seen, answer)
+    answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
     answer["ok"] = not drift
     return answer
+
+
+def _use(usage: dict[str, Any]) -> dict[str, Any]:
+    """One container on one GPU: its slices, its name as Kubernetes has it, and what it holds of what it may."""
+    names = [usage.get(key) for key in ("namespace", "pod", "container")]
+    return {
+        "by": "/".join(str(one) for one in names if one) or str(usage.get("allocation") or ""),
+        "uuid": usage.get("uuid"),
+        "slices": list(usage.get("slice_ids") or []),
+        "limit_mib": int(usage.get("memory_limit") or 0) >> 20,
+        "used_mib": int(usage.get("memory_used") or 0) >> 20,
+        "processes": int(usage.get("processes") or 0),
+    }
 
 
 def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, found: Any, remedy: str) -> None:
@@ -117,6 +141,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
             slices=len(made),
             slice_mib=made[0].memory_mib if made else 0,
             sm_percent=made[0].sm_percent if made else 0,
+            mode=made[0].mode if made else None,
             advertised=0,
         )
         answer["gpus"].append(row)

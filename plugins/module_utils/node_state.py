@@ -121,16 +121,26 @@ def version_of(link: str | None) -> str | None:
 
 def plugin_status(host: Host) -> dict[str, Any] | None:
     """What the running device plugin says of itself, None where none answers."""
+    return _ask_plugin(host, "status", "--json")
+
+
+def plugin_usage(host: Host) -> list[dict[str, Any]]:
+    """What each limited container holds and uses, GPU by GPU; empty where no device plugin answers."""
+    usages = (_ask_plugin(host, "top", "--once", "--json") or {}).get("usages")
+    return usages if isinstance(usages, list) else []
+
+
+def _ask_plugin(host: Host, *arguments: str) -> dict[str, Any] | None:
     if host.file(VGPUCTL) is None:
         return None
-    answer = host.run([host.path(VGPUCTL), "status", "--json"])
+    answer = host.run([host.path(VGPUCTL), *arguments])
     if answer.rc != 0:
         return None
     try:
-        status = json.loads(answer.out)
+        told = json.loads(answer.out)
     except ValueError:
         return None
-    return status if isinstance(status, dict) else None
+    return told if isinstance(told, dict) else None
 
 
 def proof(host: Host) -> str | None:

@@ -31,6 +31,10 @@ options:
       - The module returns as soon as there is none.
     type: int
     default: 0
+  usage:
+    description: Whether to ask the device plugin also what each container holds of its slices.
+    type: bool
+    default: false
   node_config:
     description: Configuration file of the node.
     type: path
@@ -112,7 +116,29 @@ gpus:
       slices: 7
       slice_mib: 2194
       sm_percent: 100
+      mode: vcuda
       advertised: 7
+usage:
+  description: What each limited container holds, GPU by GPU; empty unless O(usage) is set.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - by: default/trainer/main
+      uuid: GPU-11111111-2222-3333-4444-555555555555
+      slices: [GPU-11111111-2222-3333-4444-555555555555::0]
+      limit_mib: 2194
+      used_mib: 900
+      processes: 1
+versions:
+  description: Versions of the driver, the vGPU library and the device plugin, V(null) where unknown.
+  returned: always
+  type: dict
+  sample: {driver: 535.261.03, library: 0.1.0-5f2c1a, plugin: 0.1.0}
+proven:
+  description: Whether the last proof of isolation holds for what runs now.
+  returned: always
+  type: bool
 library:
   description: Version of the vGPU library that new allocations get, V(null) where the device plugin does not answer.
   returned: always
@@ -175,6 +201,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "timeout": {"type": "int", "default": 0},
+            "usage": {"type": "bool", "default": False},
             "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
             "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet/device-plugins"},
         },
@@ -183,7 +210,9 @@ def main() -> None:
     host, options = Host(), module.params
     begin = time.monotonic()
     while True:
-        answer = capacity.compare(capacity.observe(host, options["node_config"], options["kubelet_dir"]))
+        answer = capacity.compare(
+            capacity.observe(host, options["node_config"], options["kubelet_dir"], options["usage"])
+        )
         waited = time.monotonic() - begin
         if answer["ok"] or waited >= options["timeout"]:
             break

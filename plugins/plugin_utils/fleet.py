@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a fleet as data: what each node showed, sums over all of them, and what changed since the last report.
+
+Pure: the filter hands in what the modules returned, and the last report as it was written. Controller only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+SCHEMA = 1
+HELD, VIOLATED = "held", "violated"
+# What a node is, the worst first. Which of them need somebody's hands: all before "unproven".
+STATES = ("unreachable", "failed", "violated", "differs", "unproven", "held", "whole")
+TROUBLE = STATES[:4]
+# Reports that are remembered for the curves: a year of one each week, or two months of one a day.
+HISTORY = 60
+# Compared with the last report, in this order; what they are called in a sentence.
+WATCHED = ("state", "driver", "library", "plugin", "gpus", "expected", "advertised")
+
+
+def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """One node of the report from the facts that the role ``verify`` left of a host.
+
+    ``facts``: ``groups`` (names), ``capacity`` (what vgpu_capacity_info returned), ``isolation`` (what vgpu_isolation
+    returned) and ``fault`` (why there is nothing: ``{state, message}``); any of them may be missing.
+    """
+    capacity = facts.get("capacity") or {}
+    isolation = facts.get("isolation") or {}
+    fault = facts.get("fault") or ({} if capacity else {"state": "failed", "message": "nothing was read of this host"})
+    versions = capacity.get("versions") or {}
+    gpus = [_gpu(one, capacity) for one in capacity.get("gpus") or []]
+    results = [dict(one) for one in isolation.get("results") or []]
+    return {
+        "name": name,
+        "groups": sorted(str(one) for one in facts.get("groups") or []),
+        "state": _state(capacity, isolation, fault),
+        "message": str(fault.get("message") or ""),
+        "driver": versions.get("driver"),
+        "library": versions.get("library"),
+        "plugin": versions.get("plugin"),
+        "kubelet": bool(capacity.get("kubelet")),
+        "resources": list(capacity.get("resources") or []),
+        "expected": len(capacity.get("expected") or []),
+        "advertised": len(capacity.get("advertised") or []),
+        "in_use": sum(len(one["taken"]) for one in gpus),
+        "proven": bool(capacity.get("proven")) or isolation.get("verdict") == HELD,
+        "gpus": gpus,
+        "drift": [dict(one) for one in capacity.get("drift") or []],
+        "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,
+        "shares": _shares(results),
+    }
+
+
+def _state(capacity: Mapping[str, Any], isolation: Mapping[str, Any], fault: Mapping[str, Any]) -> str:
+    if fault:
+        return str(fault["state"])
+    if isolation.get("verdict") == VIOLATED:
+        return "violated"
+    if not capacity.get("ok"):
+        return "differs"
+    if not capacity.get("shared"):
+        return "whole"
+    return "held" if isolation.get("verdict") == HELD or capacity.get("proven") else "unproven"
+
+
+def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
+    """A GPU: its slices as numbers, and of those that are missing or taken also which."""
+    ids = [one["id"] for one in capacity.get("expected") or [] if one["uuid"] == gpu["uuid"]]
+    told = set(capacity.get("advertised") or [])
+    keys = ("index", "uuid", "model", "memory_mib", "used_mib", "slices", "slice_mib", "sm_percent", "advertised")
+    made: dict[str, Any] = {key: gpu.get(key) for key in keys}
+    made["mode"] = gpu.get("mode")
+    made["sold_mib"] = int(gpu["slices"]) * int(gpu["slice_mib"])
+    made["missing"] = [_number(one) for one in ids if one not in told]
+    made["taken"] = [
+        {"slice": _number(one), "by": str(use.get("by") or ""), "used_mib": use.get("used_mib")}
+        for use in capacity.get("usage") or []
+        for one in use.get("slices") or []
+        if one in ids
+    ]
+    return made
+
+
+def _number(slice_id: str) -> str:
+    """The part of a slice's id that is its own: ``GPU-…::3`` is 3."""
+    return slice_id.rpartition("::")[2] or slice_id
+
+
+def _shares(results: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Share of the GPU's time wanted and got, in percent, of every slice where it was measured."""
+    found = []
+    for result in results:
+        for check in result.get("checks") or []:
+            if check.get("name") == "share" and check.get("unit") == "percent":
+                try:
+                    found.append({"wanted": float(check["expected"]), "got": float(check["found"])})
+                except ValueError:
+                    continue
+    return found
+
+
+def totals(nodes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Sums over all nodes; memory in MiB."""
+    gpus = [gpu for one in nodes for gpu in one["gpus"]]
+    sums = {
+        "nodes": len(nodes),
+        "gpus": len(gpus),
+        "memory_mib": sum(int(gpu["memory_mib"] or 0) for gpu in gpus),
+        "sold_mib": sum(gpu["sold_mib"] for gpu in gpus),
+        "used_mib": sum(int(gpu["used_mib"] or 0) for gpu in gpus),
+        "differences": sum(len(one["drift"]) for one in nodes),
+        "trouble": sum(one["state"] in TROUBLE for one in nodes),
+    }
+    sums.update({key: sum(one[key] for one in nodes) for key in ("expected", "advertised", "in_use")})
+    sums.update({state: sum(one["state"] == state for one in nodes) for state in STATES})
+    return sums
+
+
+def changes(nodes: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """What differs from the last report: nodes that came and went, and values of those that stayed."""
+    then = {str(one.get("name")): one for one in before}
+    found = []
+    for one in nodes:
+        old = then.pop(one["name"], None)
+        if old is None:
+            found.append({"node": one["name"], "what": "node", "before": "", "now": one["state"]})
+            continue
+        for key in WATCHED:
+            was, now = _shown(old.get(key)), _shown(one[key])
+            # A node that does not answer shows no versions; that it does not answer is the news.
+            if was != now and (key == "state" or (one["gpus"] and old.get("gpus"))):
+                found.append({"node": one["name"], "what": key, "before": was, "now": now})
+    found += [
+        {"node": name, "what": "node", "before": str(then[name].get("state")), "now": ""} for name in sorted(then)
+    ]
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A watched value as text; of a list how many there are."""
+    return "" if value is None else str(len(value) if isinstance(value, (list, tuple)) else value)
+
+
+def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any = None) -> dict[str, Any]:
+    """The whole report. ``made``: when, ISO 8601 in UTC. ``last``: the one before it; anything else counts as none."""
+    known = last if isinstance(last, Mapping) and last.get("schema") == SCHEMA else {}
+    ranked = sorted(nodes, key=lambda one: (STATES.index(one["state"]), one["name"]))
+    sums = totals(ranked)
+    return {
+        "schema": SCHEMA,
+        "title": title,
+        "made": made,
+        "last": known.get("made"),
+        "states": list(STATES),
+        "trouble": list(TROUBLE),
+        "totals": sums,
+        "changes": changes(ranked, known.get("nodes") or []) if known else [],
+        "history": [*(known.get("history") or []), {"made": made, **sums}][-HISTORY:],
+        "nodes": list(ranked),
+    }

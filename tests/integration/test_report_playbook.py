@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""playbooks/report.yml of hosts that do not answer: it names them, fails nothing, and remembers the last report."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def closed_port():
+    """A port of this machine on which nothing listens: bound, never listened on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def test_hosts_that_do_not_answer(tmp_path, closed_port):
+    inventory = tmp_path / "hosts.ini"
+    line = f"ansible_host=127.0.0.1 ansible_port={closed_port}"
+    inventory.write_text(f"[gpu_nodes]\ngone-1 {line}\ngone-2 {line}\n")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    command = ["ansible-playbook", "-i", str(inventory), str(ROOT / "playbooks/report.yml")]
+    command += ["-e", f"report_dir={tmp_path}/report"]
+    written = []
+    for _unused in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "gone-1  does not answer" in done.stdout
+        written.append(json.loads((tmp_path / "report/fleet.json").read_text()))
+    assert [(one["name"], one["state"]) for one in written[0]["nodes"]] == [
+        ("gone-1", "unreachable"),
+        ("gone-2", "unreachable"),
+    ]
+    assert all("Connection refused" in one["message"] for one in written[0]["nodes"])
+    assert (written[0]["last"], written[1]["last"]) == (None, written[0]["made"])
+    assert written[1]["changes"] == [] and len(written[1]["history"]) == 2

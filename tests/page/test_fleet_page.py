@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report page in a real browser: what it shows, its filters, light and dark, on a phone, and of a thousand nodes.
+
+Expected values are written down here, not read from the report's own sums.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import facts
+from selenium.webdriver.common.by import By
+
+EVIL = "<img src=x onerror=\"document.title='broken'\"></script><script>document.title='broken'</script>"
+SHARE = {"name": "share", "verdict": "held", "expected": "25", "found": "26", "unit": "percent", "detail": ""}
+LIMIT = {"name": "limit-exact", "verdict": "violated", "expected": "5", "found": "6", "unit": "MiB", "detail": EVIL}
+DRIFT = {"what": "slice", "where": "GPU-d::1", "expected": "made", "found": "not made", "remedy": "restart it"}
+
+
+def isolation(verdict, *checks):
+    return {"verdict": verdict, "results": [{"slice": "GPU-b::1", "verdict": verdict, "detail": "", "checks": checks}]}
+
+
+def fleet():
+    """Five hosts, each in another state."""
+    usage = [{"by": "ns/trainer/main", "slices": ["GPU-a::0"], "used_mib": 900}]
+    a100 = facts(["GPU-d"], 2, ok=False, advertised=["GPU-d::0"], drift=[DRIFT])
+    a100["capacity"]["gpus"][0].update(model="A100-80GB", memory_mib=81920, slice_mib=40960)
+    a100["groups"] = ["a100"]
+    return {
+        "well": {**facts(["GPU-a", "GPU-a2"], usage=usage), "isolation": isolation("held", SHARE)},
+        "broken": {**facts(["GPU-b"]), "isolation": isolation("violated", LIMIT)},
+        "dark": {"groups": ["t4"], "fault": {"state": "unreachable", "message": "timed out"}},
+        "differs": a100,
+        "never-proven": facts(["GPU-e"], proven=False),
+    }
+
+
+@pytest.fixture(scope="module")
+def page(make_page):
+    return make_page(fleet())
+
+
+def names(browser):
+    return [one.text for one in browser.find_elements(By.CSS_SELECTOR, "td.node button")]
+
+
+def test_the_page_shows_every_node_and_asks_nobody(page, browser):
+    seen = browser(page)
+    assert names(seen) == ["dark", "broken", "differs", "never-proven", "well"]
+    states = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#nodes td .state")]
+    assert states == ["unreachable", "violated", "differs", "unproven", "held"]
+    tiles = [one.text.replace("\n", " ") for one in seen.find_elements(By.CSS_SELECTOR, ".sum")]
+    assert tiles[:6] == ["5 nodes", "3 need a look", "5 GPUs", "30 slices", "29 advertised", "1 in use"]
+    assert seen.get_log("browser") == []
+    asked = [json.loads(one["message"])["message"] for one in seen.get_log("performance")]
+    urls = [one["params"]["request"]["url"] for one in asked if one["method"] == "Network.requestWillBeSent"]
+    assert urls and not [url for url in urls if not url.startswith(("file:", "data:"))]
+
+
+def test_what_a_host_says_stays_text(page, browser):
+    seen = browser(page)
+    next(one for one in seen.find_elements(By.CSS_SELECTOR, "td.node button") if one.text == "broken").click()
+    more = seen.find_element(By.CSS_SELECTOR, "td.more")
+    assert EVIL in more.text
+    assert not more.find_elements(By.TAG_NAME, "img") and "broken" not in seen.title
+
+
+@pytest.mark.parametrize(
+    "node, said",
+    [
+        ("well", ["0: ns/trainer/main, 900 MiB", "1: free", "share", "25 percent", "26 percent"]),
+        ("dark", ["timed out"]),
+        ("differs", ["A100-80GB", "1: not advertised", "GPU-d::1", "not made", "restart it"]),
+        ("never-proven", ["vcuda", "7 of 7"]),
+    ],
+)
+def test_details_of_a_node(page, browser, node, said):
+    seen = browser(page)
+    button = next(one for one in seen.find_elements(By.CSS_SELECTOR, "td.node button") if one.text == node)
+    button.click()
+    assert button.get_attribute("aria-expanded") == "true"
+    text = seen.find_element(By.CSS_SELECTOR, "td.more").text
+    assert [one for one in said if one not in text] == []
+    button.click()
+    assert not seen.find_elements(By.CSS_SELECTOR, "td.more")
+
+
+@pytest.mark.parametrize(
+    "part, expected",
+    [
+        ("#find=A100", ["differs"]),
+        ("#find=trainer", ["well"]),
+        ("#find=t4+held", ["well"]),
+        ("#find=nothing-like-it", []),
+        ("#group=a100", ["differs"]),
+        ("#model=Tesla+T4", ["broken", "never-proven", "well"]),
+        ("#states=unreachable,violated", ["dark", "broken"]),
+        ("#states=violated&group=a100", []),
+        ("#states=no-such-state", ["dark", "broken", "differs", "never-proven", "well"]),
+    ],
+)
+def test_filters_are_in_the_address(page, browser, part, expected):
+    seen = browser(page, part)
+    assert names(seen) == expected
+    assert seen.find_element(By.ID, "count").text == f"{len(expected)} of 5 nodes"
+
+
+def test_filters_and_order_by_hand(page, browser):
+    seen = browser(page)
+    seen.find_element(By.CSS_SELECTOR, "#states button[value=held]").click()
+    assert names(seen) == ["well"] and "states=held" in seen.current_url
+    seen.find_element(By.CSS_SELECTOR, "#states button[value=held]").click()
+    seen.find_element(By.ID, "find").send_keys("t4")
+    assert names(seen) == ["dark", "broken", "never-proven", "well"]
+    seen.find_element(By.CSS_SELECTOR, "#nodes th:first-child button").click()
+    assert names(seen) == ["broken", "dark", "never-proven", "well"]
+    seen.find_element(By.CSS_SELECTOR, "#nodes th:first-child button").click()
+    assert names(seen) == ["well", "never-proven", "dark", "broken"]
+
+
+def test_plots(browser, make_page):
+    folder = make_page(fleet())
+    seen = browser(folder)
+    titles = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "figure h2")]
+    assert titles == ["Memory by model", "Share wanted and got"]
+    dots = seen.find_elements(By.CSS_SELECTOR, "figure circle")
+    assert [one.find_element(By.TAG_NAME, "title").get_attribute("textContent") for one in dots] == [
+        "wanted 25 %, got 26 %: 1 slices"
+    ]
+    later = {**fleet(), "new": facts(["GPU-n"])}
+    del later["dark"]
+    seen = browser(make_page(later, folder))
+    assert seen.find_elements(By.CSS_SELECTOR, "figure h2")[-1].text == "Over time"
+    changed = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#changes li")]
+    assert changed == ["new: node new → held", "dark: node unreachable → gone"]
+
+
+def brightness(browser, element):
+    said = browser.execute_script("return getComputedStyle(arguments[0]).backgroundColor", element)
+    red, green, blue = (int(one) for one in said[said.index("(") + 1 : -1].split(",")[:3])
+    return (299 * red + 587 * green + 114 * blue) / 1000
+
+
+CONTRAST = """
+const lum = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) => (v /= 255) <= 0.03928 ? v / 12.92
+  : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
+  if (!/, 0\\)$/.test(c)) return c; } return "rgb(255, 255, 255)"; };
+const written = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
+return [...document.querySelectorAll("body *")].filter((e) => written(e)
+  && e.checkVisibility() && !e.closest("svg") && getComputedStyle(e).opacity === "1").map((e) => {
+  const a = lum(getComputedStyle(e).color), b = lum(ground(e));
+  return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; }).filter(([r]) => r < 4.5);
+"""
+
+
+@pytest.mark.parametrize("width", [1280, 360])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_light_dark_and_a_phone(page, browser, width, dark):
+    seen = browser(page, width=width, dark=dark)
+    for button in seen.find_elements(By.CSS_SELECTOR, "td.node button"):
+        seen.execute_script("arguments[0].click()", button)
+    assert (brightness(seen, seen.find_element(By.TAG_NAME, "body")) < 128) == dark
+    # Text that is harder to read than WCAG's level AA allows.
+    assert seen.execute_script(CONTRAST) == []
+    wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
+    assert wide[0] <= wide[1], "the page itself scrolls sideways"
+    seen.save_screenshot(str(page / f"{width}-{dark}.png"))
+
+
+def test_a_thousand_nodes(make_page, browser, record_property):
+    hosts = {
+        f"node-{number:04}": facts([f"GPU-{number}-{gpu}" for gpu in range(8)], 10, proven=number % 10 != 0)
+        for number in range(1000)
+    }
+    folder = make_page(hosts)
+    seen = browser(folder)
+    assert len(names(seen)) == 1000
+    took = seen.execute_script("return performance.getEntriesByType('navigation')[0].loadEventEnd")
+    record_property("load_ms", took)
+    print(f"a thousand nodes: {(folder / 'fleet.html').stat().st_size >> 10} KiB, open after {took:.0f} ms")
+    seen.find_element(By.CSS_SELECTOR, "#states button[value=unproven]").click()
+    assert len(names(seen)) == 100
+
+
+def test_the_other_forms(page):
+    written = json.loads((page / "fleet.json").read_text())
+    assert [one["name"] for one in written["nodes"]] == ["dark", "broken", "differs", "never-proven", "well"]
+    text = (page / "fleet.md").read_text()
+    assert "| differs | differs | 535.261.03 | 0.1.0-5f2c1a | 1 | 1 of 2 | 0 | 1 |" in text
+    assert "slice GPU-d::1: expected made, found not made; restart it" in text
+    assert "timed out" in text and "limit-exact is violated" in text
+
+
+def test_a_fleet_of_none(make_page, browser):
+    seen = browser(make_page({}))
+    assert names(seen) == [] and seen.get_log("browser") == []

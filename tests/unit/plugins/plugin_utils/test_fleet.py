@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of a fleet: what a node is, sums, and what changed since the last report."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.filter.fleet import fleet_report, script_json
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import fleet
+
+UUID = "GPU-a"
+IDS = [f"{UUID}::{number}" for number in range(2)]
+CAPACITY = {
+    "ok": True,
+    "shared": True,
+    "proven": False,
+    "kubelet": True,
+    "resources": ["nvidia.com/gpu"],
+    "expected": [{"id": one, "uuid": UUID} for one in IDS],
+    "advertised": IDS,
+    "drift": [],
+    "versions": {"driver": "535.261.03", "library": "0.1.0-x", "plugin": "0.1.0"},
+    "usage": [],
+    "gpus": [
+        {
+            "index": 0,
+            "uuid": UUID,
+            "model": "Tesla T4",
+            "memory_mib": 15360,
+            "used_mib": 100,
+            "slices": 2,
+            "slice_mib": 7680,
+            "sm_percent": 50,
+            "mode": "vcuda",
+            "advertised": 2,
+        }
+    ],
+}
+DRIFT = {"what": "slice", "where": IDS[1], "expected": "made", "found": "not made", "remedy": "restart"}
+DIFFERS = {**CAPACITY, "ok": False, "advertised": IDS[:1], "drift": [DRIFT]}
+SHARE = {"name": "share", "verdict": "held", "expected": "50", "found": "51", "unit": "percent", "detail": ""}
+HELD = {"verdict": "held", "results": [{"slice": IDS[1], "verdict": "held", "detail": "", "checks": [SHARE]}]}
+VIOLATED = {"verdict": "violated", "results": [{"slice": IDS[1], "verdict": "violated", "detail": "", "checks": []}]}
+NONE_FREE = {"slice": "", "verdict": "not-run", "detail": "none is free", "checks": []}
+NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
+
+
+@pytest.mark.parametrize(
+    "facts, state",
+    [
+        ({"capacity": CAPACITY, "isolation": HELD}, "held"),
+        ({"capacity": {**CAPACITY, "proven": True}}, "held"),
+        ({"capacity": CAPACITY}, "unproven"),
+        ({"capacity": CAPACITY, "isolation": NOT_RUN}, "unproven"),
+        ({"capacity": CAPACITY, "isolation": {"skipped": True}}, "unproven"),
+        ({"capacity": CAPACITY, "isolation": VIOLATED}, "violated"),
+        ({"capacity": {**CAPACITY, "proven": True}, "isolation": VIOLATED}, "violated"),
+        ({"capacity": DIFFERS, "isolation": VIOLATED}, "violated"),
+        ({"capacity": DIFFERS, "isolation": HELD}, "differs"),
+        ({"capacity": {**CAPACITY, "shared": False}}, "whole"),
+        ({"fault": {"state": "unreachable", "message": "timed out"}}, "unreachable"),
+        ({}, "failed"),
+    ],
+)
+def test_what_a_node_is(facts, state):
+    made = fleet.node("gpu-1", facts)
+    assert made["state"] == state
+    assert (made["state"] in fleet.TROUBLE) == (state in ("unreachable", "failed", "violated", "differs"))
+    assert bool(made["message"]) == (state in ("unreachable", "failed"))
+
+
+def test_the_facts_of_a_node():
+    usage = [{"by": "ns/pod/main", "uuid": UUID, "slices": [IDS[0]], "used_mib": 900}]
+    made = fleet.node("gpu-1", {"groups": ["t4"], "capacity": {**DIFFERS, "usage": usage}, "isolation": HELD})
+    assert {key: made[key] for key in ("driver", "library", "plugin", "expected", "advertised", "in_use")} == {
+        "driver": "535.261.03",
+        "library": "0.1.0-x",
+        "plugin": "0.1.0",
+        "expected": 2,
+        "advertised": 1,
+        "in_use": 1,
+    }
+    gpu = made["gpus"][0]
+    assert (gpu["sold_mib"], gpu["missing"]) == (15360, ["1"])
+    assert gpu["taken"] == [{"slice": "0", "by": "ns/pod/main", "used_mib": 900}]
+    assert made["shares"] == [{"wanted": 50.0, "got": 51.0}]
+
+
+def test_sums():
+    nodes = [fleet.node("a", {"capacity": CAPACITY, "isolation": HELD}), fleet.node("b", {"capacity": DIFFERS})]
+    nodes.append(fleet.node("c", {}))
+    sums = fleet.totals(nodes)
+    assert {key: sums[key] for key in ("nodes", "gpus", "memory_mib", "sold_mib", "used_mib", "expected")} == {
+        "nodes": 3,
+        "gpus": 2,
+        "memory_mib": 30720,
+        "sold_mib": 30720,
+        "used_mib": 200,
+        "expected": 4,
+    }
+    assert (sums["advertised"], sums["trouble"], sums["held"], sums["differs"], sums["failed"]) == (3, 2, 1, 1, 1)
+    assert fleet.totals([])["nodes"] == 0
+
+
+def with_driver(version):
+    changed = copy.deepcopy(CAPACITY)
+    changed["versions"]["driver"] = version
+    return changed
+
+
+@pytest.mark.parametrize(
+    "before, now, expected",
+    [
+        ({"a": {"capacity": CAPACITY}}, {"a": {"capacity": CAPACITY}}, []),
+        ({}, {"a": {"capacity": CAPACITY}}, [("a", "node", "", "unproven")]),
+        ({"a": {"capacity": CAPACITY}}, {}, [("a", "node", "unproven", "")]),
+        (
+            {"a": {"capacity": CAPACITY}},
+            {"a": {"capacity": with_driver("550.1")}},
+            [("a", "driver", "535.261.03", "550.1")],
+        ),
+        (
+            {"a": {"capacity": CAPACITY}},
+            {"a": {"capacity": DIFFERS}},
+            [("a", "state", "unproven", "differs"), ("a", "advertised", "2", "1")],
+        ),
+        # What is not known of a node that does not answer is no change of its driver.
+        ({"a": {"capacity": CAPACITY}}, {"a": {}}, [("a", "state", "unproven", "failed")]),
+    ],
+)
+def test_what_changed(before, now, expected):
+    then = json.dumps(fleet_report(before, "2026-01-01T00:00:00Z"))
+    made = fleet_report(now, "2026-01-02T00:00:00Z", "Lab", then)
+    assert [tuple(one[key] for key in ("node", "what", "before", "now")) for one in made["changes"]] == expected
+    assert made["last"] == "2026-01-01T00:00:00Z"
+    assert [one["made"] for one in made["history"]] == ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]
+
+
+@pytest.mark.parametrize("last", ["", "{", "[]", "null", '{"schema": 99, "made": "x"}'])
+def test_a_last_report_that_is_none(last):
+    made = fleet_report({"a": {"capacity": CAPACITY}}, "2026-01-02T00:00:00Z", "Lab", last)
+    assert (made["last"], made["changes"], len(made["history"])) == (None, [], 1)
+
+
+def test_history_ends_somewhere():
+    last = ""
+    for number in range(fleet.HISTORY + 3):
+        last = json.dumps(fleet_report({}, f"run {number}", "", last))
+    kept = [one["made"] for one in json.loads(last)["history"]]
+    assert (len(kept), kept[0], kept[-1]) == (fleet.HISTORY, "run 3", f"run {fleet.HISTORY + 2}")
+
+
+def test_the_worst_comes_first():
+    hosts = {"a": {"capacity": CAPACITY, "isolation": HELD}, "b": {}, "c": {"capacity": DIFFERS}}
+    assert [one["name"] for one in fleet_report(hosts, "now")["nodes"]] == ["b", "c", "a"]
+
+
+@pytest.mark.parametrize("text", ["</script><script>alert(1)</script>", "<!--", "a & b", "\u2028"])
+def test_no_text_ends_the_script(text):
+    made = script_json({"name": text})
+    assert not set("<>&\u2028\u2029") & set(made)
+    assert json.loads(made) == {"name": text}
