@@ -213,6 +213,7 @@ class Demo:
   export PATH={BIN}:$PATH
   ansible-playbook playbooks/site.yml -i inventories/demo                 # again: changed=0, two remote calls a host
   ansible-playbook playbooks/site.yml -i inventories/demo --check --diff  # nothing to do, nothing to show
+  xdg-open .build/report/fleet.html                                       # the same fleet as one page
   podman exec -it {host} vgpuctl status
   podman exec -it {host} nvidia-smi
   $EDITOR inventories/demo/group_vars/t4.yml                              # another split_count, then site.yml again
