@@ -9,10 +9,15 @@
  *   replaced a new process starts at once; the three others and it must go on. The slice is counted every 16th trial
  *   early    the victim is one that has just been started, killed inside its start
  * What is really held is asked of the driver by this process, which has no library. Prints
- *   trials  stalled (a survivor did nothing for 4 s)  leaked (the slice was not whole)  over (more than the limit was held)
- *   slow (a survivor did nothing for 100 ms)  longest stall µs  longest wait for the quota µs
+ *   trials  stalled (a survivor did nothing for 4 s in which it had a processor or slept)  leaked (the slice was not whole)  over (more than the limit was held)
+ *   slow (a survivor did nothing for 100 ms)  own (of these, without the time in which it waited for a processor)
+ *   longest stall µs  longest wait for the quota µs
+ *   holders (victims that died with the ledger's lock)  the most naps of a survivor from then to the moment that the lock was
+ *   a living one's: what a busy machine does not change, for who gets no processor takes no naps
  * A survivor that is stalled, or a slice that is not whole, ends the run: nothing after it would mean anything.
  */
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -25,10 +30,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "vgpu_abi.h"
 #include "work.h"
 
-/* On a machine with ten times as much to do as it has processors a second may pass before a process runs at all; the lock of
- * the ledger is given up after five. */
+/* The lock of the ledger is given up after five seconds. */
 enum { WORKERS = 4, BLOCKS = 8, PATIENCE_US = 4000000, SLOW_US = 100000 };
 enum order { RUN, HOLD, TAKE, GIVE };
 
@@ -127,12 +132,75 @@ static uint64_t on_card(nvmlDevice_t device)
     return sum;
 }
 
-/* µs until worker `which` did two more things; PATIENCE_US if it did not. */
-static uint64_t goes_on(unsigned which, uint64_t before, uint64_t began)
+/* µs for which a process has been ready to run and got no processor. */
+static uint64_t unscheduled(pid_t pid)
 {
-    while (atomic_load(&board[which].done) < before + 2) {
-        if (now() - began >= PATIENCE_US)
-            return PATIENCE_US;
+    char path[64];
+    unsigned long long ran, waited = 0;
+    snprintf(path, sizeof path, "/proc/%d/schedstat", pid);
+    FILE *file = fopen(path, "r");
+    if (file && fscanf(file, "%llu %llu", &ran, &waited) != 2)
+        waited = 0;
+    if (file)
+        fclose(file);
+    return waited / 1000;
+}
+
+/* How often it has given up the processor of its own accord. */
+static uint64_t naps(pid_t pid)
+{
+    char path[64], line[128];
+    unsigned long long count = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "voluntary_ctxt_switches: %llu", &count) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return count;
+}
+
+static const struct vgpu_ledger *ledger; /* NULL where there is none to look at */
+
+static const struct vgpu_ledger *ledger_open(void)
+{
+    const char *path = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
+    int descriptor = open(path ? path : "", O_RDONLY | O_CLOEXEC);
+    void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ, MAP_SHARED, descriptor, 0);
+    close(descriptor);
+    return map == MAP_FAILED ? NULL : map;
+}
+
+/* The lock's word if its holder is none of the living. A word names a slot, and a slot a process. */
+static uint64_t dead_word(const pid_t pids[WORKERS], unsigned dead)
+{
+    uint64_t word = ledger ? __atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) : 0;
+    if (word == 0 || (word & 0xffffffffu) > VGPU_LEDGER_SLOTS)
+        return 0;
+    const char *slots = (const char *)ledger + VGPU_LEDGER_SLOT_OFFSET;
+    const struct vgpu_ledger_slot *slot = (const void *)(slots + ((word & 0xffffffffu) - 1) * sizeof *slot);
+    for (unsigned i = 0; i < WORKERS; i++)
+        if (i != dead && slot->pid == (uint32_t)pids[i])
+            return 0;
+    return word;
+}
+
+/* While a lock may change hands this process is to see it at once, however busy the machine is. */
+static void at_once(bool yes)
+{
+    sched_setscheduler(0, yes ? SCHED_FIFO | SCHED_RESET_ON_FORK : SCHED_OTHER, &(struct sched_param){.sched_priority = yes});
+}
+
+/* µs until worker `which` did two more things; *stalled: it did not, though it had a processor for long enough. */
+static uint64_t goes_on(unsigned which, uint64_t before, uint64_t began, pid_t pid, bool *stalled)
+{
+    uint64_t ready = unscheduled(pid);
+    *stalled = false;
+    while (atomic_load(&board[which].done) < before + 2 && !*stalled) {
+        uint64_t took = now() - began;
+        if (took >= PATIENCE_US)
+            *stalled = took - (unscheduled(pid) - ready) >= PATIENCE_US || took >= 30 * (uint64_t)PATIENCE_US;
         usleep(20);
     }
     return now() - began;
@@ -151,7 +219,7 @@ static bool reach(unsigned which, enum order order)
 }
 
 struct result {
-    unsigned trials, stalled, leaked, over, slow;
+    unsigned trials, stalled, leaked, over, slow, own, holders, naps;
     uint64_t stall, wait;
 };
 
@@ -191,30 +259,50 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
 {
     bool replaced = strcmp(argv[3], "replaced") == 0, early = strcmp(argv[3], "early") == 0;
     unsigned victim = (unsigned)chance(WORKERS);
-    uint64_t before[WORKERS], started = atomic_load(&board[victim].done);
+    uint64_t before[WORKERS], idle[WORKERS], napped[WORKERS], started = atomic_load(&board[victim].done);
+    bool stalled;
     if (early) {
         kill(pids[victim], SIGKILL);
         waitpid(pids[victim], NULL, 0);
         pids[victim] = start(argv, descriptor, victim, piece);
         usleep((useconds_t)chance(12000));
     } else {
-        goes_on(victim, started, now()); /* it is at work */
+        goes_on(victim, started, now(), pids[victim], &stalled); /* it is at work */
         usleep((useconds_t)chance(2000));
     }
+    at_once(true);
     kill(pids[victim], SIGKILL);
     waitpid(pids[victim], NULL, 0);
     uint64_t began = now();
-    for (unsigned i = 0; i < WORKERS; i++)
+    for (unsigned i = 0; i < WORKERS; i++) {
         before[i] = atomic_load(&board[i].done);
+        idle[i] = unscheduled(pids[i]);
+        napped[i] = naps(pids[i]);
+    }
+    uint64_t word = dead_word(pids, victim);
     if (replaced)
         pids[victim] = start(argv, descriptor, victim, piece);
+    if (word) {
+        result->holders++;
+        while (__atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word && now() - began < PATIENCE_US)
+            usleep(5);
+        for (unsigned i = 0; i < WORKERS; i++) {
+            uint32_t took = i == victim ? 0 : (uint32_t)(naps(pids[i]) - napped[i]);
+            result->naps = took > result->naps ? took : result->naps;
+        }
+    }
+    at_once(false);
     for (unsigned i = 0; i < WORKERS; i++) {
         if (i == victim)
             continue;
-        uint64_t took = goes_on(i, before[i], began);
+        uint64_t took = goes_on(i, before[i], began, pids[i], &stalled);
         result->stall = took > result->stall ? took : result->stall;
-        result->stalled += took >= PATIENCE_US;
-        result->slow += took >= SLOW_US;
+        result->stalled += stalled;
+        if (took >= SLOW_US) {
+            uint64_t ready = unscheduled(pids[i]) - idle[i];
+            result->slow++;
+            result->own += took - (ready < took ? ready : took) >= SLOW_US;
+        }
     }
     result->trials++;
     if (result->stalled)
@@ -249,6 +337,7 @@ int main(int argc, char **argv)
         nvmlDeviceGetHandleByIndex_v2(0, &device))
         return 3;
     board = mmap(NULL, WORKERS * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    ledger = ledger_open();
     /* Together they may ask for more than there is: some are refused all the time. */
     size_t piece = limit / (WORKERS * BLOCKS) * 5 / 4;
     for (unsigned i = 0; i < WORKERS; i++)
@@ -264,7 +353,7 @@ int main(int argc, char **argv)
         kill(pids[i], SIGKILL);
         waitpid(pids[i], NULL, 0);
     }
-    printf("%u %u %u %u %u %llu %llu\n", result.trials, result.stalled, result.leaked, result.over, result.slow,
-           (unsigned long long)result.stall, (unsigned long long)result.wait);
+    printf("%u %u %u %u %u %u %llu %llu %u %u\n", result.trials, result.stalled, result.leaked, result.over, result.slow, result.own,
+           (unsigned long long)result.stall, (unsigned long long)result.wait, result.holders, result.naps);
     return 0;
 }
