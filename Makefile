@@ -92,7 +92,7 @@ docs:
 
 lock: apt-base
 	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }
-	@for name in controller plugin test; do \
+	@for name in controller plugin scheduler test; do \
 	    $(BUILD)/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        requirements/$$name.in -o requirements/$$name.txt; \

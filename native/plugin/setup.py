@@ -16,8 +16,8 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "plugins" / "module_utils"
-# What vgpu_plugin imports of the core; what these import comes along.
-SHARED = ("layouts", "mount_namespace", "node_config", "nvml", "sharing", "slices")
+# What vgpu_plugin and vgpu_scheduler import of the core; what these import comes along.
+SHARED = ("dialects", "layouts", "mount_namespace", "node_config", "nvml", "pod_plan", "sharing", "slices")
 
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")

@@ -80,7 +80,7 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
             init = kind == "initContainers" and not sidecar
             ask = dialects_resources.read_container(container, where, labels, config, findings)
             if ask is not None:
-                asks.append(ask._replace(init=init))
+                asks.append(ask._replace(init=init, sidecar=sidecar))
     _one_dialect(asks, findings)
     _gpu_count_of_one_container(asks, labels, findings)
     wish = read_wish(_mapping(metadata.get("annotations")), findings)
@@ -107,7 +107,7 @@ def size_on(ask: Ask, card: Card) -> Size | None:
     if kind == CARD:
         memory = card.capacity_mib
     elif kind == SLICE:
-        memory, cores = card.slice_mib, card.slice_cores
+        memory, cores = card.slice_mib, limit_of(card.slice_cores)
     elif kind == MIB:
         memory = amount
     elif kind == PERCENT:
@@ -118,6 +118,11 @@ def size_on(ask: Ask, card: Card) -> Size | None:
     else:
         raise ValueError(f"no kind of memory is named {kind}")
     return Size(memory, cores) if 0 < memory <= card.capacity_mib else None
+
+
+def limit_of(slice_cores: int) -> int:
+    """The cores of an equal slice as an ask counts them: a slice of 100 % has no limit, and owns no GPU."""
+    return 0 if slice_cores >= 100 else slice_cores
 
 
 def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:

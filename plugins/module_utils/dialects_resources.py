@@ -59,7 +59,8 @@ class Config(NamedTuple):
 class Ask(NamedTuple):
     """What one container wants: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
 
-    ``init``: it has ended before the others start. ``field`` and ``where`` name what a message should name.
+    ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
+    say what a message should name.
     ``compute``: limited, or shared with whoever is there.
     """
 
@@ -72,6 +73,7 @@ class Ask(NamedTuple):
     where: str
     priority: int | None = None
     init: bool = False
+    sidecar: bool = False
 
     @property
     def compute(self) -> str:

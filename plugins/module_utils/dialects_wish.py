@@ -54,7 +54,7 @@ def read_wish(annotations: dict[str, Any], findings: list[Finding]) -> Wish:
             message = f"{show(value)} is not available in this version; leave the annotation out"
             findings.append(error(_path(name), message))
     return Wish(
-        _policy(annotations, NODE_POLICY, (BINPACK, SPREAD), findings),
+        _policy(annotations, NODE_POLICY, (BINPACK, SPREAD, TOPOLOGY), findings),
         _policy(annotations, GPU_POLICY, (BINPACK, SPREAD, TOPOLOGY), findings),
         _words(annotations, USE_UUID, findings),
         _words(annotations, AVOID_UUID, findings),

@@ -213,7 +213,7 @@ def test_wishes(annotations, wish):
     [
         ({"hami.io/gpu-scheduler-policy": "binpak"}, 'did you mean "binpack"'),
         ({"hami.io/gpu-scheduler-policy": "mutex"}, "expected one of binpack, spread, topology"),
-        ({"hami.io/node-scheduler-policy": "topology"}, "expected one of binpack, spread"),
+        ({"hami.io/node-scheduler-policy": "least"}, "expected one of binpack, spread, topology"),
         ({"nvidia.com/use-gpuuuid": "GPU-a,,"}, "expected names with commas"),
         ({"nvidia.com/numa-bind": "true"}, "not available in this version"),
         ({"nvidia.com/vgpu-mode": "mps"}, "not available in this version"),

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of requests: what every pod holds of every GPU, and the three questions of the kube-scheduler to it.
+
+It is made of two facts alone, the GPUs that nodes tell and the plans that pods carry, so it can be rebuilt at any time
+and in any order with the same result. A pod holds from the moment its bind is tried until it is gone. One thread.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from vgpu_plugin._shared.dialects import PodAsk
+from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
+from vgpu_plugin._shared.pod_plan import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of
+
+from . import placement, reasons, search
+from .reasons import Reason
+from .table import GpuTable, View
+
+MAX_SCORE = 10  # of an extender
+# Nodes on which a filter call tries all ways for a pod with several containers, once the greedy way found too few.
+MAX_SEARCHED = 16
+ENOUGH = 1
+
+
+class NoRoom(Exception):
+    """A pod that does not fit on a node; the text says why."""
+
+
+class Held(NamedTuple):
+    """``pod`` is namespace/name; ``uses`` by UUID. ``plan`` is None for what is told again by the API at need."""
+
+    pod: str
+    node: str
+    uses: tuple[tuple[str, int, int, int], ...]
+
+
+class Answer(NamedTuple):
+    """Of a filter call: names that fit, and why the others do not. What a preemption could not change is ``never``."""
+
+    fits: list[str]
+    failed: dict[str, str]
+    never: dict[str, str]
+
+
+class Drift(NamedTuple):
+    """A pod whose holding differs from what it should be; empty: holds nothing."""
+
+    uid: str
+    pod: str
+    found: tuple[tuple[str, int, int, int], ...]
+    expected: tuple[tuple[str, int, int, int], ...]
+
+
+class Ledger:
+    def __init__(self, node_policy: str = BINPACK, gpu_policy: str = SPREAD) -> None:
+        self.node_policy, self.gpu_policy = node_policy, gpu_policy
+        self._table = GpuTable()
+        self._held: dict[str, Held] = {}
+        # Also of nodes that are gone: their pods hold again when the node comes back.
+        self._pods_of: dict[str, set[str]] = {}
+
+    # --- facts
+
+    def set_node(self, name: str, gpus: Sequence[NodeGpu]) -> bool:
+        """A node's GPUs as it tells them. Returns whether anything changed."""
+        if name in self._table and self._table.gpus[name] == tuple(gpus):
+            return False
+        self._table.put(name, gpus)
+        for uid in self._pods_of.get(name, ()):
+            self._table.add(name, _mapping(self._held[uid].uses), +1)
+        return True
+
+    def drop_node(self, name: str) -> None:
+        if name in self._table:
+            self._table.drop(name)
+
+    def hold(self, uid: str, pod: str, node: str, plan: Iterable[Part]) -> bool:
+        """What a pod holds, as its plan says; replaces what was held before. Returns whether anything changed.
+
+        A fact is taken as it is, also where it is more than the GPU has.
+        """
+        held = Held(pod, sys.intern(node), _tuple(use_of(tuple(plan))))
+        if self._held.get(uid) == held:
+            return False
+        self.release(uid)
+        self._held[uid] = held
+        self._pods_of.setdefault(held.node, set()).add(uid)
+        if node in self._table:
+            self._table.add(node, _mapping(held.uses), +1)
+        return True
+
+    def release(self, uid: str) -> bool:
+        held = self._held.pop(uid, None)
+        if held is None:
+            return False
+        if held.node in self._table:
+            self._table.add(held.node, _mapping(held.uses), -1)
+        pods = self._pods_of[held.node]
+        pods.discard(uid)
+        if not pods:
+            del self._pods_of[held.node]
+        return True
+
+    # --- questions
+
+    def filter(self, ask: PodAsk, names: Sequence[str], without: Mapping[str, Iterable[str]] | None = None) -> Answer:
+        """Which of the nodes have room. ``without``: by node, pods (uids) that are thought away."""
+        rows = self._table.rows(names)
+        known = rows >= 0
+        inside = rows[known]
+        listed = np.array(names, object)
+        view = self._view(inside, listed[known], without)
+        allowed = placement.allowed_by(self._table, inside, view, ask)
+        fits = self._fits(view, ask, allowed, listed[known])
+        failed: dict[str, str] = {}
+        never: dict[str, str] = {}
+        if not known.all():
+            never.update(dict.fromkeys(listed[~known].tolist(), reasons.NO_GPUS))
+        if not fits.all():
+            missing = ~fits
+            codes = reasons.of(_rows(view, missing), ask, allowed[missing])
+            lost = listed[known][missing]
+            for code in np.unique(codes):
+                reason = Reason(int(code))
+                text = reasons.text(reason, ask)
+                place = never if reason in reasons.LASTING else failed
+                place.update(dict.fromkeys(lost[codes == code].tolist(), text))
+        return Answer(listed[known][fits].tolist(), failed, never)
+
+    def prioritize(self, ask: PodAsk, names: Sequence[str]) -> list[int]:
+        """0 to 10 for each node: how full (binpack) or empty (spread) its GPUs would be, or how near the pod's GPUs can
+        be to each other (topology). A node without GPUs gets 0."""
+        rows = self._table.rows(names)
+        known = rows >= 0
+        scores = np.zeros(len(names), np.int64)
+        if known.any():
+            scores[known] = self._scores(rows[known], ask)
+        return scores.tolist()
+
+    def place(self, ask: PodAsk, node: str) -> tuple[Part, ...]:
+        """Where the pod's GPUs are on a node: the plan, which nothing holds yet. Raises NoRoom."""
+        rows = self._table.rows([node])
+        if rows[0] < 0:
+            raise NoRoom(f"node {node}: {reasons.NO_GPUS}")
+        view = self._table.view(rows)
+        allowed = placement.allowed_by(self._table, rows, view, ask)
+        picked = placement.pick(view, ask.asks, allowed, ask.wish.gpu_policy or self.gpu_policy)
+        gpus = self._table.gpus[node]
+        if picked.fits[0]:
+            columns = [tuple(chosen[0].tolist()) for chosen in picked.columns]
+        else:
+            found = self._search(ask, node, allowed[0])
+            if found is None:
+                reason = Reason(int(reasons.of(view, ask, allowed)[0]))
+                raise NoRoom(f"node {node}: {reasons.text(reason, ask)}")
+            columns = found
+        if (ask.wish.gpu_policy or self.gpu_policy) == TOPOLOGY and len(ask.asks) == 1 and ask.asks[0].gpus > 1:
+            ok = placement.fit(view, ask.asks[0], allowed).all[0]
+            columns = [search.nearest_set(gpus, np.flatnonzero(ok).tolist(), ask.asks[0].gpus)]
+        parts = []
+        for one, chosen in zip(ask.asks, columns, strict=True):
+            devices = []
+            for column in chosen:
+                size = search.size_of(one, gpus[column])
+                assert size is not None
+                devices.append(Device(gpus[column].uuid, size.memory_mib, size.cores))
+            kind = INIT if one.init else SIDECAR if one.sidecar else APP
+            parts.append(Part(one.container, kind, tuple(devices)))
+        return tuple(parts)
+
+    # --- what people and metrics see
+
+    @property
+    def nodes(self) -> Mapping[str, tuple[NodeGpu, ...]]:
+        return self._table.gpus
+
+    def held(self, uid: str) -> Held | None:
+        return self._held.get(uid)
+
+    def held_by(self) -> Iterable[tuple[str, Held]]:
+        return self._held.items()
+
+    def use(self, node: str) -> dict[str, Use]:
+        return self._table.use(node)
+
+    def oversold(self) -> list[tuple[str, str]]:
+        """(node, UUID) of GPUs of which pods hold more memory, cores or slots than there are: a fault, or the truth
+        after the kubelet took other GPUs than planned."""
+        found = []
+        for node, gpus in self._table.gpus.items():
+            use = self._table.use(node)
+            for gpu in gpus:
+                one = use[gpu.uuid]
+                if one.memory_mib > gpu.capacity_mib or one.cores > 100 or one.slots > gpu.slots:
+                    found.append((node, gpu.uuid))
+        return found
+
+    def drift(self, truth: Mapping[str, tuple[str, str, tuple[Part, ...]]]) -> list[Drift]:
+        """Where this ledger differs from ``truth``: uid → (namespace/name, node, plan) of every pod that holds."""
+        found = []
+        for uid, (pod, node, plan) in truth.items():
+            expected, held = _tuple(use_of(plan)), self._held.get(uid)
+            if held is None or held.node != node or held.uses != expected:
+                found.append(Drift(uid, pod, held.uses if held else (), expected))
+        found += [Drift(uid, held.pod, held.uses, ()) for uid, held in self._held.items() if uid not in truth]
+        return found
+
+    # --- inside
+
+    def _view(self, rows: np.ndarray, names: np.ndarray, without: Mapping[str, Iterable[str]] | None) -> View:
+        view = self._table.view(rows)
+        for n, name in enumerate(names) if without else ():
+            columns = {gpu.uuid: column for column, gpu in enumerate(self._table.gpus[name])}
+            for uid in (without or {}).get(name, ()):
+                held = self._held.get(uid)
+                for uuid, memory, cores, slots in held.uses if held and held.node == name else ():
+                    if uuid in columns:
+                        view.memory[n, columns[uuid]] -= memory
+                        view.cores[n, columns[uuid]] -= cores
+                        view.shares[n, columns[uuid]] -= slots
+        return view
+
+    def _fits(self, view: View, ask: PodAsk, allowed: np.ndarray, names: np.ndarray) -> np.ndarray:
+        if len(ask.asks) == 1:
+            ok: np.ndarray = placement.fit(view, ask.asks[0], allowed).all.sum(axis=1) >= ask.asks[0].gpus
+            return ok
+        alone = np.ones(len(view.capacity), bool)
+        for one in ask.asks:
+            alone &= placement.fit(view, one, allowed).all.sum(axis=1) >= one.gpus
+        fits = placement.pick(view, ask.asks, allowed, BINPACK).fits
+        if fits.sum() < ENOUGH:
+            for n in np.flatnonzero(alone & ~fits)[:MAX_SEARCHED]:
+                fits[n] = self._search(ask, names[n], allowed[n], _rows(view, np.array([n]))) is not None
+        return fits
+
+    def _search(
+        self, ask: PodAsk, node: str, allowed: np.ndarray, view: View | None = None
+    ) -> list[tuple[int, ...]] | None:
+        if any(one.init for one in ask.asks):
+            return None
+        gpus = self._table.gpus[node]
+        if view is None:
+            used = self._table.use(node)
+        else:
+            used = {
+                gpu.uuid: Use(int(view.memory[0, n]), int(view.cores[0, n]), int(view.shares[0, n]))
+                for n, gpu in enumerate(gpus)
+            }
+        return search.search(ask.asks, gpus, used, allowed.tolist())
+
+    def _scores(self, rows: np.ndarray, ask: PodAsk) -> np.ndarray:
+        view = self._table.view(rows)
+        policy = ask.wish.node_policy or self.node_policy
+        if policy == TOPOLOGY:
+            return self._near(rows, view, ask)
+        wanted = np.zeros(len(rows), np.float64)
+        cores = 0
+        for one in ask.asks:
+            need = placement.memory_of(view, one)
+            known = (need != placement.IMPOSSIBLE) & view.usable
+            mean = np.where(known, need, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+            wanted += mean * one.gpus
+            cores += one.gpus * one.cores
+        room = np.maximum(np.where(view.usable, view.capacity, 0).sum(axis=1), 1)
+        memory = (np.where(view.usable, view.memory, 0).sum(axis=1) + wanted) / room
+        percent = np.maximum(100 * view.usable.sum(axis=1), 1)
+        compute = (np.where(view.usable, view.cores, 0).sum(axis=1) + cores) / percent
+        full = np.clip(np.maximum(memory, compute), 0, 1)
+        scores: np.ndarray = np.rint(MAX_SCORE * (full if policy == BINPACK else 1 - full)).astype(np.int64)
+        return scores
+
+    def _near(self, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
+        """10 where the GPUs of every container fit on one NUMA node, else the part of the containers for which so."""
+        allowed = placement.allowed_by(self._table, rows, view, ask)
+        near = np.zeros(len(rows), np.float64)
+        for one in ask.asks:
+            ok = placement.fit(view, one, allowed).all
+            together = np.zeros(len(rows), bool)
+            for numa in np.unique(view.numa[view.usable]):
+                if numa >= 0:
+                    together |= (ok & (view.numa == numa)).sum(axis=1) >= one.gpus
+            near += together
+        scores: np.ndarray = np.rint(MAX_SCORE * near / max(len(ask.asks), 1)).astype(np.int64)
+        return scores
+
+
+def _rows(view: View, mask: np.ndarray) -> View:
+    return View(*(array[mask] for array in view))
+
+
+def _tuple(uses: Mapping[str, Use]) -> tuple[tuple[str, int, int, int], ...]:
+    return tuple((sys.intern(uuid), *use) for uuid, use in sorted(uses.items()))
+
+
+def _mapping(uses: Iterable[tuple[str, int, int, int]]) -> dict[str, Use]:
+    return {uuid: Use(memory, cores, slots) for uuid, memory, cores, slots in uses}

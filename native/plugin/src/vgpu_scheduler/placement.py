@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether and where the GPUs of a pod fit, asked of many nodes in one go; the same functions plan one node at its bind.
+
+A container's GPUs are different ones. Containers are placed one after the other, the largest first, each on the GPUs
+that the policy likes best. Where that fails with several containers, ``search`` tries the other ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from vgpu_plugin._shared.dialects import Ask, PodAsk
+from vgpu_plugin._shared.dialects_resources import CARD, MIB, PERCENT, SLICE, UNITS
+from vgpu_plugin._shared.dialects_wish import BINPACK, TOPOLOGY
+
+from .table import GpuTable, View
+
+IMPOSSIBLE = np.int32((1 << 31) - 1)
+
+
+class Picked(NamedTuple):
+    """``fits`` by row; ``columns`` by ask, each (rows, GPUs of the ask), of meaning where ``fits``."""
+
+    fits: np.ndarray
+    columns: tuple[np.ndarray, ...]
+
+
+def memory_of(view: View, ask: Ask) -> np.ndarray:
+    """MiB that one GPU of the ask comes to on each GPU; IMPOSSIBLE where the GPU has no such size.
+
+    The rule of ``dialects.size_on``, for arrays; a test holds the two equal.
+    """
+    kind, amount = ask.memory
+    if kind == CARD:
+        need = view.capacity
+    elif kind == SLICE:
+        need = view.slice_mib
+    elif kind == MIB:
+        need = np.full_like(view.capacity, amount)
+    elif kind == PERCENT:
+        need = view.capacity * amount // 100
+    elif kind == UNITS:
+        gib = view.card // 1024
+        # 2^24 MiB times as many units would not fit in 32 bits.
+        wide = view.card.astype(np.int64) * amount // np.maximum(gib, 1)
+        need = np.where(gib > 0, np.minimum(wide, IMPOSSIBLE), 0).astype(np.int32)
+    else:
+        raise ValueError(f"no kind of memory is named {kind}")
+    return np.where((need > 0) & (need <= view.capacity), need, IMPOSSIBLE)
+
+
+def cores_of(view: View, ask: Ask) -> np.ndarray:
+    if ask.memory.kind == SLICE:
+        return np.where(view.slice_cores >= 100, 0, view.slice_cores)
+    return np.full_like(view.capacity, ask.cores)
+
+
+class Fit(NamedTuple):
+    """Which GPUs pass each test by itself, for the reasons; ``all`` is what counts."""
+
+    large: np.ndarray
+    memory: np.ndarray
+    cores: np.ndarray
+    slots: np.ndarray
+    all: np.ndarray
+
+
+def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
+    """100 cores own a GPU: it must be empty, and nothing joins it. No cores: not where all of them are spoken for."""
+    need, cores = memory_of(view, ask), cores_of(view, ask)
+    large = need != IMPOSSIBLE
+    memory = large & (need <= view.capacity - view.memory)
+    rest = 100 - view.cores
+    enough = np.where(cores >= 100, view.shares == 0, (cores <= rest) & (rest > 0))
+    slots = view.shares < view.slots
+    return Fit(large, memory, enough, slots, allowed & memory & enough & slots)
+
+
+def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
+    """Usable GPUs that the pod's selectors take."""
+    wish = ask.wish
+    allowed = view.usable
+    if not wish.selects or not len(rows):
+        return allowed
+    if wish.use_models or wish.avoid_models:
+        by_model = wish._replace(use_uuids=(), avoid_uuids=())
+        taken = np.array([by_model.takes("", model) for model in table.models] or [False])
+        allowed = allowed & taken[view.model]
+    if wish.use_uuids:
+        allowed = allowed & table.columns_of(wish.use_uuids, rows)
+    if wish.avoid_uuids:
+        allowed = allowed & ~table.columns_of(wish.avoid_uuids, rows)
+    return allowed
+
+
+def in_order(asks: Sequence[Ask], view: View) -> list[int]:
+    """Sidecars and others by size, largest first; init containers last, for they use what the others leave unused."""
+
+    def size(n: int) -> tuple[bool, int, int, int]:
+        need = memory_of(view, asks[n])
+        known = need[need != IMPOSSIBLE]
+        return asks[n].init, -asks[n].gpus, -(int(known.max()) if known.size else 0), n
+
+    return sorted(range(len(asks)), key=size)
+
+
+def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) -> Picked:
+    """Place every container on every row, greedily."""
+    rows = np.arange(len(view.capacity))[:, None]
+    fits = np.ones(len(rows), bool)
+    columns: list[np.ndarray] = [np.zeros((len(rows), 0), np.intp)] * len(asks)
+    # In use by others and by what of the pod runs all the time; and the sidecars' part of that.
+    now = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
+    side = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
+    for n in in_order(asks, view):
+        ask = asks[n]
+        base = side if ask.init else now
+        ok = fit(base, ask, allowed).all
+        fits &= ok.sum(axis=1) >= ask.gpus
+        # An init container likes the GPUs of its pod: the kubelet hands its devices on.
+        chosen = best(base, ask, ok, policy, now.shares > view.shares if ask.init else None)
+        columns[n] = chosen
+        if ask.init:
+            continue
+        need, cores = memory_of(view, ask), cores_of(view, ask)
+        for moment in (now, side) if ask.sidecar else (now,):
+            # What does not fit takes nothing: its row is lost already.
+            moment.memory[rows, chosen] += np.where(ok, need, 0)[rows, chosen]
+            moment.cores[rows, chosen] += np.where(ok, cores, 0)[rows, chosen]
+            moment.shares[rows, chosen] += 1
+    return Picked(fits, tuple(columns))
+
+
+def best(view: View, ask: Ask, ok: np.ndarray, policy: str, liked: np.ndarray | None = None) -> np.ndarray:
+    """The columns of as many GPUs as the ask wants, by policy; the first of equals."""
+    capacity = np.maximum(view.capacity, 1)
+    used = np.maximum(view.memory / capacity, view.cores / 100)
+    key = -used if policy in (BINPACK, TOPOLOGY) else used
+    if liked is not None:
+        key = key - 10 * liked
+    key = np.where(ok, key, np.inf)
+    if ask.gpus == 1:
+        return key.argmin(axis=1)[:, None]
+    return np.argsort(key, axis=1, kind="stable")[:, : min(ask.gpus, key.shape[1])]

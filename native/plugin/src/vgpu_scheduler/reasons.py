@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a pod does not fit on a node: one reason a node, the first that alone rules it out, and its sentence.
+
+The kube-scheduler counts equal sentences ("3 not a GPU with …"), so a sentence says what the pod needs and not what the
+node has; ``explain`` says that.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from vgpu_plugin._shared.dialects import Ask, PodAsk
+from vgpu_plugin._shared.dialects_resources import CARD, MIB, PERCENT, SLICE, UNITS
+
+from . import placement
+from .table import View
+
+NO_GPUS = "the node tells no GPUs that pods may ask parts of"
+
+
+class Reason(IntEnum):
+    NO_GPU = 0
+    SELECTED = 1
+    TOO_FEW = 2
+    TOO_SMALL = 3
+    SLOTS = 4
+    MEMORY = 5
+    CORES = 6
+    TOGETHER = 7
+    UNHEALTHY = 8
+
+
+# No other pod's end changes these, so no preemption is tried for them.
+LASTING = (Reason.NO_GPU, Reason.SELECTED, Reason.TOO_FEW, Reason.TOO_SMALL, Reason.UNHEALTHY)
+
+
+def of(view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
+    """A Reason for each row, all of which are known not to fit; the earliest test that too few GPUs pass."""
+    codes = np.full(len(view.capacity), Reason.TOGETHER, np.int8)
+    for one in reversed(ask.asks):
+        fit = placement.fit(view, one, allowed)
+        # From the last test to the first: an earlier one overwrites.
+        for reason, passed in (
+            (Reason.CORES, allowed & fit.slots & fit.memory & fit.cores),
+            (Reason.MEMORY, allowed & fit.slots & fit.memory),
+            (Reason.SLOTS, allowed & fit.slots & fit.large),
+            (Reason.TOO_SMALL, allowed & fit.large),
+            (Reason.SELECTED, allowed),
+            (Reason.UNHEALTHY, view.usable),
+            (Reason.TOO_FEW, view.there),
+        ):
+            codes[passed.sum(axis=1) < one.gpus] = reason
+    codes[~view.there.any(axis=1)] = Reason.NO_GPU
+    return codes
+
+
+def text(reason: Reason, ask: PodAsk) -> str:
+    """What the pod needs and the node has not."""
+    most = max(ask.asks, key=lambda one: one.gpus)
+    many = f"{most.gpus} GPUs" if most.gpus > 1 else "a GPU"
+    if reason == Reason.NO_GPU:
+        return NO_GPUS
+    if reason == Reason.TOO_FEW:
+        return f"fewer than {most.gpus} GPUs"
+    if reason == Reason.UNHEALTHY:
+        return f"not {many} in health"
+    if reason == Reason.SELECTED:
+        return f"not {many} that the pod's annotations take"
+    sizes = " and ".join(dict.fromkeys(needs(one) for one in ask.asks))
+    if reason == Reason.TOO_SMALL:
+        return f"not {many} large enough for {sizes}"
+    if reason == Reason.SLOTS:
+        return f"not {many} with a free slot"
+    if reason == Reason.MEMORY:
+        return f"not {many} with {sizes} free"
+    if reason == Reason.CORES:
+        return f"not {many} with {sizes} and its compute free"
+    return f"not all containers fit at once: {sizes}"
+
+
+def needs(ask: Ask) -> str:
+    """The size in the unit of the pod."""
+    kind, amount = ask.memory
+    words = {
+        MIB: f"{amount} MiB",
+        PERCENT: f"{amount} % of the memory",
+        UNITS: f"{amount} GiB (as {ask.field} counts)",
+        CARD: "all of the memory",
+        SLICE: "an equal slice",
+    }[kind]
+    return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")

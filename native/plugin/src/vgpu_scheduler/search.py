@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement on one node where the greedy way does not do: several containers that only fit in another order, and sets
+of GPUs that are near each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations, islice
+
+from vgpu_plugin._shared.dialects import Ask, Card, Size, size_on
+from vgpu_plugin._shared.pod_plan import NodeGpu, Use
+
+# Ways to place one container that are tried, and steps of a whole search: a bind must not take longer than a blink.
+MAX_WAYS = 500
+MAX_STEPS = 5000
+
+
+def search(
+    asks: Sequence[Ask], gpus: Sequence[NodeGpu], used: Mapping[str, Use], allowed: Sequence[bool]
+) -> list[tuple[int, ...]] | None:
+    """The columns of each ask, or None where no way was found among those tried. Init containers are placed by the
+    caller: they run before the others and do not compete with them."""
+    order = sorted(range(len(asks)), key=lambda n: (-asks[n].gpus, n))
+    taken = [list(used.get(gpu.uuid, Use(0, 0, 0))) for gpu in gpus]
+    found: list[tuple[int, ...]] = [()] * len(asks)
+    steps = 0
+
+    def place(position: int) -> bool:
+        nonlocal steps
+        if position == len(order):
+            return True
+        ask = asks[order[position]]
+        for way in ways(ask, gpus, taken, allowed):
+            steps += 1
+            if steps > MAX_STEPS:
+                return False
+            sizes = [size_of(ask, gpus[column]) for column in way]
+            change(taken, way, sizes, +1)
+            found[order[position]] = way
+            if place(position + 1):
+                return True
+            change(taken, way, sizes, -1)
+        return False
+
+    return found if place(0) else None
+
+
+def ways(
+    ask: Ask, gpus: Sequence[NodeGpu], taken: Sequence[Sequence[int]], allowed: Sequence[bool]
+) -> Iterator[tuple[int, ...]]:
+    """Sets of GPUs that one container fits on; GPUs that are equal in all that counts are tried once."""
+    columns: list[int] = []
+    seen: dict[tuple[NodeGpu, tuple[int, ...]], int] = {}
+    for n, gpu in enumerate(gpus):
+        if not allowed[n] or not fits(ask, gpu, taken[n]):
+            continue
+        kind = (gpu._replace(uuid="", links=()), tuple(taken[n]))
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] <= ask.gpus:
+            columns.append(n)
+    # Fullest first: what is left over stays in large pieces.
+    columns.sort(key=lambda n: gpus[n].capacity_mib - taken[n][0])
+    return islice(combinations(columns, ask.gpus), MAX_WAYS)
+
+
+def fits(ask: Ask, gpu: NodeGpu, taken: Sequence[int]) -> bool:
+    """``taken``: MiB, percent and containers on the GPU. The rule of ``placement.fit`` for one GPU."""
+    size = size_of(ask, gpu)
+    if size is None or not gpu.healthy or taken[2] >= gpu.slots or size.memory_mib > gpu.capacity_mib - taken[0]:
+        return False
+    return taken[2] == 0 if size.cores >= 100 else size.cores <= 100 - taken[1] and taken[1] < 100
+
+
+def size_of(ask: Ask, gpu: NodeGpu) -> Size | None:
+    return size_on(ask, Card(gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores))
+
+
+def change(taken: Sequence[list[int]], way: Sequence[int], sizes: Sequence[Size | None], sign: int) -> None:
+    for column, size in zip(way, sizes, strict=True):
+        assert size is not None
+        taken[column][0] += sign * size.memory_mib
+        taken[column][1] += sign * size.cores
+        taken[column][2] += sign
+
+
+def nearest_set(gpus: Sequence[NodeGpu], columns: Sequence[int], count: int) -> tuple[int, ...]:
+    """The GPUs with the best links among each other; without links those of one NUMA node."""
+    scores = [dict(gpu.links) for gpu in gpus]
+
+    def nearness(way: tuple[int, ...]) -> tuple[int, int]:
+        pairs = list(combinations(way, 2))
+        links = sum(scores[a].get(gpus[b].uuid, 0) + scores[b].get(gpus[a].uuid, 0) for a, b in pairs)
+        return links, sum(gpus[a].numa == gpus[b].numa and gpus[a].numa >= 0 for a, b in pairs)
+
+    return max(islice(combinations(columns, count), 20 * MAX_WAYS), key=nearness)

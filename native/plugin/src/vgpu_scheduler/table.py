@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All GPUs of all nodes as arrays, a row for a node and a column for a GPU: one question is asked of all at once.
+
+The table knows no pods; the ledger tells it what to add and to take off. Free is capacity minus use and may fall below
+zero, where the truth on a node is more than was planned: then nothing more fits there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from vgpu_plugin._shared.pod_plan import NodeGpu, Use
+
+FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
+
+
+class View(NamedTuple):
+    """Rows of the table. ``memory``, ``cores`` and ``shares`` are in use; ``usable`` is a healthy GPU that is there."""
+
+    card: np.ndarray
+    capacity: np.ndarray
+    slice_mib: np.ndarray
+    slice_cores: np.ndarray
+    slots: np.ndarray
+    memory: np.ndarray
+    cores: np.ndarray
+    shares: np.ndarray
+    model: np.ndarray
+    numa: np.ndarray
+    usable: np.ndarray
+    there: np.ndarray
+
+
+class GpuTable:
+    def __init__(self, rows: int = 64, columns: int = 8) -> None:
+        # MiB fit in 32 bits, and so does percent times MiB (2^24 * 100).
+        self._fields = {name: np.zeros((rows, columns), np.int32) for name in FIELDS}
+        self._usable = np.zeros((rows, columns), bool)
+        self._there = np.zeros((rows, columns), bool)
+        self._row: dict[str, int] = {}
+        self._column: list[dict[str, int]] = [{} for _each in range(rows)]
+        self._free = list(range(rows - 1, -1, -1))
+        self._models: list[str] = []
+        self._names = np.full(rows, "", object)
+        self.gpus: dict[str, tuple[NodeGpu, ...]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._row
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    @property
+    def models(self) -> Sequence[str]:
+        return self._models
+
+    @property
+    def names(self) -> Iterable[str]:
+        return self._row.keys()
+
+    def put(self, name: str, gpus: Sequence[NodeGpu]) -> None:
+        """Set a node's GPUs; its use is zero afterwards."""
+        if name not in self._row:
+            if not self._free:
+                self._grow_rows()
+            self._row[name] = self._free.pop()
+            self._names[self._row[name]] = name
+        row = self._row[name]
+        if len(gpus) > self._usable.shape[1]:
+            self._grow_columns(len(gpus))
+        for array in (*self._fields.values(), self._usable, self._there):
+            array[row] = 0
+        self._column[row] = {gpu.uuid: n for n, gpu in enumerate(gpus)}
+        self.gpus[name] = tuple(gpus)
+        for n, gpu in enumerate(gpus):
+            values = (gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores, gpu.slots, 0, 0, 0)
+            for field, value in zip(FIELDS, (*values, self._model(gpu.model), gpu.numa), strict=True):
+                self._fields[field][row, n] = value
+            self._usable[row, n] = gpu.healthy
+            self._there[row, n] = True
+
+    def drop(self, name: str) -> None:
+        row = self._row.pop(name)
+        del self.gpus[name]
+        self._usable[row] = self._there[row] = False
+        self._column[row] = {}
+        self._names[row] = ""
+        self._free.append(row)
+
+    def add(self, name: str, uses: Mapping[str, Use], sign: int) -> None:
+        """Put on (+1) or take off (-1) what a pod takes; GPUs that the node has not are left out."""
+        row = self._row[name]
+        for uuid, use in uses.items():
+            column = self._column[row].get(uuid)
+            if column is not None:
+                self._fields["memory"][row, column] += sign * use.memory_mib
+                self._fields["cores"][row, column] += sign * use.cores
+                self._fields["shares"][row, column] += sign * use.slots
+
+    def rows(self, names: Sequence[str]) -> np.ndarray:
+        """The row of each name, -1 where the table has no such node."""
+        row = self._row
+        return np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))
+
+    def view(self, rows: np.ndarray) -> View:
+        fields = {name: array[rows] for name, array in self._fields.items()}
+        return View(**fields, usable=self._usable[rows], there=self._there[rows])
+
+    def columns_of(self, uuids: Iterable[str], rows: np.ndarray) -> np.ndarray:
+        """Where the GPUs of these UUIDs (in small letters) are, as a mask over ``rows``."""
+        wanted = set(uuids)
+        mask = np.zeros((len(rows), self._usable.shape[1]), bool)
+        for n, row in enumerate(rows):
+            for uuid, column in self._column[row].items():
+                if uuid.lower() in wanted:
+                    mask[n, column] = True
+        return mask
+
+    def use(self, name: str) -> dict[str, Use]:
+        """What is in use of each GPU of a node."""
+        row = self._row[name]
+        memory, cores, shares = (self._fields[field][row] for field in ("memory", "cores", "shares"))
+        return {uuid: Use(int(memory[n]), int(cores[n]), int(shares[n])) for uuid, n in self._column[row].items()}
+
+    def _model(self, model: str) -> int:
+        if model not in self._models:
+            self._models.append(model)
+        return self._models.index(model)
+
+    def _grow_rows(self) -> None:
+        old = len(self._names)
+        self._resize(((0, old), (0, 0)))
+        self._names = np.concatenate([self._names, np.full(old, "", object)])
+        self._column += [{} for _each in range(old)]
+        self._free = list(range(2 * old - 1, old - 1, -1))
+
+    def _grow_columns(self, columns: int) -> None:
+        self._resize(((0, 0), (0, columns - self._usable.shape[1])))
+
+    def _resize(self, more: tuple[tuple[int, int], tuple[int, int]]) -> None:
+        self._fields = {name: np.pad(array, more) for name, array in self._fields.items()}
+        self._usable, self._there = np.pad(self._usable, more), np.pad(self._there, more)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The annotations by which device plugin and scheduler tell each other about GPUs.
+
+``vgpu.fleet/gpus`` on a node, written by its device plugin: the GPUs that pods may ask parts of.
+``vgpu.fleet/plan`` on a pod, written by the scheduler in the very request that binds the pod, so that a pod has it
+exactly when it has a node. ``vgpu.fleet/given`` on a pod, written by the device plugin where the kubelet took other
+GPUs than planned: it wins over the plan. All are JSON with a version; memory is in MiB, cores in percent.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, NamedTuple, Sequence
+
+GPUS, PLAN, GIVEN = "vgpu.fleet/gpus", "vgpu.fleet/plan", "vgpu.fleet/given"
+VERSION = 1
+INIT, SIDECAR, APP = "init", "sidecar", "app"
+MAX_GPUS = 128
+MAX_MIB = 1 << 24
+
+
+class PlanError(ValueError):
+    """An annotation that cannot be read; the text says what is wrong with it."""
+
+
+class NodeGpu(NamedTuple):
+    """A GPU of a node: ``memory_mib`` of the card, ``capacity_mib`` what pods may get of it together, ``slots`` how
+    many containers may share it, and the equal slice. ``links``: (UUID, score) of better linked GPUs, higher is nearer;
+    ``numa`` -1 where it is not known."""
+
+    uuid: str
+    model: str
+    memory_mib: int
+    capacity_mib: int
+    slots: int
+    slice_mib: int
+    slice_cores: int
+    healthy: bool = True
+    numa: int = -1
+    links: tuple[tuple[str, int], ...] = ()
+
+
+class Device(NamedTuple):
+    """What a container gets of one GPU; cores 0: no limit, 100: the GPU is its own."""
+
+    uuid: str
+    memory_mib: int
+    cores: int
+
+
+class Part(NamedTuple):
+    """One container's part of a plan; ``kind`` is init, sidecar or app."""
+
+    container: str
+    kind: str
+    devices: tuple[Device, ...]
+
+
+class Use(NamedTuple):
+    """What a pod takes of one GPU at its highest."""
+
+    memory_mib: int
+    cores: int
+    slots: int
+
+
+Plan = Sequence[Part]
+
+
+def use_of(plan: Plan) -> dict[str, Use]:
+    """What a pod takes of each GPU. Init containers run one after the other, beside the sidecars and before all others,
+    and what they leave the others take: the greatest of these moments counts."""
+    running: dict[str, Use] = {}
+    sidecars: dict[str, Use] = {}
+    for part in plan:
+        for device in part.devices if part.kind != INIT else ():
+            running[device.uuid] = _more(running.get(device.uuid), device)
+            if part.kind == SIDECAR:
+                sidecars[device.uuid] = _more(sidecars.get(device.uuid), device)
+    highest = dict(running)
+    for part in plan:
+        moment = dict(sidecars)
+        for device in part.devices if part.kind == INIT else ():
+            moment[device.uuid] = _more(moment.get(device.uuid), device)
+        for uuid, use in moment.items():
+            highest[uuid] = Use(*map(max, use, highest.get(uuid, use)))
+    return highest
+
+
+def _more(use: Use | None, device: Device) -> Use:
+    use = use or Use(0, 0, 0)
+    return Use(use.memory_mib + device.memory_mib, use.cores + device.cores, use.slots + 1)
+
+
+def write_plan(plan: Plan) -> str:
+    containers = [
+        {"name": part.container, "kind": part.kind, "gpus": [list(one) for one in part.devices]} for part in plan
+    ]
+    return json.dumps({"version": VERSION, "containers": containers}, separators=(",", ":"))
+
+
+def read_plan(text: str) -> tuple[Part, ...]:
+    """Raises PlanError."""
+    parts = []
+    for n, one in enumerate(_entries(text, "containers")):
+        where = f"containers[{n}]"
+        kind = one.get("kind")
+        if kind not in (INIT, SIDECAR, APP) or not isinstance(one.get("name"), str):
+            raise PlanError(f"{where}: expected name and kind ({INIT}, {SIDECAR} or {APP})")
+        devices = one.get("gpus")
+        if not isinstance(devices, list) or not all(isinstance(each, list) and len(each) == 3 for each in devices):
+            raise PlanError(f"{where}.gpus: expected a list of [UUID, MiB, percent]")
+        for uuid, memory, cores in devices:
+            if not isinstance(uuid, str) or not _whole(memory, 1, MAX_MIB) or not _whole(cores, 0, 100):
+                raise PlanError(
+                    f"{where}.gpus: expected a list of [UUID, MiB, percent], found [{uuid}, {memory}, {cores}]"
+                )
+        parts.append(Part(one["name"], kind, tuple(Device(*each) for each in devices)))
+    return tuple(parts)
+
+
+def read_annotations(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
+    """What a pod's annotations say that it holds, None where they say nothing. Raises PlanError."""
+    for name in (GIVEN, PLAN):
+        if name in annotations:
+            try:
+                return read_plan(annotations[name])
+            except PlanError as fault:
+                raise PlanError(f'metadata.annotations["{name}"]: {fault}') from None
+    return None
+
+
+def write_gpus(gpus: Sequence[NodeGpu]) -> str:
+    rows = []
+    for gpu in gpus:
+        row: dict[str, Any] = dict(gpu._asdict(), links=dict(gpu.links))
+        rows.append(row)
+    return json.dumps({"version": VERSION, "gpus": rows}, separators=(",", ":"))
+
+
+def read_gpus(text: str) -> tuple[NodeGpu, ...]:
+    """The GPUs that a node's annotation names. Raises PlanError; keys of later versions are left alone."""
+    gpus: list[NodeGpu] = []
+    for n, one in enumerate(_entries(text, "gpus")):
+        where = f"gpus[{n}]"
+        for key, low, high in (
+            ("memory_mib", 1, MAX_MIB),
+            ("capacity_mib", 1, MAX_MIB),
+            ("slots", 1, 1024),
+            ("slice_mib", 1, MAX_MIB),
+            ("slice_cores", 1, 100),
+        ):
+            if not _whole(one.get(key), low, high):
+                raise PlanError(f"{where}.{key}: expected a whole number from {low} to {high}, found {one.get(key)}")
+        if not isinstance(one.get("uuid"), str) or not one["uuid"]:
+            raise PlanError(f"{where}.uuid: expected a UUID, found {one.get('uuid')}")
+        links = one.get("links")
+        links = links if isinstance(links, dict) else {}
+        numa = one.get("numa", -1)
+        gpus.append(
+            NodeGpu(
+                one["uuid"],
+                str(one.get("model") or ""),
+                one["memory_mib"],
+                one["capacity_mib"],
+                one["slots"],
+                one["slice_mib"],
+                one["slice_cores"],
+                one.get("healthy", True) is True,
+                numa if _whole(numa, -1, 127) else -1,
+                tuple(sorted((uuid, score) for uuid, score in links.items() if _whole(score, 0, 1 << 20))),
+            )
+        )
+    if len({gpu.uuid for gpu in gpus}) != len(gpus):
+        raise PlanError("a UUID occurs twice")
+    if len(gpus) > MAX_GPUS:
+        raise PlanError(f"{len(gpus)} GPUs; expected at most {MAX_GPUS}")
+    return tuple(gpus)
+
+
+def _entries(text: str, key: str) -> list[dict[str, Any]]:
+    try:
+        document = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as fault:
+        raise PlanError(f"is no JSON ({fault})") from None
+    if not isinstance(document, dict) or not _whole(document.get("version"), VERSION, 1 << 16):
+        raise PlanError(f'expected a mapping with "version": {VERSION}')
+    entries = document.get(key)
+    if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
+        raise PlanError(f"{key}: expected a list of mappings")
+    return entries
+
+
+def _whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes and asks for the tests, and an account of holdings that uses none of the ledger's code."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations, product
+
+from vgpu_plugin._shared.dialects import Ask, Card, Memory, PodAsk, Wish, size_on
+from vgpu_plugin._shared.dialects_resources import CARD, MIB, PERCENT, SLICE, UNITS
+from vgpu_plugin._shared.pod_plan import NodeGpu
+
+__all__ = ("CARD", "MIB", "PERCENT", "SLICE", "UNITS", "ask", "gpu", "node", "pod_ask")
+
+
+def gpu(uuid, memory=16160, capacity=None, slots=10, model="Tesla V100-SXM2-16GB", **more):
+    capacity = capacity or memory
+    return NodeGpu(uuid, model, memory, capacity, slots, max(1, capacity // slots), max(1, 100 // slots), **more)
+
+
+def node(name, count=8, **more):
+    return tuple(gpu(f"GPU-{name}-{n}", **more) for n in range(count))
+
+
+def ask(amount=3000, cores=0, gpus=1, kind=MIB, name="main", **more):
+    return Ask(name, gpus, Memory(kind, amount), cores, "hami", "nvidia.com/gpumem", "spec", **more)
+
+
+def pod_ask(*asks, **wish):
+    named = [one._replace(container=f"c{n}") for n, one in enumerate(asks or [ask()])]
+    return PodAsk("hami", tuple(named), Wish(**wish), None, ())
+
+
+def faults(nodes, plans):
+    """What is wrong with plans, (node, plan) of each pod: the account of the tests, by plain addition.
+
+    A pod's moments are each of its init containers (with the sidecars) and all others at once; over several pods the
+    worst moments are taken together, since they may coincide.
+    """
+    found = []
+    sums, owners, shares = defaultdict(lambda: [0, 0, 0]), defaultdict(int), defaultdict(int)
+    for name, plan in plans:
+        highest = defaultdict(lambda: [0, 0, 0])
+        sides = [part for part in plan if part.kind == "sidecar"]
+        moments = [[part for part in plan if part.kind != "init"]]
+        moments += [[part, *sides] for part in plan if part.kind == "init"]
+        for moment in moments:
+            now = defaultdict(lambda: [0, 0, 0])
+            for part in moment:
+                if len({device.uuid for device in part.devices}) != len(part.devices):
+                    found.append(f"{part.container} has a GPU twice")
+                for device in part.devices:
+                    now[device.uuid][0] += device.memory_mib
+                    now[device.uuid][1] += device.cores
+                    now[device.uuid][2] += 1
+                    if device.cores == 100 and now[device.uuid][2] > 1:
+                        found.append(f"{device.uuid} is owned and shared in one pod")
+            for uuid, values in now.items():
+                highest[uuid] = [max(pair) for pair in zip(highest[uuid], values, strict=True)]
+        for uuid, values in highest.items():
+            sums[name, uuid] = [a + b for a, b in zip(sums[name, uuid], values, strict=True)]
+            shares[name, uuid] += 1
+            owners[name, uuid] += any(d.uuid == uuid and d.cores == 100 for part in plan for d in part.devices)
+    for (name, uuid), (memory, cores, slots) in sums.items():
+        (card,) = [one for one in nodes[name] if one.uuid == uuid]
+        if memory > card.capacity_mib or cores > 100 or slots > card.slots:
+            found.append(
+                f"{name} {uuid}: {memory} of {card.capacity_mib} MiB, {cores} %, {slots} of {card.slots} slots"
+            )
+        if owners[name, uuid] and shares[name, uuid] > 1:
+            found.append(f"{name} {uuid} is owned by one pod and shared with another")
+    return found
+
+
+def can_place(gpus, asks):
+    """Whether containers fit on empty GPUs at all, by trying every way."""
+    ways = [list(combinations(range(len(gpus)), one.gpus)) for one in asks]
+    for way in product(*ways):
+        used = [[0, 0, 0, 0] for _each in gpus]
+        fine = True
+        for one, columns in zip(asks, way, strict=True):
+            for column in columns:
+                size = size_on(one, card_of(gpus[column]))
+                if size is None:
+                    fine = False
+                    continue
+                used[column][0] += size.memory_mib
+                used[column][1] += size.cores
+                used[column][2] += 1
+                used[column][3] += size.cores == 100
+        for one, (memory, cores, slots, owners) in zip(gpus, used, strict=True):
+            fine &= memory <= one.capacity_mib and cores <= 100 and slots <= one.slots and not (owners and slots > 1)
+        if fine:
+            return True
+    return False
+
+
+def card_of(one):
+    return Card(one.memory_mib, one.capacity_mib, one.slice_mib, one.slice_cores)
