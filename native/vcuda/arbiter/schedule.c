@@ -15,9 +15,13 @@
 #define IDLE_NS (300 * US)        /* a holder with nothing to run gives its turn up after this */
 #define LOOK_NS (250 * US)        /* how often the holder is looked at */
 #define LATE_NS (400 * US)        /* who is late says so within this, or is dead */
-#define DRAIN_NS (25 * MS)        /* a kernel that runs on after the turn is waited for no longer than this */
+#define DRAIN_NS VGPU_ARBITER_DRAIN_NS
 #define LOW_OUTSTANDING_US 1000u  /* what low priority may queue where a tenant of high priority may come */
-#define CREDIT_NS (250 * (int64_t)MS) /* in time: nobody is owed, or owes, more than this at its rate */
+#define CREDIT_NS (250 * (int64_t)MS) /* in time: nobody is owed more than this at its rate */
+#define DEBT_NS (2000 * (int64_t)MS)  /* nor owes more device time than this: of a longer kernel the rest is forgiven */
+#define HELD_NS (65 * MS)         /* who has waited for so long is next, */
+#define HELD_MOST_NS (78 * MS)    /* and cuts a turn short after so long, */
+#define BORROW_NS (30 * (int64_t)MS) /* if it owes no more device time than this: one launch, then it pays */
 #define PREEMPT_NS (30 * (int64_t)MS) /* who waits and is owed so much more time than the holder cuts its turn short */
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -32,15 +36,30 @@ bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_other
 struct sum {
     unsigned present, active, unlimited;
     bool all_high, any_high;
-    double shares; /* of the active ones */
+    double shares;  /* of the active ones */
+    double credits; /* theirs together, where the shares fill the GPU: what counts is how one stands to the others */
 };
+
+/* Shares that do not fill the GPU are limits. */
+static bool fills(const struct sum *sum)
+{
+    return sum->shares >= 0.9999;
+}
 
 static uint64_t past(uint64_t when, uint64_t now)
 {
     return when <= now ? when : when - now < WAITING_NS ? now : 0;
 }
 
-static struct sum look(struct schedule *schedule, uint64_t now)
+/* Nothing is saved up by who is idle or alone. A debt is worked off at the share's rate, so that no pause is cheaper than
+ * to wait for one's turn. */
+static void rest(struct schedule_tenant *tenant, uint64_t passed)
+{
+    int64_t credit = tenant->credit + (int64_t)((double)passed * tenant->in.share_ppm / PPM);
+    tenant->credit = credit < 0 ? credit : 0;
+}
+
+static struct sum look(struct schedule *schedule, uint64_t now, uint64_t passed)
 {
     struct sum sum = {.all_high = true};
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
@@ -60,19 +79,25 @@ static struct sum look(struct schedule *schedule, uint64_t now)
             in->busy_until_ns = now + 1000 * MS;
         bool active = !in->unlimited && ((in->wanted_ns && now - in->wanted_ns < ACTIVE_NS) || in->busy_until_ns > now ||
                                          (in->waiting_ns && now - in->waiting_ns < WAITING_NS));
-        if (active && !tenant->active)
-            tenant->credit = 0;
+        if (!active)
+            rest(tenant, passed);
         tenant->active = active;
+        bool waits = active && in->waiting_ns && now - in->waiting_ns < WAITING_NS;
+        tenant->waits_since = !waits ? 0 : tenant->waits_since ? tenant->waits_since : now;
         sum.active += active;
-        if (active)
+        if (active) {
             sum.shares += (double)in->share_ppm / PPM;
+            sum.credits += (double)tenant->credit;
+        }
     }
+    if (!fills(&sum))
+        sum.credits = 0;
     return sum;
 }
 
-static bool waiting(const struct schedule_tenant *tenant, uint64_t now)
+static bool waiting(const struct schedule_tenant *tenant)
 {
-    return tenant->active && tenant->in.waiting_ns && now - tenant->in.waiting_ns < WAITING_NS;
+    return tenant->waits_since != 0;
 }
 
 static double rate(const struct schedule_tenant *tenant, const struct sum *sum)
@@ -82,18 +107,27 @@ static double rate(const struct schedule_tenant *tenant, const struct sum *sum)
     return share > 0.001 ? share : 0.001;
 }
 
+static double standing(const struct schedule_tenant *tenant, const struct sum *sum)
+{
+    return (double)tenant->credit - rate(tenant, sum) * sum->credits;
+}
+
 /* How long ago it should have had the GPU. */
 static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit / rate(tenant, sum);
 }
 
+/* Has it been held back for so long that it goes before who has a better claim? */
+static bool overdue(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now, uint64_t after)
+{
+    return waiting(tenant) && now - tenant->waits_since >= after && standing(tenant, sum) > -(double)BORROW_NS;
+}
+
 static void add_credit(struct schedule_tenant *tenant, double ns, const struct sum *sum)
 {
     double bound = (double)CREDIT_NS * rate(tenant, sum), credit = (double)tenant->credit + ns;
-    /* Debt is bounded by one long kernel, not by the rate: who overran its turn pays for all of it. */
-    double floor = bound > 200.0 * MS ? bound : 200.0 * MS;
-    tenant->credit = (int64_t)(credit > bound ? bound : credit < -floor ? -floor : credit);
+    tenant->credit = (int64_t)(credit > bound ? bound : credit < -(double)DEBT_NS ? -(double)DEBT_NS : credit);
 }
 
 static void open_gate(struct schedule_tenant *tenant, bool limited, bool exclusive, bool low)
@@ -114,14 +148,19 @@ static void close_gate(struct schedule_tenant *tenant, bool by_priority)
 }
 
 /* Nobody contends. Only who is alone may go at once; the others must ask, or their start would not be seen in time. */
-static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint64_t now)
+static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t passed)
 {
     schedule->state = SCHEDULE_FREE;
     schedule->holder = -1;
+    schedule->alone = 0;
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
         struct schedule_tenant *tenant = &schedule->tenant[i];
         if (!tenant->present)
             continue;
+        if (tenant->active) {
+            rest(tenant, passed);
+            schedule->alone = sum->active == 1 ? (unsigned)i + 1 : 0;
+        }
         unsigned others = sum->active - tenant->active;
         bool all_high = sum->all_high && sum->present > 1;
         if (others && !all_high) {
@@ -136,15 +175,16 @@ static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint6
 
 static bool within_share(const struct schedule_tenant *tenant, const struct sum *sum)
 {
-    (void)sum;
-    return tenant->credit >= 0;
+    return standing(tenant, sum) >= 0;
 }
 
 /* Higher is first. */
-static double order(const struct schedule_tenant *tenant, const struct sum *sum)
+static double order(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     double ahead = lag(tenant, sum);
-    return tenant->in.high && within_share(tenant, sum) ? ahead + 1e12 : ahead;
+    if (tenant->in.high && within_share(tenant, sum))
+        return ahead + 1e15;
+    return overdue(tenant, sum, now, HELD_NS) ? 1e14 + (double)(now - tenant->waits_since) : ahead;
 }
 
 static int choose(const struct schedule *schedule, const struct sum *sum, uint64_t now)
@@ -152,19 +192,36 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
     int best = -1;
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
         const struct schedule_tenant *tenant = &schedule->tenant[i];
-        if (!tenant->present || !waiting(tenant, now))
+        if (!tenant->present || !waiting(tenant))
             continue;
         /* Shares that do not fill the GPU are limits: nobody goes before it has saved up for a turn. */
-        if (sum->shares < 0.9999 && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS))
+        if (!fills(sum) && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS) && !overdue(tenant, sum, now, HELD_NS))
             continue;
-        if (best < 0 || order(tenant, sum) > order(&schedule->tenant[best], sum) ||
-            (order(tenant, sum) == order(&schedule->tenant[best], sum) && tenant->served < schedule->tenant[best].served))
+        double mine = order(tenant, sum, now), first = best < 0 ? 0 : order(&schedule->tenant[best], sum, now);
+        if (best < 0 || mine > first || (mine == first && tenant->served < schedule->tenant[best].served))
             best = i;
     }
     return best;
 }
 
-static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now)
+/* What one took is owed to all by their shares. Nobody is lifted to the bound by it: how the others stand to each other
+ * must not be lost by what one says of itself. */
+static void take(struct schedule *schedule, const struct sum *sum, struct schedule_tenant *taker, double ns)
+{
+    double given = fills(sum) ? ns : 0;
+    add_credit(taker, -ns, sum);
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) {
+        double room = (double)CREDIT_NS - lag(&schedule->tenant[i], sum);
+        if (schedule->tenant[i].present && schedule->tenant[i].active && given > room)
+            given = room > 0 ? room : 0;
+    }
+    for (int i = 0; i < SCHEDULE_TENANTS; i++)
+        if (schedule->tenant[i].present && schedule->tenant[i].active)
+            add_credit(&schedule->tenant[i], given * rate(&schedule->tenant[i], sum), sum);
+}
+
+/* `late`: when its work will be done that is not waited for any longer, and runs on in the driver's time slices; 0: none. */
+static void charge(struct schedule *schedule, const struct sum *sum, uint64_t now, uint64_t late)
 {
     if (schedule->holder < 0 || !schedule->tenant[schedule->holder].present)
         return;
@@ -173,18 +230,34 @@ static void charge(struct schedule *schedule, const struct sum *sum, uint64_t no
     /* Its own word counts within what it held the GPU for: gaps of the hand-over are nobody's, lies do not pay. */
     used = used > held ? held : used < 0.8 * held ? 0.8 * held : used;
     holder->used_at = holder->in.used_ns;
+    holder->late = late > now;
+    holder->beyond = late > now ? (int64_t)(late - now) : 0;
+    used += (double)holder->beyond;
     schedule->turn_start = now;
-    add_credit(holder, -used, sum);
-    for (int i = 0; sum->shares >= 0.9999 && i < SCHEDULE_TENANTS; i++)
-        if (schedule->tenant[i].present && schedule->tenant[i].active)
-            add_credit(&schedule->tenant[i], used * rate(&schedule->tenant[i], sum), sum);
+    take(schedule, sum, holder, used);
     holder->served = now;
+}
+
+/* What became of the work that ran on after its tenant's turn. By its tenant's word alone: it gets back no more than it was
+ * charged on that word. */
+static void settle_late(struct schedule *schedule, const struct sum *sum)
+{
+    for (int i = 0; i < SCHEDULE_TENANTS; i++) {
+        struct schedule_tenant *tenant = &schedule->tenant[i];
+        if (!tenant->present || !tenant->late || tenant->in.used_ns == tenant->used_at)
+            continue;
+        int64_t more = (int64_t)(tenant->in.used_ns - tenant->used_at);
+        more = more < -tenant->beyond ? -tenant->beyond : more > DEBT_NS ? DEBT_NS : more;
+        tenant->beyond += more;
+        tenant->used_at = tenant->in.used_ns;
+        take(schedule, sum, tenant, (double)more);
+    }
 }
 
 static uint64_t length(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     double ns = rate(tenant, sum) * (double)CYCLE_NS;
-    if (sum->shares < 0.9999 && (double)tenant->credit > ns)
+    if (!fills(sum) && (double)tenant->credit > ns)
         ns = (double)tenant->credit;
     return ns < (double)TURN_MIN_NS ? TURN_MIN_NS : ns > (double)TURN_MAX_NS ? TURN_MAX_NS : (uint64_t)ns;
 }
@@ -207,6 +280,8 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
     const struct schedule_tenant *other = &schedule->tenant[next];
     if (other->in.high && within_share(other, sum) && !holder->in.high)
         return true;
+    if (overdue(other, sum, now, HELD_MOST_NS))
+        return now - schedule->turn_start > TURN_MIN_NS;
     double so_far = (double)(now - schedule->turn_start) / rate(holder, sum);
     return now - schedule->turn_start > TURN_MIN_NS &&
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
@@ -218,8 +293,10 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     schedule->state = SCHEDULE_TURN;
     schedule->holder = next;
     schedule->turn_start = now;
-    schedule->turn_end = now + length(holder, sum);
+    schedule->turn_end = now + (holder->credit < 0 && overdue(holder, sum, now, HELD_NS) ? TURN_MIN_NS / 2 : length(holder, sum));
+    holder->waits_since = 0;
     holder->used_at = holder->in.used_ns;
+    holder->late = false;
     holder->out.gate = VGPU_GATE_TURN;
     holder->out.flags = sum->unlimited ? 0 : VGPU_GPU_EXCLUSIVE;
     holder->out.rate_ppm = PPM;
@@ -230,7 +307,8 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     return now + LOOK_NS;
 }
 
-static uint64_t drain(struct schedule *schedule, uint64_t now)
+/* Answers when to look again; 0: it need not be waited for. *late: it is busy all the same, until then. */
+static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
 {
     uint64_t latest = 0;
     /* Of the holder alone, if there was one: who did not drain in time is not waited for twice. */
@@ -239,6 +317,7 @@ static uint64_t drain(struct schedule *schedule, uint64_t now)
             schedule->tenant[i].in.busy_until_ns > latest)
             latest = schedule->tenant[i].in.busy_until_ns;
     /* 0: it says that it is done. A time that has passed was a prediction: its kernel may be late. */
+    *late = latest && latest + LATE_NS > now ? (latest > now ? latest : now + 1) : 0;
     if (!latest || latest + LATE_NS <= now || now >= schedule->drain_until)
         return 0;
     uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until; /* late: looked at every 50 us */
@@ -247,19 +326,22 @@ static uint64_t drain(struct schedule *schedule, uint64_t now)
 
 static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uint64_t now)
 {
-    bool begins = schedule->state == SCHEDULE_FREE;
-    if (begins) {
+    if (schedule->state == SCHEDULE_FREE) { /* who ran alone pays for what it has queued from here on */
         schedule->state = SCHEDULE_DRAIN;
-        schedule->holder = -1;
+        schedule->holder = (int)schedule->alone - 1;
+        schedule->turn_start = now;
         schedule->drain_until = now + DRAIN_NS;
+        if (schedule->holder >= 0)
+            schedule->tenant[schedule->holder].used_at = schedule->tenant[schedule->holder].in.used_ns;
     }
+    settle_late(schedule, sum);
     if (schedule->state == SCHEDULE_TURN) {
         struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
         /* A holder that waits has nothing more that fits into its turn. */
         bool over = now >= schedule->turn_end || holder->in.waiting_ns > schedule->turn_start + 100 * US;
-        if (over && holder->present && choose(schedule, sum, now) < 0 && sum->shares >= 0.9999 &&
+        if (over && holder->present && choose(schedule, sum, now) < 0 && fills(sum) &&
             !given_up(holder, schedule, now)) {
-            charge(schedule, sum, now); /* nobody else waits: go on without a hand-over */
+            charge(schedule, sum, now, 0); /* nobody else waits: go on without a hand-over */
             schedule->turn_end = holder->out.turn_end_ns = now + TURN_MIN_NS;
             over = false;
         }
@@ -272,10 +354,11 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
         if (schedule->tenant[i].present)
             close_gate(&schedule->tenant[i], sum->any_high && !schedule->tenant[i].in.high);
     if (schedule->state == SCHEDULE_DRAIN) {
-        uint64_t again = drain(schedule, now);
+        uint64_t late;
+        uint64_t again = drain(schedule, now, &late);
         if (again)
             return again;
-        charge(schedule, sum, now);
+        charge(schedule, sum, now, late);
         schedule->state = SCHEDULE_NOBODY;
         schedule->holder = -1;
     }
@@ -285,10 +368,10 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
 
 uint64_t schedule_step(struct schedule *schedule, uint64_t now)
 {
-    struct sum sum = look(schedule, now);
     uint64_t passed = schedule->stepped && now > schedule->stepped ? now - schedule->stepped : 0;
+    struct sum sum = look(schedule, now, passed);
     schedule->stepped = now;
-    if (sum.shares < 0.9999) /* shares are limits: they accrue by the clock */
+    if (!fills(&sum)) /* shares are limits: they accrue by the clock */
         for (int i = 0; i < SCHEDULE_TENANTS; i++)
             if (schedule->tenant[i].present && schedule->tenant[i].active)
                 add_credit(&schedule->tenant[i], (double)passed * rate(&schedule->tenant[i], &sum), &sum);
@@ -296,6 +379,6 @@ uint64_t schedule_step(struct schedule *schedule, uint64_t now)
         if (schedule->tenant[i].present && schedule->tenant[i].in.unlimited)
             schedule->tenant[i].out.rate_ppm = PPM;
     if (sum.active <= 1 || (sum.all_high && sum.present > 1))
-        return all_free(schedule, &sum, now);
+        return all_free(schedule, &sum, now, passed);
     return take_turns(schedule, &sum, now);
 }

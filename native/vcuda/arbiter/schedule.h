@@ -36,14 +36,18 @@ struct schedule_tenant {
     struct schedule_output out;
     bool active;      /* wanted the GPU lately */
     int64_t credit;   /* device time that it is owed (below 0: had too much) */
+    uint64_t waits_since; /* a launch of it has been waiting from then on; 0: none */
     uint64_t served;  /* end of its last turn */
-    uint64_t used_at; /* used_ns when its turn began */
+    uint64_t used_at; /* used_ns when its turn began, or when that was last charged */
+    bool late;        /* its last turn was charged before its work was done */
+    int64_t beyond;   /* what it was charged then for what was still to run */
 };
 
 struct schedule {
     struct schedule_tenant tenant[SCHEDULE_TENANTS];
     enum { SCHEDULE_FREE, SCHEDULE_NOBODY, SCHEDULE_TURN, SCHEDULE_DRAIN } state;
     int holder; /* of the turn, or who is being drained; -1: whoever ran when turns began */
+    unsigned alone; /* 1 + who wants the GPU while nobody else does; 0: nobody, or several of high priority */
     uint64_t turn_start, turn_end, drain_until, stepped;
 };
 

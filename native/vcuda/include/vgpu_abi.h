@@ -159,6 +159,7 @@ struct vgpu_ledger {
 #define VGPU_GPU_PAGE_MIN_READER 1u
 #define VGPU_GPU_PAGE_FILE_SIZE 4096u
 #define VGPU_ARBITER_SILENT_NS 200000000ull
+#define VGPU_ARBITER_DRAIN_NS 25000000ull /* a kernel that runs on after its turn is waited for no longer than this */
 
 enum vgpu_gate {
     VGPU_GATE_NONE = 0,   /* the arbiter has not said anything: as without one */

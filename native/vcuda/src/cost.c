@@ -51,13 +51,16 @@ uint64_t segment_settle(struct costs *costs, struct settler *settler, const stru
     bool overlapped = from != begin;
     if (end > settler->frontier)
         settler->frontier = end;
+    /* From then on another tenant's turns take every second slice, but for what they leave between them. */
+    if (segment->exclusive_ns && took > segment->exclusive_ns)
+        took = segment->exclusive_ns + (took - segment->exclusive_ns) / 8 * 5;
     if (!segment->known) {
         if (!overlapped)
             learn(costs, segment, took, 0.25);
         return took;
     }
     uint64_t likely = segment->predicted + segment->predicted / 4 + 100 * US;
-    if (took > likely && !(segment->exclusive && segment->begun)) {
+    if (took > likely && !(segment->exclusive_ns && segment->begun)) {
         /* Another tenant's slices, or time in which the host gave nothing: neither is ours. */
         if (!overlapped && ++settler->streak > STREAK)
             learn(costs, segment, took, 0.125);

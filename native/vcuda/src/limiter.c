@@ -213,8 +213,8 @@ static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t
     return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
 }
 
-/* Waits until a launch of this cost may go. Answers whether nobody else runs meanwhile. */
-static bool admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
+/* Waits until a launch of this cost may go. Answers for how long nobody else runs then. */
+static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
 {
     struct limited *limited = thread->limited;
     bool asked = false, waited = false;
@@ -248,7 +248,7 @@ static bool admit(struct thread_state *thread, struct flow *flow, uint64_t cost,
                 thread->stalled = passed + 1;
             if (asked)
                 __atomic_store_n(&limited->tenant->waiting_ns, 0, __ATOMIC_RELAXED);
-            return arbiter && (page.flags & VGPU_GPU_EXCLUSIVE);
+            return pace_exclusive(&view, page.flags);
         }
         waited = true;
         close_segment(thread, flow, *now); /* what was launched has an exact end now, and others see it drain */
@@ -301,11 +301,11 @@ void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool p
     if (flow->segment.count && (!known || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
                                 flow->segment.predicted + cost >= SEGMENT_NS))
         close_segment(thread, flow, now);
-    bool exclusive = admit(thread, flow, cost, &now);
+    uint64_t exclusive_ns = admit(thread, flow, cost, &now);
     if (!flow->segment.count) {
         segment_start(&flow->segment);
         flow->segment.known = known;
-        flow->segment.exclusive = exclusive;
+        flow->segment.exclusive_ns = exclusive_ns;
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
         uint64_t queued = atomic_load_explicit(&limited->queued, memory_order_relaxed);
         if (!known || sample || busy < now + MARGIN_NS + queued / 4) {

@@ -7,6 +7,7 @@
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
+#define WOKEN_NS (500 * US) /* from the begin of a turn to its first launch, on a busy machine */
 #define LOOK_AGAIN_NS (10 * MS) /* the longest wait without a look at limits and page */
 
 static int64_t load(const int64_t *word)
@@ -74,6 +75,14 @@ static enum pace later(const struct pace_view *view, uint64_t when, enum pace an
     return answer;
 }
 
+uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags)
+{
+    uint64_t start = view->busy_until > view->now ? view->busy_until : view->now, end = view->turn_end + VGPU_ARBITER_DRAIN_NS;
+    if (!(flags & VGPU_GPU_EXCLUSIVE) || view->gate == VGPU_GATE_NONE)
+        return 0;
+    return view->gate != VGPU_GATE_TURN ? UINT64_MAX : end > start ? end - start : 0;
+}
+
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until)
 {
     uint64_t start = view->busy_until > view->now ? view->busy_until : view->now;
@@ -84,9 +93,10 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
             return later(view, view->turn_start, PACE_WAIT, until);
         if (start >= view->turn_end)
             return later(view, 0, PACE_WAIT_GATE, until);
-        /* What does not fit goes if it is the first of its turn (it would never fit), or nearer to in than to out. */
-        uint64_t length = view->turn_end - view->turn_start;
-        if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + length / 8)
+        /* What does not fit goes if it is the first of its turn (it would never fit), or nearer to in than to out. Who is
+         * woken late is first all the same: a short turn must not pass it by. */
+        uint64_t first = (view->turn_end - view->turn_start) / 8;
+        if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + (first > WOKEN_NS ? first : WOKEN_NS))
             return later(view, 0, PACE_WAIT_GATE, until);
     }
     if (start - view->now > view->outstanding_max)

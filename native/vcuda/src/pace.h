@@ -55,6 +55,8 @@ struct pace_view {
 enum pace { PACE_GO, PACE_WAIT, PACE_WAIT_GATE };
 /* *until: when to ask again. WAIT_GATE: or when the gpu page's `wake` changes. */
 enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until);
+/* How long nobody else runs from the begin of what is launched now; 0: not known. */
+uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags);
 
 /*
  * The rate that rules: the arbiter's if it speaks, never less than the own share; `force` keeps to the share. So does a share
@@ -93,7 +95,7 @@ struct segment {
     uint32_t count;
     bool known;     /* all its launches had been measured before */
     bool begun;     /* it has a begin event of its own: no time of the host before it is in it */
-    bool exclusive; /* the arbiter said that nobody else ran */
+    uint64_t exclusive_ns; /* from its begin on nobody else runs for so long, by the arbiter's word; 0: not known */
     uint16_t items[SEGMENT_LAUNCHES];
 };
 static inline void segment_start(struct segment *segment)
@@ -102,7 +104,7 @@ static inline void segment_start(struct segment *segment)
     segment->count = 0;
     segment->known = true;
     segment->begun = false;
-    segment->exclusive = false;
+    segment->exclusive_ns = 0;
 }
 static inline void segment_add(struct segment *segment, unsigned item, uint64_t ns)
 {

@@ -78,13 +78,13 @@ def test_long_kernels_are_held_to_the_documented_bound(model, share: int, us: in
 # --- tenants together, with an arbiter ------------------------------------------------------------------------------
 
 
-def together(result: dict, hold_ms: float = 100) -> list:
+def together(result: dict) -> list:
     tenants = result["tenants"]
     return [
         all(abs(t["mean"] - t["share"]) <= 1.0 for t in tenants),
         all(worst(t) <= 4.0 for t in tenants),
         result["total"] >= 97.0,
-        all(t["longest_hold_ms"] <= hold_ms for t in tenants),
+        all(t["longest_hold_ms"] <= 100 for t in tenants),
     ]
 
 
@@ -97,15 +97,21 @@ def test_thirty_and_seventy(model, left: object, right: object, seed: int) -> No
     assert all(together(result)), result
 
 
-# With kernels of up to 10 ms a share of 10 % waits for 100 ms after each of them anyway.
 @pytest.mark.parametrize(
-    ("kernels", "jitter", "seed", "hold_ms"),
-    [(MIXED, 10 + 10 * (s % 2), s, 160) for s in range(1, 9)] + [(SHORT, 10, s, 100) for s in range(1, 5)],
+    ("kernels", "jitter", "seed"),
+    [(MIXED, 10 + 10 * (s % 2), s) for s in range(1, 13)] + [(SHORT, 10, s) for s in range(1, 5)],
 )
-def test_ten_to_forty(model, kernels: str, jitter: int, seed: int, hold_ms: float) -> None:
+def test_ten_to_forty(model, kernels: str, jitter: int, seed: int) -> None:
+    """A kernel of 10 ms costs a share of 10 % 100 ms: it borrows, so that none of its launches waits for so long."""
     tenants = [f"share={share},kernels={kernels}" for share in (10, 20, 30, 40)]
     result = model("--seconds", 22, "--seed", seed, "--jitter", jitter, *tenants)
-    assert all(together(result, hold_ms)), result
+    assert all(together(result)), result
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_without_an_arbiter_a_launch_is_held_back_for_longer(model, seed: int) -> None:
+    tenants = [f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)]
+    assert not together(model("--no-arbiter", "--seconds", 22, "--seed", seed, *tenants))[3]
 
 
 def test_together_without_a_limiter_fails(model) -> None:
@@ -170,6 +176,44 @@ def test_low_priority_does_not_starve(model) -> None:
     """High priority comes first only within its share."""
     low, high = model("share=50,kernels=200", "share=50,priority=0,kernels=200")["tenants"]
     assert low["mean"] >= 49 and high["mean"] >= 49
+
+
+# --- tenants that come and go, and kernels longer than anybody's turn ------------------------------------------------
+
+# The pause after each burst is random, 0.5 to 1.5 times `rest`: mostly long enough to count as idle.
+TOGGLING = [
+    "share=10,kernels=20000,burst=1,rest=125000",
+    "share=10,kernels=40000,burst=1,rest=125000",
+    "share=10,kernels=100000,burst=1,rest=125000",
+    "share=20,kernels=20000,burst=3,rest=65000",
+    "share=10,kernels=5000,burst=10,rest=130000",
+]
+
+
+@pytest.mark.parametrize("toggling", TOGGLING)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_who_comes_and_goes_gets_no_more_than_its_share(model, toggling: str, seed: int) -> None:
+    """Beside one that is always busy; by itself each would take more than its share."""
+    natural = model(toggling.replace("share=", "policy=disable,share="))["tenants"][0]["mean"]
+    share = int(toggling[6:8])
+    comes, stays = model("--seconds", 42, "--seed", seed, toggling, f"share={100 - share},kernels=100")["tenants"]
+    assert comes["mean"] <= min(natural, share) + 1.0
+    assert stays["mean"] >= stays["share"] - 1.5
+
+
+# What a kernel takes beside others' turns cannot be told from elapsed time: with half of the GPU it is most wrong.
+@pytest.mark.parametrize(
+    ("share", "ms", "over"),
+    [(10, 40, 1), (10, 100, 1), (30, 50, 1), (30, 100, 1), (50, 100, 6), (50, 200, 6), (70, 100, 1)],
+)
+def test_kernels_that_outlast_their_turn_are_paid(model, share: int, ms: int, over: float) -> None:
+    """They run on in the driver's time slices beside the others' turns, and are charged for that too.
+
+    Where only the time in the turn is charged, these get 13, 30, 40, 53, 68, 70 and 82 %.
+    """
+    long, short = f"share={share},kernels={ms * 1000}", f"share={100 - share},kernels=100"
+    tenants = model("--seconds", 62, "--warm", 12, long, short)["tenants"]
+    assert share - 2 <= tenants[0]["mean"] <= share + over, tenants[0]["mean"]
 
 
 # --- changes and faults ---------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     t->page.waiting_ns = 0;
     segment_start(&t->open);
     t->open.known = known;
-    t->open.exclusive = speaks && (t->gpu_page.flags & VGPU_GPU_EXCLUSIVE);
+    t->open.exclusive_ns = pace_exclusive(&view, t->gpu_page.flags);
     struct fence *fence = &t->fences[t->fence_tail % FENCES];
     fence->own_begin = t->open.begun = !known || sample || t->busy_until < now + 50 * US + t->queued / 4;
     fence->begin = 0;

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose turn it is, step by step: the arbiter's own schedule.c, asked by ctypes, with what each tenant says as a table.
+
+What is looked at is who stands where afterwards (credit, in ns of device time), and whose gate is open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+VCUDA = Path(__file__).resolve().parents[3] / "native" / "vcuda"
+MS = 1_000_000
+TURN, CLOSED = 2, 3
+
+
+class Input(ctypes.Structure):
+    _fields_ = [
+        ("share_ppm", ctypes.c_uint32),
+        ("force", ctypes.c_bool),
+        ("high", ctypes.c_bool),
+        ("unlimited", ctypes.c_bool),
+        *((name, ctypes.c_uint64) for name in ("wanted_ns", "waiting_ns", "busy_until_ns", "used_ns")),
+    ]
+
+
+class Output(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_uint32) for name in ("gate", "flags", "rate_ppm", "outstanding_max_us")),
+        ("turn_start_ns", ctypes.c_uint64),
+        ("turn_end_ns", ctypes.c_uint64),
+        ("turns", ctypes.c_uint32),
+    ]
+
+
+class Tenant(ctypes.Structure):
+    _fields_ = [
+        ("present", ctypes.c_bool),
+        ("inputs", Input),
+        ("out", Output),
+        ("active", ctypes.c_bool),
+        ("credit", ctypes.c_int64),
+        ("waits_since", ctypes.c_uint64),
+        ("served", ctypes.c_uint64),
+        ("used_at", ctypes.c_uint64),
+        ("late", ctypes.c_bool),
+        ("beyond", ctypes.c_int64),
+    ]
+
+
+class Schedule(ctypes.Structure):
+    _fields_ = [
+        ("tenant", Tenant * 64),
+        ("state", ctypes.c_int),
+        ("holder", ctypes.c_int),
+        ("alone", ctypes.c_uint),
+        *((name, ctypes.c_uint64) for name in ("turn_start", "turn_end", "drain_until", "stepped")),
+    ]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    folder = tmp_path_factory.mktemp("schedule")
+    (folder / "size.c").write_text(
+        '#include "schedule.h"\nunsigned long size(void) { return sizeof(struct schedule); }\n'
+    )
+    command = [os.environ.get("CC", "cc"), "-O1", "-std=c11", "-shared", "-fPIC", "-o", folder / "schedule.so"]
+    command += [f"-I{VCUDA / name}" for name in ("include", "arbiter")]
+    subprocess.run([*command, VCUDA / "arbiter/schedule.c", folder / "size.c"], check=True)
+    library = ctypes.CDLL(str(folder / "schedule.so"))
+    library.size.restype = ctypes.c_ulong
+    library.schedule_step.restype = ctypes.c_uint64
+    library.schedule_step.argtypes = [ctypes.POINTER(Schedule), ctypes.c_uint64]
+    assert library.size() == ctypes.sizeof(Schedule)
+    return library
+
+
+class Node:
+    """Tenants of one GPU on a clock of their own. A tenant is `busy` (launches, waits for its turn) or says nothing."""
+
+    def __init__(self, library: ctypes.CDLL, *percents: int, **every: bool) -> None:
+        self.library, self.schedule, self.now = library, Schedule(holder=-1), 1000 * MS
+        self.ends: dict = {}  # tenant → when its queued work really ends
+        for i, percent in enumerate(percents):
+            self.schedule.tenant[i].present = True
+            self.schedule.tenant[i].inputs = Input(share_ppm=percent * 10000, **every)
+
+    def tenant(self, i: int) -> Tenant:
+        return self.schedule.tenant[i]
+
+    def run(self, ms: float, *busy: int) -> None:
+        """Every 250 us: who is busy wants, waits at a closed gate, and at an open one launches what runs 1 ms."""
+        end = self.now + int(ms * MS)
+        while self.now < end:
+            for i in busy:
+                said, out = self.tenant(i).inputs, self.tenant(i).out
+                said.wanted_ns = self.now
+                runs = self.ends.get(i, 0) > self.now
+                may = out.gate == 1 or (out.gate == TURN and self.now < out.turn_end_ns)
+                said.waiting_ns = 0 if may or runs else self.now
+                if may and not runs:
+                    self.launch(i, 1)
+            for i in list(self.ends):
+                if self.ends[i] <= self.now:
+                    self.tenant(i).inputs.busy_until_ns = 0
+                    del self.ends[i]
+            self.library.schedule_step(self.schedule, self.now)
+            self.now += MS // 4
+
+    def launch(self, i: int, ms: float, used: float | None = None) -> None:
+        self.ends[i] = self.now + int(ms * MS)
+        self.tenant(i).inputs.busy_until_ns = self.ends[i]
+        self.tenant(i).inputs.used_ns += int((ms if used is None else used) * MS)
+
+    def until_turn(self, i: int, *busy: int) -> None:
+        for _ in range(4000):
+            if self.tenant(i).out.gate == TURN:
+                return
+            self.run(0.25, *busy)
+        raise AssertionError(f"no turn of tenant {i} in a second")
+
+    def lag(self, i: int, other: int) -> float:
+        """How far `i` stands before `other`, in ms of time that it is owed."""
+        at = [self.tenant(j).credit / (self.tenant(j).inputs.share_ppm / 1e6) for j in (i, other)]
+        return (at[0] - at[1]) / MS
+
+
+def test_who_ran_alone_pays_for_what_it_has_queued(library) -> None:
+    """It runs 20 ms on while another waits: 20 ms of its 50 %, and half of that the other is owed."""
+    node = Node(library, 50, 50)
+    node.run(100, 0)
+    node.launch(0, 20)
+    node.until_turn(1, 0, 1)
+    assert node.tenant(0).out.turns == 0
+    assert 0.7 * 40 <= node.lag(1, 0) <= 1.3 * 40
+
+
+def test_who_comes_after_it_has_drained_is_owed_nothing(library) -> None:
+    node = Node(library, 50, 50)
+    node.run(100, 0)
+    node.run(2, 0)
+    node.ends.clear()
+    node.tenant(0).inputs.busy_until_ns = 0
+    node.until_turn(1, 1)
+    assert abs(node.lag(1, 0)) <= 2
+
+
+@pytest.mark.parametrize(("rest_ms", "left"), [(70, 90), (500, 47), (1200, 0)])
+def test_a_pause_clears_no_more_debt_than_waiting_would_have(library, rest_ms: int, left: float) -> None:
+    """100 ms too much at 10 % are worked off in a second, not by 60 ms of silence."""
+    node = Node(library, 10, 90)
+    node.run(50, 0, 1)
+    node.tenant(0).credit = -100 * MS
+    node.run(rest_ms, 1)
+    assert -node.tenant(0).credit / MS == pytest.approx(left, abs=8)
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_nothing_is_saved_up_by_who_is_idle_or_alone(library, alone: int) -> None:
+    node = Node(library, 50, 50)
+    node.run(50, 0, 1)
+    node.tenant(0).credit = 100 * MS
+    node.run(200, alone)
+    assert node.tenant(0).credit == 0
+
+
+def test_a_kernel_that_outlasts_the_drain_is_paid_whole(library) -> None:
+    """100 ms of a tenant of 50 %: 25 ms are waited for, the rest is charged all the same."""
+    node = Node(library, 50, 50)
+    node.run(200, 0, 1)
+    node.until_turn(0, 0, 1)
+    before = node.lag(0, 1)
+    node.launch(0, 100)
+    node.until_turn(1, 0, 1)
+    assert 170 <= before - node.lag(0, 1) <= 230
+
+
+def test_what_was_charged_too_much_for_it_is_given_back_and_no_more(library) -> None:
+    node = Node(library, 50, 50)
+    node.run(200, 0, 1)
+    node.until_turn(0, 0, 1)
+    before = node.lag(0, 1)
+    node.launch(0, 100)
+    node.until_turn(1, 0, 1)
+    node.tenant(0).inputs.used_ns -= 50 * MS
+    node.run(1, 0, 1)
+    assert 70 <= before - node.lag(0, 1) <= 130
+    node.tenant(0).inputs.used_ns -= 10_000 * MS
+    node.run(1, 0, 1)
+    assert before - node.lag(0, 1) >= 30  # what it held the GPU for stays charged
+
+
+def test_what_one_says_of_itself_leaves_the_others_as_they_stand(library) -> None:
+    node = Node(library, 10, 40, 50)
+    node.run(300, 0, 1, 2)
+    node.until_turn(0, 0, 1, 2)
+    node.launch(0, 100)
+    node.until_turn(1, 0, 1, 2)
+    node.tenant(1).credit, node.tenant(2).credit = 0, 50 * MS  # the third is owed 100 ms of time more than the second
+    node.tenant(0).inputs.used_ns += 2**62
+    node.run(0.5, 0, 1, 2)
+    assert node.lag(2, 1) == pytest.approx(100, abs=5)
+    assert node.tenant(0).credit >= -2000 * MS
+
+
+@pytest.mark.parametrize(("owes_ms", "within_ms"), [(25, 100), (35, None)])
+def test_who_has_waited_long_goes_before_its_claim_if_it_owes_little(
+    library, owes_ms: int, within_ms: int | None
+) -> None:
+    """At 5 %, 25 ms of debt are half a second."""
+    node = Node(library, 5, 95)
+    node.run(100, 0, 1)
+    node.until_turn(1, 0, 1)
+    node.tenant(0).credit, node.tenant(1).credit = -owes_ms * MS, owes_ms * MS
+    start = node.now
+    node.until_turn(0, 0, 1)
+    waited = (node.now - start) / MS
+    assert waited <= within_ms if within_ms else waited > 100
