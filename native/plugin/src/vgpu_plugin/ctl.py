@@ -51,6 +51,8 @@ def parser() -> argparse.ArgumentParser:
     figures = commands.add_parser("metrics", help="Prometheus metrics, as --metrics-listen serves them")
     for one in (status, lease, release, top, pieces, why, figures):
         one.add_argument("--json", action="store_true", help="for programs")
+    other = commands.add_parser("convert", help="settings of another kit as group variables; asks no device plugin")
+    other.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file, or a manifest; - for stdin")
     run = commands.add_parser("exec", help="run a command in a free slice on this host (exit 3: none is free)")
     run.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
     run.add_argument("--ttl", type=int, default=3600, metavar="SECONDS", help="the slice is kept for (default: 3600)")
@@ -71,6 +73,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except grpc.RpcError as fault:
         return complain(fault, given.socket)
     print(json.dumps(answer, indent=1) if given.json else TEXTS[given.command](answer))
+    return 0
+
+
+def convert_file(given: argparse.Namespace) -> int:
+    """Prints the group variables; exit 2 where the file cannot be read or is of no kind that is known."""
+    import yaml  # of this command alone: no other asks for it
+
+    from . import convert
+
+    try:
+        text = sys.stdin.read() if given.file == "-" else Path(given.file).read_text()
+        found = convert.convert(list(yaml.safe_load_all(text)))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, convert.Unknown) as fault:
+        print(f"vgpuctl: {given.file}: {' '.join(str(fault).split())}", file=sys.stderr)
+        return 2
+    print(convert.group_vars(found, given.file), end="")
     return 0
 
 
@@ -214,7 +232,7 @@ COMMANDS = {
     "metrics": metrics_of,
 }
 # These print by themselves.
-PROGRAMS = {"top": top, "exec": execute}
+PROGRAMS = {"top": top, "exec": execute, "convert": convert_file}
 TEXTS = {
     "status": status_text,
     "lease": lease_text,

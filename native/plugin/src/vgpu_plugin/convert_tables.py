@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the keys of other kits become here. Data of ``convert``."""
+
+from __future__ import annotations
+
+NO_MEANING = "not carried over: nothing here stands for it"
+
+# A document with one of these keys is HAMi's values; then NVIDIA's.
+HAMI_CHART = ("devicePlugin", "scheduler", "resourceName", "resourceMem", "resourceCores")
+NVIDIA_CHART = (
+    "config",
+    "gfd",
+    "migStrategy",
+    "failOnInitError",
+    "deviceListStrategy",
+    "deviceIDStrategy",
+    "nvidiaDriverRoot",
+)
+# A device plugin of another image, NVIDIA's, shares nothing unless a file says so.
+VCUDA_IMAGES = ("4pdosc", "4paradigm", "vgpu", "hami")
+# How a chart puts its own pods up: nothing that a host group has to know, so no note either.
+CHART_ONLY = (
+    "global.", "image.", "nameOverride", "fullnameOverride", "namespaceOverride", "imagePullSecrets",
+    "podSecurityContext", "securityContext", "resources.", "nodeSelector", "affinity", "tolerations",
+    "podAnnotations", "podLabels", "updateStrategy", "nfd.", "allowDefaultNamespace", "selectorLabelsOverride",
+    "devicePlugin.image", "devicePlugin.resources", "devicePlugin.nvidianodeSelector", "devicePlugin.tolerations",
+    "devicePlugin.podAnnotations", "devicePlugin.updateStrategy", "devicePlugin.monitor", "devicePlugin.service",
+    "scheduler.kubeScheduler", "scheduler.extender", "scheduler.image", "scheduler.resources",
+    "scheduler.nodeSelector", "scheduler.tolerations", "scheduler.podAnnotations", "scheduler.service",
+    "scheduler.patch", "scheduler.certManager",
+)  # fmt: skip
+
+# What HAMi's chart sets where its values say nothing, and where our default is another.
+HAMI_DEFAULTS = {"devicePlugin.deviceSplitCount": 10}
+HAMI_VARIABLES = {
+    "devicePlugin.deviceSplitCount": "vgpu_split_count",
+    "devicePlugin.deviceMemoryScaling": "vgpu_memory_scaling",
+    "devicePlugin.deviceCoreScaling": "vgpu_cores_scaling",
+    "devicePlugin.deviceCoresScaling": "vgpu_cores_scaling",
+    "devicePlugin.migStrategy": "vgpu_mig_strategy",
+    "devicePlugin.disablecorelimit": "vgpu_disable_core_limit",
+    "devicePlugin.gpuCorePolicy": "vgpu_core_policy",
+    "devicePlugin.libCudaLogLevel": "vgpu_log_level",
+    "devicePlugin.deviceListStrategy": "vgpu_handover",
+    "devicePlugin.failOnInitError": "vgpu_fail_on_init_error",
+}
+HAMI_RESOURCES = {
+    "resourceName": "count",
+    "resourceMem": "memory",
+    "resourceMemPercentage": "memory_percentage",
+    "resourceCores": "cores",
+    "resourcePriority": "priority",
+}
+DEFAULT_ASK = "what a pod gets that leaves it out is a setting of the role scheduler"
+HAMI_NOTES = {
+    "scheduler.defaultMem": DEFAULT_ASK,
+    "scheduler.defaultCores": DEFAULT_ASK,
+    "scheduler.defaultGPUNum": DEFAULT_ASK,
+    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": DEFAULT_ASK,
+    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": DEFAULT_ASK,
+    "schedulerName": "pods are given the scheduler by the webhook of the role scheduler",
+    "devicePlugin.pluginPath": "a kubelet that keeps its folder elsewhere: --kubelet-dir in device_plugin_options",
+    "devicePlugin.libPath": "libraries are under vcuda_root, a folder for each version",
+    "devicePlugin.runtimeClassName": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
+    "devicePlugin.createRuntimeClass": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
+}
+# Settings of one node in HAMi's config.json.
+HAMI_NODE = {
+    "devicesplitcount": "vgpu_split_count",
+    "devicememoryscaling": "vgpu_memory_scaling",
+    "devicecorescaling": "vgpu_cores_scaling",
+    "migstrategy": "vgpu_mig_strategy",
+    "libcudaloglevel": "vgpu_log_level",
+}
+
+# NVIDIA's chart has the flags of the file at its top.
+NVIDIA_CHART_PLACES = {
+    "migStrategy": ("flags", "migStrategy"),
+    "failOnInitError": ("flags", "failOnInitError"),
+    "nvidiaDriverRoot": ("flags", "nvidiaDriverRoot"),
+    "deviceListStrategy": ("flags", "plugin", "deviceListStrategy"),
+    "deviceIDStrategy": ("flags", "plugin", "deviceIDStrategy"),
+    "passDeviceSpecs": ("flags", "plugin", "passDeviceSpecs"),
+    "gdrcopyEnabled": ("flags", "gdrcopyEnabled"),
+    "gdsEnabled": ("flags", "gdsEnabled"),
+    "mofedEnabled": ("flags", "mofedEnabled"),
+    "deviceDiscoveryStrategy": ("flags", "deviceDiscoveryStrategy"),
+    "mps.root": ("flags", "mpsRoot"),
+}
+NVIDIA_CHART_NOTES = {
+    "devicePlugin.enabled": "the role device_plugin",
+    "compatWithCPUManager": "set --pass-device-specs=true in device_plugin_options",
+    "runtimeClassName": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
+}
+
+FLAG_NOTES = {
+    "config-file": "node.yaml is written from the group's variables",
+    "kubelet-socket": "a kubelet that keeps its folder elsewhere: --kubelet-dir in device_plugin_options",
+    "node-name": "taken from the host",
+    "v": "--log-level in device_plugin_options",
+}
+ENVIRONMENT_NOTES = {
+    "CUDA_DISABLE_CONTROL": "works only where the group sets vgpu_disable_core_limit or the limits file allows it",
+    "NVIDIA_VISIBLE_DEVICES": "the runtime is told by the device plugin",
+    "NVIDIA_DRIVER_CAPABILITIES": "a slice gets compute and utility",
+    "DP_DISABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
+    "DP_ENABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
+}

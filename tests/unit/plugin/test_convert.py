@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of other kits as group variables: a row for each option that their documents name."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from vgpu_plugin import convert, ctl
+
+CHART = {"vgpu_sharing": "vcuda", "vgpu_slice_sizing": "requested", "vgpu_split_count": 10}
+
+
+def converted(text):
+    return convert.convert(list(yaml.safe_load_all(text)))
+
+
+def daemonset(*args, image="4pdosc/k8s-device-plugin:latest", env=""):
+    words = "".join(f"\n        - {word}" for word in args)
+    return f"""
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {{name: nvidia-device-plugin-daemonset}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: nvidia-device-plugin-ctr
+        image: {image}
+        args:{words or " []"}
+        env: [{env}]
+"""
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["--fail-on-init-error=false"], {"vgpu_fail_on_init_error": False}),
+        (["--fail-on-init-error"], {"vgpu_fail_on_init_error": True}),
+        (["--device-split-count=7"], {"vgpu_split_count": 7}),
+        (["--device-split-count", '"7"'], {"vgpu_split_count": 7}),
+        (["--device-memory-scaling=1.5"], {"vgpu_memory_scaling": "1.5"}),
+        (["--device-cores-scaling=3"], {"vgpu_cores_scaling": 3}),
+        (["--enable-legacy-preferred=true"], {"vgpu_legacy_preferred": True}),
+        (["--mig-strategy=mixed"], {"vgpu_mig_strategy": "mixed"}),
+        (["--pass-device-specs=true"], {"device_plugin_options": ["--pass-device-specs=true"]}),
+        (["--pass-device-specs", "--device-split-count=3"],
+         {"device_plugin_options": ["--pass-device-specs=true"], "vgpu_split_count": 3}),
+        (["--device-id-strategy=index"], {"device_plugin_options": ["--device-id-strategy=index"]}),
+        (["--device-list-strategy=volume-mounts"], {"vgpu_handover": "volume-mounts"}),
+        (["--device-list-strategy=envvar,cdi-cri"], {"vgpu_handover": "auto"}),
+        (["--disable-core-limit=true"], {"vgpu_disable_core_limit": True}),
+        (["--nvidia-driver-root=/run/nvidia/driver"],
+         {"device_plugin_options": ["--nvidia-driver-root=/run/nvidia/driver"]}),
+    ],
+)  # fmt: skip
+def test_options_of_a_plugin(words, expected):
+    assert converted(daemonset(*words)).variables == {"vgpu_sharing": "vcuda", **expected}
+
+
+@pytest.mark.parametrize(
+    "env, expected",
+    [
+        ('{name: DEVICE_SPLIT_COUNT, value: "4"}', {"vgpu_split_count": 4}),
+        ("{name: GPU_CORE_UTILIZATION_POLICY, value: force}", {"vgpu_core_policy": "force"}),
+        ('{name: ACTIVE_OOM_KILLER, value: "true"}', {"vgpu_oom_killer": True}),
+        ('{name: LIBCUDA_LOG_LEVEL, value: "5"}', {"vgpu_log_level": 5}),
+    ],
+)
+def test_environment_of_a_plugin(env, expected):
+    assert converted(daemonset(env=env)).variables == {"vgpu_sharing": "vcuda", **expected}
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("devicePlugin: {deviceSplitCount: 5}", {"vgpu_split_count": 5}),
+        ("devicePlugin: {deviceMemoryScaling: 1.5}", {"vgpu_memory_scaling": "1.5"}),
+        ("devicePlugin: {deviceMemoryScaling: 5}", {"vgpu_memory_scaling": 5}),
+        ("devicePlugin: {deviceCoreScaling: 2.0}", {"vgpu_cores_scaling": "2"}),
+        ("devicePlugin: {migStrategy: mixed}", {"vgpu_mig_strategy": "mixed"}),
+        ('devicePlugin: {disablecorelimit: "true"}', {"vgpu_disable_core_limit": True}),
+        ('devicePlugin: {disablecorelimit: "false"}', {"vgpu_disable_core_limit": False}),
+        ("resourceName: example.com/gpu", {"vgpu_resource_names": {"count": "example.com/gpu"}}),
+        ("resourceMem: example.com/mem", {"vgpu_resource_names": {"memory": "example.com/mem"}}),
+        ("resourceMem: a.b/c\nresourceMemPercentage: a.b/d",
+         {"vgpu_resource_names": {"memory": "a.b/c", "memory_percentage": "a.b/d"}}),
+        ("resourceCores: a.b/c", {"vgpu_resource_names": {"cores": "a.b/c"}}),
+        ("resourceName: a.b/c\nresourcePriority: a.b/p",
+         {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
+        ('devicePlugin: {extraArgs: ["--pass-device-specs"]}', {"device_plugin_options": ["--pass-device-specs=true"]}),
+    ],
+)  # fmt: skip
+def test_values_of_hami(text, expected):
+    assert converted(text).variables == {**CHART, **expected}
+
+
+@pytest.mark.parametrize(
+    "text, path",
+    [
+        ("scheduler: {defaultMem: 5000}", "scheduler.defaultMem"),
+        ("scheduler: {defaultCores: 30}", "scheduler.defaultCores"),
+        ("scheduler: {defaultGPUNum: 1}", "scheduler.defaultGPUNum"),
+        ("devicePlugin: {somethingNew: 1}", "devicePlugin.somethingNew"),
+        ("devicePlugin: {extraArgs: [--brand-new=1]}", "devicePlugin.extraArgs[0]"),
+    ],
+)
+def test_nothing_of_hami_is_dropped_in_silence(text, path):
+    found = converted(text)
+    assert path in [note.path for note in found.notes]
+    assert found.variables == CHART
+
+
+def test_how_a_chart_runs_itself_is_no_note():
+    found = converted("devicePlugin: {image: {repository: x}}\nscheduler: {kubeScheduler: {imageTag: v1.27.4}}")
+    assert [note.path for note in found.notes if note.path.startswith(("devicePlugin", "scheduler"))] == []
+
+
+NVIDIA = """
+version: v1
+flags:
+  migStrategy: "none"
+  failOnInitError: true
+  nvidiaDriverRoot: "/"
+  plugin:
+    passDeviceSpecs: false
+    deviceListStrategy: "envvar"
+    deviceIDStrategy: "uuid"
+  gfd:
+    oneshot: false
+    noTimestamp: false
+    outputFile: /etc/kubernetes/node-feature-discovery/features.d/gfd
+    sleepInterval: 60s
+"""
+FLAGS = {
+    "vgpu_mig_strategy": "none",
+    "vgpu_fail_on_init_error": True,
+    "vgpu_handover": "envvar",
+    "device_plugin_options": [
+        "--nvidia-driver-root=/",
+        "--pass-device-specs=false",
+        "--device-id-strategy=uuid",
+        "--oneshot=false",
+        "--no-timestamp=false",
+        "--output-file=/etc/kubernetes/node-feature-discovery/features.d/gfd",
+        "--sleep-interval=60s",
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "sharing, expected",
+    [
+        ("", {"vgpu_sharing": "none"}),
+        ("timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 5}]}",
+         {"vgpu_sharing": "time-slicing", "vgpu_split_count": 5}),
+        ("mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}", {"vgpu_sharing": "mps", "vgpu_split_count": 4}),
+        ("timeSlicing: {renameByDefault: true, failRequestsGreaterThanOne: true, "
+         "resources: [{name: nvidia.com/gpu, replicas: 2}]}",
+         {"vgpu_sharing": "time-slicing", "vgpu_split_count": 2, "vgpu_rename_by_default": True,
+          "vgpu_fail_requests_greater_than_one": True}),
+        ('timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 3, devices: ["0", GPU-5d1b]}, '
+         "{name: nvidia.com/gpu, replicas: 2}]}",
+         {"vgpu_sharing": "time-slicing", "vgpu_split_count": 2,
+          "vgpu_devices": [{"match": {"index": 0}, "split_count": 3},
+                           {"match": {"uuid": "GPU-5d1b"}, "split_count": 3}]}),
+    ],
+)  # fmt: skip
+def test_file_of_nvidia(sharing, expected):
+    text = NVIDIA + (f"sharing:\n  {sharing}\n" if sharing else "")
+    assert converted(text).variables == {**FLAGS, **expected}
+
+
+def test_values_of_nvidia_with_two_files():
+    inner = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}"
+    values = {
+        "gfd": {"enabled": True},
+        "config": {"default": "all", "map": {"all": inner % 2, "a100-80gb-config": inner % 8}},
+    }
+    found = convert.convert([values])
+    assert found.variables == {
+        "vgpu_sharing": "time-slicing",
+        "vgpu_split_count": 2,
+        "vgpu_configs": {"a100-80gb-config": {"sharing": "time-slicing", "split_count": 8}},
+        "device_plugin_options": ["--labels"],
+    }
+
+
+def test_a_config_map_holds_files():
+    document = {"kind": "ConfigMap", "data": {"any": NVIDIA, "notes": "just words"}}
+    found = convert.convert([document])
+    assert found.variables == {**FLAGS, "vgpu_sharing": "none"}
+    assert [note.path for note in found.notes if note.path.startswith("data.")] == ["data.notes"]
+
+
+def test_nodes_of_hami_are_host_variables():
+    found = convert.convert(
+        [{"nodeconfig": [{"name": "node-1", "devicesplitcount": 3, "filterdevices": {"index": [1]}}]}]
+    )
+    assert found.variables == {}
+    assert [note.path for note in found.notes] == ["nodeconfig[0]", "nodeconfig[0].filterdevices"]
+    assert "host_vars/node-1.yml: vgpu_split_count: 3" in found.notes[0].text
+
+
+def test_two_files_that_disagree():
+    found = converted(daemonset("--device-split-count=3") + "---" + daemonset("--device-split-count=4"))
+    assert found.variables["vgpu_split_count"] == 3
+    assert any("vgpu_split_count would be 4" in note.text for note in found.notes)
+
+
+def test_what_preflight_would_refuse_is_said():
+    found = converted(daemonset("--device-split-count=0"))
+    assert any(note.text.startswith("preflight says (error)") for note in found.notes)
+
+
+def test_the_plain_plugin_of_nvidia_shares_nothing():
+    text = daemonset("--device-split-count=3", image="nvcr.io/nvidia/k8s-device-plugin:v0.17.0")
+    assert converted(text).variables["vgpu_sharing"] == "none"
+
+
+def test_a_pod_keeps_its_own_variables():
+    pod = """
+kind: Pod
+spec:
+  containers:
+  - image: registry/train:1
+    env: [{name: ACTIVE_OOM_KILLER, value: "true"}, {name: MODEL, value: x}]
+"""
+    found = converted(pod)
+    assert found.variables == {}
+    assert [note.path for note in found.notes] == ["containers[0].env.ACTIVE_OOM_KILLER"]
+    assert "vgpu_oom_killer" in found.notes[0].text
+
+
+def test_the_program(tmp_path, capsys):
+    values = tmp_path / "values.yaml"
+    values.write_text("devicePlugin: {deviceSplitCount: 5}\nscheduler: {defaultMem: 5000}\n")
+    assert ctl.main(["convert", str(values)]) == 0
+    out = capsys.readouterr().out
+    assert yaml.safe_load(out) == {**CHART, "vgpu_split_count": 5}
+    assert "# - scheduler.defaultMem: " in out
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "kind: Service\n", "a: [\n", "colour: green\n", '"just words"\n', "\udcff"])
+def test_what_is_nothing_of_it(tmp_path, capsys, text):
+    path = tmp_path / "x.yaml"
+    path.write_text(text, errors="surrogateescape")
+    assert ctl.main(["convert", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"vgpuctl: {path}: ") and said.count("\n") == 1
+
+
+def test_a_file_that_is_not_there(capsys):
+    assert ctl.main(["convert", "/nowhere.yaml"]) == 2
+    assert "/nowhere.yaml" in capsys.readouterr().err
