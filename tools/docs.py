@@ -40,7 +40,6 @@ def page() -> str:
         for name, variable in schema.VARIABLES.items()
     ]
     refused = [f"| `{name}` | {_values(values)} |" for name, values, _way_out in schema.UNAVAILABLE]
-    refused += [f"| `{name}` | anything but empty |" for name in schema.UNAVAILABLE_UNLESS_EMPTY]
     return HEAD + "\n".join(rows) + "\n" + TAIL + "\n".join(refused) + "\n"
 
 

@@ -13,7 +13,7 @@ import os
 import socket
 from typing import Any, Sequence
 
-from . import node_config, node_state, nvml, sharing, slices
+from . import node_config, node_state, nvml, plan_configs, sharing, slices
 from .hardware import Host
 from .kinds import errors
 
@@ -28,6 +28,10 @@ def observe(
 ) -> dict[str, Any]:
     """All that the comparison needs of a host. ``usage``: also who holds the slices, which is one more question."""
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
+    plugin = node_state.plugin_status(host)
+    # A node label may have chosen a named configuration; what the program says it has taken over is what must hold.
+    if plan_configs.name_in_force(config_path, plugin):
+        config_path = str((plugin or {})["config_path"])
     return {
         "nvml": nvml.read(),
         "config_text": host.text(config_path),
@@ -35,7 +39,7 @@ def observe(
         "kubelet": os.path.exists(kubelet_socket),
         "kubelet_fault": refusal(kubelet_socket),
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
-        "plugin": node_state.plugin_status(host),
+        "plugin": plugin,
         "proof": node_state.proof(host),
         "usage": node_state.plugin_usage(host) if usage else [],
     }

@@ -7,6 +7,7 @@ The file is written as JSON, which is YAML, so that a node reads it with the sta
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any, Sequence
 
@@ -14,6 +15,9 @@ from . import schema
 from .kinds import Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, Scaling, Text, error, errors, warning
 
 PATH = "/etc/vgpu/node.yaml"
+CONFIGS, CONFIG_SUFFIX = "configs", ".yaml"
+# The label of a node that names one of them, as NVIDIA's config manager has it.
+CONFIG_LABEL = "nvidia.com/device-plugin.config"
 LIBRARY_ROOT = "/usr/local/lib/vgpu"
 RESOURCE_NAME = "nvidia.com/gpu"
 # Value of vgpu_sharing → section of NVIDIA's file.
@@ -163,6 +167,28 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         if clean["vgpu_sharing"] == "mps":
             config["flags"]["mpsRoot"] = MPS_ROOT
     return config
+
+
+def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, dict[str, Any]]:
+    """The configurations that a node label may choose instead, by name. Raises ConfigError of the entry."""
+    clean = schema.read(variables, [])
+    out = {}
+    for name in sorted(clean["vgpu_configs"]):
+        try:
+            out[name] = from_vars(schema.named(clean, name), library_root)
+        except ConfigError as fault:
+            raise ConfigError(f"vgpu_configs.{name}", fault.findings) from None
+    return out
+
+
+def configs_folder(config_path: str) -> str:
+    """Where the named configurations of a node lie, beside its node.yaml."""
+    return os.path.join(os.path.dirname(config_path), CONFIGS)
+
+
+def config_file(config_path: str, name: str) -> str:
+    """The file of a named configuration."""
+    return os.path.join(configs_folder(config_path), name + CONFIG_SUFFIX)
 
 
 def _replicated(clean: dict[str, Any]) -> dict[str, Any]:

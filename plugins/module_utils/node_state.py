@@ -9,6 +9,7 @@ import os
 from typing import Any, Sequence
 
 from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, mig_nvml, nvml
+from . import node_config as configs
 from .hardware import Host
 
 MANIFEST = "manifest.json"
@@ -55,9 +56,19 @@ def read(
             "versions": folders(host, plugin_root),
             "status": plugin_status(host),
         },
-        "node_config": {"text": host.text(node_config)},
+        "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,
         "proof": proof(host),
+    }
+
+
+def named_configs(host: Host, path: str) -> dict[str, str | None]:
+    """The texts of the configurations that a node label may choose, by name."""
+    suffix, folder = configs.CONFIG_SUFFIX, configs.configs_folder(path)
+    return {
+        name[: -len(suffix)]: host.text(os.path.join(folder, name))
+        for name in host.names(folder)
+        if name.endswith(suffix)
     }
 
 

@@ -10,8 +10,17 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import daemon_check, daemon_json, docker_kinds, node_config, plan_engine, sharing, slices, toml_text
-from .kinds import Finding, error, warning
+from . import (
+    daemon_check,
+    daemon_json,
+    docker_kinds,
+    plan_configs,
+    plan_engine,
+    sharing,
+    slices,
+    toml_text,
+)
+from .kinds import Finding, error, errors, warning
 from .node_state import fingerprint, sha256
 from .plan_driver import nvidia_driver
 from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
@@ -28,20 +37,20 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """``{steps, roles, warnings, errors, disturbs}``; roles are the names of the steps."""
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
-    errors = refusals(wish, state)
+    faults = refusals(wish, state)
     for role in ROLES:
         wanted = wish["roles"].get(role)
         if wanted is None:
             continue
         part = PARTS[role](wanted, state, wish)
         warnings += [f"{role}: {text}" for text in part.warnings]
-        errors += [f"{role}: {text}" for text in part.errors]
+        faults += [f"{role}: {text}" for text in part.errors]
         if part.changes:
             steps.append(
                 {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
             )
     steps += _after_driver(wish, state, steps)
-    errors += _without_driver(wish, state, [step["role"] for step in steps])
+    faults += _without_driver(wish, state, [step["role"] for step in steps])
     reason = why_prove(wish, state, bool(steps))
     if reason:
         steps.append({"role": VERIFY, "reason": reason, "changes": [], "disturbs": False})
@@ -50,7 +59,7 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         "steps": steps,
         "roles": [step["role"] for step in steps],
         "warnings": warnings,
-        "errors": errors,
+        "errors": faults,
         "disturbs": any(step["disturbs"] for step in steps),
     }
 
@@ -129,7 +138,14 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     if state["nvml"]["ok"]:
         if not gpus:
             return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
-        return sharing.pieces_for(gpus_after_mig(wish, state), config)[1]
+        after = gpus_after_mig(wish, state)
+        found = sharing.pieces_for(after, config)[1]
+        for name, other in sorted((wish.get("node_configs") or {}).items()):
+            found += [
+                fault._replace(path=f"vgpu_configs.{name}", message=str(fault))
+                for fault in errors(sharing.pieces_for(after, other)[1])
+            ]
+        return found
     findings = []
     on_bus = len(state["pci_gpus"])
     for n, exception in enumerate((slices.vcuda_of(config) or {}).get("devices") or []):
@@ -247,7 +263,7 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -
         changes = [f"remove {root}/{one}" for one in found["versions"]]
         if unit.get("present"):
             changes.append("remove {}".format(wanted["arbiter_unit"]))
-        held = len(_held(state)) if changes else 0
+        held = len(plan_configs.held(state)) if changes else 0
         notes = [f"{held} containers mount the library; they cannot be started again"] if held else []
         return Part("the library is to be absent", changes, bool(held), notes)
     changes = []
@@ -273,6 +289,16 @@ def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any,
     """All files are as wanted: does the arbiter that runs come from them? A restart leaves tenants their own share."""
     name = wanted["arbiter_unit"]
     program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
+    behind = _service_behind(name, unit, on_disk)
+    if behind:
+        return behind
+    if unit.get("exe") != program:
+        return Part("the running arbiter is {}".format(unit.get("exe") or "not known"), [f"restart {name}"])
+    return NOTHING
+
+
+def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | None:
+    """What keeps a service from running as its unit file says; None where it does."""
     if unit.get("stale"):
         return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
     if not unit.get("enabled"):
@@ -281,9 +307,7 @@ def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any,
         return Part(f"{name} is not running", [f"start {name}"])
     if unit.get("started") and on_disk and on_disk["mtime"] > unit["started"]:
         return Part("the unit file is newer than the running program", [f"restart {name}"])
-    if unit.get("exe") != program:
-        return Part("the running arbiter is {}".format(unit.get("exe") or "not known"), [f"restart {name}"])
-    return NOTHING
+    return None
 
 
 def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
@@ -293,7 +317,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         changes = [f"remove {root}/{one}" for one in found["versions"]]
         if unit.get("present"):
             changes.append(f"remove {unit_name}")
-        held = len(_held(state)) if changes else 0
+        held = len(plan_configs.held(state)) if changes else 0
         notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
     changes = []
@@ -301,91 +325,34 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         changes.append(f"install {root}/{version}")
     if found["current"] != version:
         changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
-    changes += node_yaml_changes(wanted["config_path"], wish["node_config"], state["node_config"]["text"])
+    changes += plan_configs.changes(wanted["config_path"], wish, state)
     on_disk = state["files"].get(wanted["unit_path"])
     if on_disk is None:
         changes.append(f"write {wanted['unit_path']}")
     elif wanted["unit_text"] and on_disk["sha256"] != sha256(wanted["unit_text"]):
         changes.append(f"change {wanted['unit_path']}")
     if changes:
-        held = reshaped(wish["node_config"], state)
+        held = plan_configs.reshaped(wanted["config_path"], wish, state)
         notes = [f"{held} containers hold slices of the former size until they end"] if held else []
         return Part("the device plugin or its configuration differs", changes, bool(held), notes)
-    return _plugin_running(wanted, unit, found["status"], on_disk, state["node_config"]["text"])
+    return _plugin_running(wanted, unit, state, on_disk)
 
 
-def _plugin_running(
-    wanted: dict[str, Any], unit: dict[str, Any], status: dict[str, Any] | None, on_disk: Any, config_text: str
-) -> Part:
+def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[str, Any], on_disk: Any) -> Part:
     """All files are as wanted: does the program that runs use them?"""
-    name = wanted["unit"]
-    if unit.get("stale"):
-        return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
-    if not unit.get("enabled"):
-        return Part(f"{name} is not enabled", [f"enable {name}"])
-    if not unit.get("active"):
-        return Part(f"{name} is not running", [f"start {name}"])
-    if unit.get("started") and on_disk and on_disk["mtime"] > unit["started"]:
-        return Part("the unit file is newer than the running program", [f"restart {name}"])
+    name, status = wanted["unit"], state["plugin"]["status"]
+    behind = _service_behind(name, unit, on_disk)
+    if behind:
+        return behind
     if unit.get("old_driver"):
         return Part("the running program holds a driver that was replaced", [f"restart {name}"])
     if status is None:
         return Part("the device plugin does not answer vgpuctl", [f"restart {name}"])
     if status.get("version") not in (None, wanted["version"]):
         return Part(f"the running program is version {status['version']}", [f"restart {name}"])
-    if status.get("config_sha256") not in (None, sha256(config_text)):
+    if plan_configs.is_behind(wanted["config_path"], state):
         return Part("the running program has an older configuration", [f"restart {name}"])
     return NOTHING
-
-
-def _held(state: dict[str, Any]) -> list[list[str]]:
-    """The slices of each container that the kubelet started; what an isolation check holds is none."""
-    allocations = (state["plugin"]["status"] or {}).get("allocations") or []
-    return [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") == "kubelet"]
-
-
-def reshaped(wanted: dict[str, Any], state: dict[str, Any]) -> int:
-    """How many containers hold a slice that will have another size, another name or none at all."""
-    status = state["plugin"]["status"] or {}
-    if status.get("resource", node_config.resource_name(wanted)) != node_config.resource_name(wanted):
-        return len(_held(state))
-    pieces = sharing.pieces_for(state["gpus"], wanted)[0]
-    after = {one.id: (one.memory_mib, one.sm_percent) for one in pieces}
-    before = {one["id"]: (one["memory_mib"], one["sm_percent"]) for one in status.get("slices") or []}
-    changed = {name for name, shape in before.items() if after.get(name) != shape}
-    return sum(1 for ids in _held(state) if changed.intersection(ids))
-
-
-def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
-    """Key by key, what node.yaml will have differently. A file that cannot be read is written anew, for it is ours."""
-    if text == node_config.dump(wanted):
-        return []
-    if text is None:
-        return [f"write {path}"]
-    try:
-        found = node_config.load(text, path)
-    except node_config.ConfigError as fault:
-        return [f"write {path} anew ({fault})"]
-    before, after = _flat(found), _flat(wanted)
-    changes = []
-    for key in sorted({*before, *after}):
-        old, new = before.get(key), after.get(key)
-        if old != new:
-            changes.append(f"{path}: {key} from {_shown(old)} to {_shown(new)}")
-    return changes or [f"write {path} in its normal form"]
-
-
-def _flat(document: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(document, dict):
-        return {path: document}
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        flat.update(_flat(value, f"{path}.{key}" if path else key))
-    return flat
-
-
-def _shown(value: Any) -> str:
-    return "unset" if value is None else str(value)
 
 
 def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:

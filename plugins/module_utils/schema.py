@@ -157,7 +157,14 @@ UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
     ("vgpu_legacy_preferred", (True,), "use false"),
 )
-UNAVAILABLE_UNLESS_EMPTY = ("vgpu_configs",)
+# What a node label cannot choose: it takes steps on the host that a running plugin does not do.
+ONLY_FOR_THE_HOST = ("mig_geometry", "time_slice")
+# Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.
+BY_LABEL = {
+    "vcuda": ("vcuda", "time-slicing", "none"),
+    "time-slicing": ("time-slicing", "none"),
+    "none": ("none", "time-slicing"),
+}
 # Variables that change nothing with another value of vgpu_sharing; those of sharing.vcuda belong to vcuda.
 OTHER_MODES = {
     "vgpu_split_count": ("vcuda", "time-slicing", "mps"),
@@ -205,9 +212,8 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
         if clean[name] in values:
             shown = str(clean[name]).lower() if isinstance(clean[name], bool) else clean[name]
             findings.append(error(name, f"{shown} is not available in this version; {way_out}"))
-    for name in UNAVAILABLE_UNLESS_EMPTY:
-        if clean[name]:
-            findings.append(error(name, "is not available in this version; leave it empty"))
+    for name in sorted(clean["vgpu_configs"]):
+        findings += _named_faults(clean, name)
     for key in sorted(clean["vgpu_resource_names"] or {}):
         if key != "count":
             where = f"vgpu_resource_names.{key}"
@@ -228,6 +234,33 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
     if clean["vgpu_sharing"] != "vcuda" and clean["vgpu_resource_names"]:
         message = f"is not available with vgpu_sharing: {clean['vgpu_sharing']} in this version"
         findings.append(error("vgpu_resource_names", message))
+    return findings
+
+
+def named(clean: dict[str, Any], name: str) -> dict[str, Any]:
+    """What holds where a node label chooses the configuration ``name``: the host's variables with its own over them."""
+    own = {PREFIX + key: value for key, value in clean["vgpu_configs"][name].items()}
+    return {**clean, **own, "vgpu_configs": {}}
+
+
+def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
+    """What is wrong with one entry of vgpu_configs, said of the key in it."""
+    own, path = clean["vgpu_configs"][name], f"vgpu_configs.{name}."
+    findings = [
+        error(path + key, "a node label cannot choose it; set it for the host's group")
+        for key in ONLY_FOR_THE_HOST
+        if key in own
+    ]
+    mode, wanted = clean["vgpu_sharing"], own.get("sharing", clean["vgpu_sharing"])
+    allowed = BY_LABEL.get(mode, (mode,))
+    if wanted not in allowed:
+        message = f"{wanted} needs more on the node than vgpu_sharing: {mode} installs; choose {' or '.join(allowed)}"
+        findings.append(error(path + "sharing", message))
+    for fault in unavailable(named(clean, name)):
+        key = fault.path[len(PREFIX) :]
+        name_in_it = key.split(".")[0].split("[")[0]
+        if fault.level == "error" or (name_in_it in own and name_in_it not in ONLY_FOR_THE_HOST):
+            findings.append(fault._replace(path=path + key))
     return findings
 
 

@@ -96,6 +96,7 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
         "sharing": settings["vgpu_sharing"],
         "verify": settings["vgpu_verify"],
         "node_config": node_config.from_vars(variables, root),
+        "node_configs": node_config.named_from_vars(variables, root),
     }
 
 

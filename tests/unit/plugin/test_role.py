@@ -14,8 +14,13 @@ import yaml
 from .conftest import ROOT
 
 UNIT, UNIT_FILE = "vgpu-device-plugin.service", "/etc/systemd/system/vgpu-device-plugin.service"
-NODE_YAML = "the text of node.yaml"
+NODE_YAML, BIG_YAML = "the text of node.yaml", "the text of configs/big.yaml"
 TASK = "Restart the program with what was changed"
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
 
 # A host where nothing is to be done: the program has run since 1000, the unit file is of 900.
 AT_REST: dict[str, Any] = {
@@ -25,15 +30,18 @@ AT_REST: dict[str, Any] = {
     "__device_plugin_switched": {"changed": False},
     "__device_plugin_config_written": {"changed": False},
     "__device_plugin_unit_written": {"changed": False},
-    "__device_plugin_wish": {"wish": {"node_config": {}}},
+    "device_plugin_config_path": "/etc/vgpu/node.yaml",
+    "__device_plugin_files": {"/etc/vgpu/node.yaml": NODE_YAML, "/etc/vgpu/configs/big.yaml": BIG_YAML},
     "__device_plugin_found": {
         "state": {
-            "plugin": {"status": {"version": "1.0-a", "config_sha256": hashlib.sha256(NODE_YAML.encode()).hexdigest()}},
+            "plugin": {"status": {"version": "1.0-a", "config_sha256": sha256(NODE_YAML)}},
             "units": {UNIT: {"active": True, "stale": False, "started": 1000.0}},
             "files": {UNIT_FILE: {"mtime": 900.0}},
         }
     },
 }
+# A node label chose another configuration, and the program has taken it over.
+BIG = {"version": "1.0-a", "config_path": "/etc/vgpu/configs/big.yaml", "config_sha256": sha256(BIG_YAML)}
 STATE = ("__device_plugin_found", "state")
 ROWS = [
     # about, where, what is there instead, is the program restarted
@@ -46,6 +54,9 @@ ROWS = [
     ("the unit was never started", (*STATE, "units", UNIT, "started"), None, True),
     ("killed after the switch", (*STATE, "plugin", "status", "version"), "0.9-b", True),
     ("killed after the configuration", (*STATE, "plugin", "status", "config_sha256"), "0" * 64, True),
+    ("a named configuration is in force", (*STATE, "plugin", "status"), BIG, False),
+    ("and has another text", (*STATE, "plugin", "status"), {**BIG, "config_sha256": sha256(NODE_YAML)}, True),
+    ("and is gone", (*STATE, "plugin", "status"), {**BIG, "config_path": "/etc/vgpu/configs/x.yaml"}, True),
     ("the program does not answer", (*STATE, "plugin", "status"), None, True),
     ("the unit file cannot be read", (*STATE, "files", UNIT_FILE), None, False),
 ]
@@ -74,8 +85,7 @@ def test_restart(variables, about, where, there, restarted):
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined)
     environment.tests["changed"] = lambda result: result["changed"]
     environment.filters["hash"] = lambda text, name: hashlib.new(name, text.encode()).hexdigest()
-    environment.filters["vgpu.fleet.node_yaml"] = lambda _config: NODE_YAML
-    for name in ("__device_plugin_runs", "__device_plugin_service", "__device_plugin_file"):
+    for name in ("__device_plugin_runs", "__device_plugin_service", "__device_plugin_unit_file"):
         expression = variables[name].strip().removeprefix("{{").removesuffix("}}")
         host[name] = environment.compile_expression(expression, undefined_to_none=False)(**host)
     rule = variables["__device_plugin_stale"].strip().removeprefix("{{").removesuffix("}}")

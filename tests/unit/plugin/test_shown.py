@@ -191,6 +191,8 @@ def test_label_values_are_escaped(name):
         "version": "1",
         "config_sha256": "",
         "library": "",
+        "config_name": "",
+        "config_fault": "",
     }
     (one,) = samples(metrics.text(status, []))["vgpu_gpu_healthy"]
     assert one.labels["model"] == name

@@ -31,7 +31,10 @@ class Admin(rpc.AdminServicer):
         registration: Callable[[], tuple[bool, str]],
         notes: Callable[[], list[str]] = list,
         usages: Callable[[], list[container_usage.Usage]] = list,
+        configuration: Callable[[], tuple[str, str]] = lambda: ("", ""),
     ) -> None:
+        """``configuration``: the name of the one in force, and why the one that is wanted is not."""
+        self._configuration = configuration
         self._settings = settings
         self._pool = pool
         self._allocator = allocator
@@ -48,6 +51,7 @@ class Admin(rpc.AdminServicer):
         registered, fault = self._registration()
         used = self._leases.in_use()
         settings = self._settings()
+        name, refused = self._configuration()
         return api.StatusResponse(
             version=version(),
             pid=os.getpid(),
@@ -99,6 +103,8 @@ class Admin(rpc.AdminServicer):
             resources=self._pool.resources,
             hand_over=", ".join(self._allocator.hand_over.strategies),
             hand_over_reason=self._allocator.hand_over.reason,
+            config_name=name,
+            config_fault=refused,
         )
 
     def _library(self) -> str:

@@ -8,21 +8,24 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
-from typing import IO, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import grpc
 
 from . import cdi, driver_files, metrics, podresources, usage, version
 from . import settings as node_settings
 from ._proto import admin_pb2_grpc
+from ._shared.sharing import Piece
 from .admin import Admin
 from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .collector import Collector
+from .config_choice import ConfigChoice
 from .errors import Fatal
 from .gpus import Gpu, GpuError, GpuSource
 from .health import CLEAN_S, HealthWatch
@@ -42,6 +45,9 @@ from .registrations import Registrations
 from .service import DevicePlugin
 from .static_slices import StaticSlices
 
+if TYPE_CHECKING:
+    from .node_label import NodeLabel
+
 HOUSEKEEPING_S = 10.0
 DRIVER_RETRY_S = 5.0
 FIRST_REGISTRATION_S = 3.0
@@ -56,10 +62,14 @@ def offered(pool: Pool, settings: node_settings.Settings) -> list[str]:
 
 
 class Extras(NamedTuple):
-    """What is served beside the kubelet: metrics on an address, labels in a file."""
+    """What is served beside the kubelet: metrics on an address, labels in a file; ``kubeconfig`` and the node's name:
+    how the node's label is followed, empty: it is not.
+    """
 
     metrics: str = ""
     labels: bool = False
+    kubeconfig: str = ""
+    node_name: str = ""
 
 
 class Daemon:
@@ -85,6 +95,8 @@ class Daemon:
         self._clean_s = clean_s
         self._extras = extras or Extras()
         self._health: HealthWatch | None = None
+        follows = bool(self._extras.kubeconfig)
+        self._choice = ConfigChoice(paths.config, paths.configs, paths.config_name, follows)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -104,7 +116,7 @@ class Daemon:
 
     def run(self) -> None:
         """Runs until stopped. Raises Fatal where the program cannot run."""
-        settings = node_settings.load(self._paths.config, self._chosen)
+        settings = self._first_settings()
         self._make_folders()
         self._be_alone()
         source, gpus = self._driver(settings)
@@ -114,6 +126,28 @@ class Daemon:
             self._serve(settings, source, gpus)
         finally:
             source.close()
+
+    def _first_settings(self) -> node_settings.Settings:
+        """Those of the named configuration that was in force before, where it can still be; else of node.yaml."""
+        if name := self._choice.wanted:
+            try:
+                return node_settings.load(self._choice.path(name), self._chosen)
+            except Fatal as fault:
+                log.error("node.yaml is in force: %s", fault)
+        return node_settings.load(self._paths.config, self._chosen)
+
+    def _first_pieces(
+        self, gpus: list[Gpu], settings: node_settings.Settings
+    ) -> tuple[node_settings.Settings, list[Piece]]:
+        """The same, once the GPUs are known: a named configuration may fit them no more."""
+        try:
+            return settings, node_settings.make_slices(gpus, settings)
+        except Fatal as fault:
+            if settings.path == self._paths.config:
+                raise
+            log.error("node.yaml is in force: %s", fault)
+        settings = node_settings.load(self._paths.config, self._chosen)
+        return settings, node_settings.make_slices(gpus, settings)
 
     def purge(self) -> None:
         """Ends every allocation and removes our files; the folders go where nothing of others is in them."""
@@ -125,7 +159,13 @@ class Daemon:
         if self._paths.cdi_dir is not None:
             cdi.leave(self._paths.cdi_dir)
         records = self._paths.records
-        for path in (records, records.with_suffix(".broken"), self._paths.admin_socket, self._paths.lock):
+        for path in (
+            records,
+            records.with_suffix(".broken"),
+            self._paths.config_name,
+            self._paths.admin_socket,
+            self._paths.lock,
+        ):
             path.unlink(missing_ok=True)
         for folder in (self._paths.allocations, self._paths.run_dir, self._paths.state_dir, self._paths.config.parent):
             with contextlib.suppress(OSError):  # not empty, or not there
@@ -186,7 +226,8 @@ class Daemon:
 
     def _serve(self, settings: node_settings.Settings, source: GpuSource, gpus: list[Gpu]) -> None:
         paths = self._paths
-        pool = Pool(gpus, node_settings.make_slices(gpus, settings))
+        settings, pieces = self._first_pieces(gpus, settings)
+        pool = Pool(gpus, pieces)
         records = RecordStore(paths.records)
         records.load()
         files = AllocationFiles(paths.allocations, self._mounter)
@@ -211,19 +252,28 @@ class Daemon:
         leases.restore()
         collector = Collector(allocator, files, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
         changes = Reconfiguration(
-            paths, self._chosen, settings, source, pool, allocator, lambda: leases.in_use() | outside.in_use()
+            paths,
+            self._chosen,
+            settings,
+            source,
+            pool,
+            allocator,
+            lambda: leases.in_use() | outside.in_use(),
+            self._choice,
         )
         self._health = HealthWatch(source, pool, health_rules(os.environ), changes.look, self._clean_s)
         changes.on_lost = self._health.lost
         changes.after += [outside.configure, lambda *_: registrations.bring_in_line(offered(pool, changes.settings))]
+        label = self._follow_label(changes)
         service = Admin(
             lambda: changes.settings,
             pool,
             allocator,
             leases,
             registrations.state,
-            changes.notes,
+            lambda: changes.notes() + (label.notes() if label is not None else []),
             lambda: usage.of_all(records.all(), files, lambda: podresources.holders(paths.pod_resources)),
+            lambda: (changes.name, changes.fault),
         )
         admin = self._serve_admin(service)
         served = self._serve_metrics(service)
@@ -236,6 +286,10 @@ class Daemon:
         watcher = threading.Thread(target=self._health.run, name="health", daemon=True)
         registrations.bring_in_line(offered(pool, settings))
         watcher.start()
+        if label is not None:
+            changes.on_look = lambda: label.tell(changes.outcome())
+            for task in (label.run, label.report):
+                threading.Thread(target=task, name="node label", daemon=True).start()
         try:
             registrations.wait_for_first_attempts(FIRST_REGISTRATION_S)
             summary = f"{len(gpus)} GPUs, {len(pool.slices)} slices as {', '.join(offered(pool, settings))}"
@@ -246,12 +300,28 @@ class Daemon:
         finally:
             notify("STOPPING=1")
             self._health.stop()
+            if label is not None:
+                label.stop()
             registrations.stop()
             if served is not None:
                 served.stop()
             admin.stop(grace=1.0).wait()
             # The health thread sits in the driver's wait; it ends by itself and holds nothing that matters.
             watcher.join(STREAM_JOIN_S)
+
+    def _follow_label(self, changes: Reconfiguration) -> NodeLabel | None:
+        if not self._extras.kubeconfig:
+            return None
+        from . import kube_api
+        from .node_label import NodeLabel
+
+        def choose(name: str) -> None:
+            self._choice.choose(name)
+            if self._health is not None:
+                self._health.ask()
+
+        api = kube_api.Api(kube_api.access(self._extras.kubeconfig))
+        return NodeLabel(api, self._extras.node_name or socket.gethostname().lower(), choose)
 
     @staticmethod
     def _keep_house(*tasks: Callable[[], object]) -> None:

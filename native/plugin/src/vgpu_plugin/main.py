@@ -59,6 +59,17 @@ def parser() -> argparse.ArgumentParser:
         "--metrics-listen", default="", metavar="HOST:PORT", help="serve Prometheus metrics there (default: nowhere)"
     )
     out.add_argument("--labels", action="store_true", help="write labels for node-feature-discovery (gfd.* options)")
+    out.add_argument(
+        "--configs-dir", type=Path, default=None, help="named configurations (default: configs beside the file)"
+    )
+    out.add_argument(
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="follow this node's label nvidia.com/device-plugin.config, which names a configuration; in-cluster: with "
+        "the pod's service account (default: the label is not followed)",
+    )
+    out.add_argument("--node-name", default="", help="name of this node (default: NODE_NAME, else the host's name)")
     options.add_to(out)
     out.add_argument("--version", action="version", version=version())
     return out
@@ -82,9 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.sys_root,
         given.host_root,
         Path(given.cdi_dir) if given.cdi_dir else None,
+        configs_dir=given.configs_dir,
     )
     chosen = options.overrides(vars(given), os.environ)
-    extras = Extras(given.metrics_listen, given.labels)
+    node_name = given.node_name or os.environ.get("NODE_NAME", "")
+    extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name)
     daemon = Daemon(paths, lambda: Nvml(paths.sys_root), None, chosen, given.health_clean_period, extras)
     daemon.stop_on_signals()
     try:

@@ -27,6 +27,7 @@ TYPES = {
     "vgpu_container_share_granted_ratio": ("gauge", "Part that the arbiter grants now; absent without an arbiter."),
     "vgpu_container_device_seconds_total": ("counter", "Time of the GPU charged to the container."),
     "vgpu_plugin_registered": ("gauge", "1 where the kubelet listens to every resource."),
+    "vgpu_plugin_config_refused": ("gauge", "1 where the configuration that is wanted was not taken over."),
     "vgpu_plugin_warnings": ("gauge", "Lines of warning in vgpuctl status."),
     "vgpu_plugin_allocations": ("gauge", "Allocations that exist, by kind."),
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
@@ -64,11 +65,12 @@ def text(status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]]) -> str:
             add("vgpu_container_share_granted_ratio", use["share_granted"], **labels)
         add("vgpu_container_device_seconds_total", use["device_seconds"], **labels)
     add("vgpu_plugin_registered", status["registered"])
+    add("vgpu_plugin_config_refused", bool(status["config_fault"]))
     add("vgpu_plugin_warnings", len(status["warnings"]))
     for kind in ("kubelet", "lease"):
         add("vgpu_plugin_allocations", sum(one["kind"] == kind for one in status["allocations"]), kind=kind)
-    info = {"version": status["version"], "config_sha256": status["config_sha256"][:12], "library": status["library"]}
-    add("vgpu_plugin_info", 1, **info)
+    info = {key: status[key] for key in ("version", "config_name", "library")}
+    add("vgpu_plugin_info", 1, **info, config_sha256=status["config_sha256"][:12])
     lines = []
     for name, (kind, about) in TYPES.items():
         if found[name]:

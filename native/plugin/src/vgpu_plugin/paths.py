@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ._shared import node_config
+
 # What a container sees (contract 1 of the design); never configurable, because libvgpu.so has them built in.
 CONTAINER_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
@@ -27,6 +29,17 @@ class Paths:
     # None: no CDI files are written.
     cdi_dir: Path | None = Path("/var/run/cdi")
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
+    # Where named configurations lie; None: beside node.yaml.
+    configs_dir: Path | None = None
+
+    @property
+    def configs(self) -> Path:
+        return self.configs_dir or self.config.parent / node_config.CONFIGS
+
+    @property
+    def config_name(self) -> Path:
+        """The named configuration that was taken over last."""
+        return self.state_dir / "config-name"
 
     @property
     def pod_resources(self) -> Path:

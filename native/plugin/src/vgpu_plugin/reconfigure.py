@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a changed configuration, and GPUs that changed, over while the program runs.
+"""Takes a changed or another configuration, and GPUs that changed, over while the program runs.
 
 A new file is checked against the GPUs first; with a fault in it the old one stays. Slices in use are never taken away:
 a GPU whose slices are held keeps its old split until they are free, and the status says so.
@@ -15,11 +15,14 @@ from . import driver_files
 from . import settings as node_settings
 from ._shared.sharing import Piece
 from .allocator import Allocator
+from .config_choice import ConfigChoice
 from .errors import Fatal
 from .gpus import Gpu, GpuError, GpuSource
 from .options import Option
 from .paths import Paths
 from .pool import Pool
+
+APPLIED, WAITING, REFUSED = "Applied", "Waiting", "Refused"
 
 log = logging.getLogger(__name__)
 
@@ -36,19 +39,25 @@ class Reconfiguration:
         pool: Pool,
         allocator: Allocator,
         held: Callable[[], frozenset[str]],
+        choice: ConfigChoice | None = None,
     ) -> None:
-        self._paths = paths
+        self._choice = choice or ConfigChoice(paths.config, paths.configs, paths.config_name)
         self._chosen = chosen
         self._source = source
         self._pool = pool
         self._allocator = allocator
         self._held = held
-        self._file = self._identity()
+        # None: the label names another than the one in force, so the first look takes it over or says why not.
+        self._file: tuple[str, int, int, int] | None = None
+        if self.name_of(settings) == self._choice.wanted:
+            self._file = self._identity()
         self._gpus = pool.gpus
         self.settings = settings
         # Called after a change with the driver's files, and with the GPUs that are missing.
         self.after: list[Callable[[node_settings.Settings, driver_files.DriverFiles], None]] = []
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
+        # Called after each look.
+        self.on_look: Callable[[], None] = lambda: None
         self.fault = ""
         self.waiting: list[str] = []
         self._pieces: list[Piece] = []
@@ -62,21 +71,44 @@ class Reconfiguration:
         out += [f"GPU {uuid} keeps its old slices until the last one in use is free" for uuid in self.waiting]
         return out
 
+    def name_of(self, settings: node_settings.Settings) -> str:
+        return self._choice.name_of(settings.path)
+
+    @property
+    def name(self) -> str:
+        """The named configuration in force; empty: node.yaml."""
+        return self.name_of(self.settings)
+
+    def outcome(self) -> tuple[str, str]:
+        """A word and a sentence on what became of the configuration that is wanted."""
+        force = f"{self.settings.path} is in force"
+        if self.fault:
+            return REFUSED, f"{force}, the one that is wanted is not taken over: {self.fault}"
+        if self.waiting:
+            return WAITING, f"{force}; {', '.join(self.waiting)}: the old slices stay until the last in use is free"
+        return APPLIED, force
+
     def look(self) -> None:
-        """One look at file and driver; takes over what changed."""
+        """One look at label, file and driver; takes over what changed."""
+        self._look()
+        self.on_look()
+
+    def _look(self) -> None:
         now = self._identity()
         changed = now != self._file
         gpus = self._found()
         if changed:
             self._file = now
             try:
-                settings = node_settings.load(self._paths.config, self._chosen)
+                settings = node_settings.load(self._choice.path(self._choice.wanted), self._chosen)
                 node_settings.make_slices(gpus, settings)
             except Fatal as fault:
                 self._refuse(str(fault))
             else:
                 self.fault = ""
                 self.settings = settings
+                self._choice.remember(settings.path)
+                log.info("the configuration of %s is in force", settings.path)
         if changed or gpus != self._gpus:
             self.apply(gpus)
         elif self.waiting:
@@ -86,12 +118,14 @@ class Reconfiguration:
         log.error("the configuration is not taken over, the one before stays: %s", fault)
         self.fault = fault
 
-    def _identity(self) -> tuple[int, int, int] | None:
+    def _identity(self) -> tuple[str, int, int, int]:
+        """Tells the file that should be in force from what it was; zeros where there is none."""
+        name = self._choice.wanted
         try:
-            found = os.stat(self._paths.config)
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns, found.st_size
+            found = os.stat(self._choice.path(name))
+        except (OSError, Fatal):
+            return name, 0, 0, 0
+        return name, found.st_ino, found.st_mtime_ns, found.st_size
 
     def _found(self) -> list[Gpu]:
         """The GPUs of now; one that is missing stays, for its slices may be in use, and is lost."""

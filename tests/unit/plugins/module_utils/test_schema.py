@@ -132,7 +132,13 @@ def test_variables_of_others_are_left_alone():
         ),
         ({"vgpu_slice_sizing": "requested"}, "vgpu_slice_sizing", "error"),
         ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "error"),
-        ({"vgpu_configs": {"big": {"split_count": 2}}}, "vgpu_configs", "error"),
+        ({"vgpu_configs": {"big": {"time_slice": "long"}}}, "vgpu_configs.big.time_slice", "error"),
+        ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
+        ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
+        ({"vgpu_configs": {"big": {"slice_sizing": "requested"}}}, "vgpu_configs.big.slice_sizing", "error"),
+        ({"vgpu_configs": {"big": {"memory_scaling": 2}}}, "vgpu_configs.big.memory_scaling", "warning"),
+        # Said once, of the host; the entry does not set it.
+        ({"vgpu_memory_scaling": 2, "vgpu_configs": {"big": {"split_count": 3}}}, "vgpu_memory_scaling", "warning"),
         ({"vgpu_time_slice": "long"}, "vgpu_time_slice", "warning"),
         ({"vgpu_sharing": "none", "vgpu_split_count": 4}, "vgpu_split_count", "warning"),
         ({"vgpu_sharing": "none", "vgpu_resource_names": {"count": "x.io/gpu"}}, "vgpu_resource_names", "error"),
@@ -177,6 +183,27 @@ def test_memory_that_is_sold_twice_is_one_warning(values, names):
     found = schema.unavailable(clean)
     assert [(finding.level, finding.path) for finding in found] == [("warning", name) for name in names]
     assert all("host memory" in finding.message and "\n" not in finding.message for finding in found)
+
+
+def test_named_configurations_are_the_hosts_with_their_own_over_it():
+    variables = {
+        "vgpu_split_count": 7,
+        "vgpu_log_level": 3,
+        "vgpu_configs": {"big": {"split_count": 2}, "whole": {"sharing": "none"}, "slots": {"sharing": "time-slicing"}},
+    }
+    assert schema.unavailable(schema.read(variables, [])) == []
+    named = node_config.named_from_vars(variables)
+    base = node_config.from_vars(variables)
+    assert named["big"]["sharing"]["vcuda"] == {**base["sharing"]["vcuda"], "splitCount": 2}
+    assert named["whole"]["sharing"] == {}
+    assert [one["replicas"] for one in named["slots"]["sharing"]["timeSlicing"]["resources"]] == [7]
+    assert all(node_config.validate(one) == [] for one in named.values())
+
+
+def test_fault_of_a_named_configuration_names_the_entry():
+    variables = {"vgpu_configs": {"slots": {"sharing": "time-slicing", "split_count": 1}}}
+    with pytest.raises(node_config.ConfigError, match=r"vgpu_configs\.slots: vgpu_split_count: replicas are"):
+        node_config.named_from_vars(variables)
 
 
 def test_named_configurations_are_checked_too():

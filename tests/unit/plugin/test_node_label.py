@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration that the node's label chooses: the whole program at an API double and the kubelet double."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from vgpu_plugin import ctl
+from vgpu_plugin.daemon import Daemon, Extras
+
+from .api_double import ApiDouble
+from .conftest import FakeGpus
+from .samples import node_yaml, until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def api():
+    double = ApiDouble()
+    yield double
+    double.stop()
+
+
+@pytest.fixture
+def kubeconfig(tmp_path, api):
+    return write_kubeconfig(tmp_path / "kubeconfig", {"server": api.url})
+
+
+def write_kubeconfig(path, cluster, user=None):
+    path.write_text(
+        json.dumps(
+            {
+                "current-context": "here",
+                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": cluster}],
+                "users": [{"name": "u", "user": user or {"token": "t"}}],
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture
+def start(node, kubelet, running, monkeypatch, kubeconfig):
+    """Starts the program, and again with what the last one left."""
+    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.node_label.FIRST_RETRY_S", 0.02)
+    node.configure(splitCount=4)
+    node.paths.configs.mkdir()
+    put(node, "big", splitCount=2)
+
+    def begin(kubeconfig_path=kubeconfig):
+        source = FakeGpus(node.gpus)
+        extras = Extras(kubeconfig=str(kubeconfig_path) if kubeconfig_path else "", node_name="node-1")
+        out = Daemon(node.paths, lambda: source, node.mounter, extras=extras)
+        out.source = source
+        return out, running(out)
+
+    return begin
+
+
+def end(one, thread) -> None:
+    """As the end of a process."""
+    one.stop()
+    thread.join(20)
+    one._lock.close()
+
+
+def put(node, name, **vcuda):
+    fresh = node.paths.configs / ".new"
+    fresh.write_text(node_yaml(node.library_root, **vcuda))
+    fresh.rename(node.paths.configs / f"{name}.yaml")
+
+
+def capacity(kubelet) -> int:
+    found = kubelet.state()["resources"].get(RESOURCE)
+    return found["allocatable"] if found and found["connected"] else -1
+
+
+def status(node, capsys) -> dict:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def metric(node, capsys, name) -> str:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "metrics"]) == 0
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(name)).rpartition(" ")[2]
+
+
+def test_label_chooses_and_its_end_brings_the_nodes_own_back(node, kubelet, api, start, capsys):
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    found = status(node, capsys)
+    assert (found["config_name"], found["config_fault"]) == ("big", "")
+    assert found["config_path"] == str(node.paths.configs / "big.yaml")
+    until(lambda: str(node.paths.configs / "big.yaml") in api.condition().get("message", ""), "the condition")
+    assert (api.condition()["status"], api.condition()["reason"]) == ("True", "Applied")
+    put(node, "big", splitCount=3)
+    until(lambda: capacity(kubelet) == 6, "an edited file, without a change of the label")
+    api.label(None)
+    until(lambda: capacity(kubelet) == 8, "the node's own again")
+    assert status(node, capsys)["config_name"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("bgi", "", "it holds big"),
+        ("../node", "", 'names "../node"'),
+        ("bad", '{"version": "v1", "sharing": {"vcuda": {"splitCuont": 2}}}', 'did you mean "splitCount"'),
+        (
+            "bad",
+            '{"version": "v1", "sharing": {"vcuda": {"devices": [{"match": {"index": 9}, "splitCount": 1}]}}}',
+            "no GPU with index 9",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
+    node, kubelet, api, start, capsys, caplog, name, text, words
+):
+    if text:
+        (node.paths.configs / "bad.yaml").write_text(text)
+    start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
+    assert metric(node, capsys, "vgpu_plugin_config_refused") == "0"
+    api.label(name)
+    until(lambda: api.condition().get("reason") == "Refused", "the condition")
+    until(lambda: api.events[-1]["reason"] == "VgpuConfigurationRefused", "the event")
+    assert words in api.condition()["message"]
+    assert words in api.events[-1]["message"]
+    assert (api.events[-1]["type"], api.events[-1]["involvedObject"]["name"]) == ("Warning", "node-1")
+    assert words in "\n".join(status(node, capsys)["warnings"])
+    assert metric(node, capsys, "vgpu_plugin_config_refused") == "1"
+    assert words in caplog.text
+    assert (capacity(kubelet), status(node, capsys)["config_name"]) == (4, "big")
+    api.label("big")
+    until(lambda: api.condition()["reason"] == "Applied", "the fault is over")
+
+
+def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, api, start, capsys):
+    one, thread = start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    end(one, thread)
+    api.refuse[("GET", "/api")] = (503, "etcd is away")
+    start()
+    until(lambda: capacity(kubelet) == 4, "the named one, remembered")
+    told = until(lambda: [one for one in status(node, capsys)["warnings"] if "is not followed" in one], "the warning")
+    assert "etcd is away" in told[0]
+    api.refuse.clear()
+    api.label(None)
+    until(lambda: capacity(kubelet) == 8, "followed again")
+    until(lambda: not status(node, capsys)["warnings"], "the warning goes")
+
+
+def test_refused_name_is_not_remembered(node, kubelet, api, start, capsys):
+    one, thread = start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    api.label("nowhere")
+    until(lambda: api.condition().get("reason") == "Refused", "the condition")
+    end(one, thread)
+    start()
+    until(lambda: capacity(kubelet) == 4, "the last that held")
+
+
+def test_remembered_file_that_is_gone_gives_the_nodes_own(node, kubelet, api, start, capsys):
+    one, thread = start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    end(one, thread)
+    (node.paths.configs / "big.yaml").unlink()
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own")
+    until(lambda: "it holds none" in status(node, capsys)["config_fault"], "the fault")
+
+
+def test_without_kubeconfig_the_label_is_nobodys(node, kubelet, api, start, capsys):
+    node.paths.config_name.write_text("big\n")
+    api.label("big")
+    start(None)
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    assert api.calls == []
+
+
+def test_watch_that_ends_or_is_too_old_begins_again(node, kubelet, api, start):
+    start()
+    until(lambda: api.watches == 1, "a watch")
+    api.end_watches()
+    until(lambda: api.watches == 2, "the next")
+    api.end_watches(410)
+    until(lambda: api.watches == 3, "the next")
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the label")
+
+
+def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
+    api.label("big")
+    until(lambda: api.condition().get("reason") == "Waiting", "the condition")
+    assert (api.condition()["status"], node.gpus[0].uuid in api.condition()["message"]) == ("True", True)
+    assert capacity(kubelet) == 6
+
+
+def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, start, capsys):
+    api.refuse[("PATCH", "/api")] = (403, 'nodes "node-1" is forbidden')
+    start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: [one for one in status(node, capsys)["warnings"] if "is forbidden" in one], "the warning")
+    api.refuse.clear()
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
