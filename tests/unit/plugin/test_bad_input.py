@@ -160,8 +160,10 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
             deaf.close()
     node.configure()
     running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
-    until(node.paths.admin_socket.exists, "the admin socket")
-    found = until(lambda: status(node, capsys), "an answer")
+    # The file of a socket is there a moment before somebody listens on it.
+    until(lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0, "an answer")
+    capsys.readouterr()
+    found = status(node, capsys)
     assert found["registered"] is False
     until(lambda: str(path) in status(node, capsys)["kubelet_error"], "the fault, with the socket's path")
     if deaf is not None:
