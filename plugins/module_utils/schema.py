@@ -109,7 +109,7 @@ VARIABLES: dict[str, Variable] = {
         Bool(), True, ("flags", "failOnInitError"), "the plugin ends, instead of idling, where NVML fails"
     ),
     "vgpu_legacy_preferred": Variable(
-        Bool(), False, (*VCUDA, "legacyPreferred"), "preferred allocation for kubelets that cannot ask for it"
+        Bool(), False, (*VCUDA, "legacyPreferred"), "spreads slices itself where the kubelet, before 1.19, cannot ask"
     ),
     "vgpu_rename_by_default": Variable(
         Bool(), False, ("sharing", "timeSlicing", "renameByDefault"), "time-slicing and mps: resource <name>.shared"
@@ -155,7 +155,6 @@ VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONF
 # Values that the schema knows and this version does not carry out. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = (
     ("vgpu_slice_sizing", ("requested",), "it needs the scheduler; use equal"),
-    ("vgpu_legacy_preferred", (True,), "use false"),
 )
 # What a node label cannot choose: it takes steps on the host that a running plugin does not do.
 ONLY_FOR_THE_HOST = ("mig_geometry", "time_slice")

@@ -22,6 +22,7 @@ from .errors import NotNow, Refused, Taken
 from .paths import Paths
 from .pool import Pool
 from .records import KUBELET, LEASE, Record, RecordStore
+from .substitution import on_gpus, substitute
 
 # Where a container finds the pipes of its MPS daemon, as NVIDIA's plugin has it.
 MPS_ROOT = "/mps"
@@ -67,6 +68,8 @@ class Allocator:
         self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
         # What keeps a slice from being used on two sides (static_slices.py).
         self.outside: OutsideUse | None = None
+        # Whether the kubelet has called GetPreferredAllocation, which those before 1.19 do not know.
+        self.kubelet_asks = False
         self.records = records
         self.lock = threading.RLock()
 
@@ -98,14 +101,17 @@ class Allocator:
         """Makes one allocation with its files."""
         with self.lock:
             pieces = self._pool.resolve(ids)
+            asked = tuple(ids)
             if kind == KUBELET:
+                ids, pieces = self._given(ids, pieces)
                 self._refuse_leased(pieces)
             else:
                 self._refuse_held(pieces)
             self._refuse_outside(pieces)
             self._refuse_several(pieces)
             devices = self._devices(pieces)
-            record = Record(id=secrets.token_hex(8), kind=kind, slice_ids=tuple(ids), **lease)
+            given = tuple(ids)
+            record = Record(secrets.token_hex(8), kind, given, asked=() if given == asked else asked, **lease)
             if any(piece.mode == VCUDA for piece in pieces):
                 record = replace(record, limits=self._limits(record.id, devices), library=str(self.library()))
                 self._make_files(record)
@@ -128,6 +134,21 @@ class Allocator:
             except Refused:
                 self.forget(record.id)
                 raise
+
+    def _given(self, ids: list[str], pieces: list[Piece]) -> tuple[list[str], list[Piece]]:
+        """The slices for ids of the kubelet: others where it cannot spread them itself (substitution.py)."""
+        if any(piece.mode != VCUDA for piece in pieces):
+            return ids, pieces
+        _generation, offers = self._pool.offers(pieces[0].resource)
+        spread = self.settings.legacy_preferred and not self.kubelet_asks
+        given = substitute(ids, offers, self.records.all(), spread, self.settings.packed)
+        return given, pieces if given == ids else self._pool.resolve(given)
+
+    def asked_for_preference(self) -> None:
+        """The kubelet of now asks, so its choice holds."""
+        if self.settings.legacy_preferred and not self.kubelet_asks:
+            log.warning("legacyPreferred has no effect: this kubelet asks for a preference itself")
+        self.kubelet_asks = True
 
     def _write_down(self, record: Record) -> None:
         try:
@@ -305,9 +326,12 @@ class Allocator:
         rebuilt = []
         for entry in found.entries if found else ():
             if entry.allocation and entry.slice_ids == frozenset(ids):
-                devices = self._devices(self._pool.resolve(ids))
-                limits = self._limits(entry.allocation, devices)
-                record = Record(entry.allocation, KUBELET, tuple(ids), limits, entry.library or str(self.library()))
+                offers = self._pool.offers()[1]
+                given = on_gpus(entry.uuids, ids, offers, self.records.all())
+                limits = self._limits(entry.allocation, self._devices(self._pool.resolve(given)))
+                library = entry.library or str(self.library())
+                asked = () if given == ids else tuple(ids)
+                record = Record(entry.allocation, KUBELET, tuple(given), limits, library, asked=asked)
                 self._write_down(record)
                 rebuilt.append(record)
         return rebuilt

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ._proto import deviceplugin_pb2 as api
-from .paths import CONTAINER_LIBRARY, CONTAINER_LIMITS
+from .paths import CONTAINER_GPU_PAGE, CONTAINER_LIBRARY, CONTAINER_LIMITS
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Entry:
     allocation: str
     # Folder of the library version that the container mounts, from the same answer.
     library: str
+    # The GPUs that it was given, from the same answer.
+    uuids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def _entry(one: dict[str, Any]) -> Entry:
         slice_ids=_ids(one.get("DeviceIDs")),
         allocation=PurePosixPath(folders.get(CONTAINER_LIMITS, "")).name,
         library=folders.get(CONTAINER_LIBRARY, ""),
+        uuids=tuple(path[len(CONTAINER_GPU_PAGE) :] for path in folders if path.startswith(CONTAINER_GPU_PAGE)),
     )
 
 

@@ -51,7 +51,7 @@ class Collector:
             missing = {
                 record.id
                 for record in self._allocator.records.all()
-                if record.kind == KUBELET and not found.holds(record.id, frozenset(record.slice_ids))
+                if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
             }
             if missing:
                 missing -= self._known_to_pod_resources(missing)
@@ -68,7 +68,7 @@ class Collector:
         """Of allocations that the checkpoint lacks, those whose slices a container holds by the kubelet's own word."""
         holders = self._holders() or {}
         records = [record for record in self._allocator.records.all() if record.id in allocations]
-        return {record.id for record in records if any(one in holders for one in record.slice_ids)}
+        return {record.id for record in records if any(one in holders for one in record.kubelet_ids)}
 
     def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:
         """Folders that neither a record nor the kubelet names; a lost record is rebuilt at the next start."""

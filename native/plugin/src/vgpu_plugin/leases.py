@@ -82,7 +82,7 @@ class Leases:
 
     def _free(self, uuid: str) -> list[str]:
         """Free and healthy slices; last the ones that the kubelet would take first."""
-        used = self.in_use()
+        used = self.in_use() | self._named()
         free = [
             offer.slice.id
             for offer in self._pool.offers()[1]
@@ -93,8 +93,22 @@ class Leases:
     def in_use(self) -> frozenset[str]:
         """Slices that a container or a lease holds, by our records and by the kubelet's checkpoint."""
         found = checkpoint.read(self._checkpoint_file)
-        ours = frozenset(one for record in self._allocator.records.all() for one in record.slice_ids)
-        return ours | (found.ids_in_use if found else frozenset())
+        records = self._allocator.records.all()
+        ours = frozenset(one for record in records for one in record.slice_ids)
+        # Of a container that was given other slices than the kubelet named, those that it really has.
+        other = {record.id for record in records if record.asked}
+        kubelet = [
+            one
+            for entry in (found.entries if found else ())
+            if entry.allocation not in other
+            for one in entry.slice_ids
+        ]
+        return ours.union(kubelet)
+
+    def _named(self) -> frozenset[str]:
+        """Ids that the kubelet has given out, whatever slices they stand for."""
+        found = checkpoint.read(self._checkpoint_file)
+        return found.ids_in_use if found else frozenset()
 
     def _withdrawn(self, slice_id: str) -> bool:
         """Waits until the kubelet no longer offers a slice; False where a pod got it in the meantime.
@@ -112,7 +126,7 @@ class Leases:
                     f"{self._checkpoint_file} still lists it); try again, or restart the kubelet"
                 )
             time.sleep(0.02)
-        if slice_id in self.in_use():
+        if slice_id in self.in_use() | self._named():
             self._pool.give_back(slice_id)
             return False
         return True

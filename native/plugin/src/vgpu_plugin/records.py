@@ -31,6 +31,12 @@ class Record:
     # Of a lease: when it ends, in seconds of the boot that boot_id names.
     expires: float = 0.0
     boot_id: str = ""
+    # The ids by which the kubelet knows it, where it was given other slices (substitution.py); empty: slice_ids.
+    asked: tuple[str, ...] = ()
+
+    @property
+    def kubelet_ids(self) -> tuple[str, ...]:
+        return self.asked or self.slice_ids
 
 
 class RecordStore:
@@ -53,7 +59,8 @@ class RecordStore:
             if data.get("version") != FORMAT:
                 raise ValueError(f"version is {data.get('version')!r}, expected {FORMAT}")
             self._records = {
-                one["id"]: Record(**dict(one, slice_ids=tuple(one["slice_ids"]))) for one in data["allocations"]
+                one["id"]: Record(**dict(one, slice_ids=tuple(one["slice_ids"]), asked=tuple(one.get("asked", ()))))
+                for one in data["allocations"]
             }
         except FileNotFoundError:
             return
@@ -89,9 +96,9 @@ class RecordStore:
         return self._records.get(allocation)
 
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
-        """Records that hold exactly these slices. Several: an init container and a container of one pod share them."""
+        """Those that the kubelet knows by exactly these ids; an init container and a container of one pod share them."""
         wanted = frozenset(ids)
-        return [one for one in self._records.values() if frozenset(one.slice_ids) == wanted]
+        return [one for one in self._records.values() if frozenset(one.kubelet_ids) == wanted]
 
     def put(self, record: Record) -> None:
         """Written down first: what is given out must outlive a restart. Raises OSError, and nothing is kept."""

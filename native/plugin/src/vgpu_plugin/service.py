@@ -135,7 +135,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         pieces = self._pool.slices
         totals = Counter(piece.device for piece in pieces)
         order = dict.fromkeys(piece.device for piece in pieces)
-        packed = self._allocator.settings.plugin_flags.get("sharedDevicesAllocationPolicy") == "packed"
+        packed = self._allocator.settings.packed
+        self._allocator.asked_for_preference()
         answers = [
             preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, totals, order, packed)
             for one in request.container_requests

@@ -63,6 +63,11 @@ class Settings:
         return bool(self.vcuda.get("multiSlice", "distinct") == "merge")
 
     @property
+    def legacy_preferred(self) -> bool:
+        """Whether slices are spread here, for a kubelet that cannot ask for a preference."""
+        return bool(self.vcuda.get("legacyPreferred", False))
+
+    @property
     def fail_on_init_error(self) -> bool:
         return bool((self.config.get("flags") or {}).get("failOnInitError", True))
 
@@ -73,6 +78,10 @@ class Settings:
     @property
     def plugin_flags(self) -> dict[str, Any]:
         return self.flags.get("plugin") or {}
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.plugin_flags.get("sharedDevicesAllocationPolicy") == "packed")
 
     @property
     def driver_root(self) -> Path:

@@ -95,6 +95,6 @@ def of_all(
     known = holders() or {}
     out = []
     for record in records:
-        holder = next((known[one] for one in record.slice_ids if one in known), NOBODY)
+        holder = next((known[one] for one in record.kubelet_ids if one in known), NOBODY)
         out += of_record(record, files.folder(record.id), holder)
     return out

@@ -33,6 +33,9 @@ def parser() -> argparse.ArgumentParser:
         default=Path("/var/lib/kubelet/pod-resources/kubelet.sock"),
         help="default: %(default)s",
     )
+    serve.add_argument(
+        "--without-preferred", action="store_true", help="a kubelet before 1.19: never asks for a preference"
+    )
     run = commands.add_parser("run-pod", help="admit and start a pod (exit 3: it stays Pending)")
     run.add_argument("--count", type=int, default=1, help="devices of its container (default: 1)")
     run.add_argument("--resource", default="nvidia.com/gpu", help="default: %(default)s")
@@ -54,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(parser().parse_args(arguments))
     path, as_line = given.pop("control"), given.pop("json", False)
     if given["op"] == "serve":
-        return serve(given["dir"], given["pod_resources"], path)
+        return serve(given["dir"], given["pod_resources"], path, not given["without_preferred"])
     if "ids" in given:
         given["ids"] = [one for one in given["ids"].split(",") if one] or None
     try:
@@ -69,9 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def serve(folder: Path, pod_resources: Path, path: Path) -> int:
+def serve(folder: Path, pod_resources: Path, path: Path, asks: bool) -> int:
     os.umask(0o077)
-    manager = Manager(folder)
+    manager = Manager(folder, asks)
     manager.start()
     resources = podresources.serve(manager, pod_resources)
     server = control.Server(path, manager)

@@ -36,8 +36,10 @@ class PodError(Exception):
 class Manager(rpc.RegistrationServicer):
     """``start`` and ``stop`` are the kubelet's; the checkpoint outlives both."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, asks: bool = True) -> None:
+        """``asks``: false for a kubelet before 1.19, which has no GetPreferredAllocation and takes any free id."""
         self.folder = folder
+        self._asks = asks
         self.lock = threading.RLock()
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
@@ -134,10 +136,9 @@ class Manager(rpc.RegistrationServicer):
             self._start(endpoint, held)
         return self._shown(admitted[-1])
 
-    @staticmethod
-    def _choose(endpoint: Endpoint, free: list[str], count: int) -> list[str]:
+    def _choose(self, endpoint: Endpoint, free: list[str], count: int) -> list[str]:
         """The plugin's preference where it is usable; it is advice."""
-        if endpoint.options.get_preferred_allocation_available and len(free) > count:
+        if self._asks and endpoint.options.get_preferred_allocation_available and len(free) > count:
             preferred = endpoint.preferred(free, count)
             if len(set(preferred)) == count and set(preferred) <= set(free):
                 return preferred

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kubelet before 1.19: no GetPreferredAllocation, no PodResources. It takes the first free ids, so without
+legacyPreferred its pods pile up on one GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from vgpu_kubelet_double.manager import Manager, PodError
+from vgpu_plugin import ctl
+from vgpu_plugin._shared import layouts
+from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.errors import NotNow
+from vgpu_plugin.pool import Pool
+from vgpu_plugin.records import KUBELET, LEASE, Record
+from vgpu_plugin.settings import make_slices
+from vgpu_plugin.substitution import on_gpus, substitute
+
+from . import samples
+from .conftest import FakeGpus
+from .samples import until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def kubelet(node):
+    manager = Manager(node.paths.kubelet_dir, asks=False)
+    manager.start()
+    yield manager
+    manager.stop()
+
+
+@pytest.fixture
+def start(node, kubelet, running):
+    def begin(**vcuda):
+        node.gpus = samples.gpus("T4", "T4", "T4", "T4")
+        node.configure(splitCount=4, **vcuda)
+        out = Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter)
+        thread = running(out)
+        until(lambda: allocatable(kubelet) == 16, "the slices")
+        return out, thread
+
+    return begin
+
+
+def allocatable(kubelet) -> int:
+    found = kubelet.state()["resources"].get(RESOURCE)
+    return found["allocatable"] if found and found["connected"] else -1
+
+
+def limits(pod) -> dict:
+    path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
+    return layouts.parse_limits(Path(path).read_bytes())
+
+
+def gpu(pod) -> str:
+    (device,) = limits(pod)["devices"]
+    assert pod["answer"]["envs"]["NVIDIA_VISIBLE_DEVICES"] == device["uuid"]
+    return device["uuid"]
+
+
+def status(node, capsys) -> dict:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def given(node, capsys) -> list[str]:
+    return [one for record in status(node, capsys)["allocations"] for one in record["slice_ids"]]
+
+
+@pytest.mark.parametrize(("legacy", "gpus"), [(True, 4), (False, 1)], ids=["legacyPreferred", "without it"])
+def test_pods_are_spread(node, kubelet, start, capsys, legacy, gpus):
+    start(legacyPreferred=legacy)
+    pods = [kubelet.run_pod(f"p{n}") for n in range(4)]
+    assert len({one.partition("::")[0] for pod in pods for one in pod["ids"]}) == 1, "the double spread them itself"
+    assert len({gpu(pod) for pod in pods}) == gpus
+    more = [kubelet.run_pod(f"q{n}") for n in range(12)]
+    assert set(Counter(gpu(pod) for pod in pods + more).values()) == {4}
+    held = given(node, capsys)
+    assert len(held) == len(set(held)) == 16
+    with pytest.raises(PodError, match="Insufficient"):
+        kubelet.run_pod("one-too-many")
+
+
+def test_two_slices_of_a_container_lie_on_two_gpus(kubelet, start):
+    """Without the option the same request is refused: the kubelet took two slices of one GPU."""
+    start(legacyPreferred=True)
+    pods = [kubelet.run_pod(f"p{n}", count=4) for n in range(4)]
+    assert all(len({one["uuid"] for one in limits(pod)["devices"]}) == 4 for pod in pods)
+
+
+def test_without_the_option_two_slices_of_one_gpu_are_refused(kubelet, start):
+    start()
+    with pytest.raises(PodError, match="2 slices of one GPU"):
+        kubelet.run_pod("one", count=2)
+
+
+def test_restarts_of_container_and_program(node, kubelet, start, capsys):
+    one, thread = start(legacyPreferred=True)
+    pods = [kubelet.run_pod(f"p{n}") for n in range(3)]
+    before, held = [gpu(pod) for pod in pods], given(node, capsys)
+    one.stop()
+    thread.join(20)
+    one._lock.close()
+    start(legacyPreferred=True)
+    for n in range(3):
+        kubelet.restart_container(f"p{n}")
+    assert ([gpu(pod) for pod in pods], given(node, capsys)) == (before, held)
+    assert gpu(kubelet.run_pod("p3")) not in before
+
+
+def test_lost_records_are_rebuilt_on_the_gpus_that_containers_have(node, kubelet, start, capsys):
+    one, thread = start(legacyPreferred=True)
+    pods = [kubelet.run_pod(f"p{n}") for n in range(3)]
+    before = [gpu(pod) for pod in pods]
+    one.stop()
+    thread.join(20)
+    one._lock.close()
+    node.paths.records.unlink()
+    start(legacyPreferred=True)
+    for n in range(3):
+        kubelet.restart_container(f"p{n}")
+    assert [gpu(pod) for pod in pods] == before
+    assert sorted(one.partition("::")[0] for one in given(node, capsys)) == sorted(before)
+
+
+def test_init_container_has_the_slice_of_its_pod(node, kubelet, start, capsys):
+    start(legacyPreferred=True)
+    kubelet.run_pod("first")
+    kubelet.run_pod("two", init_container=True)
+    held = given(node, capsys)
+    assert (len(held), len(set(held))) == (3, 2)
+
+
+def test_id_that_comes_again_and_a_full_node(kubelet, start):
+    """Pods come and go faster than their records: the kubelet's word that an id is free holds."""
+    start(legacyPreferred=True)
+    for n in range(16):
+        kubelet.run_pod(f"p{n}")
+    for n in range(16):
+        kubelet.delete_pod(f"p{n}")
+        kubelet.run_pod(f"q{n}")
+
+
+def test_lease_beside(node, kubelet, start, capsys):
+    start(legacyPreferred=True)
+    for n in range(3):
+        kubelet.run_pod(f"p{n}")
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
+    leased = json.loads(capsys.readouterr().out)["ids"]
+    until(lambda: allocatable(kubelet) == 15, "the slice is withdrawn")
+    for n in range(12):
+        kubelet.run_pod(f"q{n}")
+    held = given(node, capsys)
+    assert len(held) == len(set(held)) == 16
+    assert leased[0] in held
+
+
+def test_kubelet_that_asks_is_left_alone(node, running, caplog):
+    manager = Manager(node.paths.kubelet_dir)
+    manager.start()
+    try:
+        node.configure(splitCount=4, legacyPreferred=True)
+        running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+        until(lambda: allocatable(manager) == 8, "the slices")
+        pods = [manager.run_pod(f"p{n}") for n in range(4)]
+        assert [gpu(pod) for pod in pods] == [pod["ids"][0].partition("::")[0] for pod in pods]
+        assert "legacyPreferred has no effect" in caplog.text
+    finally:
+        manager.stop()
+
+
+# ---- the rule alone
+
+
+@pytest.fixture
+def offers(node):
+    settings = node.configure(splitCount=2)
+    pool = Pool(node.gpus, make_slices(node.gpus, settings))
+    return lambda: pool.offers()[1], pool
+
+
+A, B = (f"GPU-{n:08d}-0000-0000-0000-000000000000" for n in (0, 1))
+A0, A1, B0, B1 = f"{A}::0", f"{A}::1", f"{B}::0", f"{B}::1"
+
+
+def record(kind, slices, asked=()):
+    return Record("x", kind, tuple(slices), asked=tuple(asked))
+
+
+ROWS = [
+    # about, asked, records, spread, given
+    ("nothing speaks for others", [A0], [], False, [A0]),
+    ("an empty node", [A1], [], True, [A0]),
+    ("the least used GPU", [A1], [record(KUBELET, [A0])], True, [B0]),
+    ("a lease is not given out", [A1], [record(LEASE, [A0])], True, [B0]),
+    ("the same ids again", [A0], [record(KUBELET, [B1], [A0])], True, [B1]),
+    ("switched off, and the slice stands for another id", [B0], [record(KUBELET, [B0], [A0])], False, [A0]),
+    ("switched off, and it does not", [B1], [record(KUBELET, [B0], [A0])], False, [B1]),
+    ("one id of two came back", [A0, B1], [record(KUBELET, [A0, B0], [A0, A1])], True, [A0, B0]),
+]
+
+
+@pytest.mark.parametrize(("about", "ids", "records", "spread", "expected"), ROWS, ids=[one[0] for one in ROWS])
+def test_substitution(offers, about, ids, records, spread, expected):
+    assert substitute(ids, offers[0](), records, spread) == expected
+
+
+def test_sick_gpus_give_none(offers):
+    found, pool = offers
+    pool.mark_sick(A, "Xid 79")
+    assert substitute([A0], found(), [], True) == [B0]
+    with pytest.raises(NotNow, match="2 slices are asked for and 1 healthy ones are free"):
+        substitute([A0, A1], found(), [record(KUBELET, [B0])], True)
+
+
+def test_lost_record(offers):
+    assert on_gpus([A], [A1], offers[0](), []) == [A1]
+    assert on_gpus([], [A1], offers[0](), []) == [A1]
+    assert on_gpus([B], [A1], offers[0](), [record(KUBELET, [B0])]) == [B1]
+    with pytest.raises(NotNow, match="has no free slice"):
+        on_gpus([B], [A1], offers[0](), [record(KUBELET, [B0, B1])])
