@@ -169,7 +169,7 @@ static void finish(struct fence *fence)
         begin = end - (double)segment->predicted;
     if (end > 0) {
         uint64_t real = segment_settle(&vgpu_costs, &place->settler, segment, (uint64_t)begin, (uint64_t)end);
-        bucket_correct(limited->tenant, segment->predicted, real);
+        tenant_correct(limited, segment->predicted, real);
         chains[slot].id = fence->chain;
         chains[slot].end = (uint64_t)end;
     }

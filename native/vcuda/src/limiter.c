@@ -58,7 +58,7 @@ static void calibrate(struct thread_state *thread, uint32_t ticks, uint64_t now)
 
 static void charge(struct limited *limited, struct segment *segment, uint64_t now)
 {
-    bucket_charge(limited->tenant, segment->predicted);
+    tenant_charge(limited, segment->predicted);
     uint64_t until = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
     until = (until > now ? until : now) + segment->predicted;
     atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
@@ -235,12 +235,12 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
         uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
         /* Who waits loses nothing by waking late: what an idle one may save up does not bind it. */
-        bucket_accrue(limited->tenant, *now, rate, waited || bucket_busy_until(limited->tenant) > *now);
+        bool working = waited || bucket_busy_until(limited->tenant) > *now;
         struct pace_view view = {
             .now = *now, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
             .turn_start = page.turn_start_ns, .turn_end = page.turn_end_ns,
             .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
-            .busy_until = stuck ? 0 : busy, .balance = bucket_balance(limited->tenant)};
+            .busy_until = stuck ? 0 : busy, .balance = tenant_balance(limited, *now, rate, working)};
         enum pace pace = pace_decide(&view, cost, &until);
         __atomic_store_n(&limited->tenant->wanted_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {

@@ -16,6 +16,7 @@ struct limited {
     const struct device *device;
     struct vgpu_tenant_device *tenant;       /* the container's; this process's own where there is no tenant page */
     _Atomic(const struct vgpu_gpu_page *) page; /* NULL: there is none */
+    struct vgpu_tenant_device own;           /* the same bucket as this process alone would fill and empty it */
     uint64_t *busy_lane;
     _Atomic uint64_t busy_until; /* end of what this process has queued, as predicted */
     _Atomic uint64_t queued;     /* predicted work in open fences */
@@ -28,6 +29,11 @@ struct limited *tenant_limited(const struct device *device);
 void tenant_look_again(struct limited *limited, uint64_t now);
 /* A consistent copy of the page. false: there is none, or its arbiter is silent. */
 bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_page *page);
+/* The page can be written by any process of its container, so what it says is believed only against the container: no
+ * process has more in hand than by its own count, which is in its own memory. */
+void tenant_charge(struct limited *limited, uint64_t ns);
+void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real);
+int64_t tenant_balance(struct limited *limited, uint64_t now, uint32_t rate_ppm, bool busy);
 void tenant_reset(void);
 
 /* --- limiter.c: the slow path -------------------------------------------------------------------------- */

@@ -101,6 +101,7 @@ struct limited *tenant_limited(const struct device *device)
         if (!limited->tenant)
             limited->tenant = &alone[device->ledger];
         atomic_store_explicit(&limited->page, open_page(device->uuid), memory_order_relaxed);
+        limited->own = (struct vgpu_tenant_device){.balance_ns = BUCKET_CAP_NS};
         limited->busy_lane = &limited->tenant->busy_until_ns[(unsigned)getpid() % VGPU_TENANT_LANES];
         atomic_store_explicit(&opened[device->ledger], true, memory_order_release);
     }
@@ -146,6 +147,26 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
             return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && age(now, copy->heartbeat_ns) < VGPU_ARBITER_SILENT_NS;
     }
     return false; /* its writer died in the middle, or is writing faster than can be read */
+}
+
+void tenant_charge(struct limited *limited, uint64_t ns)
+{
+    bucket_charge(limited->tenant, ns);
+    bucket_charge(&limited->own, ns);
+}
+
+void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
+{
+    bucket_correct(limited->tenant, predicted, real);
+    bucket_correct(&limited->own, predicted, real);
+}
+
+int64_t tenant_balance(struct limited *limited, uint64_t now, uint32_t rate_ppm, bool busy)
+{
+    bucket_accrue(limited->tenant, now, rate_ppm, busy);
+    bucket_accrue(&limited->own, now, rate_ppm, busy);
+    int64_t all = bucket_balance(limited->tenant), own = bucket_balance(&limited->own);
+    return all < own ? all : own;
 }
 
 void tenant_reset(void)

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import struct
 import subprocess
+import threading
 import time
 
 import pytest
@@ -224,6 +227,50 @@ def test_what_a_tenant_writes_harms_nobody_else(node: Node) -> None:
     share = node.shares([process], 1.5)[0]
     assert arbiter.poll() is None
     assert share > 60 - UNDER_TOGETHER, share
+
+
+class Liar(threading.Thread):
+    """Writes one field of the container's own page again and again, as any process of it may."""
+
+    def __init__(self, container: Container, field: int, value: int) -> None:
+        super().__init__(daemon=True)
+        self.path, self.bytes = container.folder / "rw/tenant", value.to_bytes(8, "little", signed=True)
+        header = self.path.read_bytes()
+        self.offset = struct.unpack_from("<I", header, 24)[0] + field  # device_offset
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        with self.path.open("r+b", buffering=0) as file:
+            while not self.done.is_set():
+                os.pwrite(file.fileno(), self.bytes, self.offset)
+                time.sleep(0.0005)
+
+    def stop(self) -> None:
+        self.done.set()
+        self.join()
+
+
+BALANCE, ACCRUED, USED = 0, 8, 16
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "least"),
+    [(BALANCE, 10**15, 10), (BALANCE, 1, 10), (ACCRUED, 1, 10), (USED, 0, 10), (BALANCE, -(10**15), 0)],
+)
+def test_a_lie_in_ones_own_page_brings_nothing_where_no_arbiter_speaks(
+    node: Node, field: int, value: int, least: float
+) -> None:
+    """Nobody gives turns, so the library counts for itself. To lie against oneself still works."""
+    liar = Container(node, "liar", 20)
+    process = liar.start(us=100)
+    lies = Liar(liar, field, value)
+    lies.start()
+    time.sleep(0.5)
+    share = node.shares([process], 1.5)[0]
+    lies.stop()
+    assert least <= share <= 20 + OVER, share
+    if value < 0:
+        assert share < 5
 
 
 def test_the_arbiter_is_idle_while_nobody_computes(node: Node) -> None:
