@@ -40,6 +40,7 @@ static struct place {
     CUevent anchor, pool[POOLED];
     double anchor_ns;
     int pooled;
+    bool gone; /* it cannot be entered any more: none of its handles may be used */
     struct settler settler;
 } places[CONTEXTS];
 
@@ -173,10 +174,42 @@ static void finish(struct fence *fence)
         chains[slot].id = fence->chain;
         chains[slot].end = (uint64_t)end;
     }
-    atomic_fetch_sub_explicit(&limited->queued, segment->predicted, memory_order_relaxed);
     give_back(place, fence->begin);
     if (fence->end)
         move_anchor(place, fence->end, end);
+}
+
+/* Nobody waits for it any longer, whatever became of it. */
+static void take_off(struct fence **link)
+{
+    struct fence *fence = *link;
+    atomic_fetch_sub_explicit(&fence->limited->queued, fence->segment.predicted, memory_order_relaxed);
+    atomic_fetch_add_explicit(&fence->limited->passed, 1, memory_order_relaxed);
+    *link = fence->next;
+    if (!*link)
+        last = link;
+    fence->next = spare;
+    spare = fence;
+    open_count--;
+}
+
+/* Places whose context went without a word. A new context may get the same handle, and must not meet the old one's events. */
+static void leave_places(void)
+{
+    for (int i = 0; i < CONTEXTS; i++) {
+        bool used = false;
+        for (const struct fence *fence = first; places[i].gone && fence && !used; fence = fence->next)
+            used = fence->place == &places[i];
+        if (places[i].gone && !used)
+            memset(&places[i], 0, sizeof places[i]);
+    }
+}
+
+static void wake_waiters(void)
+{
+    atomic_fetch_add_explicit(&settled, 1, memory_order_release);
+    if (atomic_load_explicit(&waiters, memory_order_relaxed))
+        futex(&settled, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
 }
 
 /* How long this process is still busy on the device, now that more is known. `oldest`: predicted work of the oldest open
@@ -199,6 +232,7 @@ static uint64_t settle_all(uint64_t now)
 {
     uint64_t blocked[16], again = UINT64_MAX;
     unsigned blocked_count = 0, finished = 0;
+    bool gone = false;
     struct limited *touched[VGPU_MAX_DEVICES] = {NULL};
     uint64_t oldest[VGPU_MAX_DEVICES] = {0};
     CUcontext current = NULL;
@@ -227,19 +261,16 @@ static uint64_t settle_all(uint64_t now)
             link = &fence->next;
             continue;
         }
+        touched[fence->limited->device->ledger] = fence->limited;
         if (status == CUDA_SUCCESS) {
             finish(fence);
-            touched[fence->limited->device->ledger] = fence->limited;
-        } else { /* the context is in error: what was charged stays charged */
-            atomic_fetch_sub_explicit(&fence->limited->queued, fence->segment.predicted, memory_order_relaxed);
+        } else if (current) { /* the context is in error: what was charged stays charged */
+            give_back(fence->place, fence->begin);
+            give_back(fence->place, fence->end);
+        } else {
+            fence->place->gone = gone = true;
         }
-        atomic_fetch_add_explicit(&fence->limited->passed, 1, memory_order_relaxed);
-        *link = fence->next;
-        if (!*link)
-            last = link;
-        fence->next = spare;
-        spare = fence;
-        open_count--;
+        take_off(link);
         finished++;
     }
     if (current) {
@@ -255,11 +286,10 @@ static uint64_t settle_all(uint64_t now)
         if (until > now && until < again)
             again = until;
     }
-    if (finished) {
-        atomic_fetch_add_explicit(&settled, 1, memory_order_release);
-        if (atomic_load_explicit(&waiters, memory_order_relaxed))
-            futex(&settled, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL);
-    }
+    if (gone)
+        leave_places();
+    if (finished)
+        wake_waiters();
     return again == UINT64_MAX ? again : again < now + POLL_SOON_NS ? now + POLL_SOON_NS : again;
 }
 
@@ -372,25 +402,36 @@ void fence_wait(uint32_t seen, uint64_t now, uint64_t until)
 
 void fence_context_gone(CUcontext context)
 {
+    CUcontext unused;
     lock_take(&lock);
-    settle_all(limiter_now());
-    for (struct fence **link = &first, *fence; (fence = *link);) {
-        if (fence->place->context != context) {
+    uint64_t now = limiter_now();
+    settle_all(now);
+    struct place *place = place_of(context, false);
+    /* The driver frees the events with the context; but it may refuse to end it, and they would be there for good. */
+    bool entered = place && REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    for (struct fence **link = &first, *fence; place && (fence = *link);) {
+        struct limited *limited = fence->limited;
+        if (fence->place != place) {
             link = &fence->next;
             continue;
         }
-        atomic_fetch_sub_explicit(&fence->limited->queued, fence->segment.predicted, memory_order_relaxed);
-        *link = fence->next;
-        fence->next = spare;
-        spare = fence;
-        open_count--;
+        if (entered) {
+            give_back(place, fence->begin);
+            give_back(place, fence->end);
+        }
+        take_off(link);
+        predict(limited, true, 0, now);
     }
-    last = &first;
-    while (*last)
-        last = &(*last)->next;
-    struct place *place = place_of(context, false);
+    if (entered) {
+        for (int i = 0; i < place->pooled; i++)
+            REAL(cuEventDestroy_v2)(place->pool[i]);
+        if (place->anchor)
+            REAL(cuEventDestroy_v2)(place->anchor);
+        REAL(cuCtxPopCurrent_v2)(&unused);
+    }
     if (place)
-        memset(place, 0, sizeof *place); /* the driver frees the events with the context */
+        memset(place, 0, sizeof *place);
+    wake_waiters();
     lock_drop(&lock);
     limiter_forget_all();
 }

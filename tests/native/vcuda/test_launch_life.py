@@ -24,6 +24,7 @@ def run(node: Node, container: Container, what: str) -> None:
     env = node.host.env(
         CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
         VGPU_LIMITS_FILE=str(container.folder / "limits"),
+        GPUSIMCTL=str(SIMULATOR / "gpusimctl"),
     )
     done = subprocess.run(
         [program, what], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, check=False
@@ -32,7 +33,7 @@ def run(node: Node, container: Container, what: str) -> None:
 
 
 @pytest.mark.parametrize("percent", [40, 0])
-@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind"])
+@pytest.mark.parametrize("what", ["contexts", "streams", "captures", "fork", "signals", "exit", "behind", "broken"])
 def test_a_limited_program_ends_as_it_would(node: Node, what: str, percent: int) -> None:
     container = Container(node, "a", percent, core_policy="force")
     run(node, container, what)

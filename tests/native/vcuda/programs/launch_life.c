@@ -10,6 +10,7 @@
  *   exit       the process ends with work queued and fences open
  *   threads    threads come, launch less than a fence is recorded for, and go
  *   behind     more is queued behind a callback than the limiter lets queue, and the callback waits for the last of it
+ *   broken     the GPU meets an uncorrectable error (GPUSIMCTL raises it) while two threads launch and fences are open
  *   popped     a context on another device is made, used and destroyed: what was current before is so again
  */
 #include "cuda_abi.h"
@@ -219,6 +220,48 @@ static void signals(void)
     MUST(cuCtxSynchronize());
 }
 
+static void *launch_on(void *stream)
+{
+    CUresult status = CUDA_SUCCESS;
+    MUST(cuCtxSetCurrent(context));
+    for (int i = 0; i < 1000000 && status == CUDA_SUCCESS; i++)
+        status = cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL);
+    for (int i = 0; i < 1000; i++) /* the error stays, and each call answers it at once */
+        if (status != (CUresult)214 || cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL) != status) {
+            fprintf(stderr, "launch_life: a launch after an ECC error does not answer 214, first %d\n", status);
+            _exit(7);
+        }
+    return NULL;
+}
+
+static void broken(void)
+{
+    pthread_t thread;
+    char command[600];
+    snprintf(command, sizeof command, "LD_PRELOAD= %s ecc 0 1 >&2", getenv("GPUSIMCTL"));
+    for (int round = 0; round < 3; round++) {
+        CUstream stream[2];
+        MUST(cuCtxCreate_v2(&context, 0, 0));
+        load();
+        MUST(cuStreamCreate(&stream[0], 1));
+        MUST(cuStreamCreate(&stream[1], 1));
+        launch(stream[0], 100);
+        pthread_create(&thread, NULL, launch_on, stream[1]);
+        launch(stream[0], 100);
+        if (system(command) != 0)
+            _exit(8);
+        launch_on(stream[0]);
+        pthread_join(thread, NULL);
+        cuStreamDestroy_v2(stream[0]);
+        cuCtxSynchronize();
+        cuCtxDestroy_v2(context);
+    }
+    MUST(cuCtxCreate_v2(&context, 0, 0));
+    load();
+    launch(NULL, 300);
+    MUST(cuCtxSynchronize());
+}
+
 static void *brief(void *unused)
 {
     (void)unused;
@@ -297,6 +340,8 @@ int main(int argc, char **argv)
         threads();
     else if (strcmp(what, "behind") == 0)
         behind();
+    else if (strcmp(what, "broken") == 0)
+        broken();
     else if (strcmp(what, "popped") == 0)
         popped();
     else
