@@ -266,7 +266,11 @@ def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
     """Replace the file in one step. Owner and mode of a file that is there stay; ``mode`` is for a new one."""
     folder = os.path.dirname(path)
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    handle, fresh = tempfile.mkstemp(dir=folder, prefix="." + os.path.basename(path) + ".")
+    # Always the same name: what a run leaves that is killed here, the next one that writes the file takes away.
+    fresh = os.path.join(folder, f".{os.path.basename(path)}.vgpu-new")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(fresh)
+    handle = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)

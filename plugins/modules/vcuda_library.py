@@ -41,6 +41,9 @@ options:
       - The archive on the node, with C(libvgpu.so), C(vgpu-probe) and C(manifest.json) at its top.
       - It is read only where the version is not there yet.
     type: path
+  source:
+    description: The archive on the controller. It is sent only to a node that lacks the version.
+    type: path
   root:
     description: Folder of the versions.
     type: path
@@ -51,7 +54,11 @@ EXAMPLES = r"""
 - name: Deploy the library
   vgpu.fleet.vcuda_library:
     version: 0.1.0-0123456789ab
-    archive: /var/cache/vgpu/vcuda-0.1.0-0123456789ab.tar.gz
+    source: ~/.cache/vgpu.fleet/vcuda-0.1.0-0123456789ab.tar.gz
+
+- name: Go back to a version that is still on the node
+  vgpu.fleet.vcuda_library:
+    version: 0.1.0-ba9876543210
 
 - name: Remove versions that nothing uses any more
   vgpu.fleet.vcuda_library:
@@ -69,6 +76,10 @@ current:
   description: The version that C(current) names now, V(null) where there is none.
   returned: always
   type: str
+needs_archive:
+  description: Nothing was done, for the node lacks the version and was given no archive.
+  returned: always
+  type: bool
 versions:
   description: The versions on the node.
   returned: always
@@ -107,6 +118,10 @@ def predicted(params: dict, before: dict) -> dict:
     return {"versions": [one for one in before["versions"] if one not in gone], "current": before["current"]}
 
 
+def shape(state: dict) -> dict:
+    return {"current": state["current"], "versions": state["versions"]}
+
+
 def shown(state: dict) -> str:
     return "current: {}\nversions: {}\n".format(state["current"] or "none", ", ".join(state["versions"]) or "none")
 
@@ -117,15 +132,24 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "collected", "absent"], "default": "present"},
             "version": {"type": "str"},
             "archive": {"type": "path"},
+            "source": {"type": "path"},
             "root": {"type": "path", "default": "/usr/local/lib/vgpu"},
         },
-        required_if=[("state", "present", ("version", "archive")), ("state", "collected", ("version",))],
+        required_if=[("state", "present", ("version",)), ("state", "collected", ("version",))],
         supports_check_mode=True,
     )
     params, host = module.params, Host()
     before = node_state.library(host, params["root"])
     actions = predict(params, before)
     after = before
+    lacks = params["state"] == "present" and params["version"] not in before["whole"]
+    if lacks and not params["archive"] and not module.check_mode:
+        if not params["source"]:
+            module.fail_json(
+                msg=f"{params['root']}/{params['version']} is not there, or not whole, and no archive was given; "
+                f"it holds {', '.join(before['versions']) or 'no version'}"
+            )
+        module.exit_json(changed=False, needs_archive=True, actions=[], diff=[], **shape(before))
     if actions and not module.check_mode:
         try:
             if params["state"] == "present":
@@ -141,9 +165,9 @@ def main() -> None:
         after = predicted(params, before)
     module.exit_json(
         changed=bool(actions),
+        needs_archive=False,
         actions=actions,
-        current=after["current"],
-        versions=after["versions"],
+        **shape(after),
         diff={"before": shown(before), "after": shown(after)},
     )
 

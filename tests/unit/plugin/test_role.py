@@ -28,8 +28,7 @@ AT_REST: dict[str, Any] = {
     "device_plugin_unit_path": UNIT_FILE,
     "device_plugin_version": "1.0-a",
     "__device_plugin_switched": {"changed": False},
-    "__device_plugin_config_written": {"changed": False},
-    "__device_plugin_unit_written": {"changed": False},
+    "__device_plugin_written": {"written": []},
     "device_plugin_config_path": "/etc/vgpu/node.yaml",
     "__device_plugin_files": {"/etc/vgpu/node.yaml": NODE_YAML, "/etc/vgpu/configs/big.yaml": BIG_YAML},
     "__device_plugin_found": {
@@ -47,8 +46,8 @@ ROWS = [
     # about, where, what is there instead, is the program restarted
     ("nothing is to be done", (), None, False),
     ("this run switched the version", ("__device_plugin_switched", "changed"), True, True),
-    ("this run wrote the configuration", ("__device_plugin_config_written", "changed"), True, True),
-    ("this run wrote the unit", ("__device_plugin_unit_written", "changed"), True, True),
+    ("this run wrote the configuration or the unit", ("__device_plugin_written", "written"), [UNIT_FILE], True),
+    ("the driver was replaced under the program", (*STATE, "units", UNIT, "old_driver"), True, True),
     ("killed after the unit was written", (*STATE, "units", UNIT, "stale"), True, True),
     ("killed after the reload", (*STATE, "files", UNIT_FILE, "mtime"), 1000.5, True),
     ("the unit was never started", (*STATE, "units", UNIT, "started"), None, True),

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archive of the vGPU library: compiled once on a build host, the same bytes from the same source and compiler."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from typing import Sequence
+
+FILES = ("libvgpu.so", "vgpu-probe", "vgpu-arbiter")
+MANIFEST = "manifest.json"
+# Where a compiler's message ends; what comes before it is the compiler's way there.
+LAST_LINES = 20
+
+
+class BuildError(Exception):
+    """The library was not built; the text names the command and what it said."""
+
+
+def build(archive: str, version: str, sources: str, files: Sequence[str] = FILES) -> None:
+    """Compile the sources and put the archive in its place by one rename, so that one that is there is whole.
+
+    ``sources`` is the folder with the library's Makefile; it is copied, and nothing is written in it. The Makefile
+    writes what it makes into ``../build``.
+    """
+    cache = os.path.dirname(archive)
+    os.makedirs(cache, mode=0o755, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="vcuda-build-") as folder:
+        place = os.path.join(folder, "native", "vcuda")
+        shutil.copytree(sources, place, symlinks=True)
+        _make(place)
+        content = pack(os.path.join(folder, "native", "build"), version, files)
+    fresh = os.path.join(cache, f".{os.path.basename(archive)}.{os.getpid()}")
+    try:
+        with open(fresh, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(fresh, archive)
+    finally:
+        if os.path.exists(fresh):
+            os.unlink(fresh)
+
+
+def pack(folder: str, version: str, files: Sequence[str]) -> bytes:
+    """The archive's bytes: no time, no owner and no order of the build host in them."""
+    contents = {}
+    for name in files:
+        try:
+            with open(os.path.join(folder, name), "rb") as stream:
+                contents[name] = stream.read()
+        except OSError as fault:
+            raise BuildError(f"make wrote no {name} ({fault.strerror}); see the Makefile of the library") from None
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    manifest = {"version": version, "arch": platform.machine(), "files": digests}
+    contents[MANIFEST] = (json.dumps(manifest, indent=4, sort_keys=True) + "\n").encode("utf-8")
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.USTAR_FORMAT) as bundle:
+        for name in sorted(contents):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(contents[name]), 0o644 if name == MANIFEST else 0o755
+            bundle.addfile(member, io.BytesIO(contents[name]))
+    packed = io.BytesIO()
+    with gzip.GzipFile(filename="", fileobj=packed, mode="wb", mtime=0) as stream:
+        stream.write(plain.getvalue())
+    return packed.getvalue()
+
+
+def _make(place: str) -> None:
+    # A play that was itself started by make would hand down its options and its jobs.
+    environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    command = ["make", "-C", place]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    except OSError as fault:
+        raise BuildError(f"{command[0]}: {fault.strerror}; install make and a C compiler on the build host") from None
+    if done.returncode != 0:
+        said = "\n".join(done.stdout.decode("utf-8", "replace").splitlines()[-LAST_LINES:])
+        raise BuildError(f"{' '.join(command)}: exit status {done.returncode}:\n{said}")

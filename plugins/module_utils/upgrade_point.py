@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back of an upgrade: what was current before its first change, kept on the host until the upgrade is proven.
+
+Kept on the host and not in the play, because a play can be killed after it switched to the new version: the next one
+would take the version that was never proven for the former one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Sequence
+
+from . import node_state, nvml
+from .daemon_apply import write_bytes
+from .hardware import Host
+
+PATH = "/var/lib/vgpu/upgrade.json"
+
+
+def keep(
+    host: Host, library_root: str, plugin_root: str, node_config: str, units: Sequence[str], check_mode: bool = False
+) -> tuple[dict[str, Any], bool]:
+    """The point to return to, and whether an earlier upgrade that was cut off had kept it."""
+    found = kept(host)
+    if found is not None and _there(host, found, library_root, plugin_root) and not proven(host):
+        return found, True
+    point = {
+        "library": node_state.version_of(host.link(os.path.join(library_root, "current"))),
+        "plugin": node_state.version_of(host.link(os.path.join(plugin_root, "current"))),
+        "node_config": host.text(node_config),
+        "units": {path: host.text(path) for path in units},
+    }
+    if not check_mode:
+        write_bytes(host.path(PATH), (json.dumps(point, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+    return point, False
+
+
+def forget(host: Host, check_mode: bool = False) -> bool:
+    """Takes the record away; returns whether there was one."""
+    if host.text(PATH) is None:
+        return False
+    if not check_mode:
+        os.unlink(host.path(PATH))
+    return True
+
+
+def kept(host: Host) -> dict[str, Any] | None:
+    """What an earlier upgrade kept, None where there is nothing that can be read."""
+    try:
+        found = json.loads(host.text(PATH) or "")
+    except ValueError:
+        return None
+    keys = ("library", "plugin", "node_config", "units")
+    return found if isinstance(found, dict) and all(key in found for key in keys) else None
+
+
+def proven(host: Host) -> bool:
+    """Whether what runs now has been proven: then it is itself the way back, and an older record is none."""
+    gpus = nvml.read()
+    runs = node_state.fingerprint(node_state.plugin_status(host), gpus["gpus"], gpus["driver_version"])
+    return runs is not None and runs == node_state.proof(host)
+
+
+def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:
+    """Whether the versions of the record are still on the host."""
+    library, plugin = point["library"], point["plugin"]
+    whole = library is None or node_state.is_whole(host, os.path.join(library_root, library))
+    return whole and (plugin is None or plugin in node_state.folders(host, plugin_root))

@@ -1,0 +1,113 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: node_files
+short_description: Write several text files of a node in one call
+version_added: 0.1.0
+description:
+  - Writes each file that differs, by a rename, and makes the folders that are not there.
+  - A host with several files costs one remote call.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+options:
+  files:
+    description:
+      - Path of each file and its whole text.
+      - Owner and mode of a file that is there stay; a new one belongs to root with mode 0644.
+    type: dict
+    required: true
+  exact:
+    description:
+      - Patterns, such as C(/etc/vgpu/configs/*.yaml). Files that one matches and O(files) does not name are removed.
+    type: list
+    elements: path
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Configuration and unit of a service
+  vgpu.fleet.node_files:
+    files:
+      /etc/vgpu/node.yaml: "{{ text }}"
+      /etc/systemd/system/vgpu-device-plugin.service: "{{ unit }}"
+"""
+
+RETURN = r"""
+written:
+  description: The files that were written, or would be.
+  returned: always
+  type: list
+  elements: str
+removed:
+  description: The files that were removed, or would be.
+  returned: always
+  type: list
+  elements: str
+"""
+
+import glob
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.daemon_apply import read_bytes, write_bytes
+
+
+def shown(content: bytes | None) -> str:
+    return (content or b"").decode("utf-8", "replace")
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "files": {"type": "dict", "required": True},
+            "exact": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    wanted: dict[str, bytes | None] = {}
+    for path, text in module.params["files"].items():
+        if not path.startswith("/") or not isinstance(text, str):
+            module.fail_json(msg=f"files: expected absolute paths with texts, found {path!r}: {type(text).__name__}")
+        wanted[path] = text.encode("utf-8")
+    for pattern in module.params["exact"]:
+        wanted.update({path: None for path in sorted(glob.glob(pattern)) if path not in wanted})
+    before = {path: read_bytes(path) for path in wanted}
+    changed = [path for path, content in wanted.items() if before[path] != content]
+    for path in changed if not module.check_mode else []:
+        content = wanted[path]
+        try:
+            if content is None:
+                os.unlink(path)
+            else:
+                write_bytes(path, content)
+        except OSError as fault:
+            module.fail_json(msg=f"{path} cannot be changed: {fault}")
+    diff = [
+        {
+            "before_header": path,
+            "after_header": path,
+            "before": shown(before[path]),
+            "after": shown(wanted[path]),
+        }
+        for path in changed
+    ]
+    written = [path for path in changed if wanted[path] is not None]
+    removed = [path for path in changed if wanted[path] is None]
+    module.exit_json(changed=bool(changed), written=written, removed=removed, diff=diff)
+
+
+if __name__ == "__main__":
+    main()

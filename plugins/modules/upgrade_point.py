@@ -1,0 +1,98 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: upgrade_point
+short_description: Keep what a node returns to where its upgrade fails
+version_added: 0.1.0
+description:
+  - Keeps on the node which versions of the library and the device plugin are current, and the texts of their
+    configuration and units.
+  - What an upgrade that was killed has kept stays as it is until something newer is proven, so that the next
+    upgrade returns to what was there before the killed one.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: none
+options:
+  state:
+    description:
+      - V(kept) keeps the way back, V(forgotten) takes its record away once the upgrade is proven or taken back.
+    type: str
+    choices: [kept, forgotten]
+    default: kept
+  library_root:
+    description: Folder of the library's versions.
+    type: path
+    default: /usr/local/lib/vgpu
+  plugin_root:
+    description: Folder of the device plugin's versions.
+    type: path
+    default: /opt/vgpu/plugin
+  node_config:
+    description: Configuration of the node.
+    type: path
+    default: /etc/vgpu/node.yaml
+  units:
+    description: Unit files whose texts are kept.
+    type: list
+    elements: path
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Keep the way back
+  vgpu.fleet.upgrade_point:
+    units: [/etc/systemd/system/vgpu-device-plugin.service]
+  register: kept
+"""
+
+RETURN = r"""
+point:
+  description: Versions (C(library), C(plugin)) and texts (C(node_config), C(units) by path). V(null) was absent.
+  returned: with O(state=kept)
+  type: dict
+resumed:
+  description: The point is that of an earlier upgrade which was cut off.
+  returned: with O(state=kept)
+  type: bool
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import upgrade_point
+from ..module_utils.hardware import Host
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["kept", "forgotten"], "default": "kept"},
+            "library_root": {"type": "path", "default": "/usr/local/lib/vgpu"},
+            "plugin_root": {"type": "path", "default": "/opt/vgpu/plugin"},
+            "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
+            "units": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    wanted, host = dict(module.params), Host()
+    if wanted.pop("state") == "forgotten":
+        module.exit_json(changed=upgrade_point.forget(host, module.check_mode))
+    try:
+        point, resumed = upgrade_point.keep(host, check_mode=module.check_mode, **wanted)
+    except OSError as fault:
+        module.fail_json(msg=f"{upgrade_point.PATH} cannot be written, and without it there is no way back: {fault}")
+    module.exit_json(changed=not resumed, point=point, resumed=resumed)
+
+
+if __name__ == "__main__":
+    main()

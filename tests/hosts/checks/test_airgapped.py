@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""site.yml on a host that reaches nothing but a mirror of its site. First with all that can be wrong with the mirror,
+the disk and apt: the message names host and step, the host is as it was; then the same host goes from bare to verified.
+
+The rows build on each other in their order: each leaves the host as it found it, and the last one heals what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import play
+from mirror import KEYRING, SITE, URL, Mirror
+from test_faults import HOST, fresh
+from test_packages import killed_apt, state
+
+DRIVER = "vgpu.fleet.nvidia_driver : Packages of the driver, by apt"
+TOOLKIT = "vgpu.fleet.nvidia_docker : Packages of nvidia-docker2 and the container toolkit, by apt"
+
+
+@pytest.fixture(scope="module")
+def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    made = Mirror(tmp_path_factory.mktemp("mirror"), fresh())
+    try:
+        made.take_from_host()
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def toolkit(mirror: Mirror, key: str = "right", **more: Any) -> dict[str, Any]:
+    """The variables of a site: NVIDIA's toolkit comes from the mirror, all else from the host's own sources."""
+    source = {"uris": [f"{URL}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
+    return {"nvidia_docker_repository": {**source, **more}}
+
+
+def driver(mirror: Mirror, path: str = "debian", key: str = "right") -> dict[str, Any]:
+    """The driver, too, from a repository of its own on the mirror."""
+    source = {"uris": [f"{URL}/{path}"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
+    return {**toolkit(mirror), "nvidia_driver_source": "mirror", "nvidia_driver_repository": source}
+
+
+def site(variables: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    return play("--limit", HOST, "-e", json.dumps(variables), *options)
+
+
+def refused(run: subprocess.CompletedProcess[str], step: str, *words: str) -> None:
+    """The run failed, and says on which host, at which step, and why."""
+    assert run.returncode != 0, run.stdout
+    failed = run.stdout.rsplit("TASK [", 1)[1]
+    assert failed.startswith(step + "]"), run.stdout
+    assert f"fatal: [{HOST}]" in failed
+    said = " ".join(failed.split())
+    for word in words:
+        assert word in said, f"the message does not hold {word!r}:\n{failed}"
+
+
+def test_the_host_reaches_nothing_but_the_mirror(mirror: Mirror) -> None:
+    node = mirror.node
+    assert node.shell("ls /sys/class/net").split() == ["lo"]
+    assert len(node.read("/proc/net/route").splitlines()) == 1, "the heading alone: no route"
+    assert node.shell("cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true") == SITE
+    mirror.stop()
+    # The negative control: without the mirror nothing can be had.
+    assert "Could not connect" in node.shell("apt-get update 2>&1 || true")
+    mirror.start()
+    node.run("apt-get", "update")
+
+
+def test_a_mirror_that_is_off(mirror: Mirror) -> None:
+    before = state(mirror.node)
+    mirror.stop()
+    try:
+        refused(site(driver(mirror)), DRIVER, f"{URL}/debian", "The sources of apt are as they were.")
+    finally:
+        mirror.start()
+    assert state(mirror.node) == before
+
+
+def test_a_mirror_that_answers_404(mirror: Mirror) -> None:
+    before = state(mirror.node)
+    refused(site(driver(mirror, path="nowhere")), DRIVER, "404", f"{URL}/nowhere")
+    assert state(mirror.node) == before
+
+
+def test_a_key_that_does_not_match(mirror: Mirror) -> None:
+    before = state(mirror.node)
+    run = site(driver(mirror, key="wrong"))
+    refused(run, DRIVER)
+    assert "NO_PUBKEY" in run.stdout or "not signed" in run.stdout, run.stdout
+    assert state(mirror.node) == before
+
+
+def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
+    before = state(mirror.node)
+    run = site({**driver(mirror), "nvidia_driver_version": "535.1-1"})
+    refused(run, DRIVER, "no version 535.1-1")
+    assert state(mirror.node) == before
+
+
+def test_a_disk_that_is_full(mirror: Mirror) -> None:
+    """dpkg runs out of space while it unpacks; what came before is recorded, and the next run goes on from there."""
+    node = mirror.node
+    folder = node.shell("echo /usr/lib/$(uname -m)-linux-gnu/nvidia").strip()
+    node.shell(f"mkdir -p {folder}; mount -t tmpfs -o size=64k tmpfs {folder}")
+    try:
+        run = site(toolkit(mirror))
+    finally:
+        node.shell(f"umount {folder}")
+    refused(run, DRIVER, "No space left on device")
+
+
+def test_an_apt_that_was_killed_is_healed_and_the_host_is_finished(mirror: Mirror, tmp_path: Path) -> None:
+    node = mirror.node
+    killed_apt(node)
+    assert node.run("dpkg", "--audit").strip(), "the interruption left nothing; the test has nothing to show"
+    already = len(mirror.served())
+    done = site(toolkit(mirror))
+    assert done.returncode == 0, done.stdout
+    assert node.run("dpkg", "--audit").strip() == ""
+    # From the mirror and from nowhere else, checked by its key.
+    came = mirror.served()[already:]
+    assert any(name.startswith("nvidia-container-toolkit_1.20.0-1") for name in came), came
+    assert "Trusted: yes" not in node.shell("cat /etc/apt/sources.list.d/*")
+    assert node.read("/etc/apt/sources.list") == SITE
+    assert node.read(KEYRING) == mirror.keys["right"]
+    status = node.json("vgpuctl", "status", "--json")
+    assert len(status["slices"]) == 14
+    assert node.json("docker", "info", "--format", "{{json .}}")["DefaultRuntime"] == "nvidia"
+
+
+def test_a_second_run_needs_no_mirror_and_changes_nothing(mirror: Mirror) -> None:
+    mirror.stop()
+    again = site(toolkit(mirror))
+    assert again.returncode == 0, again.stdout
+    assert "changed=0 " in again.stdout, again.stdout
+    # As the inverse: what is taken away comes from nowhere.
+    down = play("--limit", HOST, "-e", json.dumps(toolkit(mirror)), playbook="teardown.yml")
+    assert down.returncode == 0, down.stdout
+    assert "nvidia-container-toolkit" not in mirror.node.run("dpkg-query", "-W", "-f", "${Package}\n").split()

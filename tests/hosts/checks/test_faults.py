@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""site.yml, killed at random moments of random tasks and run again: it ends in the state of a run that nobody
+disturbed, and leaves neither a lock nor a half file.
+
+Either the controller dies (SIGKILL of ansible-playbook; what runs on the host goes on by itself, and the next run meets
+it there) or the module's process on the host does, alone or with all that it started. ``VGPU_FAULTS`` says how often
+(5), ``VGPU_FAULTS_SEED`` repeats a run; the seed is in every message and, with what was done, in .build/faults.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pytest
+from conftest import INVENTORY, PROJECT, ROOT, Node, environment, play, play_command
+from test_trace import Trace, trace
+
+HOST = "gpu-t4-1"
+WANTED = int(os.environ.get("VGPU_FAULTS", "5"))
+SEED = int(os.environ.get("VGPU_FAULTS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
+# How often a host is killed on its way before it may finish; then the next one starts bare.
+ON_ONE_HOST = 5
+# Shorter tasks are the controller's own: nothing of the host can be cut off in them.
+SHORTEST = 0.15
+LIMIT = 900.0
+# What runs on a host for a task has no parent there: it came in from outside. Kills it; "tree": what it started too.
+KILL_MODULE = """
+me=$$
+for n in $(seq 200); do
+    hit=
+    for pid in $(ps -eo pid=,ppid= | awk -v me="$me" '$2 == 0 && $1 != 1 && $1 != me { print $1 }'); do
+        [ "$1" = tree ] && tree=$(ps -eo pid=,ppid= | awk -v top="$pid" '
+            { parent[$1] = $2 }
+            END { for (p in parent) { q = p; while (q in parent && q != top) q = parent[q]; if (q == top) print p } }')
+        [ "$1" = tree ] || tree="$pid $(ps -o pid= --ppid "$pid")"
+        kill -9 $tree 2>/dev/null && hit="$hit $(echo $tree)"
+    done
+    [ -n "$hit" ] && { echo "$hit"; exit 0; }
+    sleep 0.05
+done
+exit 1
+"""
+LEFT = "find /run /tmp /var/tmp -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | grep -v /run/systemd/ || true"
+BUSY = "ps -eo pid,ppid,args | grep -E 'apt-get|dpkg|[A]nsiballZ' | grep -v grep || true"
+
+
+@dataclass
+class Point:
+    """A moment: seconds after a task's banner, and who dies."""
+
+    task: str
+    seconds: float
+    who: str
+    came: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A host at the end of a run."""
+
+    trace: Trace
+    left: list[str]
+    busy: str
+    docker: Any
+
+
+def fresh() -> Node:
+    """A bare host in the place of the one that was there."""
+    command = [str(ROOT / "tests/hosts/hostctl")]
+    profile = str(ROOT / "tests/hosts/profiles" / f"{HOST}.profile")
+    subprocess.run([*command, "down", "--project", PROJECT, "--host", HOST], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run([*command, "up", "--project", PROJECT, "--host", HOST, "--profile", profile], check=True)
+    return Node(HOST)
+
+
+def look(node: Node) -> Ended:
+    info = node.json("docker", "info", "--format", "{{json .}}")
+    return Ended(
+        trace(node),
+        sorted(node.shell(LEFT).split()),
+        node.shell(BUSY),
+        {key: info[key] for key in ("DefaultRuntime", "LiveRestoreEnabled", "Containers", "Runtimes")},
+    )
+
+
+def watched(point: Point | None, node: Node) -> tuple[int, str, list[tuple[str, float]]]:
+    """Run site.yml on the host up to a point; status, output, and each task with the seconds that it took."""
+    process = subprocess.Popen(
+        [*play_command("site.yml", INVENTORY), "--limit", HOST],
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    began, seen, tasks = time.monotonic(), [], []
+    late = threading.Timer(LIMIT, os.killpg, (process.pid, signal.SIGKILL))
+    late.start()
+    try:
+        for line in process.stdout:
+            seen.append(line)
+            if not line.startswith("TASK ["):
+                continue
+            name = line[len("TASK [") :].split("]")[0]
+            tasks.append((name, time.monotonic()))
+            if point is not None and not point.came and name == point.task:
+                time.sleep(point.seconds)
+                kill(point, process.pid, node)
+                if point.came and point.who == "controller":
+                    # Its orphaned workers still hold the other end of the pipe.
+                    break
+    finally:
+        late.cancel()
+        process.wait()
+    assert time.monotonic() - began < LIMIT, "".join(seen)
+    ends = [*[moment for _name, moment in tasks[1:]], time.monotonic()]
+    return process.returncode, "".join(seen), [(name, end - at) for (name, at), end in zip(tasks, ends, strict=True)]
+
+
+def kill(point: Point, group: int, node: Node) -> None:
+    if point.who == "controller":
+        os.killpg(group, signal.SIGKILL)
+        point.came = True
+        return
+    script = node.start("sh", "-c", KILL_MODULE, "kill", point.who.removeprefix("module "))
+    point.came = bool(script.communicate()[0].strip())
+
+
+def choose(dice: random.Random, tasks: list[tuple[str, float]], number: int) -> list[Point]:
+    """Moments on the way of one host, in the order in which a run comes to them; all kinds of death among them."""
+    long = [(name, seconds) for name, seconds in tasks if seconds >= SHORTEST]
+    chosen = sorted(dice.sample(range(len(long)), min(number, len(long))))
+    kinds = ["controller", "module tree", "module alone", "controller", "controller"]
+    dice.shuffle(kinds)
+    return [
+        Point(long[n][0], round(dice.uniform(0, long[n][1]), 2), kinds[place % len(kinds)])
+        for place, n in enumerate(chosen)
+    ]
+
+
+def told(points: list[Point]) -> str:
+    lines = [f"{point.task} + {point.seconds} s: {point.who}{'' if point.came else ', not met'}" for point in points]
+    return f"VGPU_FAULTS_SEED={SEED}; killed at:\n  " + "\n  ".join(lines)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> tuple[Ended, list[tuple[str, float]]]:
+    node = fresh()
+    status, output, tasks = watched(None, node)
+    assert status == 0, output
+    return look(node), tasks
+
+
+def differences(one: Ended, other: Ended) -> dict[str, Any]:
+    """What a killed host has otherwise than the undisturbed one."""
+    found: dict[str, Any] = {}
+    before, after = one.trace.files, other.trace.files
+    found["left behind"] = sorted(set(after) - set(before))
+    found["lacking"] = sorted(set(before) - set(after))
+    found["otherwise"] = {
+        path: (before[path], after[path]) for path in before if path in after and before[path] != after[path]
+    }
+    for what in ("packages", "held", "units", "active", "mounts", "processes", "daemon_json"):
+        pair = getattr(one.trace, what), getattr(other.trace, what)
+        found[what] = pair if pair[0] != pair[1] else None
+    found["left in /run and /tmp"] = sorted(set(other.left) - set(one.left))
+    found["docker"] = (one.docker, other.docker) if one.docker != other.docker else None
+    found["still busy"] = other.busy
+    return {what: value for what, value in found.items() if value}
+
+
+def test_killed_anywhere_and_run_again_it_ends_the_same(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
+    expected, tasks = undisturbed
+    dice, rounds = random.Random(SEED), []
+    print(f"VGPU_FAULTS_SEED={SEED}")
+    came = 0
+    while came < WANTED:
+        node, points = fresh(), choose(dice, tasks, min(ON_ONE_HOST, WANTED - came))
+        rounds.append(points)
+        for point in points:
+            status, output, _tasks = watched(point, node)
+            if point.came:
+                assert status != 0, f"{told(points)}\na run whose {point.who} was killed called itself done:\n{output}"
+        (ROOT / ".build" / "faults.json").write_text(
+            json.dumps({"seed": SEED, "rounds": [[asdict(point) for point in one] for one in rounds]}, indent=1)
+        )
+        last = play("--limit", HOST)
+        assert last.returncode == 0, f"{told(points)}\nthe run after them failed:\n{last.stdout}"
+        found = differences(expected, look(node))
+        assert found == {}, f"{told(points)}\n{json.dumps(found, indent=1)}"
+        again = play("--limit", HOST)
+        assert "changed=0 " in again.stdout, f"{told(points)}\na run after that still changes:\n{again.stdout}"
+        came += sum(point.came for point in points)
+        assert any(point.came for point in points), f"{told(points)}\nno kill was met; there is nothing to show"
+
+
+def test_the_comparison_sees_a_half_file(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
+    """The negative control: what a killed run may leave, left by hand on the host that the runs finished."""
+    node = Node(HOST)
+    clean = look(node)
+    node.shell(
+        "echo half > /etc/docker/.daemon.json.vgpu-new; echo half > /var/tmp/vgpu-plugin-1.pyz; "
+        "systemctl stop vgpu-arbiter; mkdir /usr/local/lib/vgpu/.1.new; echo half > /usr/local/lib/vgpu/.1.new/x"
+    )
+    found = differences(clean, look(node))
+    assert found["left behind"] == [
+        "/etc/docker/.daemon.json.vgpu-new",
+        "/usr/local/lib/vgpu/.1.new",
+        "/usr/local/lib/vgpu/.1.new/x",
+    ]
+    assert found["left in /run and /tmp"] == ["/var/tmp/vgpu-plugin-1.pyz"]
+    assert found["active"] and found["processes"]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules that do in a call or two what takes several of Ansible's own: check, apply, repeat, undo, and the calls."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run, Workplace
+
+MAKEFILE = """\
+all:
+	mkdir -p ../build
+	for name in libvgpu.so vgpu-probe vgpu-arbiter; do cat source.c > ../build/$$name; done
+"""
+
+
+def task(place: Workplace, module: str, arguments: dict[str, Any], *options: str) -> Run:
+    place.hosts({"some": ["one"]})
+    tasks = [{"name": "do it", f"vgpu.fleet.{module}": arguments}]
+    return place.play([{"hosts": "all", "gather_facts": False, "tasks": tasks}], *options)
+
+
+def changed(run: Run) -> bool:
+    assert run.code == 0, run.output
+    return "changed=1 " in run.output
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in sorted(folder.rglob("*")) if one.is_file()}
+
+
+def test_several_files_are_one_call(place: Workplace, tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    (host / "etc").mkdir(parents=True)
+    (host / "etc" / "old").write_text("before\n")
+    (host / "etc" / "old").chmod(0o600)
+    # Of a run that was killed while it wrote.
+    (host / "etc" / ".old.vgpu-new").write_text("hal")
+    files = {str(host / "etc/old"): "after\n", str(host / "new/folder/file"): '{"a": 1}\n'}
+    before = tree(host)
+    predicted = task(place, "node_files", {"files": files}, "--check", "--diff")
+    assert (changed(predicted), tree(host)) == (True, before)
+    assert "-before" in predicted.output and '+{"a": 1}' in predicted.output
+    done = task(place, "node_files", {"files": files})
+    assert (changed(done), done.calls) == (True, {"one": 1})
+    assert tree(host) == {"etc/old": b"after\n", "new/folder/file": b'{"a": 1}\n'}
+    assert (host / "etc/old").stat().st_mode & 0o777 == 0o600
+    again = task(place, "node_files", {"files": files})
+    assert (changed(again), again.calls) == (False, {"one": 1})
+    # What a former run named and this one does not goes; what the pattern does not match is somebody else's.
+    (host / "new/folder/theirs.yaml").write_text("theirs")
+    (host / "new/folder/theirs.txt").write_text("theirs")
+    exact = {"files": {}, "exact": [str(host / "new/folder/*.yaml")]}
+    predicted = task(place, "node_files", exact, "--check")
+    assert (changed(predicted), (host / "new/folder/theirs.yaml").exists()) == (True, True)
+    assert changed(task(place, "node_files", exact))
+    assert sorted(tree(host)) == ["etc/old", "new/folder/file", "new/folder/theirs.txt"]
+    assert not changed(task(place, "node_files", exact))
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "Makefile").write_text(MAKEFILE)
+    (folder / "source.c").write_text("int vgpu;\n")
+    return folder
+
+
+def archive(place: Workplace, tmp_path: Path, sources: Path, *options: str, name: str = "one") -> tuple[Run, Path]:
+    path = tmp_path / "cache" / f"{name}.tar.gz"
+    return task(place, "vcuda_archive", {"archive": str(path), "version": "1", "sources": str(sources)}, *options), path
+
+
+def test_an_archive_is_built_once_and_is_the_same_bytes(place: Workplace, tmp_path: Path, sources: Path) -> None:
+    before = tree(sources)
+    predicted, path = archive(place, tmp_path, sources, "--check")
+    assert (changed(predicted), path.exists()) == (True, False)
+    built, path = archive(place, tmp_path, sources)
+    assert (changed(built), built.calls) == (True, {"one": 1})
+    again, path = archive(place, tmp_path, sources)
+    assert (changed(again), again.calls) == (False, {"one": 1})
+    other = archive(place, tmp_path, sources, name="other")[1]
+    assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(other.read_bytes()).digest()
+    (sources / "source.c").write_text("int another;\n")
+    assert archive(place, tmp_path, sources, name="third")[1].read_bytes() != path.read_bytes()
+    (sources / "source.c").write_text("int vgpu;\n")
+    assert tree(sources) == before, "nothing is written into the sources"
+
+
+def test_a_build_that_fails_says_what_the_compiler_said(place: Workplace, tmp_path: Path, sources: Path) -> None:
+    (sources / "Makefile").write_text("all:\n\t@echo source.c:1: error: no such thing; false\n")
+    run, path = archive(place, tmp_path, sources)
+    assert run.code == 2
+    assert "source.c:1: error: no such thing" in run.output
+    assert not list(path.parent.iterdir()), "a half archive would be taken for a whole one"
+
+
+def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Path, sources: Path) -> None:
+    path, root = archive(place, tmp_path, sources)[1], tmp_path / "lib"
+    wish = {"version": "1", "root": str(root), "source": str(path)}
+    predicted = task(place, "vcuda_library", wish, "--check")
+    assert (changed(predicted), predicted.calls, root.exists()) == (True, {"one": 1}, False)
+    done = task(place, "vcuda_library", wish)
+    assert (changed(done), done.calls) == (True, {"one": 2})
+    assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
+    again = task(place, "vcuda_library", wish)
+    assert (changed(again), again.calls) == (False, {"one": 1})
+    (root / "1" / "libvgpu.so").write_text("damaged")
+    mended = task(place, "vcuda_library", wish)
+    assert (changed(mended), mended.calls) == (True, {"one": 2})
+    assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
+    # Switched without any archive, as the way back of an upgrade does it.
+    (root / "current").unlink()
+    back = task(place, "vcuda_library", {"version": "1", "root": str(root)})
+    assert (changed(back), back.calls) == (True, {"one": 1})
+    gone = task(place, "vcuda_library", {"state": "absent", "root": str(root)})
+    assert (changed(gone), root.exists()) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"source": "/nonexistent.tar.gz"}, "/nonexistent.tar.gz: no such archive on the controller"),
+        ({}, "is not there, or not whole, and no archive was given; it holds no version"),
+    ],
+)
+def test_a_version_that_cannot_be_had_is_named(
+    place: Workplace, tmp_path: Path, arguments: dict[str, str], words: str
+) -> None:
+    run = task(place, "vcuda_library", {"version": "7", "root": str(tmp_path / "lib"), **arguments})
+    assert run.code == 2
+    assert words in " ".join(run.output.split())
