@@ -23,13 +23,15 @@ struct opening {
 
 static const struct device *admit(enum control control, CUdevice ordinal, CUresult *status)
 {
-    *status = CUDA_ERROR_NOT_PERMITTED;
-    if (control == CONTROL_BROKEN || limits_denied()) {
+    bool known, denied = control == CONTROL_BROKEN || limits_denied();
+    const struct device *device = denied ? NULL : device_of(ordinal, status);
+    /* Asked again now that there is a slot: the node that withdraws the allocation writes that first, then looks for
+     * slots. One of the two sees the other. */
+    if (denied || (device && limits_denied())) {
         limits_complain();
+        *status = CUDA_ERROR_NOT_PERMITTED;
         return NULL;
     }
-    const struct device *device = device_of(ordinal, status);
-    bool known;
     if (!device)
         return NULL;
     device_limit(device, &known);

@@ -65,6 +65,7 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path());
         return NULL;
     }
+    device.tally = tally_of(device.ledger);
     lock_take(&lock);
     if (!atomic_load_explicit(&known[ordinal], memory_order_relaxed)) {
         devices[ordinal] = device;
@@ -75,44 +76,32 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
     return &devices[ordinal];
 }
 
-/* The context that this thread used last and its device; good as long as no context was made or ended since. */
-static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
-    CUcontext context;
-    const struct device *device;
-    uint32_t epoch;
-} last;
-static _Atomic uint32_t epoch = 1;
+__thread struct used_last device_last __attribute__((tls_model("initial-exec")));
+_Atomic uint32_t device_epoch = 1;
 
 void device_forget_contexts(void)
 {
-    atomic_fetch_add_explicit(&epoch, 1, memory_order_release);
-}
-
-static __attribute__((noinline)) const struct device *device_asked(CUcontext context, CUresult *status)
-{
-    CUdevice ordinal;
-    uint32_t now = atomic_load_explicit(&epoch, memory_order_acquire);
-    if (*status == CUDA_SUCCESS && !context)
-        *status = CUDA_ERROR_INVALID_CONTEXT;
-    if (*status == CUDA_SUCCESS)
-        *status = REAL(cuCtxGetDevice)(&ordinal);
-    const struct device *device = *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
-    if (device) {
-        last.context = context;
-        last.device = device;
-        last.epoch = now;
-    }
-    return device;
+    atomic_fetch_add_explicit(&device_epoch, 1, memory_order_release);
 }
 
 const struct device *device_current(CUcontext *context, CUresult *status)
 {
+    CUdevice ordinal;
+    const struct device *device;
+    *status = CUDA_SUCCESS;
+    if (device_known(context, &device))
+        return device;
+    uint32_t now = atomic_load_explicit(&device_epoch, memory_order_acquire);
     *context = NULL;
     *status = REAL(cuCtxGetCurrent)(context);
-    if (__builtin_expect(*status == CUDA_SUCCESS && *context && *context == last.context &&
-                             last.epoch == atomic_load_explicit(&epoch, memory_order_acquire), 1))
-        return last.device;
-    return device_asked(*context, status);
+    if (*status == CUDA_SUCCESS && !*context)
+        *status = CUDA_ERROR_INVALID_CONTEXT;
+    if (*status == CUDA_SUCCESS)
+        *status = REAL(cuCtxGetDevice)(&ordinal);
+    device = *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
+    if (device)
+        device_last = (struct used_last){.context = *context, .device = device, .epoch = now};
+    return device;
 }
 
 const struct device *device_in_ledger(int index)
@@ -129,10 +118,8 @@ uint64_t device_limit_asked(const struct device *device, bool *in_limits)
     int index = device->ledger;
     uint64_t bytes = limits_memory(device->uuid, device->nvml_index, in_limits);
     /* Only if those were the limits that were asked. */
-    if (standing && *in_limits && standing == atomic_load_explicit(&vgpu_standing, memory_order_acquire)) {
+    if (standing && *in_limits && standing == atomic_load_explicit(&vgpu_standing, memory_order_acquire))
         __atomic_store_n(&standing->memory[index], bytes, __ATOMIC_RELAXED);
-        atomic_store_explicit(&standing->memory_known[index], true, memory_order_release);
-    }
     return bytes;
 }
 

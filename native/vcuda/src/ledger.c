@@ -18,6 +18,9 @@
 #define MEASURE_PATIENCE_MS 60000
 
 struct membership ledger_self;
+struct tally vgpu_tally[VGPU_MAX_DEVICES];
+struct ledger_key ledger_key;
+_Atomic bool ledger_owes;
 static struct lock join_lock;
 static _Atomic int measuring[VGPU_MAX_DEVICES]; /* descriptor + 1 through which this process holds that lock */
 
@@ -42,7 +45,8 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         ledger_self.map = map;
         ledger_self.mine = slot;
         ledger_self.slot = i;
-        ledger_self.word = (uint64_t)generation << 32 | (i + 1);
+        ledger_key.word = (uint64_t)generation << 32 | (i + 1);
+        ledger_key.lock = &map->lock;
         if (!ledger_lock_take()) {
             vgpu_log_line(LOG_ERROR, "ledger %s: its lock is held by a process that does not run; no context is created",
                           ledger_self.path);
@@ -58,6 +62,11 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
             map->slot_high = i + 1;
         ledger_recount();
         ledger_lock_drop();
+        for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
+            vgpu_tally[device].device = device;
+            vgpu_tally[device].total = &map->total[device];
+            __atomic_store_n(&vgpu_tally[device].slot, &slot->used[device], __ATOMIC_RELEASE);
+        }
         atomic_store_explicit(&ledger_self.joined, true, memory_order_release);
         return true;
     }
@@ -133,54 +142,23 @@ int ledger_device(const char *uuid)
     return index;
 }
 
-static uint64_t *figure(uint64_t figures[2][VGPU_MAX_DEVICES], int device, enum account account)
-{
-    return &figures[0][0] + (size_t)account * VGPU_MAX_DEVICES + (size_t)device;
-}
-
 _Static_assert(offsetof(struct vgpu_ledger_slot, context) == VGPU_MAX_DEVICES * sizeof(uint64_t), "one array after the other");
-
-/* Lock held. One 8-byte store changes the truth; the total follows and is recounted by an heir. */
-static inline void post(int device, enum account account, uint64_t own, uint64_t total)
-{
-    *figure(ledger_self.own, device, account) = own;
-    __atomic_store_n(figure((void *)ledger_self.mine, device, account), own, __ATOMIC_RELAXED);
-    __atomic_store_n(&ledger_self.map->total[device], total, __ATOMIC_RELAXED);
-    struct residue_marks *marks = &vgpu_residue_marks[device];
-    if (account == ACCOUNT_USED && __builtin_expect(own - atomic_load_explicit(&marks->low, memory_order_relaxed) >
-                                                        atomic_load_explicit(&marks->span, memory_order_relaxed), 0))
-        atomic_store_explicit(&vgpu_gate[device].due, 1, memory_order_relaxed);
-}
-
-static void give_back(int device, enum account account, uint64_t bytes)
-{
-    uint64_t own = *figure(ledger_self.own, device, account), total = ledger_self.map->total[device];
-    if (bytes > own)
-        bytes = own;
-    post(device, account, own - bytes, total - (total < bytes ? total : bytes));
-}
 
 /* Lock held. The mark falls before the debts are read: one that is written down meanwhile raises it again. */
 static __attribute__((noinline)) void pay_owed(void)
 {
-    atomic_store(&ledger_self.owes, false);
+    atomic_store(&ledger_owes, false);
     for (int account = ACCOUNT_USED; account <= ACCOUNT_CONTEXT; account++)
         for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
             uint64_t owed = atomic_exchange(&ledger_self.owed[account][device], 0);
             if (owed)
-                give_back(device, (enum account)account, owed);
+                tally_give_back(tally_of(device), (enum account)account, owed);
         }
 }
 
 static inline bool owes(void)
 {
-    return atomic_load_explicit(&ledger_self.owes, memory_order_relaxed);
-}
-
-static inline bool fits(int device, uint64_t bytes, uint64_t limit)
-{
-    uint64_t total = ledger_self.map->total[device];
-    return total <= limit && bytes <= limit - total;
+    return atomic_load_explicit(&ledger_owes, memory_order_relaxed);
 }
 
 static __attribute__((noinline)) enum charge charge_slowly(int device, enum account account, uint64_t bytes, uint64_t limit)
@@ -193,27 +171,19 @@ static __attribute__((noinline)) enum charge charge_slowly(int device, enum acco
     }
     if (owes())
         pay_owed();
-    if (!fits(device, bytes, limit))
+    bool done = tally_charge(tally_of(device), account, bytes, limit);
+    if (!done) {
         ledger_reap();
-    enum charge answer = CHARGE_FULL;
-    if (fits(device, bytes, limit)) {
-        post(device, account, *figure(ledger_self.own, device, account) + bytes, ledger_self.map->total[device] + bytes);
-        answer = CHARGE_OK;
+        done = tally_charge(tally_of(device), account, bytes, limit);
     }
     ledger_lock_drop();
-    return answer;
+    return done ? CHARGE_OK : CHARGE_FULL;
 }
 
 enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
 {
-    if (__builtin_expect(is_member() && device >= 0 && ledger_lock_try(), 1)) {
-        if (__builtin_expect(!owes() && fits(device, bytes, limit), 1)) {
-            post(device, account, *figure(ledger_self.own, device, account) + bytes, ledger_self.map->total[device] + bytes);
-            ledger_lock_drop();
-            return CHARGE_OK;
-        }
-        ledger_lock_drop();
-    }
+    if (__builtin_expect(device >= 0 && tally_charged(tally_of(device), account, bytes, limit), 1))
+        return CHARGE_OK;
     return charge_slowly(device, account, bytes, limit);
 }
 
@@ -223,7 +193,7 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
     if (!is_member() || device < 0 || bytes == 0)
         return;
     atomic_fetch_add(&ledger_self.owed[account][device], bytes);
-    atomic_store(&ledger_self.owes, true);
+    atomic_store(&ledger_owes, true);
     if (!ledger_lock_take())
         return; /* paid by the next charge */
     pay_owed();
@@ -232,17 +202,13 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
 
 void ledger_uncharge(int device, enum account account, uint64_t bytes)
 {
-    if (__builtin_expect(!is_member() || device < 0 || !ledger_lock_try(), 0)) {
+    if (!__builtin_expect(device >= 0 && tally_uncharged(tally_of(device), account, bytes), 1))
         uncharge_slowly(device, account, bytes);
-        return;
-    }
-    give_back(device, account, bytes);
-    ledger_lock_drop();
 }
 
 uint64_t ledger_own(int device, enum account account)
 {
-    return device < 0 ? 0 : __atomic_load_n(&ledger_self.own[account][device], __ATOMIC_RELAXED);
+    return device < 0 ? 0 : __atomic_load_n(&vgpu_tally[device].own[account], __ATOMIC_RELAXED);
 }
 
 bool ledger_total(const char *uuid, uint64_t *bytes)
@@ -380,5 +346,7 @@ void ledger_reset(void)
     }
     /* The mapping was not passed on to this child, nor was the parent's slot. */
     memset(&ledger_self, 0, sizeof ledger_self);
+    memset(vgpu_tally, 0, sizeof vgpu_tally);
+    atomic_store(&ledger_owes, false);
     atomic_store_explicit(&join_lock.word, 0, memory_order_relaxed);
 }

@@ -12,14 +12,10 @@ struct membership {
     _Atomic bool joined; /* last to be set: what follows is complete */
     struct vgpu_ledger *map;
     struct vgpu_ledger_slot *mine;
-    uint64_t word; /* what this process writes into the lock */
     uint32_t slot;
     char path[256];
     uint64_t file[2]; /* the mapped file's device and inode: its name may come to mean another file */
-    /* The truth about this process that no other process can write; the slot is its copy. */
-    uint64_t own[2][VGPU_MAX_DEVICES];
     _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* uncharges that found the lock held too long */
-    _Atomic bool owes;                          /* any of them */
     uint64_t lent[VGPU_LEDGER_LENT_DEVICES];
     uint64_t reaped_ns;
 };
@@ -37,21 +33,9 @@ static inline uint32_t ledger_high(const struct vgpu_ledger *ledger)
 
 /* false: a live holder has kept it for seconds (stopped, or frozen). Nothing waits longer than that. */
 bool ledger_lock_wait(void);
-static inline bool ledger_lock_try(void)
-{
-    uint64_t unlocked = 0;
-    return __atomic_compare_exchange_n(&ledger_self.map->lock, &unlocked, ledger_self.word, false, __ATOMIC_ACQUIRE,
-                                       __ATOMIC_RELAXED);
-}
 static inline bool ledger_lock_take(void)
 {
     return __builtin_expect(ledger_lock_try(), 1) || ledger_lock_wait();
-}
-static inline void ledger_lock_drop(void)
-{
-    /* Not a plain store: if the tenant has overwritten the word, the next holder is not robbed. */
-    uint64_t word = ledger_self.word;
-    __atomic_compare_exchange_n(&ledger_self.map->lock, &word, 0, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
 }
 /* Lock held: total from the slots; slots of dead processes cleared first. */
 void ledger_recount(void);

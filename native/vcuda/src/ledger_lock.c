@@ -41,7 +41,7 @@ static bool holder_dead(uint64_t word)
 
 static bool swap(uint64_t from)
 {
-    return __atomic_compare_exchange_n(&ledger_self.map->lock, &from, ledger_self.word, false, __ATOMIC_ACQUIRE,
+    return __atomic_compare_exchange_n(ledger_key.lock, &from, ledger_key.word, false, __ATOMIC_ACQUIRE,
                                        __ATOMIC_RELAXED);
 }
 
@@ -50,7 +50,7 @@ bool ledger_lock_wait(void)
     static const struct timespec nap = {0, 20000};
     uint64_t began = 0, probed = 0;
     for (unsigned spins = 0;; spins++) {
-        uint64_t word = __atomic_load_n(&ledger_self.map->lock, __ATOMIC_RELAXED);
+        uint64_t word = __atomic_load_n(ledger_key.lock, __ATOMIC_RELAXED);
         if (word == 0) {
             if (swap(0))
                 return true;
@@ -66,7 +66,7 @@ bool ledger_lock_wait(void)
         if (!began)
             began = probed = now;
         /* The own word is another thread of this process: alive by definition. */
-        if (word != ledger_self.word && now - probed >= PROBE_NS) {
+        if (word != ledger_key.word && now - probed >= PROBE_NS) {
             probed = now;
             if (holder_dead(word) && swap(word)) {
                 ledger_recount();

@@ -26,7 +26,7 @@ struct snapshot {
     /* the file's wish after the environment has tightened it, or the environment's own */
     enum vgpu_core_policy policy;
     int priority;
-    bool oom_killer, oversubscribe;
+    bool oom_killer;
     struct vgpu_limits limits;
 };
 
@@ -82,7 +82,7 @@ static void merge(struct snapshot *snapshot)
     if (env.priority != ENV_UNSET)
         snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
     snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
-    snapshot->oversubscribe =
+    snapshot->standing.oversubscribe =
         alone ? env.oversubscribe == true : (limits->flags & VGPU_LIMITS_OVERSUBSCRIBE) && env.oversubscribe != false;
 }
 
@@ -95,6 +95,7 @@ static void publish(struct snapshot *snapshot)
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     struct standing *standing = &snapshot->standing;
     standing->control = off ? CONTROL_OFF : CONTROL_ON;
+    standing->plain = !off && !standing->oversubscribe;
     standing->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &standing->sequence;
     atomic_store_explicit(&current, snapshot, memory_order_release);
     atomic_store_explicit(&vgpu_standing, standing, memory_order_release);
@@ -175,13 +176,15 @@ enum control limits_control(void)
 
 void limits_complain(void)
 {
-    vgpu_log_line(LOG_ERROR, "no context is created: %s: %s", path,
-                  limits_denied() && !atomic_load(&torn) && atomic_load(&current) ? "this allocation is not ready or was withdrawn"
-                                                                                 : reason);
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    bool denied = snapshot && snapshot->denied && !atomic_load(&torn);
+    vgpu_log_line(LOG_ERROR, "no context is created: %s: %s", path, denied ? "this allocation is not ready or was withdrawn" : reason);
 }
 
 bool limits_denied(void)
 {
+    if (limits_control() == CONTROL_BROKEN)
+        return true;
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
     return !snapshot || snapshot->denied || atomic_load_explicit(&torn, memory_order_relaxed);
 }
@@ -278,12 +281,6 @@ bool limits_oom_killer(void)
     return snapshot && snapshot->oom_killer;
 }
 
-bool limits_oversubscribe(void)
-{
-    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    return snapshot && snapshot->oversubscribe;
-}
-
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
 {
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
@@ -318,7 +315,7 @@ void limits_reset(void)
 {
     struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_relaxed);
     if (standing) /* the child's ledger may count its devices in another order */
-        memset((void *)standing->memory_known, 0, sizeof standing->memory_known);
+        memset(standing->memory, 0, sizeof standing->memory);
     /* A forked child inherits map and snapshot; only a lock that another thread held must go. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

@@ -55,27 +55,20 @@ static uint64_t card_bytes(nvmlDevice_t handle)
 
 #define PATIENCE_NS 10000000000ull
 
-struct gate vgpu_gate[VGPU_MAX_DEVICES];
-
 static void nap(void)
 {
     nanosleep(&(struct timespec){0, 50000}, NULL);
 }
 
 /* Found closed: steps back and comes again. */
-void flight_wait(int device)
+void flight_wait(struct tally *tally)
 {
     do {
-        atomic_fetch_sub(&vgpu_gate[device].flying, 1);
-        while (atomic_load(&vgpu_gate[device].closed))
+        atomic_fetch_sub(&tally->flying, 1);
+        while (atomic_load(&tally->closed))
             nap();
-        atomic_fetch_add(&vgpu_gate[device].flying, 1);
-    } while (atomic_load(&vgpu_gate[device].closed));
-}
-
-void measure_reset(void)
-{
-    memset(vgpu_gate, 0, sizeof vgpu_gate);
+        atomic_fetch_add(&tally->flying, 1);
+    } while (atomic_load(&tally->closed));
 }
 
 static uint64_t on_card(int device)
@@ -90,8 +83,8 @@ static void read_both(struct measure *measure)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t until = now.tv_sec + (int64_t)(PATIENCE_NS / 1000000000);
-    atomic_store(&vgpu_gate[device].closed, 1);
-    while (!(measure->quiet = atomic_load(&vgpu_gate[device].flying) == 0) && now.tv_sec < until) {
+    atomic_store(&vgpu_tally[device].closed, 1);
+    while (!(measure->quiet = atomic_load(&vgpu_tally[device].flying) == 0) && now.tv_sec < until) {
         nap();
         clock_gettime(CLOCK_MONOTONIC, &now);
     }
@@ -105,7 +98,7 @@ static void read_both(struct measure *measure)
         if (measure->charged == on_card(device))
             break;
     }
-    atomic_store(&vgpu_gate[device].closed, 0);
+    atomic_store(&vgpu_tally[device].closed, 0);
 }
 
 void measure_begin(struct measure *measure, const struct device *device)

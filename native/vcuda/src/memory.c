@@ -4,10 +4,12 @@
  * round: the block leaves the table first (another thread may get the same address at once) and is uncharged last, so
  * the account is never below what is really held.
  */
-#include "vgpu.h"
+#include "blocks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+
+#define USUAL(condition) __builtin_expect(!!(condition), 1)
 
 CUresult memory_broken(void)
 {
@@ -32,7 +34,7 @@ const struct device *memory_target(enum control control, CUcontext *context, CUr
     return device_current(context, status);
 }
 
-static __attribute__((noinline)) CUresult charge_slowly(const struct device *device, enum account account, uint64_t bytes)
+CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
 {
     bool known;
     uint64_t limit = device_limit(device, &known);
@@ -51,20 +53,6 @@ static __attribute__((noinline)) CUresult charge_slowly(const struct device *dev
     return result == CHARGE_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static inline CUresult charge(const struct device *device, enum account account, uint64_t bytes)
-{
-    bool known;
-    uint64_t limit = device_limit(device, &known);
-    if (__builtin_expect(known && ledger_charge(device->ledger, account, bytes, limit) == CHARGE_OK, 1))
-        return CUDA_SUCCESS;
-    return charge_slowly(device, account, bytes);
-}
-
-CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
-{
-    return charge(device, account, bytes);
-}
-
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner)
 {
     struct block block = {.key = key, .bytes = bytes, .owner = owner, .device = device->ledger, .kind = kind};
@@ -76,7 +64,7 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
 /* --- allocation ------------------------------------------------------------------------------------ */
 
 /* On the card, or, where the card was sold more than once and is full, in host memory; *kind says which. */
-static inline CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
+static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t bytes, int *kind)
 {
     *kind = BLOCK_PLAIN;
     if (!limits_oversubscribe())
@@ -91,7 +79,7 @@ static inline CUresult take(const struct device *device, CUdeviceptr *pointer, s
     return status;
 }
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, size_t bytes)
 {
     ENTER(cuMemAlloc_v2, (pointer, bytes));
     CUcontext context;
@@ -100,7 +88,7 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
     if (!device)
         return status;
     FLIGHT(device->ledger);
-    if ((status = charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
         return status;
     int kind;
     status = take(device, pointer, bytes, &kind);
@@ -108,6 +96,36 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
         ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
     else
         memory_keep(&vgpu_memory, *pointer, bytes, device, kind, (uintptr_t)context);
+    return status;
+}
+
+/* The common case alone, and no more of it than it needs: whatever else there is takes the way above, with nothing done. */
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    const struct standing *standing = vgpu_standing_now();
+    CUcontext context;
+    if (!USUAL(standing && standing->plain && REAL_HAS(cuMemAlloc_v2)))
+        return alloc_slowly(pointer, bytes);
+    const struct device *device;
+    uint64_t limit;
+    if (!USUAL(device_known(&context, &device) && (limit = standing_memory(standing, device))))
+        return alloc_slowly(pointer, bytes);
+    struct tally *tally = device->tally;
+    tally_enter(tally);
+    if (!USUAL(tally_charged(tally, ACCOUNT_USED, bytes, limit))) {
+        tally_leave(tally);
+        return alloc_slowly(pointer, bytes);
+    }
+    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);
+    struct block block = {.bytes = bytes, .owner = (uintptr_t)context, .device = tally->device, .kind = BLOCK_PLAIN};
+    if (!USUAL(status == CUDA_SUCCESS)) {
+        ledger_uncharge(tally->device, ACCOUNT_USED, bytes);
+    } else {
+        block.key = *pointer;
+        if (!USUAL(block_put_now(&vgpu_memory, &block)))
+            memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
+    }
+    tally_leave(tally);
     return status;
 }
 
@@ -239,8 +257,8 @@ static inline void memory_gone(const struct block *block, enum account account)
     ledger_uncharge(block->device, account, block->bytes);
 }
 
-/* What is not plain memory of ours. Flight begun. */
-static __attribute__((noinline)) CUresult free_other(const struct block *block, CUdeviceptr pointer,
+/* Flight begun. */
+static __attribute__((noinline)) CUresult free_known(const struct block *block, CUdeviceptr pointer,
                                                       CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
     struct block loan;
@@ -259,26 +277,13 @@ static __attribute__((noinline)) CUresult free_other(const struct block *block, 
     return status;
 }
 
-/* Inlined where the driver's function is known. */
-static inline CUresult free_by(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
+CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
     struct block block;
     if (!block_take(&vgpu_memory, pointer, &block))
         return release(pointer, data);
     FLIGHT(block.device);
-    if (__builtin_expect(block.kind != BLOCK_PLAIN, 0))
-        return free_other(&block, pointer, release, data);
-    CUresult status = release(pointer, data);
-    if (status == CUDA_SUCCESS)
-        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);
-    else
-        block_put(&vgpu_memory, &block);
-    return status;
-}
-
-CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
-{
-    return free_by(pointer, release, data);
+    return free_known(&block, pointer, release, data);
 }
 
 static CUresult release_v2(CUdeviceptr pointer, void *data)
@@ -287,10 +292,36 @@ static CUresult release_v2(CUdeviceptr pointer, void *data)
     return REAL(cuMemFree_v2)(pointer);
 }
 
-EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
+static __attribute__((noinline)) CUresult free_slowly(CUdeviceptr pointer)
 {
     ENTER(cuMemFree_v2, (pointer));
-    return free_by(pointer, release_v2, NULL);
+    return memory_free(pointer, release_v2, NULL);
+}
+
+static __attribute__((noinline)) CUresult free_taken(const struct block *block)
+{
+    FLIGHT(block->device);
+    return free_known(block, block->key, release_v2, NULL);
+}
+
+/* Here too what is not the common case takes the ways above. */
+EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    const struct standing *standing = vgpu_standing_now();
+    struct block block;
+    if (!USUAL(standing && standing->plain && REAL_HAS(cuMemFree_v2) && block_take_now(&vgpu_memory, pointer, &block)))
+        return free_slowly(pointer);
+    if (!USUAL(block.kind == BLOCK_PLAIN))
+        return free_taken(&block);
+    struct tally *tally = tally_of(block.device);
+    tally_enter(tally);
+    CUresult status = REAL(cuMemFree_v2)(pointer);
+    if (!USUAL(status == CUDA_SUCCESS))
+        block_put(&vgpu_memory, &block);
+    else if (!USUAL(tally_uncharged(tally, ACCOUNT_USED, block.bytes)))
+        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);
+    tally_leave(tally);
+    return status;
 }
 
 static CUresult release_v1(CUdeviceptr pointer, void *data)

@@ -23,7 +23,6 @@ static struct residue {
     const struct device *_Atomic device; /* NULL: no context of this process there yet, or no limit */
     uint64_t charged;                    /* context lock held */
 } residues[VGPU_MAX_DEVICES];
-struct residue_marks vgpu_residue_marks[VGPU_MAX_DEVICES];
 
 static void set_marks(const struct residue *residue, int device, bool seen)
 {
@@ -31,8 +30,8 @@ static void set_marks(const struct residue *residue, int device, bool seen)
     uint64_t low = used > step ? used - step : 0;
     if (!low && residue->charged && used)
         low = 1; /* with the last allocation it goes, most likely */
-    atomic_store_explicit(&vgpu_residue_marks[device].low, seen ? low : 0, memory_order_relaxed);
-    atomic_store_explicit(&vgpu_residue_marks[device].span, seen ? used - low + step : UINT64_MAX, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_tally[device].low, seen ? low : 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_tally[device].span, seen ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
 
 /* What of `bytes` the limit has room for, charged. */
@@ -51,7 +50,7 @@ static uint64_t charge(const struct device *device, uint64_t bytes)
 void residue_settle(int index)
 {
     struct residue *residue = &residues[index];
-    atomic_store_explicit(&vgpu_gate[index].due, 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed);
     const struct device *device = atomic_load_explicit(&residue->device, memory_order_acquire);
     struct measure now;
     /* Whoever holds the context lock is measuring, or is this thread: another time. */
@@ -72,7 +71,7 @@ void residue_settle(int index)
         }
     }
     set_marks(residue, index, seen);
-    atomic_store_explicit(&vgpu_gate[index].due, 0, memory_order_relaxed); /* raised by the lines above */
+    atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed); /* raised by the lines above */
     context_unlock(index);
 }
 
@@ -100,12 +99,11 @@ void residue_context_gone(int device)
         ledger_uncharge(device, ACCOUNT_CONTEXT, residue->charged);
         residue->charged = 0;
     }
-    atomic_store_explicit(&vgpu_residue_marks[device].low, 0, memory_order_relaxed);
-    atomic_store_explicit(&vgpu_residue_marks[device].span, 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_tally[device].low, 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_tally[device].span, 0, memory_order_relaxed);
 }
 
 void residue_reset(void)
 {
     memset(residues, 0, sizeof residues);
-    memset(vgpu_residue_marks, 0, sizeof vgpu_residue_marks);
 }

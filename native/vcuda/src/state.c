@@ -30,7 +30,6 @@ static void reset(void)
     limits_reset();
     context_reset();
     limiter_reset();
-    measure_reset();
     residue_reset();
     pools_reset();
     host_memory_reset();

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "account.h"
 #include "cuda_abi.h"
 #include "vgpu_abi.h"
 
@@ -139,9 +140,10 @@ struct standing {
     enum control control;
     uint32_t sequence;
     const uint32_t *sequence_at;
-    /* What limits_memory answers, kept by the device's index in the ledger once it was asked. */
+    bool oversubscribe;
+    bool plain; /* limits hold, and memory comes from the card alone: an allocation may take the short way */
+    /* What limits_memory answers, kept by the device's index in the ledger once it was asked; 0: ask. */
     uint64_t memory[VGPU_MAX_DEVICES];
-    _Atomic bool memory_known[VGPU_MAX_DEVICES];
 };
 extern _Atomic(struct standing *) vgpu_standing; /* NULL: none could be read yet */
 /* The state now: looks at the file's sequence, reads it again when it changed. No system call while it did not. */
@@ -150,7 +152,7 @@ enum control limits_control(void);
 extern const uint32_t *vgpu_limits_sequence;
 /* Why contexts fail: one line naming the file. */
 void limits_complain(void);
-bool limits_denied(void);
+bool limits_denied(void); /* looks at the file again */
 bool limits_count_context(void);
 /* Bytes that the container may use of this device; UINT64_MAX: no limit; *known false: not among its devices.
  * nvml_index is asked only where the environment rules; -1: not known. */
@@ -164,7 +166,11 @@ bool limits_sm_lowered(const char *uuid, int nvml_index); /* by the environment,
 enum vgpu_core_policy limits_core_policy(void);
 int limits_priority(void); /* 0 high, 1 low */
 bool limits_oom_killer(void);
-bool limits_oversubscribe(void);
+static inline bool limits_oversubscribe(void)
+{
+    const struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
+    return standing && standing->oversubscribe;
+}
 /* UUIDs of the limits file in its order; 0 where there is none. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
 bool limits_need_index(void);
@@ -180,7 +186,6 @@ bool env_number(const char *text, int low, int high, int *value);
 /* --- ledger.c: the container's account -------------------------------------------------------------- */
 
 enum charge { CHARGE_OK, CHARGE_FULL, CHARGE_BROKEN };
-enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 
 /* Opens the ledger and takes a slot; false with a line on stderr when there is none to take. */
 bool ledger_join(void);
@@ -259,23 +264,45 @@ struct device {
     char uuid[VGPU_UUID_SIZE];
     int ledger;     /* index in the ledger */
     int nvml_index; /* -1 where nobody needs it */
+    struct tally *tally;
 };
 /* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
 const struct device *device_of(CUdevice device, CUresult *status);
 /* A device by its index in the ledger; NULL: none of this process. */
 const struct device *device_in_ledger(int index);
-/* The device of the thread's current context; *context gets the context. */
+/* The context that this thread used last and its device; good as long as no context was made or ended since, and never
+ * while there is none: no epoch is 0. */
+extern __thread struct used_last {
+    CUcontext context;
+    const struct device *device;
+    uint32_t epoch;
+} device_last __attribute__((tls_model("initial-exec")));
+extern _Atomic uint32_t device_epoch;
+/* The device of the thread's current context; *context gets the context. The driver is asked each time: it may change by
+ * ways that are not hooked. */
 const struct device *device_current(CUcontext *context, CUresult *status);
+/* The same where that is known without asking further; else false. */
+static inline bool device_known(CUcontext *context, const struct device **device)
+{
+    *context = NULL;
+    bool same = REAL(cuCtxGetCurrent)(context) == CUDA_SUCCESS && *context == device_last.context &&
+                device_last.epoch == atomic_load_explicit(&device_epoch, memory_order_acquire);
+    *device = device_last.device;
+    return __builtin_expect(same, 1);
+}
 /* A context was made or is gone: its address may mean another device from now on. */
 void device_forget_contexts(void);
 uint64_t device_limit_asked(const struct device *device, bool *known);
+static inline uint64_t standing_memory(const struct standing *standing, const struct device *device)
+{
+    return __atomic_load_n(&standing->memory[device->ledger], __ATOMIC_RELAXED);
+}
 static inline uint64_t device_limit(const struct device *device, bool *known)
 {
-    struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
-    if (__builtin_expect(!standing || !atomic_load_explicit(&standing->memory_known[device->ledger], memory_order_acquire), 0))
-        return device_limit_asked(device, known);
+    const struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
+    uint64_t bytes = standing ? standing_memory(standing, device) : 0;
     *known = true;
-    return __atomic_load_n(&standing->memory[device->ledger], __ATOMIC_RELAXED);
+    return bytes ? bytes : device_limit_asked(device, known);
 }
 void devices_reset(void);
 
@@ -291,14 +318,19 @@ struct witness {
 };
 extern _Atomic(struct witness *) vgpu_witness; /* never NULL */
 enum control vgpu_enter_anew(void);
+/* What rules now, if the short way in is open and nothing has changed; else NULL: ask vgpu_enter(). */
+static inline struct standing *vgpu_standing_now(void)
+{
+    struct witness *witness = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
+    struct standing *standing = atomic_load_explicit(&witness->standing, memory_order_acquire);
+    bool same = standing && __atomic_load_n(standing->sequence_at, __ATOMIC_ACQUIRE) == standing->sequence;
+    return __builtin_expect(same, 1) ? standing : NULL;
+}
 /* First line of every hook; CONTROL_OFF: call the driver and nothing else. */
 static inline enum control vgpu_enter(void)
 {
-    struct witness *witness = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
-    const struct standing *standing = atomic_load_explicit(&witness->standing, memory_order_acquire);
-    if (__builtin_expect(standing && __atomic_load_n(standing->sequence_at, __ATOMIC_ACQUIRE) == standing->sequence, 1))
-        return standing->control;
-    return vgpu_enter_anew();
+    const struct standing *standing = vgpu_standing_now();
+    return __builtin_expect(standing != NULL, 1) ? standing->control : vgpu_enter_anew();
 }
 enum control vgpu_enter_nvml(void);
 /* limiter.c, fence.c: the compute limiter. The thread's current context has changed; a context is about to go; the program
@@ -352,12 +384,6 @@ CUresult memory_broken(void);
 
 /* --- residue.c: what the driver takes without being asked ------------------------------------------------- */
 
-/* Nothing is looked up while this process's allocations are within [low, low + span]; the ledger marks it due beyond. */
-extern struct residue_marks {
-    _Atomic uint64_t low, span;
-} vgpu_residue_marks[VGPU_MAX_DEVICES];
-/* Charges what NVML shows beyond the charge. */
-void residue_settle(int device);
 void residue_begin(const struct device *device); /* a context was made */
 void residue_context_gone(int device);           /* context lock held */
 void residue_reset(void);
@@ -378,38 +404,6 @@ uint64_t host_memory_held(int device); /* by this process: charged as used, and 
 void host_memory_reset(void);
 
 /* --- measure.c: what contexts and modules really cost --------------------------------------------------- */
-
-/*
- * Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. Whoever does
- * such a thing is in flight; both figures are read together while nobody is.
- */
-struct gate {
-    _Atomic uint32_t closed, flying;
-    _Atomic uint32_t due; /* residue_settle, when this flight has ended */
-    uint32_t unused;
-};
-extern struct gate vgpu_gate[VGPU_MAX_DEVICES];
-void flight_wait(int device);
-static inline void flight_begin(int device)
-{
-    if (device < 0)
-        return;
-    atomic_fetch_add(&vgpu_gate[device].flying, 1);
-    if (__builtin_expect(atomic_load(&vgpu_gate[device].closed) != 0, 0))
-        flight_wait(device);
-}
-static inline void flight_end(const int *device)
-{
-    if (*device < 0)
-        return;
-    atomic_fetch_sub(&vgpu_gate[*device].flying, 1);
-    if (__builtin_expect(atomic_load_explicit(&vgpu_gate[*device].due, memory_order_relaxed) != 0, 0))
-        residue_settle(*device);
-}
-#define FLIGHT(device) \
-    __attribute__((cleanup(flight_end), unused)) const int flight = (device); \
-    flight_begin(flight)
-void measure_reset(void);
 
 struct measure {
     const struct device *device;

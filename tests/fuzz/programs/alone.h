@@ -7,9 +7,6 @@
 
 #include "vgpu.h"
 
-struct residue_marks vgpu_residue_marks[VGPU_MAX_DEVICES];
-struct gate vgpu_gate[VGPU_MAX_DEVICES];
-
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
 {
     (void)uuids;

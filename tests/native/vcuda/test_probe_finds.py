@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from conftest import PROBE, ROOT, Host
 
-FITS = "return total <= limit && bytes <= limit - total;"
-ALLOCATED = "    status = take(device, pointer, bytes, &kind);\n"
+FITS = "bool fits = total <= limit && bytes <= limit - total;"
+ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
+CREDITED = "!USUAL(tally_uncharged(tally, ACCOUNT_USED, block.bytes))"
 TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
 # Keeps the moment between the check and its charge open: whether a race is run into is no lottery then.
 WINDOW = (
-    "ledger.c",
+    "account.h",
     FITS,
-    f"extern int usleep(unsigned); {FITS.replace('return', 'bool room =')} usleep(200); return room;",
+    f'extern int usleep(unsigned) __attribute__((visibility("default"))); {FITS} usleep(200);',
 )
 CREDIT = "ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);"
 
@@ -44,22 +45,19 @@ CHECKS = [
 
 # what is broken: the file, what stands there, what stands there instead, the checks that must see it
 MUTANTS = {
-    "nothing": ("ledger.c", FITS, FITS, set()),
-    "one byte more": ("ledger.c", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
-    "no lock": ("ledger.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
-    "no credit for a free": (
-        "memory.c",
-        "        ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);\n    else\n        block_put(",
-        "        ;\n    else\n        block_put(",
-        {"freed"},
-    ),
+    "nothing": ("account.h", FITS, FITS, set()),
+    "one byte more": ("account.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
+    "no lock": ("account.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
+    "no credit for a free": ("memory.c", CREDITED, "0", {"freed"}),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
     "a way that grants nothing": ("pool.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
     "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
     "charged for the check alone": (
         "memory.c",
         ALLOCATED,
-        ALLOCATED + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n    if (!status) return status;\n",
+        ALLOCATED
+        + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n"
+        + "    if (!status) { tally_leave(tally); return 0; }\n",
         {"four-processes", "freed"},  # one process alone is charged again by what NVML shows for it
     ),
     "no share": ("limiter.c", SHARE, SHARE.replace("= limits", "= 0 * limits"), {"share"}),

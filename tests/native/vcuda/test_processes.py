@@ -8,10 +8,12 @@ import shutil
 import signal
 import struct
 import subprocess
+import time
 
 import layouts
 import pytest
 from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
+from test_files import plain
 
 
 @pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
@@ -271,6 +273,35 @@ def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
     write_lock(0)
     other.get("alloc", MIB)
     assert host.charged() == host.on_card() == before - 49 * MIB
+
+
+@pytest.mark.parametrize("line", ["ctx 1 0", "retain 1 0", f"create 1 {2 * MIB} 0"])
+def test_what_is_withdrawn_before_there_is_a_slot_admits_nobody(host: Host, line: str) -> None:
+    """The node withdraws an allocation, then looks who holds a slot. Whoever gets one after that look must see it. The
+    moment between the question and the slot is held open by hand: the lock of the ledger stands in the way."""
+    other, late = host.puppet().start(), host.puppet()
+    assert late.result("init") == OK
+    limits = plain(layouts.parse_limits(host.limits.read_bytes()))
+    generation = layouts.LEDGER_SLOT_OFFSET + layouts.LEDGER_SLOT_SIZE + layouts.LEDGER_SLOT_FIELDS["generation"][0]
+
+    def write_lock(word: int) -> None:
+        with host.ledger.open("r+b") as ledger:
+            ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+            ledger.write(struct.pack("<Q", word))
+
+    write_lock(slot_word(host, other.process.pid))
+    assert late.process.stdin and late.process.stdout
+    late.process.stdin.write(line + "\n")
+    late.process.stdin.flush()
+    while host.ledger.read_bytes()[generation] == 0:
+        assert late.process.poll() is None
+        time.sleep(0.001)
+    layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
+    write_lock(0)
+    assert int(late.process.stdout.readline().split()[0]) == NOT_PERMITTED
+    assert late.process.pid not in host.physical()
+    layouts.rewrite_limits(str(host.limits), limits)
+    late.get("ctx", 0)
 
 
 def test_a_kill_at_any_instruction_of_an_allocation_loses_nothing(host: Host) -> None:

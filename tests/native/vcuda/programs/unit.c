@@ -5,6 +5,7 @@
  *   blocks  the block map against a plain array
  *   ledger  threads and processes that charge and uncharge, some killed; the sum of all is never above the limit
  */
+#include "blocks.h"
 #include "limits_file.h"
 
 #include <assert.h>
@@ -16,10 +17,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-/* Of files that are not here. */
-struct residue_marks vgpu_residue_marks[VGPU_MAX_DEVICES];
-struct gate vgpu_gate[VGPU_MAX_DEVICES];
 
 /* What limits.c would answer. */
 static const char *ledger_path;
@@ -117,6 +114,17 @@ static bool odd_owner(const struct block *block, void *data)
     return block->owner & 1;
 }
 
+/* As the hooks do: the usual way first, now and then. */
+static bool put(const struct block *block)
+{
+    return (random_number() % 2 && block_put_now(&vgpu_memory, block)) || block_put(&vgpu_memory, block);
+}
+
+static bool take(uint64_t key, struct block *block)
+{
+    return (random_number() % 2 && block_take_now(&vgpu_memory, key, block)) || block_take(&vgpu_memory, key, block);
+}
+
 static void blocks(void)
 {
     static uint64_t model[KEYS]; /* bytes, 0: absent; the owner is the low bits of the key */
@@ -125,10 +133,10 @@ static void blocks(void)
         struct block block;
         if (random_number() % 2) {
             block = (struct block){.key = key, .bytes = 1 + random_number() % 1000, .owner = index, .kind = 1};
-            CHECK(block_put(&vgpu_memory, &block));
+            CHECK(put(&block));
             model[index] = block.bytes;
         } else {
-            bool there = random_number() % 2 ? block_take(&vgpu_memory, key, &block) : block_get(&vgpu_memory, key, &block);
+            bool there = random_number() % 2 ? take(key, &block) : block_get(&vgpu_memory, key, &block);
             CHECK(there == (model[index] != 0));
             CHECK(!there || (block.bytes == model[index] && block.owner == index));
             if (there && !block_get(&vgpu_memory, key, &block))
