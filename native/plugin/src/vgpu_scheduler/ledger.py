@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from vgpu_plugin._shared.dialects import PodAsk
 from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
-from vgpu_plugin._shared.pod_plan import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of
+from vgpu_plugin._shared.pod_plan import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
 
 from . import placement, reasons, search
 from .reasons import Reason
@@ -31,11 +31,12 @@ class NoRoom(Exception):
 
 
 class Held(NamedTuple):
-    """``pod`` is namespace/name; ``uses`` by UUID. ``plan`` is None for what is told again by the API at need."""
+    """``pod`` is namespace/name; ``uses`` by UUID: MiB, percent, slots; ``plan`` is the text of its annotation."""
 
     pod: str
     node: str
     uses: tuple[tuple[str, int, int, int], ...]
+    plan: str
 
 
 class Answer(NamedTuple):
@@ -83,7 +84,8 @@ class Ledger:
 
         A fact is taken as it is, also where it is more than the GPU has.
         """
-        held = Held(pod, sys.intern(node), _tuple(use_of(tuple(plan))))
+        parts = tuple(plan)
+        held = Held(pod, sys.intern(node), _tuple(use_of(parts)), write_plan(parts))
         if self._held.get(uid) == held:
             return False
         self.release(uid)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API server, by thin REST: the few calls that this program makes, each with an answer within its time.
+
+The general client for Python holds every object as a tree of its own classes; a list of a hundred thousand pods has no
+place for that in 300 MB. Here a list comes in pages and is parsed into the fields that are needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+import yaml
+
+from . import wire
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+PAGE = 500
+TIMEOUT = 4.0
+MAX_LINE = 8 << 20  # an object of a watch; etcd holds 1.5 MiB
+T = TypeVar("T")
+
+
+class ApiError(Exception):
+    """A call that the API server refused; ``status`` is its HTTP status."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Unknown(ApiError):
+    """A call whose outcome is not known: no answer, or one that does not say that nothing was done."""
+
+
+@dataclass
+class Access:
+    """How the API server is reached. ``token_file`` is read again, for kubelets renew it."""
+
+    url: str
+    tls: ssl.SSLContext | bool = True
+    token: str = ""
+    token_file: Path | None = None
+    _read: tuple[float, str] = field(default=(-1.0, ""), repr=False)
+
+    def headers(self) -> dict[str, str]:
+        token = self.token
+        if self.token_file is not None:
+            changed = self.token_file.stat().st_mtime
+            if changed != self._read[0]:
+                self._read = (changed, self.token_file.read_text().strip())
+            token = self._read[1]
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not (folder / "token").exists():
+        raise ApiError(
+            f"no KUBERNETES_SERVICE_HOST or no {folder}/token: this is no pod; name a file with --kubeconfig"
+        )
+    host = f"[{host}]" if ":" in host else host
+    return Access(f"https://{host}:{port}", ssl.create_default_context(cafile=folder / "ca.crt"), "", folder / "token")
+
+
+def from_kubeconfig(path: Path) -> Access:
+    """The current context of a kubeconfig: token or client certificate, inline or by file."""
+    try:
+        document = yaml.safe_load(path.read_text())
+        by_name = {
+            kind: {one["name"]: one for one in document.get(kind) or []} for kind in ("contexts", "clusters", "users")
+        }
+        context = by_name["contexts"][document["current-context"]]["context"]
+        cluster = by_name["clusters"][context["cluster"]]["cluster"]
+        user = by_name["users"][context["user"]].get("user") or {}
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as fault:
+        raise ApiError(f"{path}: is no kubeconfig with a current context ({fault!r})") from None
+    tls: ssl.SSLContext | bool = True
+    if cluster["server"].startswith("https:"):
+        authority = _text(cluster, "certificate-authority", path)
+        tls = ssl.create_default_context(cadata=authority) if authority else ssl.create_default_context()
+        if cluster.get("insecure-skip-tls-verify"):
+            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        certificate, key = _text(user, "client-certificate", path), _text(user, "client-key", path)
+        if certificate:
+            with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
+                both.write(certificate + "\n" + key)
+                both.flush()
+                tls.load_cert_chain(both.name)
+    return Access(cluster["server"].rstrip("/"), tls, user.get("token") or "")
+
+
+def _text(section: dict[str, Any], name: str, path: Path) -> str:
+    if section.get(f"{name}-data"):
+        return base64.b64decode(section[f"{name}-data"]).decode()
+    if section.get(name):
+        return (path.parent / section[name]).read_text()
+    return ""
+
+
+class Api:
+    """Use as ``async with Api(access) as api``. ``calls`` counts requests by method and kind."""
+
+    def __init__(self, access: Access, timeout: float = TIMEOUT) -> None:
+        self._access, self._timeout = access, timeout
+        self._session: aiohttp.ClientSession | None = None
+        self.calls: dict[tuple[str, str], int] = {}
+
+    async def __aenter__(self) -> Api:
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64))
+        return self
+
+    async def __aexit__(self, *_about: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, method: str, path: str, body: Any = None, **query: str | int) -> bytes:
+        """The body of a successful answer. Raises ApiError with the server's own sentence, or Unknown."""
+        assert self._session is not None
+        kind = path.rstrip("/").split("/")[-1] if method in ("POST", "LIST") else path.split("/")[-2]
+        self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
+        headers = {**self._access.headers(), "Accept": "application/json"}
+        if body is not None:
+            patch = "application/merge-patch+json" if method == "PATCH" else "application/json"
+            headers["Content-Type"] = patch
+        try:
+            async with self._session.request(
+                "GET" if method == "LIST" else method,
+                self._access.url + path,
+                params={key: str(value) for key, value in query.items()},
+                data=None if body is None else msgspec.json.encode(body),
+                headers=headers,
+                ssl=self._access.tls,
+                timeout=aiohttp.ClientTimeout(total=self._timeout),
+            ) as answer:
+                text = await answer.read()
+        except (TimeoutError, aiohttp.ClientError, OSError) as fault:
+            raise Unknown(f"{method} {path}: no answer of the API server ({fault!r})") from None
+        if answer.status >= 500:
+            raise Unknown(f"{method} {path}: {answer.status}: {_message(text)}", answer.status)
+        if answer.status >= 300:
+            raise ApiError(f"{method} {path}: {answer.status}: {_message(text)}", answer.status)
+        return text
+
+    async def json(self, method: str, path: str, body: Any = None, **query: str | int) -> dict[str, Any]:
+        found = msgspec.json.decode(await self.call(method, path, body, **query))
+        return found if isinstance(found, dict) else {}
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
+        """The annotations of a Binding become the pod's, in the same write. 409 where it is bound already."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "annotations": annotations},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+        }
+        await self.call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/binding", body)
+
+    async def pod(self, namespace: str, name: str) -> dict[str, Any]:
+        return await self.json("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
+
+    async def annotate(self, namespace: str, name: str, uid: str, annotations: dict[str, str]) -> None:
+        """Only of that very pod: another uid is a conflict."""
+        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        await self.call("PATCH", f"/api/v1/namespaces/{namespace}/pods/{name}", body)
+
+    async def event(self, pod: dict[str, str], reason: str, message: str) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": "vgpu-scheduler-", "namespace": pod["namespace"]},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **pod},
+            "reason": reason,
+            "message": message[:1024],
+            "type": "Warning",
+            "source": {"component": "vgpu-scheduler"},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }
+        await self.call("POST", f"/api/v1/namespaces/{pod['namespace']}/events", body)
+
+    async def list(self, path: str, kind: type[T], **query: str) -> AsyncIterator[T]:
+        """The pages of a list, the first as new as the server is."""
+        more = ""
+        while True:
+            page = await self.call("LIST", path, limit=PAGE, **query, **({"continue": more} if more else {}))
+            found = msgspec.json.decode(page, type=kind)
+            yield found
+            more = getattr(found, "metadata").more  # noqa: B009 every list has it; T does not say so
+            if not more:
+                return
+
+    async def watch(self, path: str, version: str, seconds: int, **query: str) -> AsyncIterator[wire.Event]:
+        """The events after a version, until the server ends the stream. Raises ApiError; 410: list again."""
+        assert self._session is not None
+        self.calls["WATCH", path.rsplit("/", 1)[-1]] = self.calls.get(("WATCH", path.rsplit("/", 1)[-1]), 0) + 1
+        params = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(seconds),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=seconds + 30)
+        decode = msgspec.json.Decoder(wire.Event).decode
+        try:
+            async with self._session.get(
+                self._access.url + path,
+                params={**params, **query},
+                headers=self._access.headers(),
+                ssl=self._access.tls,
+                timeout=timeout,
+            ) as answer:
+                if answer.status != 200:
+                    raise ApiError(f"WATCH {path}: {answer.status}: {_message(await answer.read())}", answer.status)
+                rest = b""
+                async for chunk in answer.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    if len(rest) > MAX_LINE:
+                        raise ApiError(f"WATCH {path}: an event of more than {MAX_LINE} bytes")
+                    for line in lines:
+                        if line.strip():
+                            yield decode(line)
+        except (TimeoutError, aiohttp.ClientError, OSError, msgspec.DecodeError) as fault:
+            raise ApiError(f"WATCH {path}: the stream ended badly ({fault!r})") from None
+
+
+def _message(text: bytes) -> str:
+    """The sentence of a Status, else what was sent."""
+    try:
+        found = msgspec.json.decode(text)
+        return str(found["message"])[:500]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return text[:200].decode(errors="replace")

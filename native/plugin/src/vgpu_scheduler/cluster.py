@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the ledger in line with the cluster: nodes and pods as the API server tells them, and what differs repaired.
+
+The rules, for a pod of this scheduler: bound and with a plan, it holds what the plan says; ended or gone, it holds
+nothing; bound and its plan deleted, the ledger's entry stands and the plan is written again. A pod that is not bound
+yet is none of this file's business: its bind may be on the way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from vgpu_plugin._shared.pod_plan import PlanError
+
+from vgpu_plugin._shared import pod_plan
+
+from . import wire
+from .api import Api, ApiError, Unknown
+from .extender import Extender
+from .reflector import Reflector
+
+log = logging.getLogger(__name__)
+
+ENDED = ("Succeeded", "Failed")
+# A bind that got no answer is looked after once a second, and given up when it is not there after so long: no request
+# lives longer at the API server.
+GIVE_UP = 70.0
+
+
+class Cluster:
+    def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
+        self._api, self._extender, self._ledger = api, extender, extender.ledger
+        self.drift: dict[str, int] = dict.fromkeys(
+            ("missing", "surplus", "different", "plan_deleted", "plan_unreadable", "gpus_deleted", "gpus_unreadable"), 0
+        )
+        # Pods that were bound without a plan: the device plugin refuses them. By uid: namespace/name.
+        self.unplanned: dict[str, str] = {}
+        self._repairs: dict[str, wire.Pod] = {}
+        self.nodes = Reflector(api, "/api/v1/nodes", wire.Node, wire.NodeList, self.all_nodes, self.node, resync=resync)
+        # A pod cannot change its scheduler's name, as it could a label.
+        self.pods = Reflector(
+            api,
+            "/api/v1/pods",
+            wire.Pod,
+            wire.PodList,
+            self.all_pods,
+            self.pod,
+            resync=resync,
+            fieldSelector=f"spec.schedulerName={scheduler_name}",
+        )
+
+    @property
+    def synced(self) -> bool:
+        return self.nodes.listed_at >= 0 and self.pods.listed_at >= 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.nodes.run())
+            group.create_task(self.pods.run())
+            group.create_task(self._every(1.0, self.clear_up))
+            group.create_task(self._every(2.0, self.repair))
+
+    # --- nodes
+
+    def node(self, gone: bool, node: wire.Node) -> None:
+        name = node.metadata.name
+        if gone:
+            self._ledger.drop_node(name)
+            return
+        text = (node.metadata.annotations or {}).get(pod_plan.GPUS)
+        if text is None:
+            if name in self._ledger.nodes:
+                # Somebody deleted it; the device plugin writes it again. What runs there runs on.
+                self.drift["gpus_deleted"] += 1
+                log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_plan.GPUS)
+            return
+        try:
+            self._ledger.set_node(name, pod_plan.read_gpus(text))
+        except PlanError as fault:
+            self.drift["gpus_unreadable"] += 1
+            log.warning("node %s: %s: %s; its GPUs stay as they were", name, pod_plan.GPUS, fault)
+
+    def all_nodes(self, nodes: list[wire.Node], _began: float) -> None:
+        there = {node.metadata.name for node in nodes}
+        for name in [name for name in self._ledger.nodes if name not in there]:
+            self._ledger.drop_node(name)
+        for node in nodes:
+            self.node(False, node)
+
+    # --- pods
+
+    def pod(self, gone: bool, pod: wire.Pod) -> str:
+        """Enter one pod. Returns what was found different, for lists: "" where the ledger had it so."""
+        uid, key = pod.metadata.uid, f"{pod.metadata.namespace}/{pod.metadata.name}"
+        if gone or pod.status.phase in ENDED:
+            self._repairs.pop(uid, None)
+            self.unplanned.pop(uid, None)
+            self._extender.bound_at.pop(uid, None)
+            return "surplus" if self._ledger.release(uid) else ""
+        if not pod.spec.nodeName:
+            return ""
+        # The outcome of its bind is known now.
+        self._extender.uncertain.pop(uid, None)
+        held = self._ledger.held(uid)
+        try:
+            plan = pod_plan.read_annotations(pod.metadata.annotations or {})
+        except PlanError as fault:
+            log.warning("pod %s: %s", key, fault)
+            self.drift["plan_unreadable"] += 1
+            plan = None
+        if plan is not None:
+            self._repairs.pop(uid, None)
+            self.unplanned.pop(uid, None)
+            changed = self._ledger.hold(uid, key, pod.spec.nodeName, plan)
+            return ("different" if held else "missing") if changed else ""
+        if held is not None and held.plan:
+            self.drift["plan_deleted"] += uid not in self._repairs
+            self._repairs[uid] = pod
+        else:
+            self.unplanned[uid] = key
+        return ""
+
+    def all_pods(self, pods: list[wire.Pod], began: float) -> None:
+        """A list is the truth, but for binds that were made since it was begun and those that are on the way."""
+        there = set()
+        first = self.pods.listed_at < 0
+        for pod in pods:
+            there.add(pod.metadata.uid)
+            found = self.pod(False, pod)
+            if found and not first:
+                self.drift[found] += 1
+        for uid in [uid for uid, _held in self._ledger.held_by() if uid not in there]:
+            if self._extender.bound_at.get(uid, -1.0) < began and uid not in self._extender.uncertain:
+                self._ledger.release(uid)
+                self.drift["surplus"] += not first
+        self.unplanned = {uid: key for uid, key in self.unplanned.items() if uid in there}
+        self._repairs = {uid: pod for uid, pod in self._repairs.items() if uid in there}
+        bound_at = self._extender.bound_at
+        for uid in [uid for uid, when in bound_at.items() if when < began]:
+            del bound_at[uid]
+
+    # --- now and then
+
+    async def repair(self) -> None:
+        """Write plans that were deleted again."""
+        for uid, pod in list(self._repairs.items()):
+            held = self._ledger.held(uid)
+            if held is None:
+                self._repairs.pop(uid, None)
+                continue
+            meta = pod.metadata
+            try:
+                await self._api.annotate(meta.namespace, meta.name, uid, {pod_plan.PLAN: held.plan})
+                log.warning("pod %s: its plan was deleted and is written again", held.pod)
+                self._repairs.pop(uid, None)
+            except ApiError as fault:
+                log.warning("pod %s: its plan was deleted and could not be written again: %s", held.pod, fault)
+
+    async def clear_up(self) -> None:
+        """Binds that got no answer: done, or not and given up."""
+        for uid, (args, when) in list(self._extender.uncertain.items()):
+            key = f"{args.PodNamespace}/{args.PodName}"
+            try:
+                pod = await self._api.pod(args.PodNamespace, args.PodName)
+            except Unknown:
+                continue
+            except ApiError as fault:
+                if fault.status != 404:
+                    continue
+                pod = {}
+            meta = pod.get("metadata") or {}
+            if meta.get("uid") == uid and (pod.get("spec") or {}).get("nodeName"):
+                self._extender.uncertain.pop(uid, None)
+                log.info("bind of %s: it was done", key)
+            elif meta.get("uid") != uid or time.monotonic() - when > GIVE_UP:
+                self._extender.uncertain.pop(uid, None)
+                self._ledger.release(uid)
+                log.info("bind of %s: it was not done; its GPUs are free again", key)
+
+    async def _every(self, seconds: float, what: Callable) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await what()

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verbs of the extender, as the stock kube-scheduler calls them: filter, prioritize, bind, preempt.
+
+A bind is the one place where room is given out. The pod holds in the ledger before the API server is asked, and the
+plan is written in the request that binds the pod: at no moment is a pod bound without a plan, and a program that is
+killed at any instruction leaves either both or none.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from vgpu_plugin._shared.dialects import Config, DialectError, PodAsk, read_pod
+
+from vgpu_plugin._shared import pod_plan
+
+from . import wire
+from .api import ApiError, Unknown
+from .ledger import Ledger, NoRoom
+
+log = logging.getLogger(__name__)
+
+# Pods between their filter and their bind; what falls out is read from the API again.
+MAX_WAITING = 20_000
+
+
+class Binder(Protocol):
+    """The API server, as a bind needs it."""
+
+    async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None: ...
+
+    async def pod(self, namespace: str, name: str) -> dict[str, Any]: ...
+
+    async def event(self, pod: dict[str, str], reason: str, message: str) -> None: ...
+
+
+class Extender:
+    def __init__(
+        self,
+        ledger: Ledger,
+        api: Binder,
+        config: Config | None = None,
+        may_bind: Callable[[], Awaitable[str]] | None = None,
+    ) -> None:
+        """``may_bind`` answers "" or why this replica must not bind now."""
+        self.ledger, self.api, self.config = ledger, api, config or Config()
+        self.may_bind = may_bind
+        self._waiting: OrderedDict[str, PodAsk] = OrderedDict()
+        # When a pod was bound here, for lists of pods that were begun before.
+        self.bound_at: dict[str, float] = {}
+        # Binds whose outcome is not known, by uid, with when that was; the reconciler clears them up.
+        self.uncertain: dict[str, tuple[wire.BindArgs, float]] = {}
+        self.counts: dict[str, int] = dict.fromkeys(("bound", "refused", "failed", "uncertain", "lost_race"), 0)
+
+    def filter(self, args: wire.ExtenderArgs) -> wire.FilterResult:
+        if args.NodeNames is None:
+            text = "expected NodeNames, found Nodes or nothing; set nodeCacheCapable: true for this extender"
+            return wire.FilterResult(Error=text)
+        try:
+            ask = self._read(args.Pod)
+        except DialectError as fault:
+            # No node can be right for it, and an Error would be retried for ever.
+            return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, str(fault)))
+        if not ask.wants_gpus:
+            return wire.FilterResult(args.NodeNames)
+        answer = self.ledger.filter(ask, args.NodeNames)
+        return wire.FilterResult(answer.fits, answer.failed, answer.never)
+
+    def prioritize(self, args: wire.ExtenderArgs) -> list[wire.HostPriority]:
+        names = args.NodeNames or []
+        try:
+            ask = self._read(args.Pod)
+        except DialectError:
+            return [wire.HostPriority(name, 0) for name in names]
+        scores = self.ledger.prioritize(ask, names) if ask.wants_gpus else [0] * len(names)
+        return [wire.HostPriority(name, score) for name, score in zip(names, scores, strict=True)]
+
+    def preempt(self, args: wire.PreemptArgs) -> wire.PreemptResult:
+        """The nodes on which the pod has room once the victims are gone. No victim is added: the kube-scheduler picks
+        them, and what it picked for its own resources may or may not free enough here."""
+        victims = dict(args.NodeNameToMetaVictims or {})
+        for name, full in (args.NodeNameToVictims or {}).items():
+            pods = [wire.MetaPod(pod.metadata.uid) for pod in full.Pods or []]
+            victims.setdefault(name, wire.MetaVictims(pods, full.NumPDBViolations))
+        try:
+            ask = self._read(args.Pod)
+        except DialectError:
+            return wire.PreemptResult({})
+        if ask.wants_gpus:
+            gone = {name: [pod.UID for pod in one.Pods or []] for name, one in victims.items()}
+            fits = set(self.ledger.filter(ask, list(victims), gone).fits)
+            victims = {name: one for name, one in victims.items() if name in fits}
+        return wire.PreemptResult(victims)
+
+    async def bind(self, args: wire.BindArgs) -> wire.BindResult:
+        key = f"{args.PodNamespace}/{args.PodName}"
+        refusal = await self.may_bind() if self.may_bind else ""
+        if refusal:
+            return self._refused(f"pod {key} is not bound: {refusal}")
+        ask = self._waiting.get(args.PodUID)
+        if ask is None:
+            try:
+                pod = await self.api.pod(args.PodNamespace, args.PodName)
+                if (pod.get("metadata") or {}).get("uid") != args.PodUID:
+                    return self._refused(f"pod {key} is another one now; expected uid {args.PodUID}")
+                ask = self._read(pod)
+            except (ApiError, DialectError) as fault:
+                return self._refused(f"pod {key}: {fault}")
+        # From here to hold nothing waits: no other bind comes between the question and the entry.
+        before = self.ledger.held(args.PodUID)
+        if before is not None:
+            return await self._again(args, key, before.node, before.plan)
+        try:
+            plan = self.ledger.place(ask, args.Node) if ask.wants_gpus else ()
+        except NoRoom as fault:
+            self.counts["lost_race"] += 1
+            await self._tell(args, "GpuNoRoom", f"{fault}; another pod was quicker, it is tried again")
+            return wire.BindResult(f"pod {key}: {fault}; it is scheduled again")
+        if plan:
+            self.ledger.hold(args.PodUID, key, args.Node, plan)
+            self.bound_at[args.PodUID] = time.monotonic()
+        return await self._post(args, key, pod_plan.write_plan(plan) if plan else "")
+
+    async def _again(self, args: wire.BindArgs, key: str, node: str, plan: str) -> wire.BindResult:
+        """A bind whose outcome was not known, asked for once more: the first plan stands, on its node."""
+        if node != args.Node:
+            text = f"pod {key} holds GPUs of node {node} from a bind whose outcome is not known yet; it is cleared up"
+            return self._refused(text)
+        return await self._post(args, key, plan)
+
+    async def _post(self, args: wire.BindArgs, key: str, plan: str) -> wire.BindResult:
+        annotations = {pod_plan.PLAN: plan} if plan else {}
+        try:
+            await self.api.bind(args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
+        except Unknown as fault:
+            # It may have been done. Until the watch or a list says so or not, the pod holds.
+            self.counts["uncertain"] += 1
+            self.uncertain[args.PodUID] = (args, time.monotonic())
+            log.warning("bind of %s to %s: %s; its GPUs stay held until it is known", key, args.Node, fault)
+            return wire.BindResult(f"pod {key}: {fault}")
+        except ApiError as fault:
+            self.counts["failed"] += 1
+            self.ledger.release(args.PodUID)
+            self.uncertain.pop(args.PodUID, None)
+            self.bound_at.pop(args.PodUID, None)
+            return wire.BindResult(f"pod {key}: {fault}")
+        self._waiting.pop(args.PodUID, None)
+        self.uncertain.pop(args.PodUID, None)
+        self.counts["bound"] += 1
+        return wire.BindResult()
+
+    def _refused(self, text: str) -> wire.BindResult:
+        self.counts["refused"] += 1
+        return wire.BindResult(text)
+
+    async def _tell(self, args: wire.BindArgs, reason: str, message: str) -> None:
+        try:
+            about = {"namespace": args.PodNamespace, "name": args.PodName, "uid": args.PodUID}
+            await self.api.event(about, reason, message)
+        except ApiError as fault:
+            log.warning("no event on %s/%s: %s", args.PodNamespace, args.PodName, fault)
+
+    def _read(self, pod: dict[str, Any]) -> PodAsk:
+        """Read once a pod: filter, prioritize and bind come one after the other."""
+        uid = str((pod.get("metadata") or {}).get("uid") or "")
+        ask = self._waiting.get(uid) if uid else None
+        if ask is None:
+            ask = read_pod(pod, self.config)
+            if uid:
+                self._waiting[uid] = ask
+                if len(self._waiting) > MAX_WAITING:
+                    self._waiting.popitem(last=False)
+        return ask

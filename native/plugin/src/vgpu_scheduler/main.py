@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program vgpu-scheduler: extender and webhook beside a stock kube-scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from . import settings, webhook
+from .api import Access, Api, ApiError, from_kubeconfig, in_cluster
+from .cluster import Cluster
+from .extender import Extender
+from .leadership import Leadership
+from .ledger import Ledger
+from .server import Service
+from .tls import Tls
+
+log = logging.getLogger(__name__)
+
+CERTIFICATE_LOOK = 60.0
+SHUTDOWN = 6.0  # a bind that is on the way gets its answer
+
+
+def parser() -> argparse.ArgumentParser:
+    options = argparse.ArgumentParser(prog="vgpu-scheduler", description=(__doc__ or "").splitlines()[0])
+    add = options.add_argument
+    add("--kubeconfig", type=Path, help="how the API server is reached; by default as a pod reaches it")
+    add("--config", type=Path, help="configuration file; see the README")
+    add("--scheduler-name", default="vgpu-scheduler", help="spec.schedulerName of our pods (default: %(default)s)")
+    add("--extender", default="127.0.0.1:8880", help="where the kube-scheduler calls (default: %(default)s)")
+    add(
+        "--webhook",
+        default=":8443",
+        help="where the API server calls, with TLS; empty: no webhook (default: %(default)s)",
+    )
+    add(
+        "--lease",
+        default="kube-system/vgpu-scheduler",
+        help="lease of the kube-schedulers; empty: this is the only one",
+    )
+    add(
+        "--identity", default=socket.gethostname(), help="host name of the kube-scheduler beside (default: %(default)s)"
+    )
+    add("--secret", default="kube-system/vgpu-scheduler-tls", help="namespace/name for certificates")
+    add("--names", default="vgpu-scheduler.kube-system.svc", help="names of the webhook's service, with commas")
+    add("--webhook-configuration", default="vgpu-scheduler", help="webhook configurations that shall trust us")
+    add("--may-write", default="system:serviceaccount:kube-system:vgpu-scheduler", help="users that write plans")
+    add("--may-give", default="", help="users of device plugins that are no nodes, with commas")
+    add("--resync", type=float, default=300.0, help="seconds between whole lists (default: %(default)s)")
+    add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return options
+
+
+async def serve(given: argparse.Namespace, access: Access) -> None:
+    """Until SIGTERM or SIGINT."""
+    chosen = settings.load(given.config) if given.config else settings.SchedulerSettings()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with Api(access) as api:
+        ledger = Ledger(chosen.node_policy, chosen.gpu_policy)
+        extender = Extender(ledger, api, chosen.config)
+        cluster = Cluster(api, extender, given.scheduler_name, given.resync)
+        leadership = Leadership(api, cluster, given.lease, given.identity)
+        extender.may_bind = leadership.may_bind
+        admission = webhook.Settings(
+            chosen.config,
+            given.scheduler_name,
+            chosen.runtime_class,
+            tuple(filter(None, given.may_write.split(","))),
+            tuple(filter(None, given.may_give.split(","))),
+        )
+        service = Service(api, extender, cluster, leadership, admission)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(cluster.run())]
+            runners = [await listen(service.extender_app(), given.extender, None)]
+            if given.webhook:
+                tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))
+                await first_certificates(tls, stop)
+                tasks.append(group.create_task(keep_certificates(tls)))
+                if not stop.is_set():
+                    runners.append(await listen(service.webhook_app(), given.webhook, tls))
+            await stop.wait()
+            for runner in runners:
+                await runner.cleanup()
+            for task in tasks:
+                task.cancel()
+
+
+async def listen(app: web.Application, where: str, tls: Tls | None) -> web.AppRunner:
+    host, _colon, port = where.rpartition(":")
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN)
+    await runner.setup()
+    await web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=tls.context if tls else None).start()
+    log.info("listens on %s", where)
+    return runner
+
+
+async def first_certificates(tls: Tls, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        try:
+            return await tls.keep()
+        except ApiError as fault:
+            log.warning("no certificates yet: %s", fault)
+            await asyncio.sleep(2)
+    return None
+
+
+async def keep_certificates(tls: Tls) -> None:
+    while True:
+        await asyncio.sleep(CERTIFICATE_LOOK)
+        try:
+            await tls.keep()
+        except ApiError as fault:
+            log.warning("certificates were not looked after: %s", fault)
+
+
+def main() -> int:
+    given = parser().parse_args()
+    logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    try:
+        access = from_kubeconfig(given.kubeconfig) if given.kubeconfig else in_cluster()
+        asyncio.run(serve(given, access))
+    except (ApiError, settings.SettingsError, OSError, ValueError) as fault:
+        print(f"vgpu-scheduler: {fault}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A list and the events after it, for ever: what the API server has of one kind, kept before a handler.
+
+Events can be lost (a stream that breaks, a version that is too old), so a list comes again after each such loss and, as
+nobody can know that none was lost silently, every ``resync`` seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from .api import Api, ApiError
+
+log = logging.getLogger(__name__)
+
+WATCH_SECONDS = 240
+PAUSE = 1.0
+
+
+class Reflector:
+    """``replace(items, began)`` gets every list whole and when it was begun; ``change(gone, item)`` each event."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        item: type,
+        page: type,
+        replace: Callable[[list[Any], float], None],
+        change: Callable[[bool, Any], Any],
+        resync: float = 300.0,
+        **query: str,
+    ) -> None:
+        self._api, self._path, self._page, self._query = api, path, page, query
+        self._decode = msgspec.json.Decoder(item).decode
+        self._replace, self._change, self._resync = replace, change, resync
+        self._again = asyncio.Event()
+        # When the newest list that the handler has was begun; -1 before the first.
+        self.listed_at = -1.0
+        self.fault = ""
+
+    def list_again(self) -> None:
+        self._again.set()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._cycle()
+                self.fault = ""
+            except ApiError as fault:
+                self.fault = str(fault)
+                # An old version is no fault: that is how a server says "list again".
+                log.log(logging.INFO if fault.status == 410 else logging.WARNING, "%s; listed again", fault)
+                # Also then not at once again and again: whoever says so may say so for long.
+                if fault.status != 410 or time.monotonic() - self.listed_at < PAUSE:
+                    await self._pause()
+
+    async def _cycle(self) -> None:
+        self._again.clear()
+        began, version = await self._list()
+        while not self._again.is_set() and (left := began + self._resync - time.monotonic()) > 0:
+            stream = asyncio.create_task(self._watch(version, max(1, int(min(left, WATCH_SECONDS)))))
+            asked = asyncio.create_task(self._again.wait())
+            try:
+                await asyncio.wait((stream, asked), return_when=asyncio.FIRST_COMPLETED)
+                if stream.done():
+                    version = stream.result()
+            finally:
+                for task in (stream, asked):
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError, ApiError):
+                        await task
+
+    async def _list(self) -> tuple[float, str]:
+        began, version = time.monotonic(), ""
+        items: list[Any] = []
+        page: Any
+        async for page in self._api.list(self._path, self._page, **self._query):
+            items += page.items or []
+            version = page.metadata.resourceVersion
+        self._replace(items, began)
+        self.listed_at = began
+        return began, version
+
+    async def _watch(self, version: str, seconds: int) -> str:
+        """The version to go on with."""
+        async for event in self._api.watch(self._path, version, seconds, **self._query):
+            if event.type == "ERROR":
+                status = msgspec.json.decode(event.object)
+                raise ApiError(f"WATCH {self._path}: {status.get('message')}", int(status.get("code") or 0))
+            item = self._decode(event.object)
+            version = item.metadata.resourceVersion or version
+            if event.type != "BOOKMARK":
+                self._change(event.type == "DELETED", item)
+        return version
+
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._again.wait(), PAUSE)

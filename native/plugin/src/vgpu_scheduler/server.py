@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP: bodies to calls and answers back; it decides nothing. A body that cannot be read gets a status and a sentence.
+
+The extender listens on the loopback address, for the kube-scheduler beside it; the webhook on all, with TLS.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from . import explain, metrics, webhook, wire
+from .api import Api, ApiError
+from .cluster import Cluster
+from .extender import Extender
+from .leadership import Leadership
+
+log = logging.getLogger(__name__)
+
+# 5 000 names of 253 letters are 1.3 MB, and a preemption names pods beside.
+MAX_BODY = 8 << 20
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Service:
+    def __init__(
+        self, api: Api, extender: Extender, cluster: Cluster, leadership: Leadership, admission: webhook.Settings
+    ) -> None:
+        self._api, self._extender, self._cluster, self._leadership = api, extender, cluster, leadership
+        self._admission = admission
+        self._durations = metrics.Durations()
+
+    def extender_app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.router.add_post("/filter", self._filter)
+        app.router.add_post("/prioritize", self._prioritize)
+        app.router.add_post("/bind", self._bind)
+        app.router.add_post("/preempt", self._preempt)
+        app.router.add_get("/explain/{namespace}/{name}", self._explain)
+        self._about(app)
+        return app
+
+    def webhook_app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
+        app.router.add_post("/mutate", self._mutate)
+        app.router.add_post("/validate", self._validate)
+        self._about(app)
+        return app
+
+    def _about(self, app: web.Application) -> None:
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics)
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.perf_counter()
+        try:
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            return say(413, f"{request.path}: expected a body of at most {MAX_BODY} bytes")
+        except (msgspec.DecodeError, RecursionError, UnicodeError) as fault:
+            return say(400, f"{request.path}: expected JSON as the API server sends it: {fault}")
+        except web.HTTPException as fault:
+            return say(fault.status, f"{request.path}: {fault.reason}")
+        except ConnectionError:
+            raise
+        except Exception:
+            log.exception("%s failed", request.path)
+            return say(500, f"{request.path}: failed inside; the log has more")
+        finally:
+            verb = request.path.strip("/").split("/")[0]
+            if verb in ("filter", "prioritize", "bind", "preempt", "mutate", "validate"):
+                self._durations.add(verb, time.perf_counter() - began)
+
+    async def _filter(self, request: web.Request) -> web.Response:
+        return answer(self._extender.filter(await body(request, wire.ExtenderArgs)))
+
+    async def _prioritize(self, request: web.Request) -> web.Response:
+        return answer(self._extender.prioritize(await body(request, wire.ExtenderArgs)))
+
+    async def _bind(self, request: web.Request) -> web.Response:
+        return answer(await self._extender.bind(await body(request, wire.BindArgs)))
+
+    async def _preempt(self, request: web.Request) -> web.Response:
+        return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
+
+    async def _mutate(self, request: web.Request) -> web.Response:
+        return answer(self._review(await body(request, wire.AdmissionReview)))
+
+    async def _validate(self, request: web.Request) -> web.Response:
+        """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
+        review = self._review(await body(request, wire.AdmissionReview))
+        review["response"].pop("patch", None)
+        review["response"].pop("patchType", None)
+        return answer(review)
+
+    def _review(self, review: wire.AdmissionReview) -> dict[str, Any]:
+        largest = {
+            (len(gpus), max((gpu.capacity_mib for gpu in gpus), default=0))
+            for gpus in self._extender.ledger.nodes.values()
+        }
+        response = webhook.mutate(review.request, self._admission, sorted(largest))
+        return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        try:
+            pod = await self._api.pod(namespace, name)
+        except ApiError as fault:
+            return say(fault.status or 502, str(fault))
+        lines = explain.explain(pod, self._extender.ledger, self._extender.config)
+        refusal = await self._leadership.may_bind()
+        if refusal:
+            lines.append(f"  this replica binds nothing now: {refusal}")
+        return web.Response(text="\n".join(lines) + "\n")
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        """Ready once nodes and pods were listed. Who leads does not matter: all answer admission."""
+        if self._cluster.synced:
+            return web.Response(text="ok\n")
+        faults = [fault for fault in (self._cluster.nodes.fault, self._cluster.pods.fault) if fault]
+        return say(503, "; ".join(faults) or "nodes and pods are being listed")
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        await self._leadership.look()
+        text = metrics.render(self._extender, self._cluster, self._leadership, self._durations, self._api.calls)
+        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
+
+
+async def body(request: web.Request, kind: type[Any]) -> Any:
+    return msgspec.json.decode(await request.read(), type=kind)
+
+
+def answer(result: Any) -> web.Response:
+    return web.Response(body=wire.encode(result), content_type="application/json")
+
+
+def say(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n")

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's configuration file: names of resources, defaults, policies. JSON or YAML; any key may be left out.
+
+resourceNames: {count: nvidia.com/gpu, memory: nvidia.com/gpumem}
+defaultMemoryMiB: 5000        # 0: the whole card
+plain: whole                  # what the count alone asks for: whole | slice | default
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from vgpu_plugin._shared.dialects import Config
+from vgpu_plugin._shared.dialects_resources import MAX_GPUS, MAX_MIB
+from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
+from vgpu_plugin._shared.kinds import Choice, Finding, Int, Record, Text
+from vgpu_plugin._shared.schema import RESOURCE
+
+NAMES = {
+    "count": "gpu",
+    "memory": "memory",
+    "memoryPercentage": "memory_percentage",
+    "cores": "cores",
+    "priority": "priority",
+}
+FIELDS = {
+    "defaultMemoryMiB": "default_memory_mib",
+    "defaultCores": "default_cores",
+    "defaultCount": "default_count",
+    "memoryFactor": "memory_factor",
+    "plain": "plain",
+    "gpuMemUnit": "gpu_mem_unit",
+}
+POLICY = Choice(BINPACK, SPREAD, TOPOLOGY)
+SCHEMA = Record(
+    {
+        "resourceNames": Record(dict.fromkeys(NAMES, RESOURCE)),
+        "defaultMemoryMiB": Int(0, MAX_MIB),
+        "defaultCores": Int(0, 100),
+        "defaultCount": Int(0, MAX_GPUS),
+        "memoryFactor": Int(1, 1024),
+        "plain": Choice("whole", "slice", "default"),
+        "gpuMemUnit": Choice("ack", "strict"),
+        "nodePolicy": POLICY,
+        "gpuPolicy": POLICY,
+        "runtimeClass": Text("a name of a RuntimeClass", r"^([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)?\Z"),
+    }
+)
+
+
+class SettingsError(ValueError):
+    """A file that cannot be used; the text names each key that is wrong."""
+
+
+class SchedulerSettings(NamedTuple):
+    config: Config = Config()
+    node_policy: str = BINPACK
+    gpu_policy: str = SPREAD
+    runtime_class: str = ""
+
+
+def load(path: Path) -> SchedulerSettings:
+    """Raises SettingsError."""
+    try:
+        document = yaml.safe_load(path.read_text()) or {}
+    except (OSError, yaml.YAMLError) as fault:
+        raise SettingsError(f"{path}: {fault}") from None
+    return read(document, str(path))
+
+
+def read(document: Any, where: str) -> SchedulerSettings:
+    findings: list[Finding] = []
+    clean = SCHEMA.read(document, "", findings)
+    if findings:
+        raise SettingsError("; ".join(f"{where}: {finding}" for finding in findings))
+    names = {NAMES[key]: value for key, value in (clean.get("resourceNames") or {}).items()}
+    fields = {FIELDS[key]: value for key, value in clean.items() if key in FIELDS}
+    config = Config(**names, **fields)
+    if len({config.gpu, config.memory, config.memory_percentage, config.cores, config.priority}) < 5:
+        raise SettingsError(f"{where}: resourceNames: two resources have one name")
+    return SchedulerSettings(
+        config, clean.get("nodePolicy", BINPACK), clean.get("gpuPolicy", SPREAD), clean.get("runtimeClass", "")
+    )

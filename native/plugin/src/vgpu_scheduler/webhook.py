@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission of pods: what a pod that asks for GPUs is given before it is stored, or why it is refused.
+
+Pure: a review's request in, the response out. Every replica answers, leader or not. A pod that asks for no GPU, names
+another scheduler or carries the label ``vgpu.fleet/webhook: ignore`` (or HAMi's) is left as it is.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from vgpu_plugin._shared.dialects import Config, DialectError, PodAsk, admission_findings, read_pod
+from vgpu_plugin._shared.dialects_resources import MIB
+from vgpu_plugin._shared.kinds import Finding
+
+from vgpu_plugin._shared import pod_plan
+
+from . import wire
+
+IGNORE = ("vgpu.fleet/webhook", "hami.io/webhook")
+DEFAULT_SCHEDULER = "default-scheduler"
+PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
+
+
+class Settings(NamedTuple):
+    """``may_write``: users that may change what the scheduler wrote, besides kubelets and their plugins."""
+
+    config: Config = Config()
+    scheduler_name: str = "vgpu-scheduler"
+    runtime_class: str = ""
+    may_write: tuple[str, ...] = ()
+    # Accounts of device plugins, system:serviceaccount:<namespace>:<name>.
+    may_give: tuple[str, ...] = ()
+
+
+def mutate(
+    request: wire.AdmissionRequest, settings: Settings, largest: Sequence[tuple[int, int]] = ()
+) -> dict[str, Any]:
+    """The response of a review. ``largest``: (GPUs of a node, MiB of its largest) for each kind of node, for a warning
+    where no node of today can hold the pod; a bigger one may join."""
+    if request.operation == "UPDATE":
+        return _update(request, settings)
+    pod = request.object or {}
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    labels = metadata.get("labels") or {}
+    if any(labels.get(name) == "ignore" for name in IGNORE):
+        return _answer(request)
+    try:
+        ask = read_pod(pod, settings.config)
+    except DialectError as fault:
+        return _refuse(request, fault.findings)
+    if not ask.wants_gpus:
+        return _answer(request)
+    scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
+    if scheduler not in (DEFAULT_SCHEDULER, settings.scheduler_name):
+        text = f'spec.schedulerName: "{scheduler}" plans no GPUs of vgpu.fleet; the pod is left as it is'
+        return _answer(request, warnings=[text])
+    findings = admission_findings(pod, ask)
+    if pod_plan.PLAN in (metadata.get("annotations") or {}) or pod_plan.GIVEN in (metadata.get("annotations") or {}):
+        text = "is written by the scheduler alone; leave it out"
+        findings.append(Finding("error", f'metadata.annotations["{pod_plan.PLAN}"]', text))
+    if findings:
+        return _refuse(request, findings)
+    warnings = [str(one) for one in ask.warnings] + too_large(ask, largest)
+    return _answer(request, changes(spec, ask, settings), warnings)
+
+
+def changes(spec: dict[str, Any], ask: PodAsk, settings: Settings) -> list[dict[str, Any]]:
+    """The JSON patch. Applied to a pod that has all of it, it is empty."""
+    patch: list[dict[str, Any]] = []
+    if spec.get("schedulerName") != settings.scheduler_name:
+        patch.append({"op": "add", "path": "/spec/schedulerName", "value": settings.scheduler_name})
+    if settings.runtime_class and not spec.get("runtimeClassName"):
+        patch.append({"op": "add", "path": "/spec/runtimeClassName", "value": settings.runtime_class})
+    asks = {one.container: one for one in ask.asks}
+    for kind in ("initContainers", "containers"):
+        for n, container in enumerate(spec.get(kind) or []):
+            one = asks.get(container.get("name"))
+            if one is None:
+                continue
+            where = f"/spec/{kind}/{n}"
+            limits = dict((container.get("resources") or {}).get("limits") or {})
+            requests = dict((container.get("resources") or {}).get("requests") or {})
+            named = {**requests, **limits}
+            added = {} if settings.config.gpu in named else {settings.config.gpu: str(one.gpus)}
+            memory_names = {settings.config.memory, settings.config.memory_percentage}
+            if one.dialect == "hami" and one.memory.kind == MIB and not memory_names & named.keys():
+                added[settings.config.memory] = str(one.memory.amount // settings.config.memory_factor)
+            if added:
+                resources = dict(container.get("resources") or {}, limits={**limits, **added})
+                # The API server completes a limit without a request before it asks us, and perhaps not after.
+                resources["requests"] = {**requests, **added}
+                patch.append({"op": "add", "path": f"{where}/resources", "value": resources})
+            variables = container.get("env") or []
+            if ask.priority is not None and all(each.get("name") != PRIORITY_VARIABLE for each in variables):
+                value = [*variables, {"name": PRIORITY_VARIABLE, "value": str(ask.priority)}]
+                patch.append({"op": "add", "path": f"{where}/env", "value": value})
+    return patch
+
+
+def too_large(ask: PodAsk, largest: Sequence[tuple[int, int]]) -> list[str]:
+    """A warning where today no node has so many GPUs, or none so large: the pod waits until one joins."""
+    if not largest:
+        return []
+    found = []
+    most_gpus, most_memory = max(count for count, _memory in largest), max(memory for _count, memory in largest)
+    for one in ask.asks:
+        if one.gpus > most_gpus:
+            found.append(f"{one.where}: asks for {one.gpus} GPUs, and no node has more than {most_gpus}; the pod waits")
+        elif one.memory.kind == MIB and one.memory.amount > most_memory:
+            size = f"{one.memory.amount} MiB of a GPU"
+            found.append(f"{one.where}: asks for {size}, and the largest has {most_memory}; the pod waits")
+    return found
+
+
+def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any]:
+    """What scheduler and device plugin wrote on a pod, nobody else changes: the GPUs of others hang on it."""
+    user = str((request.userInfo or {}).get("username") or "")
+    allowed = {pod_plan.PLAN: settings.may_write, pod_plan.GIVEN: settings.may_give}
+    before, after = (
+        ((one or {}).get("metadata") or {}).get("annotations") or {} for one in (request.oldObject, request.object)
+    )
+    findings = []
+    for name, users in allowed.items():
+        if before.get(name) != after.get(name) and user not in users and not user.startswith("system:node:"):
+            findings.append(Finding("error", f'metadata.annotations["{name}"]', f"is not yours to change ({user})"))
+    return _refuse(request, findings) if findings else _answer(request)
+
+
+def _answer(
+    request: wire.AdmissionRequest, patch: Sequence[dict[str, Any]] = (), warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    response: dict[str, Any] = {"uid": request.uid, "allowed": True}
+    if patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(msgspec.json.encode(patch)).decode()
+    if warnings:
+        response["warnings"] = [text[:250] for text in warnings]
+    return response
+
+
+def _refuse(request: wire.AdmissionRequest, findings: Sequence[Finding]) -> dict[str, Any]:
+    message = "; ".join(str(one) for one in findings)
+    return {"uid": request.uid, "allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}

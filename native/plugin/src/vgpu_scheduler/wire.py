@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kube-scheduler and the API server send and are answered, as far as it is read.
+
+The extender's types have no JSON names in Go, so fields are written as Go spells them. Unknown fields are skipped while
+parsing, which is what keeps a list of a hundred thousand pods small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Meta(msgspec.Struct):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    annotations: dict[str, str] | None = None
+    labels: dict[str, str] | None = None
+    resourceVersion: str = ""
+    deletionTimestamp: str | None = None
+
+
+class PodSpec(msgspec.Struct):
+    nodeName: str | None = None
+
+
+class PodStatus(msgspec.Struct):
+    phase: str | None = None
+
+
+class Pod(msgspec.Struct):
+    metadata: Meta
+    spec: PodSpec = msgspec.field(default_factory=PodSpec)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+
+class Node(msgspec.Struct):
+    metadata: Meta
+
+
+class ListMeta(msgspec.Struct):
+    resourceVersion: str = ""
+    # ``continue`` is a word of Python.
+    more: str = msgspec.field(default="", name="continue")
+
+
+class PodList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[Pod] | None = None
+
+
+class NodeList(msgspec.Struct):
+    metadata: ListMeta
+    items: list[Node] | None = None
+
+
+class Event(msgspec.Struct):
+    """Of a watch; ``object`` is read by its type."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class ExtenderArgs(msgspec.Struct):
+    Pod: dict[str, Any]
+    NodeNames: list[str] | None = None
+    Nodes: Any = None
+
+
+class FilterResult(msgspec.Struct):
+    NodeNames: list[str] | None = None
+    FailedNodes: dict[str, str] | None = None
+    FailedAndUnresolvableNodes: dict[str, str] | None = None
+    Error: str = ""
+
+
+class HostPriority(msgspec.Struct):
+    Host: str
+    Score: int
+
+
+class BindArgs(msgspec.Struct):
+    PodName: str
+    PodNamespace: str
+    PodUID: str
+    Node: str
+
+
+class BindResult(msgspec.Struct):
+    Error: str = ""
+
+
+class MetaPod(msgspec.Struct):
+    UID: str = ""
+
+
+class MetaVictims(msgspec.Struct):
+    Pods: list[MetaPod] | None = None
+    NumPDBViolations: int = 0
+
+
+class FullVictims(msgspec.Struct):
+    Pods: list[Pod] | None = None
+    NumPDBViolations: int = 0
+
+
+class PreemptArgs(msgspec.Struct):
+    Pod: dict[str, Any]
+    NodeNameToMetaVictims: dict[str, MetaVictims] | None = None
+    NodeNameToVictims: dict[str, FullVictims] | None = None
+
+
+class PreemptResult(msgspec.Struct):
+    NodeNameToMetaVictims: dict[str, MetaVictims]
+
+
+class AdmissionRequest(msgspec.Struct):
+    uid: str
+    operation: str = "CREATE"
+    namespace: str = ""
+    object: dict[str, Any] | None = None
+    oldObject: dict[str, Any] | None = None
+    userInfo: dict[str, Any] | None = None
+
+
+class AdmissionReview(msgspec.Struct):
+    request: AdmissionRequest
+    apiVersion: str = ""
+    kind: str = ""
+
+
+encode = msgspec.json.Encoder().encode

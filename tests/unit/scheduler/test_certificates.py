@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Certificates: made, kept, renewed, trusted by a client that knows the bundle alone; shared by replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import pytest
+from aiohttp import web
+from vgpu_scheduler import certificates, tls
+from vgpu_scheduler.api import Access, Api, ApiError
+from vgpu_scheduler.tls import Tls
+
+from .api_double import ApiDouble
+
+NAMES = ["vgpu-scheduler.kube-system.svc", "127.0.0.1"]
+NOW = datetime.now(UTC)
+SECRET = "/api/v1/namespaces/kube-system/secrets/vgpu-scheduler-tls"
+HOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/vgpu-scheduler"
+
+AGES = [
+    # days later, is the certificate new, is the authority new
+    (0, False, False),
+    (59, False, False),
+    (61, True, False),
+    (2400, True, False),
+    (2500, True, True),
+    (4000, True, True),
+    (-1, True, True),
+]
+
+
+@pytest.mark.parametrize(("days", "certificate", "authority"), AGES)
+def test_renewed_once_two_thirds_of_the_time_are_over(days, certificate, authority):
+    old = certificates.renewed(None, NAMES, NOW)
+    new = certificates.renewed(old, NAMES, NOW + timedelta(days=days))
+    assert (new.certificate != old.certificate, new.authority != old.authority) == (certificate, authority)
+    if authority:
+        assert new.bundle == new.authority + old.authority, "what runs with the old one is still trusted"
+
+
+def test_other_names_are_another_certificate():
+    old = certificates.renewed(None, NAMES, NOW)
+    assert certificates.renewed(old, NAMES[:1], NOW).certificate != old.certificate
+
+
+def test_replicas_share_one_secret_and_clients_trust_the_bundle():
+    async def go():
+        async with ApiDouble() as double, Api(Access(double.url, tls=False)) as api:
+            await double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}, {"name": "b"}]})
+            replicas = [Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, ["vgpu-scheduler"]) for _each in range(3)]
+            await asyncio.gather(*(one.keep() for one in replicas))
+            assert len({one._now for one in replicas}) == 1
+            assert double.count("POST", "secrets") <= 3
+            bundles = {one["clientConfig"]["caBundle"] for one in double.objects[HOOK]["webhooks"]}
+            (bundle,) = bundles
+            writes = len([call for call in double.calls if call[0] != "GET"])
+            await replicas[0].keep()
+            assert len([call for call in double.calls if call[0] != "GET"]) == writes, "a second look writes nothing"
+
+            async def hello(_request):
+                return web.Response(text="hello")
+
+            app = web.Application()
+            app.router.add_get("/", hello)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=replicas[0].context).start()
+            url = f"https://127.0.0.1:{runner.addresses[0][1]}/"
+            trusting = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
+            for context, fine in ((trusting, True), (ssl.create_default_context(), False)):
+                async with aiohttp.ClientSession() as session:
+                    try:
+                        async with session.get(url, ssl=context) as answer:
+                            assert await answer.text() == "hello" and fine
+                    except aiohttp.ClientConnectorCertificateError:
+                        assert not fine
+            await runner.cleanup()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("broken", ["", "bm8gY2VydGlmaWNhdGU=", None])
+def test_a_secret_that_holds_no_certificate_is_made_anew(broken):
+    async def go():
+        async with ApiDouble() as double, Api(Access(double.url, tls=False)) as api:
+            data = {} if broken is None else dict.fromkeys(tls.FIELDS, broken)
+            await double.put(SECRET, {"metadata": {"name": "vgpu-scheduler-tls"}, "data": data})
+            one = Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, [])
+            await one.keep()
+            assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 both sides are said
+
+    asyncio.run(go())
+
+
+def test_no_right_to_the_secret_is_said():
+    async def go():
+        async with ApiDouble() as double, Api(Access(double.url, tls=False)) as api:
+            double.fault = lambda _method, _path: 403
+            with pytest.raises(ApiError, match="403"):
+                await Tls(api, "kube-system/x", NAMES, []).keep()
+
+    asyncio.run(go())

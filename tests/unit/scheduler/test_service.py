@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extender over real HTTP, before an API server in memory: binds, restarts, lost events, leaders, bad bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import pytest
+from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pod_plan import Use
+from vgpu_scheduler import api as api_module
+from vgpu_scheduler import cluster as cluster_module
+from vgpu_scheduler import leadership as leadership_module
+from vgpu_scheduler import main as main_module
+from vgpu_scheduler import webhook
+from vgpu_scheduler.api import Access, Api
+from vgpu_scheduler.cluster import Cluster
+from vgpu_scheduler.extender import Extender
+from vgpu_scheduler.leadership import Leadership
+from vgpu_scheduler.ledger import Ledger
+from vgpu_scheduler.server import MAX_BODY, Service
+
+from .api_double import ApiDouble
+from .samples import faults, node
+
+SCHEDULER = "vgpu-scheduler"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/vgpu-scheduler"
+
+
+def node_object(name, gpus=None):
+    annotations = {} if gpus is None else {pod_plan.GPUS: pod_plan.write_gpus(gpus)}
+    return {"metadata": {"name": name, "annotations": annotations}}
+
+
+def pod_object(name, memory=3000, gpus=1, **spec):
+    limits = {"nvidia.com/gpu": str(gpus), "nvidia.com/gpumem": str(memory)}
+    return {
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": {}},
+        "spec": {
+            "schedulerName": SCHEDULER,
+            "containers": [{"name": "main", "resources": {"limits": limits, "requests": limits}}],
+            **spec,
+        },
+        "status": {"phase": "Pending"},
+    }
+
+
+def pod_path(name):
+    return f"/api/v1/namespaces/default/pods/{name}"
+
+
+def lease_object(holder, seconds=15):
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": f"{holder}_0c1d", "renewTime": now, "leaseDurationSeconds": seconds}
+    return {"metadata": {"name": "vgpu-scheduler"}, "spec": spec}
+
+
+class Replica:
+    """One of the program: its parts, and its extender over a socket."""
+
+    def __init__(self, double, session):
+        self.double, self.session = double, session
+
+    async def verb(self, name, body):
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        async with self.session.post(f"{self.url}/{name}", data=data) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if answer.status == 200 else text
+
+    async def get(self, path):
+        async with self.session.get(self.url + path) as answer:
+            return answer.status, await answer.text()
+
+    async def schedule(self, pod, nodes):
+        """What a kube-scheduler does with one pod. The node, or None; and what bind said."""
+        status, found = await self.verb("filter", {"Pod": pod, "NodeNames": nodes})
+        assert status == 200 and not found["Error"], found
+        if not found["NodeNames"]:
+            return None, str(found)
+        _status, scores = await self.verb("prioritize", {"Pod": pod, "NodeNames": found["NodeNames"]})
+        best = max(scores, key=lambda one: one["Score"])["Host"]
+        return best, await self.bind(pod, best)
+
+    async def bind(self, pod, name):
+        meta = pod["metadata"]
+        body = {"PodName": meta["name"], "PodNamespace": "default", "PodUID": meta["uid"], "Node": name}
+        status, found = await self.verb("bind", body)
+        assert status == 200, found
+        return found["Error"]
+
+    async def until(self, holds, seconds=20.0):
+        end = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < end, "it did not come to be"
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def replica(double, lease="", identity="one", resync=300.0, wait=True):
+    async with Api(Access(double.url, tls=False), timeout=1.0) as api, aiohttp.ClientSession() as session:
+        one = Replica(double, session)
+        one.ledger = Ledger()
+        one.extender = Extender(one.ledger, api)
+        one.cluster = Cluster(api, one.extender, SCHEDULER, resync)
+        one.leadership = Leadership(api, one.cluster, lease and "kube-system/vgpu-scheduler", identity)
+        one.extender.may_bind = one.leadership.may_bind
+        service = Service(api, one.extender, one.cluster, one.leadership, webhook.Settings())
+        runner = await main_module.listen(service.extender_app(), "127.0.0.1:0", None)
+        one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        task = asyncio.create_task(one.cluster.run())
+        try:
+            if wait:
+                await one.until(lambda: one.cluster.synced)
+            yield one
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await runner.cleanup()
+
+
+@asynccontextmanager
+async def world(nodes=2, gpus=2, **options):
+    async with ApiDouble() as double:
+        names = [f"n{n}" for n in range(nodes)]
+        double.nodes = {name: node(name, gpus) for name in names}
+        for name in names:
+            await double.put(f"/api/v1/nodes/{name}", node_object(name, double.nodes[name]))
+        async with replica(double, **options) as one:
+            yield double, one, names
+
+
+def plans(double):
+    """(node, plan) of each bound pod, as the API server has it."""
+    found = []
+    for path, one in double.objects.items():
+        if "/pods/" in path and one["spec"].get("nodeName"):
+            found.append((one["spec"]["nodeName"], pod_plan.read_plan(one["metadata"]["annotations"][pod_plan.PLAN])))
+    return found
+
+
+def test_a_pod_is_bound_with_its_plan_in_one_request():
+    async def go():
+        async with world() as (double, one, names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            calls = len(double.calls)
+            where, said = await one.schedule(pod, [*names, "no-gpus"])
+            assert said == "" and where in names
+            ours = [call for call in double.calls[calls:] if call[0] != "GET"]
+            assert ours == [("POST", pod_path("a") + "/binding")]
+            stored = double.objects[pod_path("a")]
+            (part,) = pod_plan.read_plan(stored["metadata"]["annotations"][pod_plan.PLAN])
+            assert (stored["spec"]["nodeName"], part.container, part.devices[0].memory_mib) == (where, "main", 3000)
+
+    asyncio.run(go())
+
+
+def test_many_at_once_never_oversell_and_every_refusal_is_said():
+    async def go():
+        async with world(nodes=3, gpus=2) as (double, one, names):
+            # Each GPU takes five of them: 30 in all, 45 asked at the same moment, all for the node that looks best.
+            pods = [await double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(45)]
+            answers = await asyncio.gather(*(one.schedule(pod, names) for pod in pods))
+            for _round in range(4):
+                again = [n for n, (where, said) in enumerate(answers) if where and said]
+                for n in again:
+                    answers[n] = await one.schedule(pods[n], names)
+            assert sum(said == "" for _where, said in answers) == 30
+            assert faults(double.nodes, plans(double)) == [] and one.ledger.oversold() == []
+            waits = [said for where, said in answers if where is None]
+            assert len(waits) == 15 and all("not a GPU with 3000 MiB free" in said for said in waits)
+
+    asyncio.run(go())
+
+
+def test_the_ledger_comes_back_from_pods_and_nodes():
+    async def go():
+        async with world() as (double, one, names):
+            for n in range(6):
+                pod = await double.put(pod_path(f"p{n}"), pod_object(f"p{n}"))
+                assert (await one.schedule(pod, names))[1] == ""
+            double.page = 2
+            async with replica(double) as other:
+                assert {name: other.ledger.use(name) for name in names} == {
+                    name: one.ledger.use(name) for name in names
+                }
+                await double.delete(pod_path("p0"))
+                done = dict(double.objects[pod_path("p1")], status={"phase": "Succeeded"})
+                await double.put(pod_path("p1"), done)
+                for each in (one, other):
+                    await each.until(lambda each=each: len(list(each.ledger.held_by())) == 4)
+
+    asyncio.run(go())
+
+
+BINDS = [
+    # what the API server does, is the pod bound then, does it hold at once, and in the end
+    (lambda _m, path: 409 if path.endswith("/binding") else None, False, False, False),
+    (lambda _m, path: 404 if path.endswith("/binding") else None, False, False, False),
+    (lambda _m, path: 503 if path.endswith("/binding") else None, False, True, False),
+    (lambda _m, path: "hang" if path.endswith("/binding") else None, False, True, False),
+    (lambda _m, path: "done" if path.endswith("/binding") else None, True, True, True),
+]
+
+
+@pytest.mark.parametrize(("fault", "bound", "holds", "finally_holds"), BINDS)
+def test_binds_that_go_wrong(fault, bound, holds, finally_holds, monkeypatch):
+    monkeypatch.setattr(cluster_module, "GIVE_UP", 1.5)
+
+    async def go():
+        async with world() as (double, one, names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            double.silent, double.fault = True, fault
+            _where, said = await one.schedule(pod, names)
+            assert said
+            assert bool(double.objects[pod_path("a")]["spec"].get("nodeName")) == bound
+            assert (one.ledger.held("uid-a") is not None) == holds
+            double.fault = None
+            await one.until(lambda: not one.extender.uncertain)
+            assert (one.ledger.held("uid-a") is not None) == finally_holds
+            if not bound:
+                assert (await one.schedule(pod, names))[1] == ""
+
+    asyncio.run(go())
+
+
+def test_lost_events_are_made_good_by_the_next_list():
+    async def go():
+        async with world(resync=1.5) as (double, one, names):
+            for name in ("a", "b"):
+                pod = await double.put(pod_path(name), pod_object(name))
+                assert (await one.schedule(pod, names))[1] == ""
+            double.silent = True
+            await double.delete(pod_path("a"))
+            stranger = dict(double.objects[pod_path("b")])
+            stranger["metadata"] = dict(stranger["metadata"], name="c", uid="uid-c")
+            await double.put(pod_path("c"), stranger)
+            await one.until(lambda: one.ledger.held("uid-a") is None and one.ledger.held("uid-c") is not None)
+            assert one.cluster.drift["surplus"] == 1 and one.cluster.drift["missing"] == 1
+            assert one.ledger.held("uid-b") is not None
+
+    asyncio.run(go())
+
+
+def test_a_version_that_is_too_old_means_a_new_list():
+    async def go():
+        async with world(resync=300.0) as (double, one, names):
+            double.silent = True
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, names))[1] == ""
+            await double.delete(pod_path("a"))
+            double.compacted, double.silent = double.version + 1, False
+            lists = double.count("GET", "/api/v1/pods")
+            one.cluster.pods._again.set()
+            await one.until(lambda: one.ledger.held("uid-a") is None)
+            double.compacted = 0
+            await one.until(lambda: double.count("GET", "/api/v1/pods") > lists + 1)
+
+    asyncio.run(go())
+
+
+def test_a_plan_that_somebody_deleted_is_written_again():
+    async def go():
+        async with world() as (double, one, names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, names))[1] == ""
+            stored = json.loads(json.dumps(double.objects[pod_path("a")]))
+            plan = stored["metadata"]["annotations"].pop(pod_plan.PLAN)
+            await double.put(pod_path("a"), stored)
+            await one.until(lambda: double.objects[pod_path("a")]["metadata"]["annotations"].get(pod_plan.PLAN) == plan)
+            assert one.cluster.drift["plan_deleted"] == 1 and one.ledger.held("uid-a") is not None
+
+    asyncio.run(go())
+
+
+def test_the_ledger_follows_what_the_kubelet_gave():
+    async def go():
+        async with world(nodes=1) as (double, one, names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, names))[1] == ""
+            stored = json.loads(json.dumps(double.objects[pod_path("a")]))
+            annotations = stored["metadata"]["annotations"]
+            (planned,) = [uuid for uuid, use in one.ledger.use("n0").items() if use.slots]
+            (other,) = {"GPU-n0-0", "GPU-n0-1"} - {planned}
+            annotations[pod_plan.GIVEN] = annotations[pod_plan.PLAN].replace(planned, other)
+            await double.put(pod_path("a"), stored)
+            await one.until(lambda: one.ledger.use("n0")[other] == Use(3000, 0, 1))
+            assert one.ledger.use("n0")[planned] == Use(0, 0, 0)
+
+    asyncio.run(go())
+
+
+def test_nodes_that_go_come_back_and_lose_their_annotation():
+    async def go():
+        async with world() as (double, one, names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            where, said = await one.schedule(pod, names)
+            before = one.ledger.use(where)
+            await double.delete(f"/api/v1/nodes/{where}")
+            await one.until(lambda: where not in one.ledger.nodes)
+            await double.put(f"/api/v1/nodes/{where}", node_object(where, double.nodes[where]))
+            await one.until(lambda: where in one.ledger.nodes)
+            assert one.ledger.use(where) == before and said == ""
+            for wrong, kind in ((node_object(where), "gpus_deleted"), (node_object(where), "gpus_unreadable")):
+                if kind == "gpus_unreadable":
+                    wrong["metadata"]["annotations"][pod_plan.GPUS] = "{"
+                await double.put(f"/api/v1/nodes/{where}", wrong)
+                await one.until(lambda kind=kind: one.cluster.drift[kind] > 0)
+                assert one.ledger.use(where) == before
+
+    asyncio.run(go())
+
+
+def test_only_the_replica_beside_the_leader_binds_and_only_once_it_has_listed(monkeypatch):
+    monkeypatch.setattr(leadership_module, "LOOK", 0.0)
+
+    async def go():
+        async with world(lease="yes", identity="one") as (double, one, names), replica(double, "yes", "two") as two:
+            pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
+            assert "cannot be read" in await one.bind(pods[0], "n0")
+            await double.put(LEASE, lease_object("one"))
+            await one.bind(pods[0], "n0")
+            await one.until(lambda: one.cluster.pods.listed_at > one.leadership._since)
+            assert await one.bind(pods[0], "n0") == ""
+            said = await two.bind(pods[1], "n0")
+            assert "the kube-scheduler that leads is one_0c1d" in said
+            # Both replicas filter: an autoscaler may ask either.
+            assert (await two.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
+            # The leader dies; what it bound last never reached the other by events.
+            double.silent = True
+            assert await one.bind(pods[1], "n0") == ""
+            await double.put(LEASE, lease_object("two"))
+            said = await two.bind(pods[2], "n0")
+            assert "being listed" in said
+            await two.until(lambda: two.ledger.held("uid-b") is not None)
+            assert await two.bind(pods[2], "n0") == ""
+            assert "leads is two_0c1d" in await one.bind(pods[3], "n0")
+            # A lease that is nearly over: a call to the API server might outlive it.
+            await double.put(LEASE, lease_object("two", seconds=3))
+            assert "about to end" in await two.bind(pods[3], "n0")
+            await double.put(LEASE, lease_object("two", seconds=0))
+            assert "has ended" in await two.bind(pods[3], "n0")
+
+    asyncio.run(go())
+
+
+def test_the_lease_prefix_is_the_whole_host_name(monkeypatch):
+    monkeypatch.setattr(leadership_module, "LOOK", 0.0)
+
+    async def go():
+        async with world(lease="yes", identity="one") as (double, one, _names):
+            await double.put(LEASE, lease_object("one-more"))
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert "one-more_0c1d" in await one.bind(pod, "n0")
+
+    asyncio.run(go())
+
+
+def test_ends_of_leases():
+    when = datetime.now(UTC) + timedelta(seconds=1)
+    assert leadership_module.ends({"renewTime": when.isoformat(), "leaseDurationSeconds": 15}) == when.timestamp() + 15
+    for broken in ({}, {"renewTime": "yesterday", "leaseDurationSeconds": 1}, {"renewTime": None}):
+        assert leadership_module.ends(broken) == 0.0
+
+
+def test_a_bind_reads_the_pod_where_a_restart_forgot_it():
+    async def go():
+        async with world() as (double, one, _names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert await one.bind(pod, "n0") == ""
+            stale = json.loads(json.dumps(pod))
+            stale["metadata"]["uid"] = "uid-of-before"
+            assert "is another one now" in await one.bind(stale, "n0")
+            gone = pod_object("gone")
+            assert "404" in await one.bind(gone, "n0")
+
+    asyncio.run(go())
+
+
+def test_preempt_keeps_nodes_where_it_helps():
+    async def go():
+        async with world(nodes=2, gpus=1) as (double, one, names):
+            for name, where in (("a", "n0"), ("b", "n1"), ("c", "n1")):
+                pod = await double.put(pod_path(name), pod_object(name, memory=8000))
+                assert await one.bind(pod, where) == ""
+            big = pod_object("big", memory=16000)
+            victims = {"n0": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 1}, "n1": {"Pods": [{"UID": "uid-b"}]}}
+            status, found = await one.verb("preempt", {"Pod": big, "NodeNameToMetaVictims": victims})
+            assert status == 200 and list(found["NodeNameToMetaVictims"]) == ["n0"]
+            assert found["NodeNameToMetaVictims"]["n0"] == {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 1}
+            full = {"n0": {"Pods": [double.objects[pod_path("a")]]}}
+            found = (await one.verb("preempt", {"Pod": big, "NodeNameToVictims": full}))[1]
+            assert found["NodeNameToMetaVictims"]["n0"]["Pods"] == [{"UID": "uid-a"}]
+            assert names == ["n0", "n1"]
+
+    asyncio.run(go())
+
+
+GOOD = {"Pod": pod_object("a"), "NodeNames": ["n0"]}
+BODIES = [
+    ("filter", b"", 400, "expected JSON"),
+    ("filter", json.dumps(GOOD).encode()[:-20], 400, "expected JSON"),
+    ("filter", b"not json at all", 400, "expected JSON"),
+    ("filter", b"[" * 1_000_000, 400, "expected JSON"),
+    ("filter", b"[]", 400, "expected JSON"),
+    ("filter", b'{"NodeNames": ["n0"]}', 400, "Pod"),
+    ("filter", b'{"Pod": {}, "NodeNames": "n0"}', 400, "expected JSON"),
+    ("filter", b"\xff\xfe\x00", 400, "expected JSON"),
+    ("filter", b'"' + b"x" * (10 << 20) + b'"', 413, f"at most {MAX_BODY} bytes"),
+    ("bind", b'{"PodName": 1}', 400, "expected JSON"),
+    ("preempt", b"{", 400, "expected JSON"),
+    ("nothing", b"{}", 404, "Not Found"),
+]
+
+
+def test_bad_bodies_get_a_status_and_a_sentence_and_the_service_stays_up():
+    async def go():
+        async with world() as (_double, one, _names):
+            for verb, body, status, words in BODIES:
+                found, text = await one.verb(verb, body)
+                assert found == status and words in text and text.count("\n") == 1, (verb, body[:40], found, text)
+            assert (await one.verb("filter", GOOD))[1]["NodeNames"] == ["n0"]
+            odd = [{"Pod": made, "NodeNames": ["n0"]} for made in ({}, {"spec": 1}, {"spec": {"containers": [None]}})]
+            for body in odd:
+                assert (await one.verb("filter", body))[0] == 200, body
+            assert "nodeCacheCapable" in (await one.verb("filter", {"Pod": {}, "Nodes": {"items": []}}))[1]["Error"]
+
+    asyncio.run(go())
+
+
+def test_a_pod_that_cannot_be_is_said_to_be_so_for_every_node():
+    async def go():
+        async with world() as (_double, one, names):
+            wrong = pod_object("a", memory="-5")
+            found = (await one.verb("filter", {"Pod": wrong, "NodeNames": names}))[1]
+            assert found["NodeNames"] == [] and "found" in found["FailedAndUnresolvableNodes"]["n0"]
+            scores = (await one.verb("prioritize", {"Pod": wrong, "NodeNames": names}))[1]
+            assert [one["Score"] for one in scores] == [0, 0]
+
+    asyncio.run(go())
+
+
+def test_what_people_see():
+    async def go():
+        async with world(nodes=2, gpus=1) as (double, one, names):
+            for name, where in (("a", "n0"), ("b", "n1")):
+                pod = await double.put(pod_path(name), pod_object(name, memory=9000))
+                assert await one.bind(pod, where) == ""
+            await double.put(pod_path("waits"), pod_object("waits", memory=8000))
+            await double.put(pod_path("huge"), pod_object("huge", memory=90000))
+            await double.put(pod_path("odd"), pod_object("odd", memory="-1"))
+            status, text = await one.get("/explain/default/waits")
+            assert status == 200 and "0 of 2 nodes have room" in text and "it would fit on n0 once default/a" in text
+            assert "2 nodes: not a GPU with 8000 MiB free (n0, n1)" in text
+            text = (await one.get("/explain/default/huge"))[1]
+            assert "not a GPU large enough for 90000 MiB" in text and "add a node" in text
+            assert "asks for what cannot be" in (await one.get("/explain/default/odd"))[1]
+            assert "holds on node n0" in (await one.get("/explain/default/a"))[1]
+            assert (await one.get("/explain/default/nobody"))[0] == 404
+            status, text = await one.get("/metrics")
+            assert 'vgpu_scheduler_binds_total{outcome="bound"} 2' in text
+            assert 'vgpu_scheduler_node_memory_held_bytes{node="n0"} 9437184000' in text
+            assert 'vgpu_scheduler_request_seconds_count{verb="bind"} 2' in text
+            assert (await one.get("/readyz"))[0] == 200 and (await one.get("/healthz"))[0] == 200
+            assert names == ["n0", "n1"]
+
+    asyncio.run(go())
+
+
+def test_not_ready_and_no_bind_before_the_first_lists():
+    async def go():
+        async with ApiDouble() as double:
+            double.fault = lambda _method, _path: 403
+            async with replica(double, wait=False) as one:
+                await one.until(lambda: one.cluster.pods.fault)
+                status, text = await one.get("/readyz")
+                assert status == 503 and "403" in text
+                assert "being listed" in await one.bind(pod_object("a"), "n0")
+
+    asyncio.run(go())
+
+
+def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
+    # kube-scheduler: lease 15 s, given up 10 s after the last renewal.
+    assert api_module.TIMEOUT < 15 - 10

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission: what a pod is given, what is refused and why, and that a second look changes nothing."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+
+import pytest
+from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.dialects import Config, read_pod
+from vgpu_scheduler import webhook, wire
+from vgpu_scheduler.webhook import Settings
+
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+ALI, COUNT, CORE, UNITS = (
+    "aliyun.com/gpu-mem",
+    "aliyun.com/gpu-count",
+    "tencent.com/vcuda-core",
+    "tencent.com/vcuda-memory",
+)
+
+
+def pod(limits, labels=None, annotations=None, **spec):
+    container = {"name": "main", "image": "x", "resources": {"limits": limits}}
+    metadata = {"generateName": "a-", "labels": labels or {}, "annotations": annotations or {}}
+    return {"metadata": metadata, "spec": {"schedulerName": "default-scheduler", "containers": [container], **spec}}
+
+
+def review(made, settings=None, operation="CREATE", old=None, user="", largest=()):
+    about = {"username": user}
+    request = wire.AdmissionRequest("7", operation, "default", made, old, about)
+    return webhook.mutate(request, settings or Settings(), largest)
+
+
+def applied(made, response):
+    """The pod after the patch, by the rules of JSON patch for add: an own reading of them."""
+    made = copy.deepcopy(made)
+    for step in json.loads(base64.b64decode(response.get("patch", base64.b64encode(b"[]")))):
+        assert step["op"] == "add"
+        *parents, last = step["path"].strip("/").split("/")
+        place = made
+        for key in parents:
+            place = place[int(key)] if isinstance(place, list) else place[key]
+        place[last] = step["value"]
+    return made
+
+
+GIVEN = [
+    ({ALI: "8"}, {COUNT: "2"}, {ALI: "8", GPU: "2"}),
+    ({CORE: "200"}, {}, {CORE: "200", GPU: "2"}),
+    ({CORE: "50", UNITS: "4"}, {}, {CORE: "50", UNITS: "4", GPU: "1"}),
+    ({MEM: "3000"}, {}, {MEM: "3000", GPU: "1"}),
+    ({GPU: "1", CORES: "30"}, {}, {GPU: "1", CORES: "30", MEM: "5000"}),
+    ({GPU: "1", "nvidia.com/gpumem-percentage": "50"}, {}, {GPU: "1", "nvidia.com/gpumem-percentage": "50"}),
+    ({GPU: "1"}, {}, {GPU: "1"}),
+    ({GPU + ".shared": "1"}, {}, {GPU + ".shared": "1", GPU: "1"}),
+]
+
+
+@pytest.mark.parametrize(("limits", "labels", "after"), GIVEN)
+def test_what_a_pod_is_given(limits, labels, after):
+    made = pod(limits, labels)
+    response = review(made)
+    assert response["allowed"] and response["uid"] == "7"
+    changed = applied(made, response)
+    assert changed["spec"]["containers"][0]["resources"]["limits"] == after
+    assert changed["spec"]["schedulerName"] == "vgpu-scheduler"
+    again = review(changed)
+    assert again["allowed"] and "patch" not in again, "a second look changes nothing"
+    assert [ask._replace(field="", where="") for ask in read_pod(made).asks] == [
+        ask._replace(field="", where="") for ask in read_pod(changed).asks
+    ], "and the pod asks for the same as before"
+
+
+def test_requests_are_completed_as_well():
+    made = pod({ALI: "8"}, {COUNT: "2"})
+    made["spec"]["containers"][0]["resources"]["requests"] = {ALI: "8", "cpu": "1"}
+    resources = applied(made, review(made))["spec"]["containers"][0]["resources"]
+    assert resources == {"limits": {ALI: "8", GPU: "2"}, "requests": {ALI: "8", "cpu": "1", GPU: "2"}}
+
+
+def test_priority_and_runtime_class():
+    made = pod({GPU: "1", "nvidia.com/priority": "0"})
+    changed = applied(made, review(made, Settings(runtime_class="nvidia")))
+    assert changed["spec"]["runtimeClassName"] == "nvidia"
+    assert changed["spec"]["containers"][0]["env"] == [{"name": "CUDA_TASK_PRIORITY", "value": "0"}]
+    changed["spec"]["containers"][0]["env"] = [{"name": "A", "value": "b"}]
+    assert [one["name"] for one in applied(changed, review(changed))["spec"]["containers"][0]["env"]] == [
+        "A",
+        "CUDA_TASK_PRIORITY",
+    ]
+    own = pod({GPU: "1"}, runtimeClassName="kata")
+    assert applied(own, review(own, Settings(runtime_class="nvidia")))["spec"]["runtimeClassName"] == "kata"
+
+
+LEFT = [
+    pod({"cpu": "1"}),
+    pod({GPU: "0"}),
+    pod({GPU: "1", MEM: "-1"}, {"hami.io/webhook": "ignore"}),
+    pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}),
+    pod({GPU: "1"}, schedulerName="other"),
+    {},
+    {"spec": {}},
+]
+
+
+@pytest.mark.parametrize("made", LEFT)
+def test_pods_that_are_left_as_they_are(made):
+    response = review(made)
+    assert response["allowed"] and "patch" not in response
+    assert ("warnings" in response) == (made.get("spec", {}).get("schedulerName") == "other")
+
+
+def privileged():
+    made = pod({GPU: "1"})
+    made["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    return made
+
+
+REFUSED = [
+    (pod({GPU: "1", MEM: "-1"}), 'limits["nvidia.com/gpumem"]: expected a whole number'),
+    (pod({ALI: "7"}, {COUNT: "2"}), "7 GiB over 2 GPUs"),
+    (pod({GPU: "1"}, nodeName="n1"), "spec.nodeName"),
+    (privileged(), "securityContext.privileged"),
+    (pod({GPU: "1"}, {}, {"hami.io/gpu-scheduler-policy": "binpak"}), 'did you mean "binpack"'),
+    (pod({GPU: "1"}, {}, {pod_plan.PLAN: "{}"}), "written by the scheduler alone"),
+    (pod({GPU: "1"}, {}, {pod_plan.GIVEN: "{}"}), "written by the scheduler alone"),
+    (pod({GPU: "1", "nvidia.com/gpumen": "5"}), 'did you mean "nvidia.com/gpumem"'),
+]
+
+
+@pytest.mark.parametrize(("made", "words"), REFUSED)
+def test_refused_with_field_and_reason(made, words):
+    response = review(made)
+    assert not response["allowed"] and words in response["status"]["message"] and "patch" not in response
+
+
+def test_what_no_node_can_hold_today_is_admitted_with_a_warning():
+    largest = [(2, 16160), (8, 15360)]
+    assert "no node has more than 8" in review(pod({GPU: "9", MEM: "5"}), largest=largest)["warnings"][0]
+    assert "the largest has 16160" in review(pod({GPU: "1", MEM: "20000"}), largest=largest)["warnings"][0]
+    assert "warnings" not in review(pod({GPU: "8", MEM: "16160"}), largest=largest)
+
+
+def test_names_and_defaults_are_the_configuration_s():
+    settings = Settings(Config(gpu="example.com/gpu", memory="example.com/mem", default_memory_mib=100))
+    made = pod({"example.com/gpu": "1", CORES: "30"})
+    limits = applied(made, review(made, settings))["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"example.com/gpu": "1", CORES: "30", "example.com/mem": "100"}
+
+
+PLAN = {pod_plan.PLAN: "a"}
+UPDATES = [
+    ("somebody", PLAN, {pod_plan.PLAN: "b"}, False),
+    ("somebody", PLAN, {}, False),
+    ("somebody", {}, {pod_plan.GIVEN: "b"}, False),
+    ("somebody", PLAN, {**PLAN, "other": "x"}, True),
+    ("sched", {}, PLAN, True),
+    ("sched", PLAN, {**PLAN, pod_plan.GIVEN: "x"}, False),
+    ("giver", PLAN, {**PLAN, pod_plan.GIVEN: "x"}, True),
+    ("system:node:n1", PLAN, {**PLAN, pod_plan.GIVEN: "x"}, True),
+]
+
+
+@pytest.mark.parametrize(("user", "before", "after", "allowed"), UPDATES)
+def test_plans_are_changed_by_those_who_write_them(user, before, after, allowed):
+    settings = Settings(may_write=("sched",), may_give=("giver",))
+    old, new = ({"metadata": {"annotations": one}} for one in (before, after))
+    assert review(new, settings, "UPDATE", old, user)["allowed"] == allowed
