@@ -14,6 +14,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 APT_BASE  := python3 python3-venv gcc libc6-dev make
 APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
 APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+APT_E2E   := openssl iproute2 util-linux
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down test test-fast lint sanity unit integration native-test native-slow page gpu-check molecule molecule-all native venv collection docs lock clean apt-base apt-hosts apt-test
@@ -23,6 +24,7 @@ help:
 	@echo "make demo-down  remove everything that the demo made"
 	@echo "make test       every gate: lint, sanity, unit, native, molecule (CONTRIBUTING.md names each)"
 	@echo "make bench      the figures of libvgpu.so, as a table (tests/bench)"
+	@echo "make e2e        the device plugin under a real Kubernetes (tests/e2e); the first run builds it"
 	@echo "make fuzz       the parsers of limits and ledger on any bytes, minutes each (tests/fuzz)"
 	@echo "make native     build the C parts into native/build"
 	@echo "make gpu-check  measure libvgpu.so on this host's GPU; needs a C compiler and python3 alone"
@@ -76,6 +78,12 @@ native-test: apt-test venv
 # Installs nothing and needs no root: it must run on any host that has a GPU.
 gpu-check:
 	@python3 tests/gpu/check.py $(GPU_CHECK)
+
+.PHONY: e2e
+# Outside `make test`: a first run builds Kubernetes out of its Go modules.
+e2e: apt-test venv native
+	@tools/apt.sh $(APT_E2E)
+	@$(BIN)/python tests/e2e/run.py $(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(E2E),tests/e2e)
 
 .PHONY: fuzz
 # Seconds of each fuzzer run in every test; here minutes.

@@ -28,6 +28,12 @@ LOGS = BUILD / "logs"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
 
 
+def kubernetes_is_built() -> bool:
+    """Whether the programs that tests/e2e needs are there."""
+    find = [str(ROOT / "tests/e2e/kube/build.sh"), "--find"]
+    return subprocess.run(find, stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
 @dataclass
 class Gate:
     """One gate: ``commands`` are run in turn, then ``tests``, folders that get a pytest process of their own each
@@ -90,6 +96,8 @@ SLOW_GATES = [
         ["tests/page"],
         minutes=2,
     ),
+    # Kubernetes is built once and then cached; the build alone takes half an hour.
+    Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
     Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
     Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
 ]

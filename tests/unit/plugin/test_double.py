@@ -105,8 +105,8 @@ def test_start_empties_the_folder_but_for_the_checkpoint(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"version": "v1alpha"}, "requested API version 'v1alpha' is not supported"),
-        ({"resource": "no-domain"}, "the ResourceName 'no-domain' is invalid"),
+        ({"version": "v1alpha"}, 'requested API version "v1alpha" is not supported'),
+        ({"resource": "no-domain"}, 'the ResourceName "no-domain" is invalid'),
         ({"name": "nobody.sock"}, "failed to dial device plugin"),
     ],
 )
@@ -145,7 +145,10 @@ def test_refusal_and_shortage(kubelet, plugin):
         kubelet.run_pod("p", resource=RESOURCE, count=4)
     assert pending.value.reason == "Pending"
     plugin.refusal = "not this one"
-    with pytest.raises(PodError, match="Allocate failed due to not this one, which is unexpected") as refused:
+    with pytest.raises(
+        PodError,
+        match=r"Pod was rejected: Allocate failed due to rpc error: code = .* desc = not this one, which is unexpected",
+    ) as refused:
         kubelet.run_pod("p", resource=RESOURCE)
     assert refused.value.reason == "UnexpectedAdmissionError"
     assert kubelet.state()["pods"] == []

@@ -96,7 +96,7 @@ class RecordStore:
         return self._records.get(allocation)
 
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
-        """Those that the kubelet knows by exactly these ids; an init container and a container of one pod share them."""
+        """Those that the kubelet knows by exactly these ids; an init container and a container of a pod share them."""
         wanted = frozenset(ids)
         return [one for one in self._records.values() if frozenset(one.kubelet_ids) == wanted]
 

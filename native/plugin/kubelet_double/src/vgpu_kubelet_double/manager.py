@@ -25,6 +25,15 @@ VERSIONS = ("v1beta1",)
 RESOURCE = re.compile(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$")
 
 
+def _quoted(text: str) -> str:
+    return json.dumps(text)
+
+
+def _go_name(code: grpc.StatusCode) -> str:
+    """FAILED_PRECONDITION as Go writes it: FailedPrecondition."""
+    return code.name.title().replace("_", "")
+
+
 class PodError(Exception):
     """Why a pod does not run, in the kubelet's or the scheduler's words; ``reason`` is the pod's reason."""
 
@@ -77,10 +86,11 @@ class Manager(rpc.RegistrationServicer):
         if request.version not in VERSIONS:
             context.abort(
                 grpc.StatusCode.UNKNOWN,
-                f"requested API version {request.version!r} is not supported by kubelet; supported: {VERSIONS}",
+                f"requested API version {_quoted(request.version)} is not supported by kubelet. "
+                f"Supported version is [{' '.join(map(_quoted, VERSIONS))}]",
             )
         if not RESOURCE.match(request.resource_name):
-            context.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName {request.resource_name!r} is invalid")
+            context.abort(grpc.StatusCode.UNKNOWN, f"the ResourceName {_quoted(request.resource_name)} is invalid")
         endpoint = Endpoint(request.resource_name, self.folder / request.endpoint, self._listed)
         try:
             endpoint.connect()
@@ -137,8 +147,8 @@ class Manager(rpc.RegistrationServicer):
         return self._shown(admitted[-1])
 
     def _choose(self, endpoint: Endpoint, free: list[str], count: int) -> list[str]:
-        """The plugin's preference where it is usable; it is advice."""
-        if self._asks and endpoint.options.get_preferred_allocation_available and len(free) > count:
+        """The plugin's preference where it is usable; it is advice. It is asked also where there is no choice."""
+        if self._asks and endpoint.options.get_preferred_allocation_available:
             preferred = endpoint.preferred(free, count)
             if len(set(preferred)) == count and set(preferred) <= set(free):
                 return preferred
@@ -149,8 +159,11 @@ class Manager(rpc.RegistrationServicer):
         try:
             answer = endpoint.allocate(ids)
         except (grpc.RpcError, ValueError) as fault:
-            text = fault.details() if isinstance(fault, grpc.RpcError) else str(fault)
-            raise PodError("UnexpectedAdmissionError", f"Allocate failed due to {text}, which is unexpected") from fault
+            text = str(fault)
+            if isinstance(fault, grpc.RpcError):
+                text = f"rpc error: code = {_go_name(fault.code())} desc = {fault.details()}"
+            message = f"Pod was rejected: Allocate failed due to {text}, which is unexpected"
+            raise PodError("UnexpectedAdmissionError", message) from fault
         by_numa: dict[int, list[str]] = {}
         for one in ids:
             device = endpoint.devices.get(one)

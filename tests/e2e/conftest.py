@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One cluster for all tests, one node with other GPUs for each module that asks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+E2E = Path(__file__).resolve().parent
+PLUGIN = E2E.parents[1] / "native" / "plugin"
+sys.path[:0] = [str(E2E), str(PLUGIN / "src")]
+# The gRPC code of the kubelet's interfaces, for the recorder of traces.
+subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
+
+from kubebox import pods  # noqa: E402
+from kubebox.box import CGROUP_VARIABLE  # noqa: E402
+from kubebox.cluster import PODS, Cluster  # noqa: E402
+from kubebox.gpunode import GpuNode  # noqa: E402
+from kubebox.process import until  # noqa: E402
+from kubebox.programs import Programs  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[tuple[Cluster, GpuNode]]:
+    if CGROUP_VARIABLE not in os.environ:
+        pytest.fail("these tests need the box: run `make e2e`, or tests/e2e/run.py pytest tests/e2e")
+    programs = Programs.from_environment()
+    with Cluster(programs, os.environ[CGROUP_VARIABLE]) as cluster:
+        node = GpuNode(programs, ["T4"], cluster.logs)
+        node.furnish()
+        cluster.start()
+        yield cluster, node
+        node.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(machine: tuple[Cluster, GpuNode]) -> Cluster:
+    return machine[0]
+
+
+def offer(cluster: Cluster, node: GpuNode, count: int) -> None:
+    """Starts our programs and waits until the API server says that there are so many slices."""
+    node.start()
+    until(lambda: (cluster.capacity(), cluster.allocatable()) == (count, count), f"{count} slices at the node")
+
+
+def empty(cluster: Cluster) -> None:
+    left = [pods.Pod(cluster, one["metadata"]["name"]) for one in cluster.api.get(PODS)["items"]]
+    for one in left:
+        one.ask_to_end()
+    for one in left:
+        one.delete()
+
+
+@pytest.fixture(scope="module")
+def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> Iterator[GpuNode]:
+    """The node as the module's ``GPUS``, ``CONFIGURATION`` (``sharing``) and ``SLICES`` say."""
+    cluster, node = machine
+    node.exchange(request.module.GPUS)
+    node.configure(request.module.CONFIGURATION)
+    offer(cluster, node, request.module.SLICES)
+    yield node
+    empty(cluster)
+    until(lambda: not node.held(), "kubelet that holds nothing")
+
+
+@pytest.fixture
+def pod(cluster: Cluster, node: GpuNode) -> Iterator[Callable[..., pods.Pod]]:
+    """Makes pods: ``pod("a", ["gpu-worker", "fill"])``; all are deleted after the test."""
+
+    def make(name: str, command: list[str], slices: int = 1, restart: str = "Never", **spec: Any) -> pods.Pod:
+        return pods.create(cluster, pods.manifest(name, pods.container(command, slices), restart=restart, **spec))
+
+    yield make
+    empty(cluster)

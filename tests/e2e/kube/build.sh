@@ -1,0 +1,50 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Builds the programs of Kubernetes that tests/e2e needs into a folder and prints its name; built once, then cached.
+# The folder's name holds the digest of go.mod and go.sum, so another version of them is another build.
+#   tests/e2e/kube/build.sh [--find]         --find: only say where they are, exit 3 when they are not built
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+programs="kube-apiserver kubelet kube-scheduler kube-controller-manager"
+
+all_in() {
+    for program in $programs; do
+        [ -x "$1/$program" ] || return 1
+    done
+}
+
+if [ -n "${VGPU_E2E_KUBE_BIN:-}" ]; then
+    all_in "$VGPU_E2E_KUBE_BIN" || {
+        echo "VGPU_E2E_KUBE_BIN=$VGPU_E2E_KUBE_BIN: expected $programs there; found: $(ls "$VGPU_E2E_KUBE_BIN" 2>&1)" >&2
+        exit 1
+    }
+    echo "$VGPU_E2E_KUBE_BIN"
+    exit 0
+fi
+
+digest=$(cat "$here/go.mod" "$here/go.sum" | sha256sum | cut -c1-12)
+version=$(sed -n 's|^[[:space:]]*k8s.io/kubernetes \(v[0-9.]*\).*|\1|p' "$here/go.mod" | head -n 1)
+cache=${VGPU_E2E_CACHE:-$here/../../../.build/kube}
+out=$cache/$version-$digest
+if all_in "$out"; then
+    cd "$out" && pwd
+    exit 0
+fi
+[ "${1:-}" != --find ] || exit 3
+go=$("$here/go.sh")
+mkdir -p "$out"
+minor=${version#v1.}
+minor=${minor%%.*}
+# The programs tell their version to each other and to the device plugin; without these flags they say v0.0.0.
+stamp="-X k8s.io/component-base/version.gitVersion=$version -X k8s.io/component-base/version.gitMajor=1"
+stamp="$stamp -X k8s.io/component-base/version.gitMinor=$minor -X k8s.io/client-go/pkg/version.gitVersion=$version"
+cd "$here"
+for program in $programs; do
+    [ ! -x "$out/$program" ] || continue
+    echo "building $program $version" >&2
+    # -p: two compilers need up to 2.5 GB together. The rename keeps a killed build from looking like a finished one.
+    CGO_ENABLED=0 GOFLAGS=-mod=readonly GOTOOLCHAIN=local nice -n 10 "$go" build -p "${VGPU_E2E_JOBS:-2}" -trimpath \
+        -ldflags "-s -w $stamp" -o "$out/$program.part" "k8s.io/kubernetes/cmd/$program" >&2
+    mv "$out/$program.part" "$out/$program"
+done
+cd "$out" && pwd

@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A control plane and one node, inside the box.
+
+    with Cluster(Programs.from_environment()) as cluster:
+        cluster.start()
+        cluster.api.create("/api/v1/namespaces/default/pods", pod)
+
+Every program is a ``Service`` that a test may kill and start again. Pods are on the network of their host: the box has
+no other.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from . import images
+from .api import Api, ApiError
+from .box import API_ADDRESS, NODE_ADDRESS, RUN
+from .certificates import Authority
+from .process import Service, until
+from .programs import Programs
+
+ETCD = "http://127.0.0.1:2379"
+SERVER = f"https://{API_ADDRESS}:443"
+CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
+IMAGE = "localhost/kubebox:1"
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Cluster:
+    """``etcd``, ``apiserver``, ``scheduler``, ``containerd`` and ``kubelet``; ``api`` is the administrator's."""
+
+    def __init__(self, programs: Programs, cgroup: str, node: str = "gpu-1", controllers: bool = False) -> None:
+        self.programs, self.node = programs, node
+        self.folder = RUN / "cluster"
+        self.logs = self.folder / "logs"
+        self.pod_logs = self.folder / "pod-logs"
+        self.authority = Authority(self.folder / "pki")
+        certificate, key = self.authority.pair("admin", "/O=system:masters/CN=admin")
+        self.api = Api(SERVER, self.authority.certificate, certificate, key)
+        self.etcd = self._service("etcd", [str(programs.system / "etcd"), *self._etcd_options()])
+        self.apiserver = self._service(
+            "kube-apiserver", [str(programs.kubernetes / "kube-apiserver"), *self._apiserver_options()]
+        )
+        self.scheduler = self._service(
+            "kube-scheduler",
+            [
+                *(str(programs.kubernetes / "kube-scheduler"), "--config", str(self.folder / "scheduler.yaml")),
+                *("--bind-address", "127.0.0.1"),
+            ],
+        )
+        self.controllers = None
+        if controllers:
+            self.controllers = self._service(
+                "kube-controller-manager",
+                [str(programs.kubernetes / "kube-controller-manager"), *self._controller_options()],
+            )
+        self.containerd = self._service(
+            "containerd", [str(programs.system / "containerd"), "--config", "/etc/containerd/config.toml"]
+        )
+        self.kubelet = self._service(
+            "kubelet",
+            [
+                *("/usr/local/bin/kubelet", "--config", str(self.folder / "kubelet.yaml")),
+                *("--kubeconfig", str(self.folder / "pki" / "kubelet.conf"), "--hostname-override", node),
+                *("--node-ip", NODE_ADDRESS, "-v", "2"),
+            ],
+        )
+        self.cgroup = cgroup
+
+    def _service(self, name: str, command: list[str]) -> Service:
+        path = f"{self.programs.system}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return Service(name, ["nice", "-n", "5", *command], self.logs, {"PATH": path})
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_ignored: object) -> None:
+        self.stop()
+
+    @property
+    def services(self) -> list[Service]:
+        known = [self.etcd, self.apiserver, self.scheduler, self.controllers, self.containerd, self.kubelet]
+        return [one for one in known if one is not None]
+
+    # ---- life
+
+    def start(self) -> None:
+        """Everything, until the node is ready for pods."""
+        self.start_control_plane()
+        self.start_node()
+
+    def start_control_plane(self) -> None:
+        """etcd, API server, scheduler; enough for an extender or a webhook."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.write_scheduler_configuration([])
+        self.etcd.start()
+        self.apiserver.start()
+        until(self._api_ready, f"API server that is ready; its log:\n{self.apiserver.tail(5)}")
+        self.scheduler.start()
+        if self.controllers is not None:
+            self.controllers.start()
+        else:
+            # What the service account controller does; a pod is refused without one.
+            account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+            until(lambda: self._created("/api/v1/namespaces/default/serviceaccounts", account), "service account")
+
+    def start_node(self) -> None:
+        self.write_node_configuration()
+        self.containerd.start()
+        until(lambda: self.ctr("version", check=False).returncode == 0, "containerd that answers")
+        packed = self.folder / "image.tar"
+        images.archive(self.programs.image, IMAGE, packed)
+        self.ctr("images", "import", str(packed))
+        # The kubelet must never collect the image: there is no other place to have it from.
+        self.ctr("images", "label", IMAGE, "io.cri-containerd.pinned=pinned")
+        self.kubelet.start()
+        until(self.node_ready, f"node that is ready; the kubelet's log:\n{self.kubelet.tail(5)}")
+
+    def stop(self) -> None:
+        """Ends every program; pods' processes end with the box."""
+        for service in reversed(self.services):
+            service.stop(kill=service is not self.etcd)
+
+    def _api_ready(self) -> bool:
+        self.apiserver.must_run()
+        self.etcd.must_run()
+        try:
+            return self.api.get("/readyz") == "ok"
+        except (OSError, ApiError):
+            return False
+
+    def _created(self, path: str, body: dict[str, Any]) -> bool:
+        try:
+            self.api.create(path, body)
+        except ApiError as fault:
+            return fault.code == 409
+        return True
+
+    def node_object(self) -> dict[str, Any]:
+        found = self.api.get_or_none(f"/api/v1/nodes/{self.node}")
+        return found or {"status": {}, "spec": {}}
+
+    def node_ready(self) -> bool:
+        self.kubelet.must_run()
+        self.containerd.must_run()
+        found = self.node_object()
+        states = {one["type"]: one["status"] for one in found["status"].get("conditions", [])}
+        return states.get("Ready") == "True"
+
+    def allocatable(self, resource: str = "nvidia.com/gpu") -> int:
+        return int(self.node_object()["status"].get("allocatable", {}).get(resource, 0))
+
+    def capacity(self, resource: str = "nvidia.com/gpu") -> int:
+        return int(self.node_object()["status"].get("capacity", {}).get(resource, 0))
+
+    def ctr(self, *words: str, check: bool = True) -> subprocess.CompletedProcess:
+        command = [str(self.programs.system / "ctr"), "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", *words]
+        return subprocess.run(command, capture_output=True, text=True, check=check)
+
+    # ---- configuration
+
+    def _etcd_options(self) -> list[str]:
+        return [
+            *("--data-dir", str(self.folder / "etcd"), "--log-level", "warn", "--unsafe-no-fsync"),
+            *("--listen-client-urls", ETCD, "--advertise-client-urls", ETCD),
+        ]
+
+    def _apiserver_options(self) -> list[str]:
+        names = f"IP:{API_ADDRESS},IP:127.0.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default.svc"
+        certificate, key = self.authority.pair("apiserver", "/CN=kube-apiserver", names)
+        client, client_key = self.authority.pair("apiserver-client", "/O=system:masters/CN=apiserver-kubelet-client")
+        tokens = str(self.authority.token_key)
+        return [
+            *("--etcd-servers", ETCD, "--bind-address", API_ADDRESS, "--advertise-address", API_ADDRESS),
+            # The address of the service `kubernetes` itself: with it programs in pods need no kube-proxy.
+            *("--secure-port", "443", "--service-cluster-ip-range", "10.96.0.0/16"),
+            *("--authorization-mode", "Node,RBAC", "--client-ca-file", str(self.authority.certificate)),
+            *("--tls-cert-file", str(certificate), "--tls-private-key-file", str(key)),
+            *("--kubelet-client-certificate", str(client), "--kubelet-client-key", str(client_key)),
+            *("--kubelet-certificate-authority", str(self.authority.certificate)),
+            *("--kubelet-preferred-address-types", "InternalIP"),
+            *("--service-account-key-file", tokens, "--service-account-signing-key-file", tokens),
+            *("--service-account-issuer", "https://kubernetes.default.svc", "--allow-privileged=true"),
+            # Its taint of a new node would be lifted by the controller manager, which need not be there.
+            *("--enable-admission-plugins", "NodeRestriction"),
+            *("--disable-admission-plugins", "TaintNodesByCondition"),
+            *("--enable-aggregator-routing=true", "--profiling=false"),
+        ]
+
+    def _controller_options(self) -> list[str]:
+        configuration = self.authority.kubeconfig("controllers", SERVER, "/CN=system:kube-controller-manager")
+        return [
+            *("--kubeconfig", str(configuration), "--leader-elect=false", "--use-service-account-credentials"),
+            *("--bind-address", "127.0.0.1", "--root-ca-file", str(self.authority.certificate)),
+            *("--service-account-private-key-file", str(self.authority.token_key)),
+        ]
+
+    def write_scheduler_configuration(self, extenders: list[dict[str, Any]]) -> None:
+        """The scheduler reads it when it starts."""
+        configuration = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {
+                "kubeconfig": str(self.authority.kubeconfig("scheduler", SERVER, "/CN=system:kube-scheduler"))
+            },
+            "leaderElection": {"leaderElect": False},
+            "extenders": extenders,
+        }
+        (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(configuration))
+
+    def write_node_configuration(self) -> None:
+        # Where a node has it; the device plugin asks it for its version.
+        shutil.copy2(self.programs.kubernetes / "kubelet", "/usr/local/bin/kubelet")
+        self._write_containerd()
+        # The runtime calls itself ready once it has read a network; pods on the host's network never call it.
+        network = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
+        folder = self.folder / "cni"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "10-none.conflist").write_text(json.dumps(network))
+        subject = f"/O=system:nodes/CN=system:node:{self.node}"
+        self.authority.kubeconfig("kubelet", SERVER, subject, f"IP:{NODE_ADDRESS},DNS:{self.node}")
+        (self.folder / "resolv.conf").write_text("nameserver 127.0.0.1\n")
+        (self.folder / "kubelet.yaml").write_text(yaml.safe_dump(self.kubelet_configuration()))
+
+    def kubelet_configuration(self) -> dict[str, Any]:
+        pki = self.authority.folder
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "containerRuntimeEndpoint": f"unix://{CONTAINERD_SOCKET}",
+            "podLogsDir": str(self.pod_logs),
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self.cgroup}",
+            "failCgroupV1": False,
+            # Neither may be lowered or raised without CAP_SYS_RESOURCE, and the kubelet's own wishes need it.
+            "oomScoreAdj": 0,
+            "maxOpenFiles": 20000,
+            "address": NODE_ADDRESS,
+            "healthzBindAddress": "127.0.0.1",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": str(self.authority.certificate)},
+            },
+            "authorization": {"mode": "Webhook"},
+            "tlsCertFile": str(pki / "kubelet.crt"),
+            "tlsPrivateKeyFile": str(pki / "kubelet.key"),
+            "resolvConf": str(self.folder / "resolv.conf"),
+            "failSwapOn": False,
+            "makeIPTablesUtilChains": False,
+            "enforceNodeAllocatable": ["pods"],
+            # There is no registry to have a collected image from again.
+            "imageGCHighThresholdPercent": 100,
+            "localStorageCapacityIsolation": False,
+            "evictionHard": {"memory.available": "50Mi"},
+            "nodeStatusUpdateFrequency": "1s",
+            # A container that crashes starts again within seconds, not minutes.
+            "featureGates": {"KubeletCrashLoopBackOffMax": True},
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
+        }
+
+    def _write_containerd(self) -> None:
+        runtime = Path("/usr/local/bin/nvidia-container-runtime")
+        default = "nvidia" if runtime.exists() else "runc"
+        runtimes = {"runc": self.programs.runc, "nvidia": runtime}
+        lines = [
+            "version = 2",
+            f'root = "{self.folder / "containerd"}"',
+            'state = "/run/containerd"',
+            "oom_score = 0",
+            "[grpc]",
+            f'  address = "{CONTAINERD_SOCKET}"',
+            '[plugins."io.containerd.grpc.v1.cri"]',
+            f'  sandbox_image = "{IMAGE}"',
+            # Lowering an oom_score_adj needs CAP_SYS_RESOURCE, and runc ends where it may not.
+            "  restrict_oom_score_adj = true",
+            "  disable_apparmor = true",
+            '  [plugins."io.containerd.grpc.v1.cri".cni]',
+            '    bin_dir = "/usr/lib/cni"',
+            f'    conf_dir = "{self.folder / "cni"}"',
+            '  [plugins."io.containerd.grpc.v1.cri".containerd]',
+            '    snapshotter = "overlayfs"',
+            f'    default_runtime_name = "{default}"',
+        ]
+        for name, program in runtimes.items():
+            table = f'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}'
+            lines += [
+                f"    {table}]",
+                '      runtime_type = "io.containerd.runc.v2"',
+                f"      {table}.options]",
+                f'        BinaryName = "{program}"',
+                "        SystemdCgroup = false",
+            ]
+        path = Path("/etc/containerd/config.toml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(lines) + "\n")

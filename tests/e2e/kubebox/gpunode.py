@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a GPU node has besides Kubernetes: a simulated driver, libvgpu, the arbiter, the device plugin.
+
+Everything lies where it lies on a real node, so all programs run with their own defaults.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from .process import Service, until
+from .programs import ROOT, Programs
+
+PLUGIN = ROOT / "native" / "plugin"
+BUILD = ROOT / "native" / "build"
+PACKAGES = ROOT / "tests" / "hosts" / "packages" / "src"
+LIBRARY_VERSION = "0.1.0-e2e"
+LIBRARIES = Path("/usr/local/lib/vgpu")
+# The host's state of the simulated driver, and where pods see it: their /dev/shm is their own.
+STATE = Path("/dev/shm/gpusim.state")
+STATE_IN_PODS = "/run/gpusim.state"
+PROFILE = Path("/etc/gpusim/host.profile")
+CHECKPOINT = Path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
+POD_RESOURCES = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+RESOURCE = "nvidia.com/gpu"
+MIB = 1 << 20
+ACCEPT_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
+
+
+class GpuNode:
+    """The node's GPUs (``gpus``: models, as gpusim's profiles name them) and our programs."""
+
+    def __init__(self, programs: Programs, gpus: list[str], logs: Path) -> None:
+        self.programs, self.gpus, self.logs = programs, gpus, logs
+        sources = [PLUGIN / "src", BUILD / "plugin"]
+        environment = {"PYTHONPATH": os.pathsep.join(str(one) for one in sources), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.environment = environment
+        self.plugin = Service(
+            "vgpu-device-plugin", [sys.executable, "-m", "vgpu_plugin.main", "--log-level", "debug"], logs, environment
+        )
+        self.arbiter = Service("vgpu-arbiter", [str(LIBRARIES / "current" / "vgpu-arbiter")], logs)
+
+    # ---- the machine
+
+    def furnish(self) -> None:
+        """Driver, device nodes, NVIDIA's container runtime (its stand-in) and libvgpu; before containerd starts."""
+        gpusim = Path("/usr/local/lib/gpusim")
+        gpusim.mkdir()
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            shutil.copy2(BUILD / "gpusim" / name, gpusim / name)
+        shutil.copy2(BUILD / "gpusim" / "gpusimctl", "/usr/local/bin/gpusimctl")
+        shutil.copy2(self.programs.nvidia_smi / "nvidia-smi", "/usr/local/bin/nvidia-smi")
+        Path("/etc/ld.so.conf.d/000-gpusim.conf").write_text(f"{gpusim}\n")
+        subprocess.run(["ldconfig"], check=True)
+        PROFILE.parent.mkdir()
+        self._insert(self.gpus)
+        self._furnish_runtime()
+        library = LIBRARIES / LIBRARY_VERSION
+        library.mkdir(parents=True)
+        for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
+            shutil.copy2(BUILD / name, library / name)
+        (LIBRARIES / "current").symlink_to(LIBRARY_VERSION)
+        Path("/etc/vgpu").mkdir()
+        Path("/run/vgpu").mkdir()
+        subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
+        worker = Path("/usr/local/bin/gpu-worker")
+        source = Path(__file__).resolve().parent.parent / "worker.c"
+        subprocess.run(["cc", "-std=c11", "-O1", "-o", str(worker), str(source), "-ldl"], check=True)
+        self.gpusimctl("devices")  # makes the state, which pods mount
+
+    def _insert(self, gpus: list[str]) -> None:
+        """Profile and device nodes of these GPUs."""
+        self.gpus = gpus
+        version = (self.programs.nvidia_smi / "version").read_text().strip()
+        models = "".join(f"[gpu]\nmodel = {model}\n" for model in gpus)
+        PROFILE.write_text(f"driver_version = {version}\ncuda_version = 12.2\ndevice_nodes = require\n{models}")
+        for old in Path("/dev").glob("nvidia*"):
+            old.unlink()
+        for name in [f"nvidia{minor}" for minor in range(len(gpus))] + ["nvidiactl", "nvidia-uvm"]:
+            # The simulated driver only asks whether a process has the node; its numbers are those of /dev/null.
+            os.mknod(f"/dev/{name}", 0o20666, os.makedev(1, 3))
+            os.chmod(f"/dev/{name}", 0o666)
+
+    def exchange(self, gpus: list[str]) -> None:
+        """Other GPUs in the machine, and an empty log of what ran. No pod may hold one; our programs are ended."""
+        self.stop()
+        self._insert(gpus)
+        self.gpusimctl("reset")
+
+    @staticmethod
+    def _furnish_runtime() -> None:
+        program = Path("/usr/local/bin/nvidia-container-runtime")
+        text = (PACKAGES / "nvidia_container_runtime.py").read_text()
+        program.write_text(f"#!{sys.executable} -I\n{text}")
+        program.chmod(0o755)
+        folder = Path("/etc/nvidia-container-runtime")
+        folder.mkdir()
+        (folder / "config.toml").write_text(ACCEPT_MOUNTS + (PACKAGES / "config.toml").read_text())
+
+    def gpusimctl(self, *words: str) -> Any:
+        """What the simulated driver itself knows: the judge of every test."""
+        command = ["gpusimctl", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout) if "--json" in words else done.stdout
+
+    def nvidia_smi(self, *words: str) -> str:
+        """NVIDIA's own program, on the host."""
+        return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, check=True).stdout
+
+    # ---- our programs
+
+    def configure(self, sharing: dict[str, Any], flags: dict[str, Any] | None = None) -> None:
+        """Writes node.yaml; a plugin that runs takes it over within five seconds."""
+        content: dict[str, Any] = {"version": "v1", "sharing": sharing}
+        if flags:
+            content["flags"] = flags
+        fresh = Path("/etc/vgpu/node.yaml.new")
+        fresh.write_text(json.dumps(content))
+        fresh.replace("/etc/vgpu/node.yaml")
+
+    def vcuda(self, split: int, **more: Any) -> None:
+        self.configure({"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": split, **more}})
+
+    def start(self) -> None:
+        self.arbiter.start()
+        self.plugin.start()
+        until(self.registered, f"registration with the kubelet; the plugin's log:\n{self.plugin.tail(5)}")
+
+    def stop(self) -> None:
+        self.plugin.stop()
+        self.arbiter.stop()
+
+    def registered(self) -> bool:
+        self.plugin.must_run()
+        try:
+            return bool(self.status()["registered"])
+        except subprocess.CalledProcessError:
+            return False
+
+    def vgpuctl(self, *words: str) -> Any:
+        done = subprocess.run(
+            [sys.executable, "-m", "vgpu_plugin.ctl", *words, "--json"],
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(done.stdout)
+
+    def status(self) -> Any:
+        return self.vgpuctl("status")
+
+    # ---- what others say
+
+    @staticmethod
+    def held() -> dict[tuple[str, str], list[str]]:
+        """(pod, container) → device ids, by the kubelet's PodResources.
+
+        Its checkpoint names a deleted pod until the next pod is admitted; asked here, the kubelet looks first.
+        """
+        import grpc
+        from vgpu_plugin._proto import podresources_pb2 as api
+        from vgpu_plugin._proto import podresources_pb2_grpc as rpc
+
+        with grpc.insecure_channel(f"unix:{POD_RESOURCES}") as channel:
+            answer = rpc.PodResourcesListerStub(channel).List(api.ListPodResourcesRequest(), timeout=10)
+        found: dict[tuple[str, str], list[str]] = {}
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                ids = sorted(id for one in container.devices for id in one.device_ids)
+                if ids:
+                    found[pod.name, container.name] = ids
+        return found
+
+    def memory_by_pid(self) -> dict[int, int]:
+        """Bytes in use of each process that NVIDIA's nvidia-smi lists on the host, in MiB steps."""
+        text = self.nvidia_smi("--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
+        return {int(pid): int(used) * MIB for pid, used in re.findall(r"^(\d+), (\d+)$", text, re.MULTILINE)}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the programs of the cluster come from. Found before the box is entered, for inside there is no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+E2E = ROOT / "tests" / "e2e"
+VARIABLE = "VGPU_E2E_PROGRAMS"
+
+
+class MissingProgram(Exception):
+    """Something that the cluster is made of cannot be had; the text names it and what would make it."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Folders, and single files where the folder says nothing."""
+
+    kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager
+    system: Path  # etcd containerd containerd-shim-runc-v2 ctr
+    nvidia_smi: Path  # the folder of NVIDIA's own nvidia-smi and the file `version`
+    image: Path  # a tar of a small Debian root
+    runc: Path
+
+    def to_json(self) -> str:
+        return json.dumps({name: str(path) for name, path in asdict(self).items()})
+
+    @classmethod
+    def from_environment(cls) -> Programs:
+        text = os.environ.get(VARIABLE)
+        if not text:
+            raise MissingProgram(f"{VARIABLE} is not set; expected to run inside the box: tests/e2e/run.py COMMAND…")
+        return cls(**{name: Path(path) for name, path in json.loads(text).items()})
+
+
+def _said_by(command: list[str]) -> Path:
+    """The folder that a script prints on its last line; what else it says goes through."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise MissingProgram(f"{' '.join(command)}: exit status {done.returncode}; its message is above")
+    return Path(done.stdout.strip().splitlines()[-1])
+
+
+def find() -> Programs:
+    """Finds, fetches or builds everything. A first run builds Kubernetes, which takes many minutes."""
+    runc = shutil.which("runc", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if runc is None:
+        raise MissingProgram("runc is not in PATH; apt-get install runc")
+    for built in ("libvgpu.so", "vgpu-arbiter", "gpusim/libcuda.so.1"):
+        if not (ROOT / "native" / "build" / built).exists():
+            raise MissingProgram(f"native/build/{built}: not there; run `make native` first")
+    image = ROOT / ".build" / "demo-image.tar"
+    subprocess.run([str(ROOT / "tests/hosts/packages/make_image.sh")], stdout=subprocess.DEVNULL, check=True)
+    return Programs(
+        kubernetes=_said_by([str(E2E / "kube" / "build.sh")]),
+        system=_said_by([str(E2E / "kube" / "debian.sh")]),
+        nvidia_smi=_said_by([str(ROOT / "tests/native/fetch_nvidia_smi.sh")]),
+        image=image,
+        runc=Path(runc),
+    )

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kubelet says to a device plugin, recorded: the real one's trace is what the double is held to."""

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One story that a kubelet, the real one or the double, is led through; the outcome is a trace of data.
+
+Steps that ask the kubelet for something wait for its end, so that calls fall into the step that caused them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from .recorder import DEVICES, RESOURCE, Recorder
+
+TRACE = Path(__file__).with_name("kubelet-1.34.json")
+LIMIT_S = 120.0
+
+
+class Kubelet(Protocol):
+    """What the story asks of whoever plays the kubelet. Pods have one container, ``main``, of ``RESOURCE``."""
+
+    folder: Path
+    pod_resources: Path
+
+    def run_pod(self, name: str, count: int, init_container: bool) -> str:
+        """Runs it; returns ``Running``, or the reason and message of why not."""
+
+    def crash(self, name: str) -> None:
+        """Lets the container end and start again."""
+
+    def delete_pod(self, name: str) -> None: ...
+
+    def restart(self) -> None:
+        """A kubelet restart, until its socket is there again."""
+
+    def allocatable(self) -> int:
+        """Devices of ``RESOURCE`` that it offers pods."""
+
+
+def until(what: Callable[[], bool], about: str) -> None:
+    limit = time.monotonic() + LIMIT_S
+    while not what():
+        assert time.monotonic() < limit, f"never came: {about}"
+        time.sleep(0.05)
+
+
+class Story:
+    """Collects the steps."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self.kubelet = kubelet
+        self.plugin = Recorder(kubelet.folder, kubelet.pod_resources)
+        self.steps: list[dict[str, Any]] = []
+
+    def step(self, name: str, outcome: Any = None, listed: bool = True) -> None:
+        """Ends a step: everything that was called since the last one belongs to it.
+
+        ``listed``: whether what PodResources says then is always the same.
+        """
+        found: dict[str, Any] = {"step": name, "calls": self.plugin.take()}
+        if outcome is not None:
+            found["outcome"] = outcome
+        if listed:
+            found["pod_resources"] = self.plugin.listed()
+        self.steps.append(found)
+
+    def offered(self, count: int) -> None:
+        """Both to pods and by PodResources: what the API server knows may be of before a restart."""
+        until(lambda: len(self.plugin.allocatable()) == self.kubelet.allocatable() == count, f"{count} devices offered")
+
+    def pod(self, name: str, count: int = 1, init_container: bool = False, step: str = "") -> None:
+        outcome = self.kubelet.run_pod(name, count, init_container)
+        self.step(step or f"pod {name} of {count}", outcome)
+
+    def tell(self) -> list[dict[str, Any]]:
+        plugin, kubelet = self.plugin, self.kubelet
+        plugin.serve()
+        try:
+            self.step("register with another API version", plugin.register(version="v1alpha1"))
+            self.step("register an invalid resource name", plugin.register(resource="traced"))
+            refused = plugin.register()
+            self.offered(len(DEVICES))
+            self.step("register", refused)
+
+            self.pod("first")
+            kubelet.crash("first")
+            self.step("its container ends and starts again")
+            self.pod("pair", 2)
+            self.pod("last", 1, step="a pod for which exactly what is free is enough")
+            kubelet.delete_pod("pair")
+            self.step("pod pair is deleted")
+            self.pod("staged", 1, init_container=True)
+            kubelet.delete_pod("staged")
+            kubelet.delete_pod("last")
+            self.step("pods staged and last are deleted")
+
+            plugin.refuse["Allocate"] = "this one not"
+            self.pod("refused", step="Allocate is refused")
+            plugin.refuse.clear()
+            kubelet.delete_pod("refused")
+            self.step("pod refused is deleted")
+
+            plugin.set_health("d1", "Unhealthy")
+            self.offered(len(DEVICES) - 1)
+            self.step("d1 is unhealthy", plugin.allocatable())
+            plugin.set_health("d1", "Healthy")
+            self.offered(len(DEVICES))
+            self.step("d1 is healthy again", plugin.allocatable())
+
+            plugin.stop()
+            self.offered(0)
+            self.step("the plugin ends")
+            plugin.serve()
+            refused = plugin.register()
+            self.offered(len(DEVICES))
+            self.step("the plugin is back", refused)
+
+            kubelet.restart()
+            plugin.stop()
+            # It lists no pod until it has heard from the API server which ones are its own.
+            self.step("the kubelet starts anew", listed=False)
+            plugin.serve()
+            refused = plugin.register()
+            self.offered(len(DEVICES))
+            self.step("the plugin registers again", refused)
+            self.pod("after", 1)
+            kubelet.delete_pod("after")
+            kubelet.delete_pod("first")
+            self.step("all pods are deleted")
+        finally:
+            plugin.stop()
+        return self.steps
+
+
+def differences(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[str]:
+    """Step by step, in words; empty where the traces are one."""
+    out = []
+    for one, other in zip(expected, found):
+        for key in sorted(set(one) | set(other)):
+            if one.get(key) != other.get(key):
+                want, have = (json.dumps(each.get(key), indent=1) for each in (one, other))
+                out.append(f"step {one['step']!r}, {key}: expected {want}, found {have}")
+    if len(expected) != len(found):
+        out.append(f"expected {len(expected)} steps, found {len(found)}")
+    return out
+
+
+def recorded() -> dict[str, Any]:
+    return json.loads(TRACE.read_text())
+
+
+__all__ = ["RESOURCE", "TRACE", "Kubelet", "Story", "differences", "recorded"]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices outside Kubernetes, beside pods on the same node: podman and the device plugin's CDI files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from kubebox.box import RUN
+from kubebox.cluster import IMAGE
+from kubebox.gpunode import LIBRARIES, MIB, PROFILE, STATE, STATE_IN_PODS
+from kubebox.pods import WORKER
+from kubebox.process import until
+
+GPUS = ["T4"]
+SPLIT = SLICES = 2
+SLICE = 15360 // SPLIT * MIB
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
+LIMITS = ["--ulimit=nofile=4096:4096", "--ulimit=nproc=2048:2048"]
+
+
+def podman(*words: str, check: bool = True) -> subprocess.CompletedProcess:
+    own = ["--root", str(RUN / "podman"), "--runroot", str(RUN / "podman-run"), "--storage-driver", "vfs"]
+    command = ["podman", *own, "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--events-backend", "none", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=check)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def image(cluster):
+    podman("import", "-q", str(cluster.programs.image), IMAGE)
+
+
+def run(device: str, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    files = [f"{PROFILE}:{PROFILE}:ro", f"{STATE}:{STATE_IN_PODS}", f"{WORKER}:{WORKER}:ro"]
+    volumes = [word for one in files for word in ("--volume", one)]
+    more = ["--network=none", "--env", f"GPUSIM_STATE={STATE_IN_PODS}", *LIMITS, *volumes, *options]
+    chosen = ["--device", device] if device else []
+    return podman("run", *chosen, *more, IMAGE, *command, check=False)
+
+
+def free_slice(node) -> str:
+    return next(one["id"] for one in node.status()["slices"] if not one["in_use"] and one["health"] == "Healthy")
+
+
+def test_a_slice_for_podman_beside_a_pod(cluster, node, pod):
+    beside = pod("beside", [WORKER, "fill"]).wait_running()
+    beside.wait_log(r"^filled ")
+    until(lambda: any(one["in_use"] for one in node.status()["slices"]), "a slice that is in use")
+    mine = free_slice(node)
+    started = run(f"vgpu.fleet/slice={mine}", WORKER, "fill", "take", "1", options=("--detach", "--name", "outside"))
+    assert started.returncode == 0, started.stderr
+    try:
+        until(lambda: "took 1" in podman("logs", "outside").stdout, "line of the container")
+        said = podman("logs", "outside").stdout
+        assert f"total {SLICE}\n" in said
+        assert "took 1: 2\n" in said
+        totals = [one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]]
+        assert totals == [SLICE, SLICE]
+        # The kubelet is not offered what podman has.
+        until(lambda: cluster.allocatable() == SPLIT - 1, "slice that is withdrawn from the kubelet")
+        late = pod("late", [WORKER])
+        assert "1 Insufficient nvidia.com/gpu" in until(late.why_not_scheduled, "sentence of the scheduler")
+    finally:
+        podman("rm", "--force", "--time=0", "outside", check=False)
+    late.wait_running()
+    assert [ids for ids in node.held().values() if ids == [mine]]
+
+
+def test_podman_without_a_device_finds_no_driver(node):
+    done = run("", WORKER, options=("--rm",))
+    assert done.returncode == 1
+    assert "no driver" in done.stdout
+
+
+def test_files_of_slices_name_every_slice(node):
+    spec = json.loads(Path("/var/run/cdi/vgpu-vgpu.fleet-slice.json").read_text())
+    assert sorted(one["name"] for one in spec["devices"]) == sorted(one["id"] for one in node.status()["slices"])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kubelet and plugin die and come back; containers die and come back. No allocation is lost or given out twice."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from kubebox.gpunode import LIBRARIES, MIB
+from kubebox.pods import WORKER
+from kubebox.process import until
+
+GPUS = ["T4"]
+SPLIT = SLICES = 4
+SLICE = 15360 // SPLIT * MIB
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
+
+
+def used(node) -> dict[int, int]:
+    return {one["pid"]: one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]}
+
+
+def allocations(node) -> dict[str, list[str]]:
+    return {one["id"]: sorted(one["slice_ids"]) for one in node.status()["allocations"] if one["kind"] == "kubelet"}
+
+
+def new_allocations(node, before: dict[str, list[str]]) -> list[list[str]]:
+    """Those of deleted pods are kept for a minute."""
+    return [ids for name, ids in allocations(node).items() if name not in before]
+
+
+@pytest.mark.parametrize("victims", ["kubelet", "plugin", "plugin,kubelet", "kubelet,plugin,arbiter"])
+def test_killed_and_back(cluster, node, pod, victims):
+    before = [pod(f"old-{n}", [WORKER, "fill"]) for n in range(2)]
+    for one in before:
+        one.wait_running()
+        one.wait_log(r"^filled ")
+    held, known, memory = node.held(), allocations(node), used(node)
+    services = {"kubelet": cluster.kubelet, "plugin": node.plugin, "arbiter": node.arbiter}
+    killed = [services[name] for name in victims.split(",")]
+    for service in killed:
+        service.stop(kill=True)
+    assert used(node) == memory, "work must go on while nobody looks after it"
+    for service in killed:
+        service.start()
+    until(node.registered, "registration")
+    until(lambda: cluster.node_ready() and cluster.allocatable() == SPLIT, "all slices at the node again")
+    # A kubelet that has just started lists no pod until it has heard from the API server which ones are its own.
+    until(lambda: node.held() == held, "same slices at the kubelet")
+    assert (node.held(), allocations(node), used(node)) == (held, known, memory)
+    assert all(one.restarts() == 0 for one in before)
+    # The two that are free are given out, and no other.
+    later = [pod(f"new-{n}", [WORKER, "fill"]) for n in range(2)]
+    for one in later:
+        one.wait_running()
+        one.wait_log(r"^filled ")
+    given = list(node.held().values())
+    assert len(given) == 4 and len({tuple(one) for one in given}) == 4
+    assert sorted(used(node).values()) == [SLICE] * 4
+
+
+def test_crash_loop_finds_its_files(cluster, node, pod):
+    """The kubelet asks for no new allocation; PreStartContainer makes the files anew; no former run counts."""
+    before = allocations(node)
+    one = pod("loop", [WORKER, "fill", "crash"], restart="Always")
+    filled: dict[int, str] = {}
+
+    def third() -> bool:
+        for attempt, text in one.logs().items():
+            found = re.search(rf"^total {SLICE}$[\s\S]*^filled (\d+)$", text, re.MULTILINE)
+            if found:
+                filled[attempt] = found.group(1)
+        return one.restarts() >= 3
+
+    until(third, "third restart")
+    assert len(node.held()) == 1
+    (mine,) = node.held().values()
+    assert len([ids for ids in new_allocations(node, before) if ids == mine]) == 1
+    # Each start gets the whole slice again, context included, and the kubelet keeps the logs of the last two.
+    assert len(filled) >= 2
+    assert len(set(filled.values())) == 1, filled
+
+
+def test_crash_loop_over_a_killed_plugin(cluster, node, pod):
+    """While the plugin is away no container starts without a limit; when it is back the container starts."""
+    one = pod("loop", ["/bin/sh", "-c", f"{WORKER} fill crash"], restart="Always")
+    until(lambda: one.restarts() >= 1, "first restart")
+    node.plugin.stop(kill=True)
+    node.plugin.start()
+    until(node.registered, "registration")
+    seen = one.restarts()
+    until(lambda: one.restarts() >= seen + 2, "restarts after the plugin came back")
+    assert all(f"total {SLICE}\n" in text for text in one.logs().values() if "total" in text)
+    assert any("filled " in text for attempt, text in one.logs().items() if attempt > seen)

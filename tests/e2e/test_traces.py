@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls of this kubelet are those of the recorded trace, to which tests/unit/plugin holds the double.
+
+``VGPU_E2E_RECORD=1`` writes the trace anew instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+from kubebox import pods
+from kubebox.cluster import Cluster
+from kubebox.gpunode import CHECKPOINT
+from kubebox.process import until
+from kubetrace import scenario
+
+WAIT = ["/bin/sh", "-c", "while :; do sleep 1; done"]
+
+
+class RealKubelet:
+    """The cluster's kubelet as the story asks for it."""
+
+    folder = CHECKPOINT.parent
+    pod_resources = CHECKPOINT.parent.parent / "pod-resources" / "kubelet.sock"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def run_pod(self, name: str, count: int, init_container: bool) -> str:
+        main = pods.container(WAIT, count, resource=scenario.RESOURCE)
+        more = {}
+        if init_container:
+            more["initContainers"] = [pods.container(["/bin/true"], count, name="init", resource=scenario.RESOURCE)]
+        body = pods.manifest(name, main, restart="Always", **more)
+        body["spec"]["volumes"] = []
+        for one in [main, *more.get("initContainers", [])]:
+            one["volumeMounts"] = []
+        pod = pods.create(self.cluster, body)
+        until(lambda: pod.running() or pod.phase == "Failed", f"end of the start of pod {name}")
+        if pod.running():
+            return "Running"
+        status = pod.object()["status"]
+        return f"{status['reason']}: {status['message']}"
+
+    def crash(self, name: str) -> None:
+        pod = pods.Pod(self.cluster, name)
+        before = pod.restarts()
+        for pid in pod.pids():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: pod.restarts() > before and pod.running(), f"restart of pod {name}")
+
+    def delete_pod(self, name: str) -> None:
+        pods.Pod(self.cluster, name).delete()
+
+    def restart(self) -> None:
+        socket = Path(self.folder, "kubelet.sock")
+        before = socket.stat().st_ino
+        self.cluster.kubelet.stop(kill=True)
+        self.cluster.kubelet.start()
+        until(lambda: socket.exists() and socket.stat().st_ino != before, "new socket of the kubelet")
+        until(self.pod_resources.exists, "PodResources of the kubelet")
+        until(self.cluster.node_ready, "node that is ready again")
+
+    def allocatable(self) -> int:
+        return self.cluster.allocatable(scenario.RESOURCE)
+
+
+def test_kubelet_behaves_as_recorded(cluster):
+    version = cluster.node_object()["status"]["nodeInfo"]["kubeletVersion"]
+    steps = scenario.Story(RealKubelet(cluster)).tell()
+    if os.environ.get("VGPU_E2E_RECORD"):
+        scenario.TRACE.write_text(json.dumps({"kubelet": version, "steps": steps}, indent=1, sort_keys=True) + "\n")
+    assert scenario.differences(scenario.recorded()["steps"], steps) == []

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the pods of tests/e2e do: takes GPU memory, keeps the GPU busy, says what it got. Linked to libc alone; the driver
+ * is opened by name, as in a container, where the runtime brings it.
+ *
+ *   gpu-worker [fill] [take MIB] [busy] [crash]
+ *
+ * In order: "fill" takes all that it is given ("filled BYTES"), "take" so many MiB ("took MIB: CODE"), "busy" launches
+ * kernels of 2 ms one after the other until the end ("busy"), "crash" ends with status 3. Else it waits for its end.
+ */
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OUT_OF_MEMORY 2
+#define LARGEST (1ull << 30)
+
+static void *driver;
+
+static void *named(const char *name)
+{
+    void *found = dlsym(driver, name);
+    if (!found) {
+        printf("libcuda.so.1 lacks %s\n", name);
+        exit(1);
+    }
+    return found;
+}
+
+static void must(const char *what, int code)
+{
+    if (code) {
+        printf("%s: CUDA error %d\n", what, code);
+        exit(1);
+    }
+}
+
+static int allocate(uint64_t bytes)
+{
+    int (*call)(uint64_t *, size_t);
+    uint64_t pointer;
+    *(void **)&call = named("cuMemAlloc_v2");
+    return call(&pointer, bytes);
+}
+
+/* Halving after each refusal leaves no byte that one more allocation could have had. */
+static void fill(void)
+{
+    uint64_t total = 0;
+    for (uint64_t size = LARGEST; size > 0;) {
+        int code = allocate(size);
+        if (code == OUT_OF_MEMORY)
+            size /= 2;
+        else {
+            must("cuMemAlloc_v2", code);
+            total += size;
+        }
+    }
+    printf("filled %llu\n", (unsigned long long)total);
+}
+
+static void busy(void)
+{
+    int (*load)(void **, const void *), (*find)(void **, void *, const char *), (*synchronize)(void);
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    void *module, *function;
+    *(void **)&load = named("cuModuleLoadData");
+    *(void **)&find = named("cuModuleGetFunction");
+    *(void **)&launch = named("cuLaunchKernel");
+    *(void **)&synchronize = named("cuCtxSynchronize");
+    must("cuModuleLoadData", load(&module, "// .gpusim kernel spin 2000\n"));
+    must("cuModuleGetFunction", find(&function, module, "spin"));
+    printf("busy\n");
+    for (;;) {
+        /* Several in flight, so that the GPU does not wait for this process on a machine that does much else. */
+        for (int i = 0; i < 8; i++)
+            must("cuLaunchKernel", launch(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+        must("cuCtxSynchronize", synchronize());
+    }
+}
+
+int main(int count, char **words)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    signal(SIGTERM, SIG_DFL);
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) {
+        printf("no driver: %s\n", dlerror());
+        return 1;
+    }
+    int (*init)(unsigned), (*create)(void **, unsigned, int), (*total)(size_t *, int);
+    void *context;
+    size_t bytes = 0;
+    *(void **)&init = named("cuInit");
+    *(void **)&create = named("cuCtxCreate_v2");
+    *(void **)&total = named("cuDeviceTotalMem_v2");
+    must("cuInit", init(0));
+    must("cuDeviceTotalMem_v2", total(&bytes, 0));
+    printf("total %zu\n", bytes);
+    must("cuCtxCreate_v2", create(&context, 0, 0));
+    printf("context\n");
+    for (int i = 1; i < count; i++) {
+        if (!strcmp(words[i], "fill"))
+            fill();
+        else if (!strcmp(words[i], "take") && i + 1 < count) {
+            unsigned long mib = strtoul(words[++i], NULL, 10);
+            printf("took %lu: %d\n", mib, allocate((uint64_t)mib << 20));
+        } else if (!strcmp(words[i], "busy"))
+            busy();
+        else if (!strcmp(words[i], "crash"))
+            return 3;
+        else {
+            printf("unknown word %s\n", words[i]);
+            return 64;
+        }
+    }
+    printf("waiting\n");
+    for (;;)
+        pause();
+}
