@@ -25,6 +25,7 @@ help:
 	@echo "make test       every gate: lint, sanity, unit, native, molecule (CONTRIBUTING.md names each)"
 	@echo "make bench      the figures of libvgpu.so, as a table (tests/bench)"
 	@echo "make e2e        the device plugin under a real Kubernetes (tests/e2e); the first run builds it"
+	@echo "make bench-hosts  remote calls and seconds of site.yml by the number of hosts"
 	@echo "make fuzz       the parsers of limits and ledger on any bytes, minutes each (tests/fuzz)"
 	@echo "make native     build the C parts into native/build"
 	@echo "make gpu-check  measure libvgpu.so on this host's GPU; needs a C compiler and python3 alone"
@@ -61,6 +62,11 @@ SLOW_MINUTES ?=
 test: apt-test venv collection
 	@$(BIN)/python tools/gates.py $(if $(SLOW_MINUTES),--slow $(SLOW_MINUTES))
 
+# Everything, and site.yml killed at twenty random moments instead of five. Hours on a busy machine.
+.PHONY: test-slow
+test-slow: apt-test venv collection
+	@VGPU_FAULTS=$(or $(VGPU_FAULTS),20) $(BIN)/python tools/gates.py --slow 600
+
 # What a person runs while working: all but sanity and the simulated hosts.
 test-fast: apt-test venv collection
 	@$(BIN)/python tools/gates.py lint unit native integration
@@ -94,6 +100,12 @@ fuzz: apt-test venv
 # The table of tests/bench: gates are counts and ratios, times are reported. bench-long adds the sweeps.
 bench bench-long: apt-test venv native
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/bench --form $(if $(filter bench-long,$@),long,bench)
+
+.PHONY: bench-hosts
+# Remote calls and seconds of site.yml by the number of hosts: BENCH_HOSTS="--first 10 --again 10,30" for the long form.
+bench-hosts: apt-test venv collection native
+	@tests/hosts/payload.sh
+	@$(BIN)/python tests/bench/hosts.py $(BENCH_HOSTS)
 
 docs:
 	@$(PYTHON) tools/docs.py

@@ -100,6 +100,19 @@ SLOW_GATES = [
     Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
     Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
     Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
+    Gate(
+        "bench-hosts",
+        {
+            "payload of the hosts": ["tests/hosts/payload.sh"],
+            "calls by hosts": [sys.executable, "tests/bench/hosts.py"],
+        },
+        minutes=4,
+    ),
+    Gate("molecule-faults", {"molecule faults": ["tools/molecule.sh", "faults"]}, minutes=8),
+    Gate("molecule-airgapped", {"molecule airgapped": ["tools/molecule.sh", "airgapped"]}, minutes=6),
+    Gate("molecule-packages", {"molecule packages": ["tools/molecule.sh", "packages"]}, minutes=4),
+    Gate("molecule-docker", {"molecule docker": ["tools/molecule.sh", "docker"]}, minutes=6),
+    Gate("molecule-containerd", {"molecule containerd": ["tools/molecule.sh", "containerd"]}, minutes=8),
 ]
 printing = threading.Lock()
 

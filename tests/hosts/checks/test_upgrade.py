@@ -7,6 +7,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
+import signal
 import subprocess
 import tarfile
 import time
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Node, play
+from conftest import INVENTORY, ROOT, Node, environment, play, play_command
 from simhosts.slice import docker_command
 
 FIRST, SECOND = "gpu-t4-1", "gpu-v100-1"
@@ -111,6 +113,8 @@ def names(nodes: dict[str, Node]) -> dict[str, str]:
         # A library that loads and limits nothing, as an upgrade that went wrong would bring.
         "bad": repack(library, "0.1.0-unlimited", blank_library()),
         "new plugin": "0.1.0-upgraded1",
+        # The same again, for an upgrade that is killed.
+        "killed": repack(library, "0.1.0-upgraded2"),
     }
 
 
@@ -169,6 +173,39 @@ def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     assert (started(node), advertised(node)) == before
     assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
     assert nodes[SECOND].snapshot() == untouched
+    assert work.poll() is None
+
+
+# As the play is killed once the library is switched and before anything is proven.
+def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
+    nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
+) -> None:
+    node = nodes[FIRST]
+    command = [*play_command("upgrade.yml", INVENTORY), "-e", f"vcuda_version={names['killed']}"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if line.startswith("TASK [vgpu.fleet.vcuda : Ask which arbiter runs]"):
+                break
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert current(node) == names["killed"], "killed too early; the test has nothing to show"
+    spoiled = json.dumps({"device_plugin_options": ["--no-such-option"]})
+
+    done = upgrade(names["killed"], names["new plugin"], "-e", spoiled)
+
+    taken_back(done, node, names)
     assert work.poll() is None
 
 

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remote calls and seconds of site.yml by the number of hosts: a first run and runs that change nothing.
+
+    python tests/bench/hosts.py                            first run on 3 hosts, then runs on 3, 10 and 30
+    python tests/bench/hosts.py --first 10 --again 10,30   needs memory for ten systemd hosts
+
+The hosts of a first run are systemd hosts (tests/hosts), one container each. A run that changes nothing only reads, so
+more names than hosts may share them: 30 names on 3 hosts cost the controller what 30 hosts do, and the machine that
+both run on less memory. Gates are the calls of the busiest host; seconds are reported, for the machine is seldom alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "hosts"))
+
+from simhosts import podman as simpodman  # noqa: E402
+
+PROJECT = "bench"
+PROFILE = ROOT / "tests/hosts/profiles/gpu-t4-1.profile"
+# What a host may cost: the plan of the project.
+MOST_FIRST, MOST_AGAIN = 45, 2
+
+
+@dataclass
+class Row:
+    """One run: how many hosts, seconds of the whole run, calls of the busiest and of the least busy host."""
+
+    run: str
+    hosts: int
+    seconds: float
+    most: int
+    least: int
+    changed: int
+
+    def line(self) -> str:
+        return (
+            f"{self.run:22} {self.hosts:3} hosts  {self.seconds:7.1f} s  {self.seconds / self.hosts:6.2f} s a host  "
+            f"{self.least}..{self.most} calls a host"
+        )
+
+
+def within(row: Row) -> bool:
+    """The gate: the calls of the busiest host. A run in which a host was never called measured nothing."""
+    return row.least >= 1 and row.most <= (MOST_FIRST if row.run.startswith("first") else MOST_AGAIN)
+
+
+def inventory(folder: Path, names: dict[str, str]) -> Path:
+    """An inventory of T4 hosts: name → container, with the demo's variables."""
+    path = folder / f"inventory-{len(names)}"
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(ROOT / "inventories/demo/group_vars", path / "group_vars")
+    hosts = {name: {"ansible_host": container} for name, container in names.items()}
+    (path / "hosts.yml").write_text(
+        yaml.safe_dump({"all": {"children": {"gpu_nodes": {"children": {"t4": {"hosts": hosts}}}}}})
+    )
+    return path
+
+
+def run(what: str, place: Path, folder: Path, *options: str) -> Row:
+    """Run site.yml and count what goes over the connections of each host."""
+    report = folder / "calls.json"
+    report.unlink(missing_ok=True)
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
+    started = time.monotonic()
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "ansible-playbook"), "playbooks/site.yml", "-i", str(place), *options],
+        cwd=ROOT,
+        env={
+            **kept,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_CALLBACK_PLUGINS": str(ROOT / "tests" / "callback_plugins"),
+            "ANSIBLE_CALLBACKS_ENABLED": "remote_calls",
+            "CONTAINERS_CONF": str(simpodman.containers_conf()),
+            "VGPU_REMOTE_CALLS": str(report),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    seconds = time.monotonic() - started
+    if done.returncode != 0:
+        raise SystemExit(f"{what}: site.yml ended with {done.returncode}:\n{done.stdout[-4000:]}")
+    calls = {host: number for host, number in json.loads(report.read_text()).items() if host != "localhost"}
+    changed = sum(int(number) for number in re.findall(r"changed=(\d+)", done.stdout))
+    row = Row(what, len(calls), round(seconds, 1), max(calls.values()), min(calls.values()), changed)
+    print(row.line(), flush=True)
+    return row
+
+
+def hostctl(*arguments: str) -> None:
+    subprocess.run([str(ROOT / "tests/hosts/hostctl"), *arguments], check=True)
+
+
+def measure(first: int, again: list[int], folder: Path) -> tuple[list[Row], Row]:
+    """All rows, and the control: a run that proves isolation each time, which is more than two calls."""
+    names = [f"gpu-t4-{number}" for number in range(1, first + 1)]
+    pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
+    hostctl("up", "--project", PROJECT, *pairs)
+    try:
+        containers = [simpodman.Host(PROJECT, name).container for name in names]
+        # The library is built in it, too, for a cache that is filled would hide what that costs.
+        cold = ["-e", f"vcuda_cache={folder / 'cache'}"]
+        rows = [run("first run", inventory(folder, dict(zip(names, containers))), folder, *cold)]
+        for number in again:
+            many = {f"gpu-{n + 1}": containers[n % len(containers)] for n in range(number)}
+            rows.append(run("nothing to change", inventory(folder, many), folder, *cold))
+        few = inventory(folder, dict(zip(names, containers)))
+        control = run("control: prove always", few, folder, *cold, "-e", "vgpu_verify=always")
+    finally:
+        hostctl("down", "--project", PROJECT)
+    return rows, control
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--first", type=int, default=3, help="hosts of the first run, each a container")
+    parser.add_argument("--again", default="3,10,30", help="numbers of hosts of the runs that change nothing")
+    options = parser.parse_args(arguments)
+    again = [int(word) for word in options.again.split(",")]
+    with tempfile.TemporaryDirectory(prefix="vgpu-bench-hosts-") as folder:
+        rows, control = measure(options.first, again, Path(folder))
+    path = ROOT / ".build" / "bench" / "hosts.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(row) for row in (*rows, control)], indent=1) + "\n")
+    quiet = rows[1:]
+    if len(quiet) > 1:
+        growth = quiet[-1].seconds / quiet[0].seconds
+        print(f"growth: {quiet[-1].hosts / quiet[0].hosts:.1f} times the hosts take {growth:.1f} times the seconds")
+    faults = [f"{row.run}, {row.hosts} hosts: {row.least}..{row.most} calls" for row in rows if not within(row)]
+    faults += [f"{row.run}, {row.hosts} hosts: changed={row.changed}" for row in quiet if row.changed]
+    if within(control):
+        faults.append(f"the gate does not turn red on its control: {control.most} calls")
+    for fault in faults:
+        print(f"NOT HELD: {fault}; at most {MOST_FIRST} in a first run and {MOST_AGAIN} where nothing changes")
+    print(f"also in {path.relative_to(ROOT)}")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
