@@ -13,6 +13,9 @@ from conftest import Node, allowed, play
 from simhosts.hardware import IMAGE_NAME
 
 BARE, USED = "gpu-t4-1", "gpu-v100-1"
+# With labels of the node, which node-feature-discovery reads from a file: the node keeps them as long as that is there.
+LABELS = "/etc/kubernetes/node-feature-discovery/features.d/gfd"
+OPTIONS = ("-e", json.dumps({"device_plugin_options": ["--labels", "--no-timestamp"]}))
 TREES = "/etc /usr /opt /var/lib /var/cache /boot /lib /root /home /srv /run/vgpu /var/run/cdi /run/nvidia"
 # Times, sizes of caches and logs are nobody's wish; the last two change with every boot or play.
 PASSING = ("/var/lib/systemd", "/var/lib/kubelet", "/var/cache/apt", "/var/cache/ldconfig", "/var/cache/debconf")
@@ -80,10 +83,10 @@ def traces(nodes: dict[str, Node]) -> dict[str, Any]:
     used.run("docker", "run", "--detach", "--name", "theirs", "--runtime", "runc", IMAGE_NAME, "sleep", "100000")
     container = used.json("docker", "inspect", "theirs")[0]["State"]["StartedAt"]
     before = {name: trace(node) for name, node in nodes.items()}
-    site = play()
+    site = play(*OPTIONS)
     assert site.returncode == 0, site.stdout
     between = {name: trace(node) for name, node in nodes.items()}
-    down = play(playbook="teardown.yml")
+    down = play(*OPTIONS, playbook="teardown.yml")
     assert down.returncode == 0, down.stdout
     after = {name: trace(node) for name, node in nodes.items()}
     return {"before": before, "between": between, "after": after, "container": container}
@@ -96,7 +99,7 @@ def test_no_file_is_left_or_lacks(traces: dict[str, Any], name: str) -> None:
     assert sorted(set(before) - set(after)) == [], "taken away that was none of ours"
     assert {path: (before[path], after[path]) for path in before if before[path] != after[path]} == {}
     # The look itself sees what we bring.
-    assert "/etc/vgpu/node.yaml" in traces["between"][name].files
+    assert {"/etc/vgpu/node.yaml", LABELS} <= set(traces["between"][name].files)
 
 
 @pytest.mark.parametrize("name", [BARE, USED])

@@ -384,3 +384,16 @@ def test_daemon_writes_labels(node, kubelet, running, tmp_path):
 def test_packed_takes_the_most_used_gpu(packed, wanted):
     available = ["a::1", "a::2", "b::0", "b::1", "b::2"]
     assert preferred(available, [], 1, {"a": 3, "b": 3}, ["a", "b"], packed) == wanted
+
+
+@pytest.mark.parametrize("theirs", [[], ["features.d/theirs"], ["theirs"]])
+def test_labels_are_taken_back_with_the_folders_that_held_nothing_else(tmp_path, theirs):
+    file = tmp_path / "kubernetes" / "node-feature-discovery" / "features.d" / "gfd"
+    labels.write(file, {"nvidia.com/gpu.count": "2"})
+    for name in theirs:
+        (file.parents[1] / name).write_text("theirs")
+    labels.leave(file)
+    left = sorted(str(one.relative_to(tmp_path)) for one in tmp_path.rglob("*") if one.is_file())
+    assert left == [f"kubernetes/node-feature-discovery/{name}" for name in theirs]
+    assert theirs or list(tmp_path.iterdir()) == []
+    labels.leave(file)

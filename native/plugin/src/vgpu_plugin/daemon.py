@@ -12,12 +12,13 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 import grpc
 
-from . import cdi, driver_files, metrics, podresources, usage, version
+from . import cdi, driver_files, labels, metrics, podresources, usage, version
 from . import settings as node_settings
 from ._proto import admin_pb2_grpc
 from ._shared.sharing import Piece
@@ -158,6 +159,9 @@ class Daemon:
             files.remove(allocation)
         if self._paths.cdi_dir is not None:
             cdi.leave(self._paths.cdi_dir)
+        if self._extras.labels:
+            given = [text for option, text, _where in self._chosen if option.flag == "output-file"]
+            labels.leave(Path(given[-1]) if given else labels.FILE)
         records = self._paths.records
         for path in (
             records,

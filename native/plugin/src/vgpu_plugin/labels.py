@@ -158,5 +158,15 @@ def write(path: Path, found: dict[str, str]) -> bool:
     return True
 
 
+def leave(path: Path) -> None:
+    """Takes the feature file away, and the folders that held nothing else: the node loses the labels with it."""
+    path.unlink(missing_ok=True)
+    for folder in path.parents[:3]:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+
+
 def now() -> int:
     return int(time.time())
