@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's extender with thousands of nodes: filter and prioritize of one pod, by growth and by ratio."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import figures
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = ROOT / ".build" / "scheduler"
+
+
+@pytest.fixture(scope="session")
+def load():
+    lock = ROOT / "requirements/scheduler.txt"
+    subprocess.run([ROOT / "tools/venv.sh", ENVIRONMENT, lock, sys.executable], check=True)
+
+    def run(nodes: int, pods_per_node: int, calls: int) -> dict:
+        command = [ENVIRONMENT / "bin/python", ROOT / "tests/bench/programs/scheduler_load.py"]
+        # One thread: the time of others would be counted by none.
+        env = {**os.environ, "PYTHONPATH": str(ROOT / "native/plugin/src"), "OPENBLAS_NUM_THREADS": "1"}
+        words = [str(word) for word in (nodes, pods_per_node, calls)]
+        done = subprocess.run([*command, *words], env=env, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(done.stdout)
+        assert found["oversold"] == 0 and found["fits"] > 0
+        return found
+
+    return run
+
+
+def told(found: dict) -> str:
+    return f"p50 {found['p50']:.1f}, p99 {found['p99']:.1f} ms (wall {found['wall_p50']:.1f}, {found['wall_p99']:.1f})"
+
+
+def test_filter(load, row, sizes):
+    """Pods that are there already must not cost: the ledger is kept, not added up."""
+    empty, full = (load(1000, pods, sizes["scheduled"]) for pods in (1, 20))
+    row(
+        "scheduler-1000",
+        "with 20 pods a node at most 1.5 times the time with 1",
+        lambda ratio: ratio <= 1.5,
+        full["p50"] / empty["p50"],
+        f"{told(full)}; with 1 pod a node {told(empty)}",
+        full["control"] / empty["control"],
+        f"adding up the pods at each call: {full['control']:.0f} ms, with 1 pod a node {empty['control']:.0f} ms",
+    )
+
+
+def test_growth(load, row, sizes):
+    """Five times the nodes, and the pods on them."""
+    small, large = load(1000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"])
+    row(
+        "scheduler-5000",
+        "at most a quarter of the time of adding up the pods at each call",
+        lambda times: times[0] <= times[1] / 4,
+        (large["p50"], large["control"]),
+        f"{told(large)}; {large['p50'] / small['p50']:.1f} times that of 1 000 nodes",
+        (large["control"], large["control"]),
+        f"adding up the pods at each call: {large['control']:.0f} ms",
+    )
+    figure = figures.FIGURES["scheduler-memory"]
+    figure.measured, figure.gate = f"{large['memory_mib']:.0f} MiB", "at most 300 MiB"
+    figure.held = large["memory_mib"] <= 300
+    assert figure.held, figure.measured
