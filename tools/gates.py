@@ -50,6 +50,7 @@ class Gate:
 # Where most of the time of their folders goes.
 SLOW_TESTS = [
     "tests/native/gpusim/test_gpusim_sanitized.py",
+    "tests/native/vcuda/test_bypass.py",
     "tests/native/vcuda/test_share.py",
     "tests/native/vcuda/test_probe_finds.py",
     "tests/native/vcuda/test_compilers.py",

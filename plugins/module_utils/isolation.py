@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges the isolation of a slice by three witnesses: the probe inside, nvidia-smi inside, the host outside. Pure.
 
-A check is ``{name, verdict, expected, found, unit, detail}``; the verdict is held, violated or not-run.
+A check is ``{name, verdict, expected, found, unit, detail}``; the verdict is held, violated, not-run or open. Open is a
+way round that docs/threat-model.md says cannot be stopped from user space; it spoils nothing, and is told.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Sequence
 
-HELD, VIOLATED, NOT_RUN = "held", "violated", "not-run"
-VERDICTS = (HELD, VIOLATED, NOT_RUN)
+HELD, VIOLATED, NOT_RUN, OPEN = "held", "violated", "not-run", "open"
+VERDICTS = (HELD, VIOLATED, NOT_RUN, OPEN)
 MIB = 1 << 20
 
 # Checks of this module; all others are the probe's.
@@ -21,6 +22,10 @@ FILLS = ("limit-exact", "four-processes")
 SEEN_PERCENT = 90
 # A host may lack what these need; that alone does not spoil the verdict.
 OPTIONAL = ("outside-memory", "nvidia-smi")
+# Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
+BYPASS = "bypass-"
+# The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
+MAY_BE_OPEN = (BYPASS + "namespace", BYPASS + "symbol-table", BYPASS + "ledger-lie")
 
 
 class Expected(NamedTuple):
@@ -92,8 +97,11 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
     detail = str(one.get("detail") or "")
     if verdict not in VERDICTS:
         verdict, detail = VIOLATED, f"the probe's verdict is {verdict!r}; {detail}"
+    name = str(one.get("name", "?"))
+    if verdict == OPEN and name not in MAY_BE_OPEN:
+        verdict, detail = VIOLATED, f"{detail}; this way must not be open"
     return check(
-        str(one.get("name", "?")),
+        name,
         verdict,
         one.get("expected", ""),
         one.get("found", ""),
@@ -137,9 +145,18 @@ def of_nvidia_smi(rc: int, out: str, err: str, expected: Expected) -> dict[str, 
     return check("nvidia-smi", HELD if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)
 
 
+def optional(name: str) -> bool:
+    """Whether a check that did not run leaves the verdict as it is."""
+    return name in OPTIONAL or name.startswith(BYPASS)
+
+
 def overall(checks: Sequence[dict[str, Any]]) -> str:
-    """One word for a slice: violated beats not-run beats held, and nothing checked is not a pass."""
-    verdicts = [one["verdict"] for one in checks if not (one["verdict"] == NOT_RUN and one["name"] in OPTIONAL)]
+    """One word for a slice: violated beats not-run beats held, and nothing checked is not a pass. Open says nothing."""
+    verdicts = [
+        one["verdict"]
+        for one in checks
+        if one["verdict"] != OPEN and not (one["verdict"] == NOT_RUN and optional(one["name"]))
+    ]
     if VIOLATED in verdicts:
         return VIOLATED
     return NOT_RUN if NOT_RUN in verdicts or not verdicts else HELD

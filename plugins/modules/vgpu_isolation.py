@@ -233,6 +233,22 @@ PROBE_CHECKS = (
     "visible-devices",
     "freed",
     "share",
+    "bypass-path",
+    "bypass-copy",
+    "bypass-namespace",
+    "bypass-version",
+    "bypass-symbol-table",
+    "bypass-no-preload",
+    "bypass-other-preload",
+    "bypass-own-limits",
+    "bypass-setuid",
+    "bypass-other-libcuda",
+    "bypass-more-devices",
+    "bypass-own-files",
+    "bypass-descriptors",
+    "bypass-ledger-emptied",
+    "bypass-ledger-spoiled",
+    "bypass-ledger-lie",
 )
 
 
@@ -425,7 +441,7 @@ def sentence(result: dict[str, Any]) -> str:
         "{name} {verdict}: expected {expected} {unit}, found {found} {detail}".format(**one).replace("  ", " ").strip()
         for one in result["checks"]
         if one["verdict"] == isolation.VIOLATED
-        or (one["verdict"] == isolation.NOT_RUN and one["name"] not in isolation.OPTIONAL)
+        or (one["verdict"] == isolation.NOT_RUN and not isolation.optional(one["name"]))
     ]
     return f"isolation of {where}: {result['verdict']}; {'; '.join(faults) or result['detail']}"
 

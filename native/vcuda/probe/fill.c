@@ -20,8 +20,7 @@
 #define RACERS 4
 #define PATIENCE_MS 60000
 
-/* false: not all came within a minute. */
-static bool wait_for(_Atomic int *counter, int wanted)
+bool wait_for(_Atomic int *counter, int wanted)
 {
     for (int waited = 0; waited < PATIENCE_MS; waited++) {
         if (atomic_load(counter) >= wanted)
@@ -36,8 +35,8 @@ bool contexts_count(const struct fill *fill)
     return (fill->slice->flags & VGPU_LIMITS_COUNT_CONTEXT) != 0;
 }
 
-/* Halves the piece on each refusal, down to one byte. Answers the bytes granted. */
-static uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first)
+/* Halves the piece on each refusal. */
+uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first)
 {
     uint64_t granted = 0;
     size_t left = 0, total;

@@ -7,12 +7,18 @@
 
 #if defined(__x86_64__)
 #define OLDEST "GLIBC_2.2.5"
+#define OLDEST_DLINFO "GLIBC_2.3.3"
+#define OLDEST_DLMOPEN "GLIBC_2.3.4"
 #elif defined(__aarch64__)
 #define OLDEST "GLIBC_2.17"
+#define OLDEST_DLINFO "GLIBC_2.17"
+#define OLDEST_DLMOPEN "GLIBC_2.17"
 #endif
 __asm__(".symver dlopen, dlopen@" OLDEST);
 __asm__(".symver dlsym, dlsym@" OLDEST);
 __asm__(".symver dlvsym, dlvsym@" OLDEST);
 __asm__(".symver dlerror, dlerror@" OLDEST);
+__asm__(".symver dlinfo, dlinfo@" OLDEST_DLINFO);
+__asm__(".symver dlmopen, dlmopen@" OLDEST_DLMOPEN);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "probe.h"
+#include "bypass.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -29,10 +29,26 @@ static const struct {
     {"getprocaddress-route", check_getprocaddress},
     {"freed", check_freed},
     {"share", check_share},
+    {"bypass-path", check_bypass_path},
+    {"bypass-copy", check_bypass_copy},
+    {"bypass-namespace", check_bypass_namespace},
+    {"bypass-version", check_bypass_version},
+    {"bypass-symbol-table", check_bypass_symbol_table},
+    {"bypass-no-preload", check_bypass_no_preload},
+    {"bypass-other-preload", check_bypass_other_preload},
+    {"bypass-own-limits", check_bypass_own_limits},
+    {"bypass-setuid", check_bypass_setuid},
+    {"bypass-other-libcuda", check_bypass_other_libcuda},
+    {"bypass-more-devices", check_bypass_more_devices},
+    {"bypass-own-files", check_bypass_own_files},
+    {"bypass-descriptors", check_bypass_descriptors},
+    {"bypass-ledger-emptied", check_bypass_ledger_emptied},
+    {"bypass-ledger-spoiled", check_bypass_ledger_spoiled},
+    {"bypass-ledger-lie", check_bypass_ledger_lie},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
 
-static const char *const words[] = {"held", "violated", "not-run"};
+static const char *const words[] = {"held", "violated", "not-run", "open"};
 
 /* A process of its own, so that a check that crashes is a verdict and not the end. */
 static void run(check what, const struct slice *slice, struct board *board)
@@ -160,6 +176,8 @@ int main(int argc, char **argv)
             json = true;
         else if (strcmp(argv[i], "--help") == 0)
             return usage(stdout, 0);
+        else if (strcmp(argv[i], "--beyond") == 0 && i + 1 < argc)
+            return asked_as_program(argv[i + 1]);
         else if (strcmp(argv[i], "--hold") == 0 && i + 1 < argc && held_for(argv[i + 1]))
             i++;
         else if (strcmp(argv[i], "--checks") != 0 || i + 1 == argc)

@@ -58,7 +58,8 @@ int64_t ledger_live_bytes(void);
 
 /* --- checks ------------------------------------------------------------------------------------------------ */
 
-enum verdict { HELD, VIOLATED, NOT_RUN };
+/* OPEN: a way round that docs/threat-model.md says cannot be stopped from here. */
+enum verdict { HELD, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;
@@ -104,6 +105,9 @@ struct fill {
 /* Calls `measure` for each device of the slice until one is not held; again with less where the card is smaller. */
 void on_every_device(const struct slice *slice, struct board *board, void (*measure)(const struct fill *fill));
 bool contexts_count(const struct fill *fill);
+/* Takes all that is granted, down to one byte, beginning with pieces of `first` bytes. Answers the bytes. */
+uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first);
+bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute */
 
 void check_share(const struct slice *slice, struct board *board);
 void check_totals(const struct slice *slice, struct board *board);

@@ -134,6 +134,9 @@ static bool check(const char *path, int descriptor)
     if (length < 0)
         return complain(path, strerror(errno));
     if (status.st_size == 0 || (blank(&header) && status.st_size <= (off_t)VGPU_LEDGER_FILE_SIZE)) {
+        /* Or a tenant would empty it, and be granted its limit once more beside what it holds. */
+        if (limits_of_an_allocation())
+            return complain(path, "it is empty, and was not when the container began");
         bool taken = false;
         for (int waited = 0; waited < LAYOUT_PATIENCE_MS; waited++) {
             taken = ledger_byte_take(descriptor, VGPU_LEDGER_INIT_BYTE);

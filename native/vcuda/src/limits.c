@@ -291,6 +291,12 @@ int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
     return (int)snapshot->limits.device_count;
 }
 
+bool limits_of_an_allocation(void)
+{
+    const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return in_force && snapshot && snapshot->from_file && snapshot->limits.allocation[0];
+}
+
 const char *limits_ledger_path(void)
 {
     static char fallback[64];

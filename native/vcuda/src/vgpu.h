@@ -174,6 +174,8 @@ static inline bool limits_oversubscribe(void)
 /* UUIDs of the limits file in its order; 0 where there is none. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);
 bool limits_need_index(void);
+/* Whether this is a slice that the device plugin made: its ledger was laid out before the container began. */
+bool limits_of_an_allocation(void);
 const char *limits_ledger_path(void);
 bool limits_ledger_create(void); /* may it be made? Where our preload is in force the node has made it */
 bool uuid_same(const char *left, const char *right);

@@ -35,6 +35,21 @@ PROBE = [
     ("ended by a signal after its report", -9, report(), False, {"probe": "violated", "totals": "held"}),
     ("past its time", 0, report(), True, {"probe": "violated"}),
     ("a check that was asked for is missing", 0, report(checks=()), False, {"totals": "not-run"}),
+    (
+        "a way round that may be open",
+        0,
+        report(checks=[CHECK, dict(CHECK, name="bypass-namespace", verdict="open")]),
+        False,
+        {"bypass-namespace": "open"},
+    ),
+    (
+        "a way round that must not be open",
+        0,
+        report(checks=[CHECK, dict(CHECK, name="bypass-setuid", verdict="open")]),
+        False,
+        {"bypass-setuid": "violated"},
+    ),
+    ("a check that cannot be open", 0, report(checks=[dict(CHECK, verdict="open")]), False, {"totals": "violated"}),
     ("another GPU", 0, report([dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
     ("a second GPU", 0, report([DEVICE, dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
     ("no GPU", 0, report([]), False, {"gpu-as-leased": "violated", "limit-as-configured": "violated"}),
@@ -56,7 +71,7 @@ def test_probe(about, rc, out, timed_out, wanted):
     found = verdicts(it.of_probe(rc, out, "", timed_out, EXPECTED, ["totals"]))
     assert {name: found[name] for name in wanted} == wanted
     if "violated" not in wanted.values() and "not-run" not in wanted.values():
-        assert set(found.values()) == {"held"}
+        assert set(found.values()) - {"open"} == {"held"}
 
 
 SMI = [
@@ -126,6 +141,9 @@ def test_mounts(missing, verdict, found):
         ([("totals", "held"), ("nvidia-smi", "not-run"), ("outside-memory", "not-run")], "held"),
         ([("totals", "held"), ("nvidia-smi", "violated")], "violated"),
         ([("nvidia-smi", "not-run")], "not-run"),
+        ([("totals", "held"), ("bypass-namespace", "open"), ("bypass-version", "not-run")], "held"),
+        ([("bypass-namespace", "open")], "not-run"),
+        ([("totals", "held"), ("bypass-setuid", "violated")], "violated"),
     ],
 )
 def test_overall(checks, verdict):

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tries the ways round of docs/threat-model.md. One process takes all of the slice; beside it another goes a way round and
+ * asks for a little more. What it is granted is beyond the limit, and given back at once: a neighbour is never short of
+ * more than that for more than a moment.
+ *
+ * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; who runs the probe may have them.
+ */
+#include "bypass.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BEYOND (2 * MIB)
+#define ATTEMPT_S 30
+#define CAP_SYS_PTRACE 19
+#define CAP_SYS_ADMIN 21
+#define EXIT_GRANTED 40 /* of a new program */
+#define EXIT_REFUSED 41
+#define EXIT_UNABLE 42
+
+struct bypass {
+    way_round attempt;                       /* NULL: an honest program asks */
+    void (*holder)(const struct fill *fill); /* what the holder of the slice does when it has all; NULL: nothing */
+    enum verdict if_granted;                 /* OPEN: as the threat model says */
+};
+
+enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
+{
+    CUcontext context;
+    CUdeviceptr pointer;
+    /* Any refusal holds the limit: a library that fails closed need not say why. */
+    if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS)
+        return REFUSED;
+    if (cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
+        return REFUSED;
+    cuda->mem_free(pointer);
+    return GRANTED;
+}
+
+static enum attempt ask_honestly(const struct fill *fill)
+{
+    char reason[200];
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    if (!cuda)
+        return cuda_handle() ? REFUSED : UNABLE; /* without the driver's library nothing was tried */
+    return ask_beyond(cuda, fill->device);
+}
+
+int asked_as_program(const char *device)
+{
+    struct fill fill = {.device = atoi(device)};
+    enum attempt attempt = ask_honestly(&fill);
+    return attempt == GRANTED ? EXIT_GRANTED : attempt == REFUSED ? EXIT_REFUSED : EXIT_UNABLE;
+}
+
+#define VARIABLES 256
+/* What the library is told by, and how it comes. LD_LIBRARY_PATH stays: the driver may be found by it. */
+static bool is_ours(const char *variable)
+{
+    static const char *const names[] = {"LD_PRELOAD=", "LD_BIND_NOW=", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(variable, names[i], strlen(names[i])) == 0)
+            return true;
+    return false;
+}
+
+enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device)
+{
+    const char *environment[VARIABLES + 1];
+    size_t count = 0;
+    char ordinal[16];
+    int status = 0;
+    /* The first of two that say the same counts. */
+    for (; *added && count < VARIABLES; added++)
+        environment[count++] = *added;
+    for (char **one = environ; *one && count < VARIABLES; one++)
+        if (!is_ours(*one))
+            environment[count++] = *one;
+    environment[count] = NULL;
+    snprintf(ordinal, sizeof ordinal, "%d", device);
+    char *const arguments[] = {(char *)program, (char *)"--beyond", ordinal, NULL};
+    pid_t child = fork();
+    if (child == 0) {
+        execve(program, arguments, (char *const *)environment);
+        _exit(EXIT_UNABLE);
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return UNABLE;
+    return WEXITSTATUS(status) == EXIT_GRANTED ? GRANTED : WEXITSTATUS(status) == EXIT_REFUSED ? REFUSED : UNABLE;
+}
+
+bool copy_file(const char *from, const char *to, int mode)
+{
+    char block[65536];
+    ssize_t got = -1;
+    int in = open(from, O_RDONLY | O_CLOEXEC);
+    int out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700);
+    while (out >= 0 && (got = read(in, block, sizeof block)) > 0)
+        if (write(out, block, (size_t)got) != got) {
+            got = -1;
+            break;
+        }
+    bool whole = out >= 0 && got == 0 && fchmod(out, (mode_t)mode) == 0;
+    if (in >= 0)
+        close(in);
+    if (out >= 0)
+        close(out);
+    return whole;
+}
+
+const char *scratch_file(const char *name)
+{
+    static char path[160];
+    static const char *const folders[] = {"/tmp", "/dev/shm", "/var/tmp", "."};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        snprintf(path, sizeof path, "%s/vgpu-probe-%d-%s", folders[i], (int)getpid(), name);
+        int made = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700);
+        if (made < 0)
+            continue;
+        close(made);
+        unlink(path);
+        return path;
+    }
+    return NULL;
+}
+
+/* A set bounding set keeps them from a setuid program too. Fails where they are not there, which is as good. */
+static void become_the_tenant(void)
+{
+    prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0);
+    prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
+}
+
+/* Ends only when it is told to, or after a minute: what it holds must be there while the other asks. */
+static void hold_all(const struct fill *fill, const struct bypass *bypass)
+{
+    struct board *board = fill->board;
+    char reason[200];
+    CUcontext context;
+    size_t free_bytes = 0, total = 0;
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    CUresult status = cuda ? cuda->ctx_create(&context, 0, fill->device) : CUDA_ERROR_NO_DEVICE;
+    if (status == CUDA_SUCCESS)
+        status = cuda->mem_info(&free_bytes, &total);
+    board->status[0] = status;
+    if (status == CUDA_SUCCESS)
+        board->granted[0] = take_all(fill, cuda, free_bytes ? free_bytes : 1);
+    if (bypass->holder)
+        bypass->holder(fill);
+    atomic_store(&board->ready, 1);
+    wait_for(&board->go, 1);
+}
+
+static enum attempt attempted(const struct fill *fill, const struct bypass *bypass)
+{
+    int status = 0;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(ATTEMPT_S);
+        become_the_tenant();
+        _exit((int)(bypass->attempt ? bypass->attempt : ask_honestly)(fill));
+    }
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return UNABLE; /* ended by a signal: nothing was had by this */
+    return (enum attempt)WEXITSTATUS(status);
+}
+
+static const struct bypass *current; /* on_every_device hands nothing on */
+
+static void measure_bypass(const struct fill *fill)
+{
+    struct board *board = fill->board;
+    struct result *result = &board->result;
+    board->ready = board->go = 0;
+    board->status[1] = 0;
+    pid_t holder = fork();
+    if (holder == 0) {
+        hold_all(fill, current);
+        _exit(0);
+    }
+    bool filled = wait_for(&board->ready, 1) && board->status[0] == CUDA_SUCCESS;
+    bool holder_able = board->status[1] >= 0;
+    /* Where the card has no room left the driver refuses everybody, and nothing is shown by that. */
+    bool full_card = atomic_load(&board->card_full) != 0;
+    board->card_full = 0;
+    enum attempt attempt = filled && !full_card && holder_able ? attempted(fill, current) : UNABLE;
+    atomic_store(&board->go, 1);
+    waitpid(holder, NULL, 0);
+    if (filled && board->granted[0] > fill->limit) {
+        result_set(result, VIOLATED, fill->limit, board->granted[0], "bytes", "%s: nothing is limited at all", fill->uuid);
+        return;
+    }
+    if (attempt == UNABLE) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: %s", fill->uuid,
+                   !filled     ? "the slice could not be filled"
+                   : full_card ? "the card has no room beyond what the slice was given"
+                               : "this way cannot be gone here");
+        return;
+    }
+    bool granted = attempt == GRANTED;
+    result_set(result, granted ? current->if_granted : HELD, 0, granted ? BEYOND : 0, "bytes",
+               "%s: with the slice full, %llu bytes more were %s", fill->uuid, (unsigned long long)BEYOND,
+               granted ? "granted" : "refused");
+}
+
+static void run_bypass(const struct slice *slice, struct board *board, const struct bypass *bypass)
+{
+    current = bypass;
+    on_every_device(slice, board, measure_bypass);
+}
+
+#define BYPASS(name, attempt, holder, if_granted) \
+    void check_bypass_##name(const struct slice *slice, struct board *board) \
+    { \
+        static const struct bypass bypass = {attempt, holder, if_granted}; \
+        run_bypass(slice, board, &bypass); \
+    }
+
+BYPASS(path, by_path, NULL, VIOLATED)
+BYPASS(copy, by_copy, NULL, VIOLATED)
+BYPASS(namespace, by_namespace, NULL, OPEN)
+BYPASS(version, by_versioned_name, NULL, VIOLATED)
+BYPASS(symbol_table, by_symbol_table, NULL, OPEN)
+BYPASS(no_preload, without_preload, NULL, VIOLATED)
+BYPASS(other_preload, with_other_preload, NULL, VIOLATED)
+BYPASS(own_limits, with_own_limits, NULL, VIOLATED)
+BYPASS(setuid, with_setuid, NULL, VIOLATED)
+BYPASS(other_libcuda, with_other_libcuda, NULL, VIOLATED)
+BYPASS(more_devices, with_more_devices, NULL, VIOLATED)
+BYPASS(own_files, write_own_files, NULL, VIOLATED)
+BYPASS(descriptors, NULL, close_descriptors, VIOLATED)
+BYPASS(ledger_emptied, empty_the_ledger, NULL, VIOLATED)
+BYPASS(ledger_spoiled, spoil_the_ledger, NULL, VIOLATED)
+BYPASS(ledger_lie, NULL, lie_in_the_ledger, OPEN)

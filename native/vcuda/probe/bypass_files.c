@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The files of the slice in the tenant's hands. What is spoilt here is put back: the slice is used after this. */
+#include "bypass.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SELF "/proc/self/exe"
+
+/* Opened for writing is enough: nothing is written. */
+enum attempt write_own_files(const struct fill *fill)
+{
+    static const char *const files[] = {VGPU_PATH_LIMITS, VGPU_PATH_PRELOAD, VGPU_PATH_LIBRARY};
+    enum attempt attempt = UNABLE;
+    (void)fill;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        if (access(files[i], F_OK) != 0)
+            continue;
+        attempt = REFUSED;
+        int opened = open(files[i], O_WRONLY | O_CLOEXEC);
+        if (opened >= 0) {
+            close(opened);
+            return GRANTED;
+        }
+    }
+    return attempt;
+}
+
+struct copy {
+    int file;
+    size_t size;
+    char *bytes;
+};
+
+static bool ledger_copy(struct copy *copy)
+{
+    struct stat found;
+    copy->file = open(VGPU_PATH_LEDGER, O_RDWR | O_CLOEXEC);
+    if (copy->file < 0 || fstat(copy->file, &found) != 0 || found.st_size <= 0)
+        return false;
+    copy->size = (size_t)found.st_size;
+    copy->bytes = malloc(copy->size);
+    return copy->bytes && pread(copy->file, copy->bytes, copy->size, 0) == (ssize_t)copy->size;
+}
+
+static void ledger_restore(const struct copy *copy)
+{
+    if (ftruncate(copy->file, (off_t)copy->size) != 0 || pwrite(copy->file, copy->bytes, copy->size, 0) < 0)
+        _exit(UNABLE);
+}
+
+static enum attempt ask_beside(const struct fill *fill)
+{
+    const char *const added[] = {NULL};
+    return ask_as_program(SELF, added, fill->device);
+}
+
+enum attempt empty_the_ledger(const struct fill *fill)
+{
+    struct copy copy;
+    if (!ledger_copy(&copy))
+        return UNABLE;
+    enum attempt attempt = ftruncate(copy.file, 0) == 0 ? ask_beside(fill) : REFUSED;
+    ledger_restore(&copy);
+    return attempt;
+}
+
+enum attempt spoil_the_ledger(const struct fill *fill)
+{
+    struct copy copy;
+    if (!ledger_copy(&copy))
+        return UNABLE;
+    char *noise = malloc(copy.size);
+    if (!noise)
+        return UNABLE;
+    memset(noise, 0xff, copy.size);
+    ssize_t wrote = pwrite(copy.file, noise, copy.size, 0);
+    enum attempt attempt = wrote > 0 ? ask_beside(fill) : REFUSED;
+    ledger_restore(&copy);
+    return attempt;
+}
+
+/* As a tenant would who has read our header: all that is charged becomes nothing, and the ledger stays whole. */
+void lie_in_the_ledger(const struct fill *fill)
+{
+    (void)fill;
+    int file = open(VGPU_PATH_LEDGER, O_RDWR | O_CLOEXEC);
+    fill->board->status[1] = file; /* below 0: there was nothing to lie in */
+    if (file < 0)
+        return;
+    char *start = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (start == MAP_FAILED)
+        return;
+    struct vgpu_ledger *ledger = (struct vgpu_ledger *)start;
+    struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(start + VGPU_LEDGER_SLOT_OFFSET);
+    memset(ledger->total, 0, sizeof ledger->total);
+    for (unsigned i = 0; i < ledger->slot_high; i++) {
+        memset(slots[i].used, 0, sizeof slots[i].used);
+        memset(slots[i].context, 0, sizeof slots[i].context);
+    }
+}
+
+/* A program that closes all that it did not open itself must stay charged. */
+void close_descriptors(const struct fill *fill)
+{
+    (void)fill;
+    for (int descriptor = 3; descriptor < 1024; descriptor++)
+        close(descriptor);
+}

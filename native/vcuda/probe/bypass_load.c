@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ways to the driver's own functions: other names of its file, other ways of the loader, its symbol table. */
+#include "bypass.h"
+#include "loader.h"
+
+#include <elf.h>
+#include <link.h>
+#include <string.h>
+#include <unistd.h>
+
+#if __SIZEOF_POINTER__ == 8
+#define ELF_SYMBOL Elf64_Sym
+#else
+#define ELF_SYMBOL Elf32_Sym
+#endif
+
+typedef void *(*lookup)(void *where, const char *symbol);
+
+static void *by_name(void *where, const char *symbol)
+{
+    return dlsym(where, symbol);
+}
+
+/* A symbol without a version answers to any. */
+static void *by_any_version(void *where, const char *symbol)
+{
+    return dlvsym(where, symbol, "GLIBC_2.2.5");
+}
+
+static enum attempt beyond_by(lookup look, void *where, CUdevice device)
+{
+    struct cuda cuda;
+    memset(&cuda, 0, sizeof cuda);
+    cuda.init = (CUresult(*)(unsigned))look(where, "cuInit");
+    cuda.ctx_create = (CUresult(*)(CUcontext *, unsigned, CUdevice))look(where, "cuCtxCreate_v2");
+    cuda.mem_alloc = (CUresult(*)(CUdeviceptr *, size_t))look(where, "cuMemAlloc_v2");
+    cuda.mem_free = (CUresult(*)(CUdeviceptr))look(where, "cuMemFree_v2");
+    if (!cuda.init || !cuda.ctx_create || !cuda.mem_alloc || !cuda.mem_free)
+        return UNABLE;
+    return cuda.init(0) == CUDA_SUCCESS ? ask_beyond(&cuda, device) : REFUSED;
+}
+
+static struct link_map *driver_map(void)
+{
+    struct link_map *map = NULL;
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    return handle && dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 ? map : NULL;
+}
+
+enum attempt by_path(const struct fill *fill)
+{
+    struct link_map *map = driver_map();
+    void *handle = map ? dlopen(map->l_name, RTLD_NOW | RTLD_LOCAL) : NULL;
+    return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
+}
+
+enum attempt by_copy(const struct fill *fill)
+{
+    struct link_map *map = driver_map();
+    const char *copy = map ? scratch_file("driver.so") : NULL;
+    if (!copy || !copy_file(map->l_name, copy, 0700))
+        return UNABLE;
+    void *handle = dlopen(copy, RTLD_NOW | RTLD_LOCAL);
+    unlink(copy);
+    return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
+}
+
+enum attempt by_namespace(const struct fill *fill)
+{
+    void *handle = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
+}
+
+enum attempt by_versioned_name(const struct fill *fill)
+{
+    void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    return handle ? beyond_by(by_any_version, handle, fill->device) : UNABLE;
+}
+
+/* Reads the table as a loader of one's own would. The strings follow the symbols in every object that a linker writes. */
+static void *in_symbol_table(void *where, const char *wanted)
+{
+    const struct link_map *map = where;
+    const ELF_SYMBOL *symbols = NULL;
+    const char *strings = NULL;
+    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
+        if (entry->d_tag == DT_SYMTAB)
+            symbols = (const ELF_SYMBOL *)entry->d_un.d_ptr;
+        else if (entry->d_tag == DT_STRTAB)
+            strings = (const char *)entry->d_un.d_ptr;
+    }
+    if (!symbols || !strings)
+        return NULL;
+    for (const ELF_SYMBOL *one = symbols + 1; (const char *)(one + 1) <= strings; one++)
+        if (one->st_value && strcmp(strings + one->st_name, wanted) == 0)
+            return (char *)map->l_addr + one->st_value;
+    return NULL;
+}
+
+enum attempt by_symbol_table(const struct fill *fill)
+{
+    struct link_map *map = driver_map();
+    return map ? beyond_by(in_symbol_table, map, fill->device) : UNABLE;
+}

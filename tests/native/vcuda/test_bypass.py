@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probe's ways round: with LD_PRELOAD alone, which a tenant can take off, those that take it off are red.
+
+Real slices, where the same ways are held, are in tests/integration/device_plugin/test_isolation.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+from conftest import PROBE, Host
+from test_probe import run, verdicts
+from test_probe_finds import broken
+
+# By LD_PRELOAD, files at other places than a slice's.
+WITHOUT_MOUNTS = {
+    "bypass-path": "held",
+    "bypass-copy": "held",
+    "bypass-namespace": "open",
+    "bypass-version": "not-run",
+    "bypass-symbol-table": "open",
+    "bypass-no-preload": "violated",
+    "bypass-other-preload": "violated",
+    "bypass-own-limits": "violated",
+    "bypass-setuid": "violated",
+    "bypass-other-libcuda": "violated",
+    "bypass-more-devices": "held",
+    "bypass-own-files": "not-run",
+    "bypass-descriptors": "held",
+    "bypass-ledger-emptied": "not-run",
+    "bypass-ledger-spoiled": "not-run",
+    "bypass-ledger-lie": "not-run",
+}
+
+
+def test_a_preload_that_the_tenant_can_take_off(host: Host) -> None:
+    status, report = run(host, "--checks", ",".join(WITHOUT_MOUNTS))
+    assert verdicts(report) == WITHOUT_MOUNTS, report
+    assert status == 1
+    assert host.on_card() == host.charged() == 0, "an attempt left something behind"
+
+
+def test_a_library_that_leaves_dlsym_alone(host: Host, tmp_path) -> None:
+    library = broken(tmp_path, "libvgpu.map", "        dlsym;\n", "")
+    names = ["bypass-path", "bypass-copy"]
+    environment = host.env(LD_PRELOAD=str(library))
+    done = subprocess.run(
+        [PROBE, "--json", "--checks", ",".join(names)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.count('"verdict":"violated"') == 2, done.stdout
+
+
+@pytest.mark.parametrize("name", ["bypass-path", "bypass-descriptors"])
+def test_without_the_library_nothing_is_held(host: Host, name: str) -> None:
+    environment = {key: value for key, value in host.env().items() if key != "LD_PRELOAD"}
+    done = subprocess.run(
+        [PROBE, "--checks", name], env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=False
+    )
+    assert done.returncode != 0, done.stdout
