@@ -40,7 +40,7 @@ def page() -> str:
         for name, variable in schema.VARIABLES.items()
     ]
     refused = [f"| `{name}` | {_values(values)} |" for name, values, _way_out in schema.UNAVAILABLE]
-    return HEAD + "\n".join(rows) + "\n" + TAIL + "\n".join(refused) + "\n"
+    return HEAD + "\n".join(rows) + "\n" + (TAIL + "\n".join(refused) + "\n" if refused else "")
 
 
 def _default(value: object) -> str:

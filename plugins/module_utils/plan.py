@@ -320,6 +320,9 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         held = len(plan_configs.held(state)) if changes else 0
         notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
+    faults = plan_configs.faults(wish, wanted["kubeconfig"])
+    if faults:
+        return NOTHING._replace(errors=faults)
     changes = []
     if version not in found["versions"]:
         changes.append(f"install {root}/{version}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import node_config, sharing
+from . import node_config, sharing, slices
 from .node_state import sha256
 
 
@@ -40,6 +40,17 @@ def changes(path: str, wish: dict[str, Any], state: dict[str, Any]) -> list[str]
         out += node_yaml_changes(node_config.config_file(path, name), wanted[name], named.get(name))
     out += ["remove " + node_config.config_file(path, name) for name in sorted(named) if name not in wanted]
     return out
+
+
+def faults(wish: dict[str, Any], kubeconfig: str) -> list[str]:
+    """What the configurations ask of the device plugin that it cannot do."""
+    way_out = "set device_plugin_kubeconfig to a file on the host"
+    named = {"node.yaml": wish["node_config"], **(wish.get("node_configs") or {})}
+    return [
+        f"vgpu_slice_sizing: requested ({name}) asks the API server for the sizes of pods; {way_out}"
+        for name, config in named.items()
+        if (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested" and not kubeconfig
+    ]
 
 
 def reshaped(path: str, wish: dict[str, Any], state: dict[str, Any]) -> int:

@@ -61,6 +61,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "unit_path": "/etc/systemd/system/vgpu-device-plugin.service",
         "unit_text": "",
         "config_path": node_config.PATH,
+        "kubeconfig": "",
     },
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An API server with one node: GET, watch, PATCH of its status, POST of events. Answers have the form that the API's
-reference gives: an envelope of type and object a line for a watch, a Status for a refusal.
+"""An API server with one node and its pods: GET, watch, PATCH of status and annotations, POST of events. Answers have
+the form that the API's reference gives: an envelope of type and object a line for a watch, a Status for a refusal.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class ApiDouble:
         self.token = token
         self.refuse: dict[tuple[str, str], tuple[int, str]] = {}
         self.events: list[dict[str, Any]] = []
+        self.pods: dict[tuple[str, str], dict[str, Any]] = {}
         self.calls: list[tuple[str, str]] = []
         self.watches = 0
         self._changed = threading.Condition()
@@ -106,10 +107,43 @@ class ApiDouble:
         if method == "PATCH" and url.path == f"{path}/status":
             assert handler.headers["Content-Type"] == "application/strategic-merge-patch+json"
             return self._answer(handler, 200, self._patch(json.loads(body)))
-        if method == "POST" and url.path == "/api/v1/namespaces/default/events":
+        if method == "POST" and url.path.endswith("/events"):
             self.events.append(json.loads(body))
             return self._answer(handler, 201, self.events[-1])
-        return self._answer(handler, 404, status(404, f"{url.path} not found"))
+        if method == "PATCH" and url.path == path:
+            return self._answer(handler, 200, self._annotate(self.node, json.loads(body)))
+        if method == "GET" and url.path == "/api/v1/pods":
+            assert parse_qs(url.query)["fieldSelector"] == [f"spec.nodeName={self.node['metadata']['name']}"]
+            return self._answer(handler, 200, {"kind": "PodList", "items": list(self.pods.values())})
+        return self._pod(handler, method, url.path, body)
+
+    def add_pod(self, name: str, uid: str, annotations: dict[str, str], **more: Any) -> None:
+        metadata = {"namespace": "default", "name": name, "uid": uid, "annotations": annotations}
+        metadata["creationTimestamp"] = f"2026-11-21T10:00:00.{len(self.pods):09d}Z"
+        self.pods["default", name] = {"kind": "Pod", "metadata": metadata, "spec": {}, "status": {}, **more}
+
+    def _pod(self, handler: BaseHTTPRequestHandler, method: str, path: str, body: bytes) -> None:
+        words = path.split("/")
+        pod = self.pods.get((words[4], words[6])) if len(words) > 6 and words[5] == "pods" else None
+        if pod is not None and method == "GET":
+            return self._answer(handler, 200, pod)
+        if pod is not None and method == "PATCH" and words[7:] == ["status"]:
+            change = json.loads(body)
+            if change["metadata"].get("uid") != pod["metadata"]["uid"]:
+                return self._answer(handler, 409, status(409, "the UID in the precondition does not match"))
+            return self._answer(handler, 200, self._annotate(pod, change))
+        return self._answer(handler, 404, status(404, f"{path} not found"))
+
+    def _annotate(self, one: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+        with self._changed:
+            found = one["metadata"].setdefault("annotations", {})
+            for key, text in change["metadata"]["annotations"].items():
+                found.pop(key, None)
+                if text is not None:
+                    found[key] = text
+            if one is self.node:
+                self._bump()
+        return one
 
     def _patch(self, change: dict[str, Any]) -> dict[str, Any]:
         """Conditions are merged by their type."""

@@ -119,7 +119,7 @@ class Node:
 
     def configure(self, **vcuda: Any) -> Settings:
         self.paths.config.write_text(self.config_text or samples.node_yaml(self.library_root, **vcuda))
-        return load(self.paths.config)
+        return load(self.paths.config, has_api=True)
 
     def install_library(self, version: str) -> Path:
         folder = self.library_root / version

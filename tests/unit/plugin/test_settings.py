@@ -27,7 +27,7 @@ REFUSED = [
     ),
     (
         '{"version": "v1", "sharing": {"vcuda": {"sliceSizing": "requested"}}}',
-        "sliceSizing: requested is not available",
+        "sliceSizing: requested asks the API server",
     ),
     ('{"version": "v1", "flags": {"migStrategy": "singel"}}', 'did you mean "single"'),
     ("version: v1\nsharing: [", "nor YAML"),

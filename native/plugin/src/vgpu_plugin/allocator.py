@@ -6,14 +6,15 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from . import checkpoint
+from . import checkpoint, sizing
 from . import settings as node_settings
 from ._shared import sharing
+from ._shared.pod_plan import Device
 from ._shared.sharing import MPS, VCUDA, Piece
 from ._shared.slices import MIB
 from .allocation_files import LIBRARY_FILE, AllocationFiles
@@ -21,8 +22,12 @@ from .driver_files import DriverFiles
 from .errors import NotNow, Refused, Taken
 from .paths import Paths
 from .pool import Pool
+from .preference import gpu_of
 from .records import KUBELET, LEASE, Record, RecordStore
 from .substitution import on_gpus, substitute
+
+if TYPE_CHECKING:
+    from .pod_sizes import PodSizes
 
 # Where a container finds the pipes of its MPS daemon, as NVIDIA's plugin has it.
 MPS_ROOT = "/mps"
@@ -70,6 +75,8 @@ class Allocator:
         self.outside: OutsideUse | None = None
         # Whether the kubelet has called GetPreferredAllocation, which those before 1.19 do not know.
         self.kubelet_asks = False
+        # Who knows what pods asked for (pod_sizes.py); None where no API server is known.
+        self.sizes: PodSizes | None = None
         self.records = records
         self.lock = threading.RLock()
 
@@ -113,7 +120,12 @@ class Allocator:
             given = tuple(ids)
             record = Record(secrets.token_hex(8), kind, given, asked=() if given == asked else asked, **lease)
             if any(piece.mode == VCUDA for piece in pieces):
-                record = replace(record, limits=self._limits(record.id, devices), library=str(self.library()))
+                limits = self._limits(record.id, devices)
+                if self.settings.requested and kind == KUBELET:
+                    limits["deny"] = True  # its size is written when it starts, and not before
+                elif self.settings.requested:
+                    self._refuse_oversold(devices)
+                record = replace(record, limits=limits, library=str(self.library()))
                 self._make_files(record)
             try:
                 self._write_down(record)
@@ -143,6 +155,25 @@ class Allocator:
         spread = self.settings.legacy_preferred and not self.kubelet_asks
         given = substitute(ids, offers, self.records.all(), spread, self.settings.packed)
         return given, pieces if given == ids else self._pool.resolve(given)
+
+    def _refuse_oversold(self, devices: list[dict[str, Any]]) -> None:
+        """Of a lease: an equal slice may be more than what pods of other sizes left."""
+        before = self._held()
+        for one in devices:
+            wanted = Device(one["uuid"], one["memory_bytes"] // MIB, 0)
+            gpu = self._pool.gpu(one["uuid"])
+            if fault := sizing.lacks(gpu, self.settings.config, before.get(gpu.uuid, sizing.Held()), wanted):
+                raise Taken(fault)
+
+    def _held(self, without: Record | None = None) -> dict[str, sizing.Held]:
+        """What containers hold of each GPU; those that the kubelet no longer knows hold nothing."""
+        found = checkpoint.read(self._paths.checkpoint)
+        return sizing.held(
+            one
+            for one in self.records.all()
+            if (without is None or one.kubelet_ids != without.kubelet_ids)
+            and (found is None or one.kind != KUBELET or found.holds(one.id, frozenset(one.kubelet_ids)))
+        )
 
     def asked_for_preference(self) -> None:
         """The kubelet of now asks, so its choice holds."""
@@ -294,6 +325,9 @@ class Allocator:
         Several records may hold the same slices (an init container and a container of one pod); which of them starts is
         not told, and only one of them runs at a time.
         """
+        for record in self.records.with_ids(ids):
+            if record.limits.get("deny"):
+                self._size(record)  # asks the API server, so without the lock
         with self.lock:
             known = [self._pool.piece(one) for one in ids]
             for piece in known:
@@ -320,6 +354,41 @@ class Allocator:
                     )
                 self._make_files(record)
 
+    def planned(self, available: Sequence[str], size: int) -> list[str]:
+        """Free slices of the GPUs that the scheduler planned for the container that comes now; advice, maybe none."""
+        if not self.settings.requested or self.sizes is None:
+            return []
+        chosen: list[str] = []
+        for uuid in self.sizes.expected(size):
+            free = (one for one in available if gpu_of(one) == uuid and one not in chosen)
+            chosen += [one for one in [next(free, "")] if one]
+        return chosen
+
+    def _size(self, record: Record) -> None:
+        """Writes down the size that the pod of a record asked for. Raises Refused where it was not planned, or does not
+        fit on the GPUs that the kubelet chose.
+        """
+        if self.sizes is None:
+            raise NotNow(f"allocation {record.id} waits for its size, and this program knows no API server")
+        owner = self.sizes.owner(record)
+        plan = self.sizes.plan(owner)
+        planned = next(part.devices for part in plan if part.container == owner.container)
+        with self.lock:
+            given = [self._pool.gpu(one["uuid"]) for one in record.limits["devices"]]
+            try:
+                devices = sizing.assign(planned, given, self.settings.config, self._held(record))
+            except Refused as fault:
+                self.sizes.tell(owner, "VgpuNoRoom", str(fault))
+                raise Refused(f"pod {owner.name}: {fault}") from None
+            if {one.uuid for one in devices} != {one.uuid for one in planned}:
+                log.info("pod %s: given %s instead of what was planned", owner.name, [one.uuid for one in devices])
+                self.sizes.write_given(owner, sizing.with_part(plan, owner.container, devices))
+            limits = {key: value for key, value in record.limits.items() if key != "deny"}
+            limits.update(devices=sizing.limits_of(devices), priority=self.sizes.priority(owner))
+            cores = {one.uuid: one.cores for one in devices if one.cores}
+            self._write_down(replace(record, limits=limits, cores=cores))
+            log.info("allocation %s: sizes of pod %s", record.id, owner.name)
+
     def _rebuild(self, ids: list[str]) -> list[Record]:
         """Records that were lost, from the answers of Allocate that the kubelet keeps."""
         found = checkpoint.read(self._paths.checkpoint)
@@ -331,9 +400,13 @@ class Allocator:
                 limits = self._limits(entry.allocation, self._devices(self._pool.resolve(given)))
                 library = entry.library or str(self.library())
                 asked = () if given == ids else tuple(ids)
+                if self.settings.requested:
+                    limits["deny"] = True
                 record = Record(entry.allocation, KUBELET, tuple(given), limits, library, asked=asked)
                 self._write_down(record)
-                rebuilt.append(record)
+                if self.settings.requested:
+                    self._size(record)
+                rebuilt.append(self.records.get(record.id) or record)
         return rebuilt
 
     def forget(self, allocation: str) -> None:

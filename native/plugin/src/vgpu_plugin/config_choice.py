@@ -26,7 +26,7 @@ class ConfigChoice:
         self.base = base
         self._folder = folder
         self._memory = memory
-        self._follows = follows
+        self.follows = follows
         self._lock = threading.Lock()
         self._wanted = self._remembered() if follows else ""
 
@@ -68,7 +68,7 @@ class ConfigChoice:
 
     def remember(self, path: Path) -> None:
         """A name that was taken over. A full disk costs no more than node.yaml at the next start."""
-        if not self._follows:
+        if not self.follows:
             return
         with contextlib.suppress(OSError):
             fresh = self._memory.with_suffix(".new")

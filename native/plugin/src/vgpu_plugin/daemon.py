@@ -18,9 +18,10 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import grpc
 
-from . import cdi, driver_files, labels, metrics, podresources, usage, version
+from . import cdi, driver_files, labels, metrics, podresources, sizing, usage, version
 from . import settings as node_settings
 from ._proto import admin_pb2_grpc
+from ._shared import pod_plan
 from ._shared.sharing import Piece
 from .admin import Admin
 from .allocation_files import AllocationFiles
@@ -53,6 +54,8 @@ HOUSEKEEPING_S = 10.0
 DRIVER_RETRY_S = 5.0
 FIRST_REGISTRATION_S = 3.0
 STREAM_JOIN_S = 10.0
+# The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
+POD_ANSWER_S = 8.0
 
 log = logging.getLogger(__name__)
 
@@ -132,10 +135,10 @@ class Daemon:
         """Those of the named configuration that was in force before, where it can still be; else of node.yaml."""
         if name := self._choice.wanted:
             try:
-                return node_settings.load(self._choice.path(name), self._chosen)
+                return node_settings.load(self._choice.path(name), self._chosen, self._choice.follows)
             except Fatal as fault:
                 log.error("node.yaml is in force: %s", fault)
-        return node_settings.load(self._paths.config, self._chosen)
+        return node_settings.load(self._paths.config, self._chosen, self._choice.follows)
 
     def _first_pieces(
         self, gpus: list[Gpu], settings: node_settings.Settings
@@ -147,7 +150,7 @@ class Daemon:
             if settings.path == self._paths.config:
                 raise
             log.error("node.yaml is in force: %s", fault)
-        settings = node_settings.load(self._paths.config, self._chosen)
+        settings = node_settings.load(self._paths.config, self._chosen, self._choice.follows)
         return settings, node_settings.make_slices(gpus, settings)
 
     def purge(self) -> None:
@@ -268,7 +271,7 @@ class Daemon:
         self._health = HealthWatch(source, pool, health_rules(os.environ), changes.look, self._clean_s)
         changes.on_lost = self._health.lost
         changes.after += [outside.configure, lambda *_: registrations.bring_in_line(offered(pool, changes.settings))]
-        label = self._follow_label(changes)
+        label = self._follow_label(allocator)
         service = Admin(
             lambda: changes.settings,
             pool,
@@ -291,7 +294,7 @@ class Daemon:
         registrations.bring_in_line(offered(pool, settings))
         watcher.start()
         if label is not None:
-            changes.on_look = lambda: label.tell(changes.outcome())
+            changes.on_look = lambda: self._tell_node(label, changes, pool)
             for task in (label.run, label.report):
                 threading.Thread(target=task, name="node label", daemon=True).start()
         try:
@@ -313,19 +316,37 @@ class Daemon:
             # The health thread sits in the driver's wait; it ends by itself and holds nothing that matters.
             watcher.join(STREAM_JOIN_S)
 
-    def _follow_label(self, changes: Reconfiguration) -> NodeLabel | None:
+    def _follow_label(self, allocator: Allocator) -> NodeLabel | None:
         if not self._extras.kubeconfig:
             return None
         from . import kube_api
         from .node_label import NodeLabel
+        from .pod_sizes import PodSizes
 
         def choose(name: str) -> None:
             self._choice.choose(name)
             if self._health is not None:
                 self._health.ask()
 
-        api = kube_api.Api(kube_api.access(self._extras.kubeconfig))
-        return NodeLabel(api, self._extras.node_name or socket.gethostname().lower(), choose)
+        node = self._extras.node_name or socket.gethostname().lower()
+        access = kube_api.access(self._extras.kubeconfig)
+        allocator.sizes = PodSizes(
+            kube_api.Api(access, POD_ANSWER_S),
+            node,
+            self._paths.checkpoint,
+            lambda: podresources.holders(self._paths.pod_resources),
+        )
+        return NodeLabel(kube_api.Api(access), node, choose)
+
+    @staticmethod
+    def _tell_node(label: NodeLabel, changes: Reconfiguration, pool: Pool) -> None:
+        """What became of the configuration; and the GPUs that pods may ask parts of, for the scheduler."""
+        label.tell(changes.outcome())
+        text = None
+        if changes.settings.requested:
+            sick = {gpu.uuid: pool.sickness(gpu.uuid) for gpu in pool.gpus}
+            text = pod_plan.write_gpus(sizing.node_gpus(pool.gpus, changes.settings.config, sick))
+        label.annotate(pod_plan.GPUS, text)
 
     @staticmethod
     def _keep_house(*tasks: Callable[[], object]) -> None:

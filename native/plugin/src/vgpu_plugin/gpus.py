@@ -48,6 +48,8 @@ class Gpu:
     numa_node: int = NO_NUMA
     mig_enabled: bool = False
     mig: tuple[MigDevice, ...] = ()
+    # (UUID, score) of GPUs that it has a better way to than through the host; higher is nearer.
+    links: tuple[tuple[str, int], ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """The GPU as the shared core takes it."""

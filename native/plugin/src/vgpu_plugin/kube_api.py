@@ -149,8 +149,9 @@ def _data(path: Path, section: dict[str, Any], key: str) -> Path | bytes | None:
 class Api:
     """One connection a call. Every fault is an ApiError."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, timeout: float = TIMEOUT_S) -> None:
         self._access = access
+        self._timeout = timeout
         self._url = urllib.parse.urlsplit(access.server)
         self._watched: socket.socket | None = None
 
@@ -188,7 +189,7 @@ class Api:
                 watched.shutdown(socket.SHUT_RDWR)
 
     def _call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
-        with self._reported(), contextlib.closing(self._connect(TIMEOUT_S)) as connection:
+        with self._reported(), contextlib.closing(self._connect(self._timeout)) as connection:
             found = json.loads(self._ask(connection, method, path, body, kind).read())
         if not isinstance(found, dict):
             raise ApiError(0, f"{method} {self.server}{path}: the answer is no object")

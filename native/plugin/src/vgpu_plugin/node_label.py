@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows the label of this node that names a configuration, and says on the node what became of it: a condition for
-how it is now, an event for each change.
+how it is now, an event for each change. Keeps annotations of the node too.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class NodeLabel:
         self._outcome: tuple[str, str] | None = None
         self._told: tuple[str, str] | None = None
         self._name: str | None = None
+        # Annotations that the node is to have, and those of them that it has; None: it is not to have it.
+        self._wanted: dict[str, str | None] = {}
+        self._found: dict[str, str | None] = {}
+        self._read = False
         # Why the label is not followed, or the outcome not told; empty while all is well.
         self.faults: dict[str, str] = {}
 
@@ -69,6 +73,13 @@ class NodeLabel:
         with self._news:
             if outcome != self._outcome:
                 self._outcome = outcome
+                self._news.notify_all()
+
+    def annotate(self, name: str, text: str | None) -> None:
+        """What an annotation of the node is to say; None: it goes. Written again where somebody changes it."""
+        with self._news:
+            if self._wanted.get(name, "") != text:
+                self._wanted[name] = text
                 self._news.notify_all()
 
     def stop(self) -> None:
@@ -119,6 +130,7 @@ class NodeLabel:
 
     def _saw(self, node: dict[str, Any]) -> None:
         metadata = node.get("metadata") or {}
+        self._keep(metadata)
         name = str((metadata.get("labels") or {}).get(LABEL) or "")
         if name != self._name:
             if self._name is not None or name:
@@ -126,11 +138,25 @@ class NodeLabel:
             self._name = name
             self._choose(name)
 
+    def _keep(self, metadata: dict[str, Any]) -> None:
+        with self._news:
+            self._found = dict(metadata.get("annotations") or {})
+            self._read = True
+            self._news.notify_all()
+
+    def _missing(self) -> dict[str, str | None]:
+        """Annotations that differ, once the node was read."""
+        return {key: text for key, text in self._wanted.items() if self._read and self._found.get(key) != text}
+
     def _report(self) -> None:
         with self._news:
-            self._news.wait_for(lambda: self._stopping.is_set() or self._outcome != self._told)
-            outcome = self._outcome
-        if outcome is None or self._stopping.is_set():
+            self._news.wait_for(lambda: self._stopping.is_set() or self._missing() or self._outcome != self._told)
+            outcome, missing = self._outcome, self._missing()
+        if self._stopping.is_set():
+            return
+        if missing:
+            self._keep(self._api.patch(self._path, {"metadata": {"annotations": missing}}).get("metadata") or {})
+        if outcome is None or outcome == self._told:
             return
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         reason, text = outcome

@@ -100,7 +100,9 @@ class Reconfiguration:
         if changed:
             self._file = now
             try:
-                settings = node_settings.load(self._choice.path(self._choice.wanted), self._chosen)
+                settings = node_settings.load(
+                    self._choice.path(self._choice.wanted), self._chosen, self._choice.follows
+                )
                 node_settings.make_slices(gpus, settings)
             except Fatal as fault:
                 self._refuse(str(fault))

@@ -33,6 +33,8 @@ class Record:
     boot_id: str = ""
     # The ids by which the kubelet knows it, where it was given other slices (substitution.py); empty: slice_ids.
     asked: tuple[str, ...] = ()
+    # Percent of the SMs that are promised, by UUID, of a size that a pod asked for; 0 is left out.
+    cores: dict[str, int] = field(default_factory=dict)
 
     @property
     def kubelet_ids(self) -> tuple[str, ...]:

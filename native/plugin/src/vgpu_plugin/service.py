@@ -138,7 +138,14 @@ class DevicePlugin(rpc.DevicePluginServicer):
         packed = self._allocator.settings.packed
         self._allocator.asked_for_preference()
         answers = [
-            preferred(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, totals, order, packed)
+            preferred(
+                one.available_deviceIDs,
+                one.must_include_deviceIDs or self._allocator.planned(one.available_deviceIDs, one.allocation_size),
+                one.allocation_size,
+                totals,
+                order,
+                packed,
+            )
             for one in request.container_requests
         ]
         return api.PreferredAllocationResponse(

@@ -27,11 +27,11 @@ class Settings:
     config: dict[str, Any]
     warnings: tuple[str, ...] = ()
 
-    def refuse_impossible(self) -> None:
+    def refuse_impossible(self, has_api: bool) -> None:
         """Valid settings that nothing carries out are refused; ignoring them would leave GPUs unlimited."""
         sections = self.config.get("sharing") or {}
-        if (sections.get("vcuda") or {}).get("sliceSizing", "equal") != "equal":
-            text = "sharing.vcuda.sliceSizing: requested is not available in this version; use equal"
+        if self.requested and not has_api:
+            text = "sharing.vcuda.sliceSizing: requested asks the API server for the sizes of pods; give --kubeconfig"
             raise Fatal(f"{self.path}: {text}")
         if sections.get("mps") and not self.flags.get("mpsRoot"):
             text = "sharing.mps needs flags.mpsRoot, the folder of the MPS daemons' pipes, such as /run/nvidia/mps"
@@ -61,6 +61,11 @@ class Settings:
     @property
     def merge(self) -> bool:
         return bool(self.vcuda.get("multiSlice", "distinct") == "merge")
+
+    @property
+    def requested(self) -> bool:
+        """Whether containers get the size that their pod asked for, instead of an equal slice."""
+        return bool(self.vcuda.get("sliceSizing", "equal") == "requested")
 
     @property
     def legacy_preferred(self) -> bool:
@@ -129,8 +134,10 @@ class Settings:
         }
 
 
-def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None) -> Settings:
-    """Reads and checks the file, with what flags and environment set over it. Raises Fatal with every fault."""
+def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None, has_api: bool = False) -> Settings:
+    """Reads and checks the file, with what flags and environment set over it. ``has_api``: whether an API server can be
+    asked. Raises Fatal with every fault.
+    """
     try:
         raw = path.read_bytes()
     except OSError as fault:
@@ -143,7 +150,7 @@ def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None) -> Set
         told = [f"{path}: {one}{_said(one.path, places)}" for one in fault.findings]
         raise Fatal("; ".join(told)) from None
     settings = Settings(path, hashlib.sha256(raw).hexdigest(), clean, tuple(f"{path}: {one}" for one in warnings))
-    settings.refuse_impossible()
+    settings.refuse_impossible(has_api)
     return settings
 
 

@@ -61,6 +61,14 @@ def test_program_is_judged_by_the_file_that_it_has_taken_over(about, status, beh
     assert plan_configs.is_behind(PATH, state(**status)) is behind
 
 
+@pytest.mark.parametrize("kubeconfig, lines", [("", 1), ("/etc/kubernetes/kubelet.conf", 0)])
+def test_requested_sizes_need_the_api_server(kubeconfig, lines):
+    wish = {**WISH, "node_configs": node_config.named_from_vars({"vgpu_configs": {"x": {"slice_sizing": "requested"}}})}
+    told = plan_configs.faults(wish, kubeconfig)
+    assert len(told) == lines
+    assert all("requested (x)" in one and "device_plugin_kubeconfig" in one for one in told)
+
+
 def test_containers_are_counted_by_the_configuration_in_force():
     held = {"allocations": [{"kind": "kubelet", "slice_ids": ["GPU-a::1"]}]}
     halves = [{"id": f"GPU-a::{n}", "memory_mib": 7680, "sm_percent": 100} for n in (0, 1)]

@@ -130,12 +130,10 @@ def test_variables_of_others_are_left_alone():
             "vgpu_resource_names",
             "error",
         ),
-        ({"vgpu_slice_sizing": "requested"}, "vgpu_slice_sizing", "error"),
         ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "error"),
         ({"vgpu_configs": {"big": {"time_slice": "long"}}}, "vgpu_configs.big.time_slice", "error"),
         ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
-        ({"vgpu_configs": {"big": {"slice_sizing": "requested"}}}, "vgpu_configs.big.slice_sizing", "error"),
         ({"vgpu_configs": {"big": {"memory_scaling": 2}}}, "vgpu_configs.big.memory_scaling", "warning"),
         # Said once, of the host; the entry does not set it.
         ({"vgpu_memory_scaling": 2, "vgpu_configs": {"big": {"split_count": 3}}}, "vgpu_memory_scaling", "warning"),

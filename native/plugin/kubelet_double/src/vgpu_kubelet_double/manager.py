@@ -119,6 +119,7 @@ class Manager(rpc.RegistrationServicer):
         count: int = 1,
         ids: list[str] | None = None,
         init_container: bool = False,
+        uid: str = "",
     ) -> dict[str, Any]:
         """Admits a pod of one container and starts it. ``ids`` overrides every preference, as the kubelet may.
 
@@ -137,7 +138,7 @@ class Manager(rpc.RegistrationServicer):
             if ids is None and len(free) < count:
                 raise PodError("Pending", f"0/1 nodes are available: 1 Insufficient {resource} ({len(free)} free)")
             chosen = ids if ids is not None else self._choose(endpoint, free, count)
-            uid = str(uuid.uuid4())
+            uid = uid or str(uuid.uuid4())
             names = (["init"] if init_container else []) + ["main"]
             admitted = [self._admit(endpoint, uid, name, namespace, container, chosen) for container in names]
             self.held += admitted

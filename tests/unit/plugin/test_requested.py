@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that pods asked for: the whole program at an API double with plans and the kubelet double with PodResources."""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from vgpu_kubelet_double import podresources
+from vgpu_kubelet_double.manager import PodError
+from vgpu_plugin import ctl
+from vgpu_plugin._shared import layouts, pod_plan
+from vgpu_plugin._shared.pod_plan import Device, Part
+from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.errors import Fatal, Refused
+from vgpu_plugin.records import KUBELET, Record
+from vgpu_plugin.sizing import Held, assign, held
+
+from . import samples
+from .api_double import ApiDouble
+from .conftest import FakeGpus
+from .samples import until
+from .test_node_label import write_kubeconfig
+
+RESOURCE = "nvidia.com/gpu"
+MIB = 1 << 20
+# Of the randomised pairs; 1000 take a minute.
+TRIALS = int(os.environ.get("VGPU_TRIALS", "40"))
+
+
+@pytest.fixture
+def api():
+    double = ApiDouble()
+    yield double
+    double.stop()
+
+
+@pytest.fixture
+def start(node, kubelet, api, running, tmp_path, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.node_label.FIRST_RETRY_S", 0.02)
+    server = podresources.serve(kubelet, node.paths.pod_resources)
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", {"server": api.url})
+
+    def begin(split=4, **vcuda):
+        node.configure(splitCount=split, sliceSizing="requested", **vcuda)
+        source = FakeGpus(node.gpus)
+        out = Daemon(
+            node.paths,
+            lambda: source,
+            node.mounter,
+            extras=Extras(kubeconfig=str(kubeconfig), node_name="node-1"),
+        )
+        out.source = source
+        thread = running(out)
+        until(lambda: allocatable(kubelet) == split * len(node.gpus), "the slices")
+        return out, thread
+
+    yield begin
+    server.stop(grace=0).wait()
+
+
+def allocatable(kubelet) -> int:
+    found = kubelet.state()["resources"].get(RESOURCE)
+    return found["allocatable"] if found and found["connected"] else -1
+
+
+def plan(api, name, *devices, container="main", uid="", extra=(), **spec):
+    """A pod that the scheduler bound to this node."""
+    parts = [*extra, Part(container, pod_plan.APP, tuple(Device(*one) for one in devices))]
+    api.add_pod(name, uid or f"uid-{name}", {pod_plan.PLAN: pod_plan.write_plan(parts)}, **spec)
+
+
+def run(kubelet, name, **more):
+    return kubelet.run_pod(name, uid=f"uid-{name}", **more)
+
+
+def limits(pod) -> dict:
+    path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
+    return layouts.parse_limits(Path(path).read_bytes())
+
+
+def sizes(pod) -> list[tuple[str, int, int]]:
+    found = limits(pod)
+    assert not found["deny"]
+    return [(one["uuid"], one["memory_bytes"] // MIB, one["sm_percent"]) for one in found["devices"]]
+
+
+def test_pod_gets_what_was_planned(node, kubelet, api, start):
+    start()
+    second = node.gpus[1].uuid
+    plan(api, "one", (second, 5000, 30))
+    assert sizes(run(kubelet, "one")) == [(second, 5000, 30)]
+    plan(api, "two", (node.gpus[0].uuid, 1000, 0), (second, 2000, 50))
+    assert sorted(sizes(run(kubelet, "two", count=2))) == [(node.gpus[0].uuid, 1000, 100), (second, 2000, 50)]
+    kubelet.restart_container("one")
+    assert sizes(kubelet.state()["pods"][0]) == [(second, 5000, 30)]
+
+
+def test_until_then_limits_say_deny(node, kubelet, api, start, monkeypatch):
+    start()
+    plan(api, "one", (node.gpus[0].uuid, 5000, 30))
+    seen = []
+    before = kubelet._start
+
+    def looking(endpoint, one):
+        seen.append(limits(kubelet._shown(one)))
+        before(endpoint, one)
+
+    monkeypatch.setattr(kubelet, "_start", looking)
+    pod = run(kubelet, "one")
+    assert [one["deny"] for one in seen] == [True]
+    assert sizes(pod) == [(node.gpus[0].uuid, 5000, 30)]
+
+
+def test_two_pods_at_one_moment_never_get_each_others_sizes(node, kubelet, api, start):
+    start()
+    choose = random.Random(20261121)
+    wrong = []
+    for trial in range(TRIALS):
+        names = [f"a{trial}", f"b{trial}"]
+        wanted = {}
+        for name in names:
+            gpu = choose.choice(node.gpus).uuid
+            wanted[name] = (choose.randrange(100, 7000), choose.randrange(1, 50))
+            plan(api, name, (gpu, *wanted[name]))
+        choose.shuffle(names)
+        with ThreadPoolExecutor(2) as both:
+            got = dict(zip(names, both.map(lambda name: run(kubelet, name), names), strict=True))
+        wrong += [name for name in names if [one[1:] for one in sizes(got[name])] != [wanted[name]]]
+        for name in names:
+            kubelet.delete_pod(name)
+            del api.pods["default", name]
+    assert wrong == []
+
+
+def test_other_gpu_than_planned_is_told_and_wins(node, kubelet, api, start):
+    start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    other = Part("side", pod_plan.APP, (Device(first, 100, 1),))
+    plan(api, "one", (second, 5000, 30), extra=[other])
+    pod = run(kubelet, "one", ids=[f"{first}::2"])
+    assert sizes(pod) == [(first, 5000, 30)]
+    annotations = api.pods["default", "one"]["metadata"]["annotations"]
+    assert pod_plan.read_annotations(annotations) == (other, Part("main", pod_plan.APP, (Device(first, 5000, 30),)))
+    assert pod_plan.PLAN in annotations
+
+
+def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(node, kubelet, api, start):
+    start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    plan(api, "one", (first, 15000, 0))
+    run(kubelet, "one")
+    plan(api, "two", (second, 5000, 0))
+    with pytest.raises(PodError, match=r"5000 MiB are asked for, 15000 of 15360 are held by others"):
+        run(kubelet, "two", ids=[f"{first}::2"])
+    assert [(one["reason"], one["involvedObject"]["name"]) for one in api.events if "Vgpu" in one["reason"]][-1] == (
+        "VgpuNoRoom",
+        "two",
+    )
+    kubelet.delete_pod("one")
+    kubelet.restart_container("two")  # room was made
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({}, "are placed by vgpu-scheduler"),
+        ({pod_plan.PLAN: "{"}, "is no JSON"),
+        ({pod_plan.PLAN: pod_plan.write_plan([Part("x", "app", ())])}, "container main: no plan"),
+        (
+            {pod_plan.PLAN: pod_plan.write_plan([Part("main", "app", ())])},
+            "planned on 0 GPUs and the kubelet gave it 1",
+        ),
+    ],
+)
+def test_pod_without_a_plan_does_not_start(kubelet, api, start, annotations, words):
+    start()
+    api.add_pod("one", "uid-one", annotations)
+    with pytest.raises(PodError, match=words):
+        run(kubelet, "one")
+
+
+def test_api_server_that_is_away_delays_a_start_and_no_restart(node, kubelet, api, start):
+    start()
+    plan(api, "one", (node.gpus[0].uuid, 5000, 30))
+    run(kubelet, "one")
+    plan(api, "two", (node.gpus[0].uuid, 600, 30))
+    api.refuse[("GET", "/api/v1/namespaces")] = (503, "etcd is away")
+    with pytest.raises(PodError, match="etcd is away"):
+        run(kubelet, "two")
+    kubelet.restart_container("one")
+    api.refuse.clear()
+    assert sizes(kubelet.restart_container("two"))[0][1:] == (600, 30)
+
+
+def test_pod_of_the_same_name_with_another_uid_is_not_believed(node, kubelet, api, start):
+    start()
+    plan(api, "one", (node.gpus[0].uuid, 5000, 30), uid="somebody-else")
+    with pytest.raises(PodError, match="so its size is not known"):
+        run(kubelet, "one")
+
+
+def test_init_container_has_its_own_size(node, kubelet, api, start):
+    start()
+    uuid = node.gpus[0].uuid
+    init = Part("init", pod_plan.INIT, (Device(uuid, 12000, 0),))
+    plan(api, "one", (uuid, 5000, 30), extra=[init])
+    run(kubelet, "one", init_container=True)
+    found = [limits(one)["devices"][0]["memory_bytes"] // MIB for one in kubelet.state()["pods"]]
+    assert found == [12000, 5000]
+
+
+def test_priority_is_the_pods(node, kubelet, api, start):
+    start()
+    asked = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "5000", "nvidia.com/priority": "0"}
+    spec = {"containers": [{"name": "main", "resources": {"limits": asked}}]}
+    plan(api, "one", (node.gpus[0].uuid, 5000, 30), spec=spec)
+    assert limits(run(kubelet, "one"))["priority"] == 0
+    plan(api, "two", (node.gpus[0].uuid, 5000, 30))
+    assert limits(run(kubelet, "two"))["priority"] == 1
+
+
+def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
+    daemon, _thread = start(memoryScaling="1.5")
+    find = lambda: pod_plan.read_gpus(api.node["metadata"].get("annotations", {})[pod_plan.GPUS])  # noqa: E731
+    until(lambda: pod_plan.GPUS in api.node["metadata"].get("annotations", {}), "the annotation")
+    assert [(one.uuid, one.memory_mib, one.capacity_mib, one.slots, one.slice_mib, one.healthy) for one in find()] == [
+        (gpu.uuid, 15360, 23040, 4, 5760, True) for gpu in node.gpus
+    ]
+    daemon.source.xids.put((node.gpus[1].uuid, 79))
+    until(lambda: [one.healthy for one in find()] == [True, False], "the sick GPU")
+    with api._changed:
+        del api.node["metadata"]["annotations"][pod_plan.GPUS]
+        api._bump()
+    until(lambda: pod_plan.GPUS in api.node["metadata"]["annotations"], "written again")
+
+
+def test_lease_does_not_oversell(node, kubelet, api, start, capsys):
+    start()
+    for n, gpu in enumerate(node.gpus):
+        plan(api, f"p{n}", (gpu.uuid, 15000, 0))
+        run(kubelet, f"p{n}", ids=[f"{gpu.uuid}::0"])
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 3
+    kubelet.delete_pod("p0")
+    capsys.readouterr()
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
+
+
+def test_without_an_api_server_it_is_refused(node):
+    node.paths.config.write_text(samples.node_yaml(node.library_root, sliceSizing="requested"))
+    with pytest.raises(Fatal, match="give --kubeconfig"):
+        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
+
+
+# ---- the rules alone
+
+CONFIG = {"sharing": {"vcuda": {"splitCount": 4}}}
+X, Y, Z = samples.gpus("T4", "T4", "T4")
+
+ASSIGNED = [
+    ("as planned", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Y, X], {}, [(Y.uuid, 2, 6), (X.uuid, 1, 5)]),
+    ("one moved", [(X.uuid, 1, 5), (Y.uuid, 2, 6)], [Z, X], {}, [(Z.uuid, 2, 6), (X.uuid, 1, 5)]),
+    (
+        "the larger where more is free",
+        [(X.uuid, 15000, 0), ("GPU-elsewhere", 2, 0)],
+        [Z, Y],
+        {Z.uuid: Held(360, 0)},
+        [(Z.uuid, 2, 0), (Y.uuid, 15000, 0)],
+    ),
+    ("room to the last MiB", [(X.uuid, 360, 0)], [X], {X.uuid: Held(15000, 0)}, [(X.uuid, 360, 0)]),
+]
+
+
+@pytest.mark.parametrize(("about", "planned", "given", "before", "out"), ASSIGNED, ids=[one[0] for one in ASSIGNED])
+def test_assign(about, planned, given, before, out):
+    found = assign([Device(*one) for one in planned], given, CONFIG, before)
+    assert [tuple(one) for one in found] == out
+
+
+NOT_ASSIGNED = [
+    ("a MiB too much", [(X.uuid, 361, 0)], [X], {X.uuid: Held(15000, 0)}, "361 MiB are asked for"),
+    ("a percent too much", [(X.uuid, 1, 41)], [X], {X.uuid: Held(0, 60)}, "41 % of the SMs are asked for"),
+    ("an own GPU that others use", [(X.uuid, 1, 100)], [X], {X.uuid: Held(1, 1)}, "100 % of the SMs"),
+    ("fewer GPUs", [(X.uuid, 1, 1), (Y.uuid, 1, 1)], [X], {}, "planned on 2 GPUs and the kubelet gave it 1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("about", "planned", "given", "before", "words"), NOT_ASSIGNED, ids=[r[0] for r in NOT_ASSIGNED]
+)
+def test_not_assigned(about, planned, given, before, words):
+    with pytest.raises(Refused, match=words):
+        assign([Device(*one) for one in planned], given, CONFIG, before)
+
+
+def test_held_counts_containers_that_share_ids_once():
+    def record(ids, mib, cores, **more):
+        devices = [{"uuid": X.uuid, "memory_bytes": mib * MIB, "sm_percent": 1}]
+        return Record("r", KUBELET, tuple(ids), {"devices": devices, **more}, cores={X.uuid: cores})
+
+    records = [record(["a"], 100, 10), record(["a"], 300, 5), record(["b"], 50, 20), record(["c"], 900, 9, deny=True)]
+    assert held(records) == {X.uuid: Held(350, 30)}
