@@ -9,6 +9,7 @@ import json
 import os
 import re
 import struct
+import time
 import urllib.error
 import urllib.request
 
@@ -16,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from vgpu_kubelet_double import podresources as double
 from vgpu_kubelet_double.manager import Manager
-from vgpu_plugin import ctl, ctl_text, labels, podresources
+from vgpu_plugin import ctl, ctl_text, labels, podresources, usage
 from vgpu_plugin._shared import layouts, sharing
 from vgpu_plugin.daemon import Daemon, Extras
 from vgpu_plugin.gpus import Driver, MigDevice
@@ -100,11 +101,64 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
         "vgpu_container_processes": [1],
         "vgpu_container_share_limit_ratio": [0.5],
         "vgpu_container_device_seconds_total": [2.5],
+        "vgpu_container_wanting": [0],
+        "vgpu_container_held_back": [0],
+        "vgpu_container_memory_violations_total": [0],
     }
     assert [one.value for one in found["vgpu_slice_in_use"]] == [0, 0, 0, 0, 0, 0, 1, 0]
     assert [one.value for one in found["vgpu_gpu_healthy"]] == [1, 1]
     assert found["vgpu_plugin_registered"][0].value == 1
     assert [one.value for one in found["vgpu_plugin_allocations"]] == [1, 0]
+
+
+WAITS = [
+    # balance, seconds since it wanted, since it waited for the gate; wanting, held back
+    (0, 0.0, 99.0, 1, 0),
+    (-5, 0.0, 99.0, 1, 1),
+    (5, 0.0, 0.0, 1, 1),
+    (-5, 9.0, 9.0, 0, 0),
+    (-5, -9.0, 9.0, 0, 0),  # a time to come is a lie
+]
+
+
+@pytest.mark.parametrize(("balance", "wanted", "waited", "wanting", "held_back"), WAITS)
+def test_held_back(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, wanting, held_back):
+    pod = kubelet.run_pod("train")
+    page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/tenant")
+    base, fields = layouts.TENANT_FIELDS["devices"][0], layouts.TENANT_DEVICE_FIELDS
+    now = time.monotonic_ns()
+    with open(page, "r+b") as stream:
+        for name, form, value in (
+            ("balance_ns", "<q", balance),
+            ("wanted_ns", "<Q", now - int(wanted * 1e9)),
+            ("waiting_ns", "<Q", now - int(waited * 1e9)),
+        ):
+            stream.seek(base + fields[name][0])
+            stream.write(struct.pack(form, value))
+    if wanted == 0:  # a busy machine may take longer to look than a time is recent
+        monkeypatch.setattr(usage, "RECENT_NS", 60_000_000_000)
+    found = samples(vgpuctl(node, capsys, "metrics"))
+    assert [found[f"vgpu_container_{one}"][0].value for one in ("wanting", "held_back")] == [wanting, held_back]
+
+
+def test_violations_count_each_time_that_it_goes_over():
+    one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
+    seen = usage.Violations()
+    rows = [(100, 0), (101, 1), (150, 1), (100, 1), (101, 2)]
+    for used, expected in rows:
+        (found,) = seen.seen([dataclasses.replace(one, memory_used=used)])
+        assert found.violations == expected
+    unlimited = dataclasses.replace(one, memory_limit=0, memory_used=1)
+    assert [found.violations for found in usage.Violations().seen([unlimited])] == [0]
+    seen.seen([])  # an allocation that ended is forgotten
+    assert [found.violations for found in seen.seen([one])] == [0]
+
+
+def test_violation_reaches_the_metrics(node, kubelet, daemon, capsys):
+    descriptor = tenant(kubelet.run_pod("train"), 3841 * MIB, 0, 0)
+    (one,) = samples(vgpuctl(node, capsys, "metrics"))["vgpu_container_memory_violations_total"]
+    os.close(descriptor)
+    assert one.value == 1
 
 
 @pytest.mark.parametrize(("used", "devices"), [(2**64 - 1, 1), (2**63, 1), (MIB, 0)])

@@ -272,6 +272,11 @@ class Daemon:
         changes.on_lost = self._health.lost
         changes.after += [outside.configure, lambda *_: registrations.bring_in_line(offered(pool, changes.settings))]
         label = self._follow_label(allocator)
+        violations = usage.Violations()
+
+        def usages(holders: Callable[[], dict[str, podresources.Holder] | None]) -> list[usage.Usage]:
+            return violations.seen(usage.of_all(records.all(), files, holders))
+
         service = Admin(
             lambda: changes.settings,
             pool,
@@ -279,7 +284,7 @@ class Daemon:
             leases,
             registrations.state,
             lambda: changes.notes() + (label.notes() if label is not None else []),
-            lambda: usage.of_all(records.all(), files, lambda: podresources.holders(paths.pod_resources)),
+            lambda: usages(lambda: podresources.holders(paths.pod_resources)),
             lambda: (changes.name, changes.fault),
         )
         admin = self._serve_admin(service)
@@ -303,7 +308,9 @@ class Daemon:
             log.info("version %s: %s", version(), summary)
             notify(f"READY=1\nSTATUS={summary}")
             while not self._stopping.wait(HOUSEKEEPING_S):
-                self._keep_house(leases.expire, collector.collect, outside.refresh, outside.look)
+                self._keep_house(
+                    leases.expire, collector.collect, outside.refresh, outside.look, lambda: usages(lambda: None)
+                )
         finally:
             notify("STOPPING=1")
             self._health.stop()

@@ -5,9 +5,12 @@ grants. Tenants write ledger and tenant page: their figures are what they say ab
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ._shared import layouts
 from .allocation_files import AllocationFiles
@@ -18,6 +21,7 @@ from .records import Record
 PPM = 1_000_000
 # Of what a message carries. A tenant may write any figure, and must not take those of the others from a reader.
 MOST = 2**63 - 1
+RECENT_NS = 1_000_000_000
 NOBODY = Holder("", "", "")
 
 
@@ -37,6 +41,29 @@ class Usage:
     share_limit: float
     share_granted: float
     device_seconds: float
+    wanting: bool = False
+    held_back: bool = False
+    violations: int = 0
+
+
+class Violations:
+    """How often each GPU of each allocation was found over its limit; one that stays over counts once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over: set[tuple[str, str]] = set()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def seen(self, usages: list[Usage]) -> list[Usage]:
+        """The same with their counts; what is gone is forgotten."""
+        with self._lock:
+            over = {(one.allocation, one.uuid) for one in usages if 0 < one.memory_limit < one.memory_used}
+            for key in over - self._over:
+                self._counts[key] = self._counts.get(key, 0) + 1
+            self._over = over
+            known = {(one.allocation, one.uuid) for one in usages}
+            self._counts = {key: count for key, count in self._counts.items() if key in known}
+            return [replace(one, violations=self._counts.get((one.allocation, one.uuid), 0)) for one in usages]
 
 
 def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
@@ -47,11 +74,14 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
     except (OSError, layouts.LayoutError):
         return []
     totals = {one["uuid"]: one for one in ledger["totals"]}
-    seconds = _device_seconds(folder / "rw" / "tenant")
+    pages = _tenant(folder / "rw" / "tenant")
+    now = time.monotonic_ns()
     out = []
     for n, device in enumerate(devices):
         uuid = device["uuid"]
         held = totals.get(uuid, {"used": 0, "context": 0})
+        page = pages.get(uuid, {})
+        wanting = _recent(page, "wanted_ns", now)
         out.append(
             Usage(
                 record.id,
@@ -65,19 +95,27 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
                 sum(any(slot["used"][n : n + 1] + slot["context"][n : n + 1]) for slot in ledger["slots"]),
                 device["sm_percent"] / 100,
                 _granted(folder / f"gpu-{uuid}"),
-                seconds.get(uuid, 0.0),
+                page.get("used_ns", 0) / 1e9,
+                wanting,
+                wanting and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
             )
         )
     return out
 
 
-def _device_seconds(path: Path) -> dict[str, float]:
+def _recent(page: dict[str, Any], name: str, now: int) -> bool:
+    """Whether a time of the tenant page lies within the last second; a tenant may write any figure."""
+    return bool(page) and 0 <= now - page[name] < RECENT_NS
+
+
+def _tenant(path: Path) -> dict[str, dict[str, Any]]:
+    """What the tenant page says of each GPU."""
     try:
         with open(path, "rb") as stream:
             page = layouts.parse_tenant_page(stream.read(layouts.TENANT_FILE_SIZE))
     except (OSError, layouts.LayoutError):
         return {}
-    return {one["uuid"]: one["used_ns"] / 1e9 for one in page["devices"]}
+    return {one["uuid"]: one for one in page["devices"]}
 
 
 def _granted(path: Path) -> float:
