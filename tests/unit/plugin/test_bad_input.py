@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 from pathlib import Path
@@ -229,6 +230,7 @@ def test_two_plugins_at_once(node, kubelet, running):
     for one in daemons:
         running(Started(one))
     until(lambda: faults, "one to be refused")
-    assert f"another vgpu-device-plugin runs already (pid {os.getpid()})" in str(faults[0])
+    # The other may hold the lock and not have written its pid yet.
+    assert re.search(rf"another vgpu-device-plugin runs already \(pid ({os.getpid()}|unknown)\)", str(faults[0]))
     until(lambda: allocatable(kubelet) == 4, "the other to serve")
     assert len(faults) == 1
