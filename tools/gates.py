@@ -58,6 +58,8 @@ SLOW_TESTS = [
     "tests/integration/test_kube_node.py",
 ]
 NOT_SLOW = [f"--ignore={test}" for test in SLOW_TESTS]
+# What has no library in it, or builds one of its own.
+NOT_SANITIZED = [f"--ignore=tests/native/vcuda/test_{name}.py" for name in ("model", "layouts", "policy", "sanitized")]
 # Started before all others whatever gates are asked for: the C parts.
 BUILD_GATE = Gate("build", {"make native": ["make", "--no-print-directory", "native"]})
 GATES = [
@@ -88,6 +90,8 @@ GATES = [
 # In the order of their worth; minutes: what they usually take on 2 cores.
 SLOW_GATES = [
     Gate("native-slow", {}, SLOW_TESTS, minutes=5),
+    Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
+    Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
     Gate("fuzz", {}, ["tests/fuzz"], minutes=1),

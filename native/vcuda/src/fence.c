@@ -51,7 +51,7 @@ static struct {
 
 static struct lock lock;
 static struct fence *first, **last = &first, *spare;
-static unsigned open_count;
+static _Atomic unsigned open_count; /* changed under the lock, and looked at without it */
 static _Atomic uint32_t settled, sleeping, waiters;
 static enum { NOT_TRIED, RUNS, CANNOT } controller_state;
 
@@ -190,7 +190,7 @@ static void take_off(struct fence **link)
         last = link;
     fence->next = spare;
     spare = fence;
-    open_count--;
+    atomic_fetch_sub_explicit(&open_count, 1, memory_order_relaxed);
 }
 
 /* Places whose context went without a word. A new context may get the same handle, and must not meet the old one's events. */
@@ -295,7 +295,7 @@ static uint64_t settle_all(uint64_t now)
 
 void fence_settle(void)
 {
-    if (!__atomic_load_n(&first, __ATOMIC_RELAXED))
+    if (atomic_load_explicit(&open_count, memory_order_relaxed) == 0)
         return;
     lock_take(&lock);
     settle_all(limiter_now());
@@ -352,7 +352,7 @@ void fence_put(struct limited *limited, CUcontext context, struct flow *flow, CU
     struct fence *fence = NULL;
     lock_take(&lock);
     struct place *place = end ? place_of(context, true) : NULL;
-    if (place && open_count < OPEN_MAX) {
+    if (place && atomic_load_explicit(&open_count, memory_order_relaxed) < OPEN_MAX) {
         fence = spare;
         if (fence)
             spare = fence->next;
@@ -373,7 +373,7 @@ void fence_put(struct limited *limited, CUcontext context, struct flow *flow, CU
     flow->begin = NULL;
     *last = fence;
     last = &fence->next;
-    open_count++;
+    atomic_fetch_add_explicit(&open_count, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&limited->queued, flow->segment.predicted, memory_order_relaxed);
     if (controller_state == NOT_TRIED)
         start_controller();
@@ -444,7 +444,7 @@ void fence_reset(void)
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
     first = spare = NULL;
     last = &first;
-    open_count = 0;
+    atomic_store_explicit(&open_count, 0, memory_order_relaxed);
     atomic_store_explicit(&sleeping, 0, memory_order_relaxed);
     atomic_store_explicit(&waiters, 0, memory_order_relaxed);
     controller_state = NOT_TRIED;

@@ -134,15 +134,15 @@ bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_pa
         return false;
     for (int attempt = 0; attempt < 8; attempt++) {
         uint32_t before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
-        copy->wake = __atomic_load_n(&page->wake, __ATOMIC_RELAXED);
-        copy->gate = __atomic_load_n(&page->gate, __ATOMIC_RELAXED);
-        copy->flags = __atomic_load_n(&page->flags, __ATOMIC_RELAXED);
-        copy->rate_ppm = __atomic_load_n(&page->rate_ppm, __ATOMIC_RELAXED);
-        copy->turn_start_ns = __atomic_load_n(&page->turn_start_ns, __ATOMIC_RELAXED);
-        copy->turn_end_ns = __atomic_load_n(&page->turn_end_ns, __ATOMIC_RELAXED);
-        copy->outstanding_max_us = __atomic_load_n(&page->outstanding_max_us, __ATOMIC_RELAXED);
-        copy->heartbeat_ns = __atomic_load_n(&page->heartbeat_ns, __ATOMIC_RELAXED);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        /* Each before the next: the second look at the sequence comes last. No fence, the thread sanitizer knows none. */
+        copy->wake = __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE);
+        copy->gate = __atomic_load_n(&page->gate, __ATOMIC_ACQUIRE);
+        copy->flags = __atomic_load_n(&page->flags, __ATOMIC_ACQUIRE);
+        copy->rate_ppm = __atomic_load_n(&page->rate_ppm, __ATOMIC_ACQUIRE);
+        copy->turn_start_ns = __atomic_load_n(&page->turn_start_ns, __ATOMIC_ACQUIRE);
+        copy->turn_end_ns = __atomic_load_n(&page->turn_end_ns, __ATOMIC_ACQUIRE);
+        copy->outstanding_max_us = __atomic_load_n(&page->outstanding_max_us, __ATOMIC_ACQUIRE);
+        copy->heartbeat_ns = __atomic_load_n(&page->heartbeat_ns, __ATOMIC_ACQUIRE);
         if (!(before & 1) && __atomic_load_n(&page->sequence, __ATOMIC_RELAXED) == before)
             return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && age(now, copy->heartbeat_ns) < VGPU_ARBITER_SILENT_NS;
     }

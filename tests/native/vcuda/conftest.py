@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +16,15 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "native" / "build"
 LIBRARY = BUILD / "libvgpu.so"
+PRELOAD = str(LIBRARY)  # with the runtime of a sanitizer, if one was asked for
 PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
 sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
 
+sys.path.insert(0, str(HERE))
+
 import layouts  # noqa: E402
+import sanitizing  # noqa: E402
 
 MIB = 1 << 20
 CARD = 16160 * MIB
@@ -35,11 +40,47 @@ count = 2
 """
 
 
+sanitizer: sanitizing.Sanitizer | None = None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sanitizer", choices=sanitizing.FLAGS, help="the library's build that is preloaded")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module asks for the names."""
+    global LIBRARY, PRELOAD, sanitizer
+    if name := config.getoption("--sanitizer", default=None):
+        sanitizer = sanitizing.Sanitizer(name)
+        LIBRARY, PRELOAD = sanitizer.library, sanitizer.preload
+
+
+def pytest_unconfigure() -> None:
+    if sanitizer:
+        shutil.rmtree(sanitizer.folder, ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        test = f"{item.path.name}::{item.name}"
+        if sanitizer and (why := sanitizer.why_not(test)):
+            item.add_marker(pytest.mark.skip(reason=f"{sanitizer.name} sanitizer: {why}"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_found():
+    """No process of the test has met a sanitizer's finding."""
+    yield
+    found = sanitizer.findings() if sanitizer else []
+    assert not found, "\n".join(found)[:8000]
+
+
 def compile_program(folder: Path, name: str, *sources: str, flags: tuple = ()) -> Path:
     command = [os.environ.get("CC", "cc"), "-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
     command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include")]
     command += [str(HERE / "programs" / source) for source in sources]
-    subprocess.run([*command, "-o", str(folder / name), *flags], check=True)
+    instrumented = sanitizer.flags if sanitizer else ()
+    subprocess.run([*command, *instrumented, "-o", str(folder / name), *flags], check=True)
     return folder / name
 
 
@@ -50,6 +91,8 @@ LINKED = (f"-L{SIMULATOR}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "
 @pytest.fixture(scope="session")
 def built() -> None:
     subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda"], check=True)
+    if sanitizer:
+        sanitizer.build()
     assert (SIMULATOR / "libcuda.so.1").exists(), "run make -C native/gpusim first"
 
 
@@ -75,10 +118,18 @@ class Puppet:
         )
         self._next = 1
 
-    def say(self, line: str) -> list:
-        assert self.process.stdin and self.process.stdout
-        self.process.stdin.write(line + "\n")
+    def send(self, *lines: str) -> None:
+        """Without waiting for the answers."""
+        assert self.process.stdin
+        self.process.stdin.write("\n".join(lines) + "\n")
         self.process.stdin.flush()
+
+    def say(self, line: str) -> list:
+        self.send(line)
+        return self.answer(line)
+
+    def answer(self, line: str = "") -> list:
+        assert self.process.stdout
         answer = self.process.stdout.readline()
         assert answer, f"puppet ended with {self.process.wait()} at '{line}': {self.errors()}"
         return [int(word) if word.lstrip("-").isdigit() else word for word in answer.split()]
@@ -86,9 +137,13 @@ class Puppet:
     def result(self, line: str) -> int:
         return self.say(line)[0]
 
+    def register(self) -> int:
+        self._next += 1
+        return self._next - 1
+
     def get(self, verb: str, *arguments: object) -> int:
         """Allocate into a new register and answer its number; the call must succeed."""
-        register, self._next = self._next, self._next + 1
+        register = self.register()
         words = " ".join(str(one) for one in arguments)
         assert self.result(f"{verb} {register} {words}") == OK, f"{verb} {words}: {self.errors()}"
         return register
@@ -126,6 +181,7 @@ class Host:
             "LD_LIBRARY_PATH": str(SIMULATOR),
             "GPUSIM_STATE": str(folder / "gpusim.state"),
             "GPUSIM_PROFILE": str(folder / "host.profile"),
+            **(sanitizer.environment if sanitizer else {}),
         }
         self.uuids = [one["uuid"] for one in self._usage()]
         assert len(self.uuids) == 2
@@ -173,7 +229,7 @@ class Host:
     def env(self, preload: bool = True, limits: bool = True, **more: str) -> dict:
         env = dict(self.driver_env, CUDA_DEVICE_MEMORY_SHARED_CACHE=str(self.ledger))
         if preload:
-            env["LD_PRELOAD"] = str(LIBRARY)
+            env["LD_PRELOAD"] = PRELOAD
         if limits:
             env["VGPU_LIMITS_FILE"] = str(self.limits)
         return dict(env, **more)

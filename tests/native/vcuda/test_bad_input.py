@@ -11,7 +11,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
+from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, PRELOAD, Host
 from test_files import BAD_LEDGERS, BAD_LIMITS, FORCED, container, in_namespace, plain
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
@@ -34,7 +34,7 @@ def closed(host: Host, wrapper: tuple, **variables: str) -> list:
 @pytest.mark.parametrize("fault", [fault for fault in BAD_LIMITS if fault not in ("missing", "a folder")])
 def test_damaged_limits_of_a_container(host: Host, fault: str, variables: dict) -> None:
     BAD_LIMITS[fault](host.limits)
-    lines = closed(host, container(host, str(LIBRARY)), **variables)
+    lines = closed(host, container(host, PRELOAD), **variables)
     assert all("/etc/vgpu/limits" in line for line in lines if "no context" in line)
     assert any("no context" in line and "libvgpu.so" in line for line in lines)
 
@@ -43,7 +43,7 @@ def test_damaged_limits_of_a_container(host: Host, fault: str, variables: dict) 
 @pytest.mark.parametrize("fault", [fault for fault in BAD_LEDGERS if fault not in ("a folder", "a link")])
 def test_a_damaged_ledger_of_a_container(host: Host, fault: str) -> None:
     BAD_LEDGERS[fault](host.ledger)
-    lines = closed(host, container(host, str(LIBRARY)))
+    lines = closed(host, container(host, PRELOAD))
     assert any("/run/vgpu/ledger" in line and "no context" in line for line in lines)
 
 
@@ -51,7 +51,7 @@ def test_a_damaged_ledger_of_a_container(host: Host, fault: str) -> None:
 def test_a_read_only_ledger_of_a_container(host: Host) -> None:
     script = f"mount --bind {host.ledger} {host.ledger}; mount -o remount,ro,bind {host.ledger}"
     outer = in_namespace(script)
-    lines = closed(host, (*outer, *container(host, str(LIBRARY))))
+    lines = closed(host, (*outer, *container(host, PRELOAD)))
     assert any("/run/vgpu/ledger" in line and "Read-only" in line for line in lines)
 
 
@@ -72,7 +72,7 @@ def test_a_read_only_ledger_of_a_container(host: Host) -> None:
 )
 def test_nonsense_in_a_variable_of_a_container(host: Host, name: str, value: str) -> None:
     """One line each, and what the file says holds."""
-    puppet = host.puppet(wrapper=container(host, str(LIBRARY)), **FORCED, **{name: value}).start()
+    puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED, **{name: value}).start()
     assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
     assert puppet.refused("alloc", LIMIT) == OOM
     lines = [line for line in puppet.errors().splitlines() if name in line]
@@ -82,7 +82,7 @@ def test_nonsense_in_a_variable_of_a_container(host: Host, name: str, value: str
 @needs_root
 def test_an_allocation_that_was_withdrawn_and_given_back(host: Host) -> None:
     """deny, written in place while the container runs: what is held stays, nothing new begins."""
-    puppet = host.puppet(wrapper=container(host, str(LIBRARY)), **FORCED).start()
+    puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
     layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
     assert puppet.refused("ctx", 0) == NOT_PERMITTED

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
+from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, PRELOAD, Host
 
 
 def set_field(path: Path, name: str, value: int, crc: bool = True) -> None:
@@ -193,7 +193,7 @@ FORCED = {"preload": False, "limits": False}
 
 
 def test_in_a_container_files_at_their_places_rule(host: Host) -> None:
-    puppet = host.puppet(wrapper=container(host, str(LIBRARY)), **FORCED).start()
+    puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     assert puppet.say("info") == [OK, LIMIT - host.on_card(), LIMIT]
     assert host.charged() == host.on_card() > 0
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -208,7 +208,7 @@ def test_in_a_container_the_environment_names_no_other_files(host: Host) -> None
     )
     (own / "limits").write_bytes(generous)
     puppet = host.puppet(
-        wrapper=container(host, str(LIBRARY)),
+        wrapper=container(host, PRELOAD),
         **FORCED,
         VGPU_LIMITS_FILE=str(own / "limits"),
         CUDA_DEVICE_MEMORY_SHARED_CACHE=str(own / "ledger"),
@@ -226,7 +226,7 @@ def test_in_a_container_a_process_without_descriptors_gets_no_other_files(host: 
     own.mkdir()
     generous = [{"uuid": uuid, "memory_bytes": 16000 * MIB} for uuid in host.uuids]
     (own / "limits").write_bytes(layouts.pack_limits({"allocation": "own", "devices": generous}))
-    wrapper = container(host, str(LIBRARY))
+    wrapper = container(host, PRELOAD)
     variables = {"VGPU_LIMITS_FILE": str(own / "limits"), "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(own / "ledger")}
     puppet = host.puppet(wrapper=wrapper, **FORCED, **variables)
     assert puppet.result("init") == OK
@@ -241,13 +241,13 @@ def test_in_a_container_a_process_without_descriptors_gets_no_other_files(host: 
 
 @pytest.mark.parametrize("missing", ["limits", "ledger"])
 def test_in_a_container_a_missing_file_fails_closed(host: Host, missing: str) -> None:
-    puppet = assert_closed(host, wrapper=container(host, str(LIBRARY), **{missing: False}), **FORCED)
+    puppet = assert_closed(host, wrapper=container(host, PRELOAD, **{missing: False}), **FORCED)
     path = {"limits": "/etc/vgpu/limits", "ledger": "/run/vgpu/ledger"}[missing]
     assert any(path in line for line in puppet.errors().splitlines())
 
 
 def test_in_a_container_a_live_change_comes_through_the_bind_mount(host: Host) -> None:
-    puppet = host.puppet(wrapper=container(host, str(LIBRARY)), **FORCED).start()
+    puppet = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     changed = plain(layouts.parse_limits(host.limits.read_bytes()))
     for device in changed["devices"]:
         device["memory_bytes"] = 2048 * MIB

@@ -12,7 +12,7 @@ import time
 
 import layouts
 import pytest
-from conftest import LIBRARY, LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host
+from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, PRELOAD, Host
 from test_files import plain
 
 
@@ -20,7 +20,7 @@ from test_files import plain
 def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) -> None:
     """In each round all ask at once for what only one of them can have beside the contexts."""
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
-    command = [host.programs / "racers", LIBRARY, str(processes), str(rounds), str(piece), str(LIMIT)]
+    command = [host.programs / "racers", PRELOAD, str(processes), str(rounds), str(piece), str(LIMIT)]
     done = subprocess.run(
         command, env=host.env(preload=False), stdout=subprocess.PIPE, text=True, timeout=300, check=True
     )
@@ -220,7 +220,7 @@ def test_an_allocation_that_fits_makes_no_system_call(host: Host) -> None:
     calls = {}
     for rounds in (100, 20100):
         trace = host.folder / f"trace.{rounds}"
-        wrapper = ("strace", "-f", "-o", str(trace), "-E", f"LD_PRELOAD={LIBRARY}")
+        wrapper = ("strace", "-f", "-o", str(trace), "-E", f"LD_PRELOAD={PRELOAD}")
         puppet = host.puppet(preload=False, wrapper=wrapper)
         assert puppet.result("init") == OK
         context = puppet.get("ctx", 0)
@@ -307,7 +307,7 @@ def test_what_is_withdrawn_before_there_is_a_slot_admits_nobody(host: Host, line
 def test_a_kill_at_any_instruction_of_an_allocation_loses_nothing(host: Host) -> None:
     """Single-stepped; every 13th instruction here, another stride by hand covers the rest."""
     done = subprocess.run(
-        [host.programs / "stepper", LIBRARY, "13", str(LIMIT)],
+        [host.programs / "stepper", PRELOAD, "13", str(LIMIT)],
         env=host.env(preload=False),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

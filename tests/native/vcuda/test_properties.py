@@ -16,7 +16,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import layouts
 import pytest
-from conftest import LIBRARY, LIMIT, MIB, OK, OOM, Host
+from conftest import LIMIT, MIB, OK, OOM, PRELOAD, Host
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -30,6 +30,7 @@ from test_probe_finds import MUTANTS, broken
 
 EXAMPLES = int(os.environ.get("VGPU_PROPERTY_EXAMPLES", "12"))
 MOST = 4  # processes at a time
+PAIRS = 20  # of an allocation and its free, before one of them is killed
 FREE = {"alloc": "free", "managed": "free", "create": "release-handle"}
 SIZES = st.one_of(
     st.sampled_from([1, 511, 512, 4096, MIB - 1, MIB, 2 * MIB, 1000 * MIB]),
@@ -51,7 +52,7 @@ class Process:
 
 class Container(RuleBasedStateMachine):
     programs: Path  # set by the test
-    library = str(LIBRARY)
+    library = PRELOAD
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,6 +151,29 @@ class Container(RuleBasedStateMachine):
             process.puppet.process.wait()
         else:
             process.puppet.end()
+
+    @precondition(lambda self: len(self.living) > 1)
+    @rule(data=st.data(), size=st.integers(1, 600 * MIB), wait_us=st.integers(0, 3000))
+    def kill_among_calls(self, data: st.DataObject, size: int, wait_us: int) -> None:
+        """All allocate and free at once, and one is killed among it: perhaps with the ledger's lock."""
+        victim = self.living.pop(data.draw(st.integers(0, len(self.living) - 1)))
+        before = self.total()
+        most = before + victim.held() + size * (len(self.living) + 1)
+        registers = {}
+        for process in (victim, *self.living):
+            registers[process] = [process.puppet.register() for _unused in range(PAIRS + 1)]
+            pairs = [f"{verb} {one} {size}" for one in registers[process][:-1] for verb in ("alloc", "free")]
+            process.puppet.send(*pairs, f"alloc {registers[process][-1]} {size}")
+        time.sleep(wait_us / 1e6)
+        victim.puppet.process.kill()
+        victim.puppet.process.wait()
+        for process in self.living:
+            answers = [process.puppet.answer()[0] for _unused in range(2 * PAIRS + 1)]
+            assert set(answers[::2]) <= ({OK} if most <= self.limit else {OK, OOM}), answers
+            assert all(freed == OK for took, freed in zip(answers[::2], answers[1::2], strict=False) if took == OK)
+            if answers[-1] == OK:
+                process.blocks[registers[process][-1]] = ("alloc", size)
+        assert self.total() <= max(self.limit, before)
 
     @precondition(lambda self: self.living and len(self.children) < 3)
     @rule(data=st.data())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from conftest import BUILD, LIBRARY, LIMIT, MIB, OK, OOM, PROBE, ROOT, SIMULATOR, Host, compile_program
+from conftest import BUILD, LIBRARY, LIMIT, MIB, OK, OOM, PRELOAD, PROBE, ROOT, SIMULATOR, Host, compile_program
 
 HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
 HOOKED = re.findall(r'^HOOK\((\w+), "(\w+)", (\d+), (\d)', HOOKS, re.MULTILINE)
@@ -161,7 +161,7 @@ def other(folder: Path) -> Path:
 
 @pytest.mark.parametrize("order", ["{library}:{other}", "{other}:{library}"])
 def test_another_interposer_works_beside(host: Host, order: str) -> None:
-    preload = order.format(library=LIBRARY, other=other(host.folder))
+    preload = order.format(library=PRELOAD, other=other(host.folder))
     puppet = host.puppet(preload=False, LD_PRELOAD=preload).start()
     puppet.get("alloc", MIB)
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -187,7 +187,7 @@ def test_a_library_opened_for_itself_finds_the_driver_by_default(host: Host) -> 
 
 @pytest.mark.parametrize("route", ["default", "self", "link"])
 def test_an_interposer_before_the_library_is_found_first(host: Host, route: str) -> None:
-    preload = f"{other(host.folder)}:{LIBRARY}"
+    preload = f"{other(host.folder)}:{PRELOAD}"
     puppet = host.puppet(route, preload=False, LD_PRELOAD=preload).start()
     puppet.get("alloc", MIB)
     assert puppet.refused("alloc", LIMIT) == OOM
@@ -196,7 +196,7 @@ def test_an_interposer_before_the_library_is_found_first(host: Host, route: str)
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        ["python3", "-c", code], env={"PATH": os.environ["PATH"], "LD_PRELOAD": str(LIBRARY), **env},
+        ["python3", "-c", code], env={"PATH": os.environ["PATH"], "LD_PRELOAD": PRELOAD, **env},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
 
@@ -224,7 +224,7 @@ def test_true_opens_nothing_of_ours(host: Host) -> None:
         assert done.stderr == b""
         return
     trace = host.folder / "trace"
-    subprocess.run(["strace", "-f", "-o", trace, "-E", f"LD_PRELOAD={LIBRARY}", "true"], check=True)
+    subprocess.run(["strace", "-f", "-o", trace, "-E", f"LD_PRELOAD={PRELOAD}", "true"], check=True)
     opened = re.findall(r'open(?:at)?\(.*?"(.*?)"', trace.read_text())
     assert [path for path in opened if "vgpu" in path or "ld.so.preload" in path] == [str(LIBRARY)]
 

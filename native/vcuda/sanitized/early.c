@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Our dlsym in a build with a sanitizer: what the sanitizer's runtime asks goes straight to the real one.
+ *
+ * The runtime looks up what it stands before while it starts, through our dlsym. At that moment instrumented code and every
+ * function that it intercepts (strcmp, dl_iterate_phdr) would crash. So the Makefile has route_entry.S call this instead
+ * of vgpu_decide, and builds it without instrumentation; it calls nothing of libc. All others get vgpu_decide.
+ */
+#include <link.h>
+#include <stdint.h>
+
+static int early_compare(const char *a, const char *b)
+{
+    while (*a && *a == *b)
+        a++, b++;
+    return *a - *b;
+}
+
+/* From the loader's own list: the ELF header is where an object begins, in all but a program at a fixed address. */
+static int early_iterate(int (*visit)(struct dl_phdr_info *info, size_t size, void *data), void *data)
+{
+    for (const struct link_map *map = _r_debug.r_map; map; map = map->l_next) {
+        const ElfW(Ehdr) *header = (const ElfW(Ehdr) *)map->l_addr;
+        if (!header)
+            continue;
+        struct dl_phdr_info info = {.dlpi_addr = map->l_addr, .dlpi_name = map->l_name};
+        info.dlpi_phdr = (const ElfW(Phdr) *)(map->l_addr + header->e_phoff);
+        info.dlpi_phnum = header->e_phnum;
+        int found = visit(&info, sizeof info, data);
+        if (found)
+            return found;
+    }
+    return 0;
+}
+
+/* The library's own reader of objects, with these two and under names of its own. */
+#define strcmp early_compare
+#define dl_iterate_phdr early_iterate
+#define object_each early_object_each
+#define object_with_soname early_object_with_soname
+#define object_at early_object_at
+#define object_symbol early_object_symbol
+#define object_exports early_object_exports
+#include "../src/elf.c"
+
+struct decision {
+    void *function;
+    uintptr_t decided;
+};
+struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller);
+struct decision sanitized_decide(void *handle, const char *name, const char *version, void *caller);
+
+__attribute__((visibility("hidden"))) void *sanitized_dlsym, *sanitized_dlvsym;
+
+static bool is_runtime(const char *soname)
+{
+    static const char *const names[] = {"libasan.so", "libtsan.so", "libubsan.so", "liblsan.so"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *a = soname, *b = names[i];
+        while (*b && *a == *b)
+            a++, b++;
+        if (!*b)
+            return true;
+    }
+    return false;
+}
+
+struct decision sanitized_decide(void *handle, const char *name, const char *version, void *caller)
+{
+    struct object object;
+    if (!sanitized_dlsym && object_with_soname("libc.so.6", &object)) {
+        sanitized_dlvsym = object_symbol(&object, "dlvsym");
+        sanitized_dlsym = object_symbol(&object, "dlsym");
+    }
+    if (object_at(caller, &object) && is_runtime(object.soname))
+        return (struct decision){NULL, 0};
+    return vgpu_decide(handle, name, version, caller);
+}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole library under a sanitizer: which build is preloaded, how its findings are found, what is left out and why.
+
+``pytest tests/native/vcuda --sanitizer address`` (with undefined behaviour) or ``thread``. The sanitizer's runtime is
+preloaded before the library, so any program may be the host of it; the test programs are instrumented too, the
+simulated driver is not. A finding is a file in one folder: a test fails whose processes left one.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+# The flags of native/vcuda/Makefile.
+FLAGS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-fsanitize=thread",),
+}
+RUNTIMES = {"address": "libasan.so", "thread": "libtsan.so"}
+# No leaks: what the library holds it holds until the process ends. Another interposer may come before the runtime; a
+# forked child makes a thread of its own.
+OPTIONS = {
+    "address": {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "UBSAN_OPTIONS": "print_stacktrace=1"},
+    "thread": {"TSAN_OPTIONS": "die_after_fork=0:atexit_sleep_ms=0"},
+}
+
+# What cannot be asked of a sanitizer's build, by the beginning of its name.
+BARE = "asks what the library alone needs or does; the sanitizer's runtime is there too"
+LOW = "memory below 4 GiB is the sanitizer's"
+LEFT_OUT = {
+    "test_bad_input.py::test_a_program_without_cuda_makes_no_call_of_ours": BARE,
+    "test_bad_input.py::test_the_comparison_sees_a_library_that_does_something": BARE,
+    "test_routes.py::test_the_library_needs_libc_alone": BARE,
+    "test_routes.py::test_a_program_without_cuda_never_notices": BARE,
+    "test_routes.py::test_true_opens_nothing_of_ours": BARE,
+    "test_routes.py::test_two_builds_are_the_same_file": BARE,
+    "test_memory.py::test_what_is_charged_is_what_the_driver_took[32 bit": LOW,
+    "test_coverage_errors.py::test_any_legal_call_frees[alloc1-": LOW,
+    "test_processes.py::test_a_kill_at_any_instruction": "single-steps a call, of which most would be the sanitizer's",
+    "test_processes.py::test_kills_during_start_up": "its kills are timed for a start without a sanitizer",
+    "test_properties.py::test_a_library_that_books_no_free_is_found": "preloads a library of its own",
+}
+
+
+class Sanitizer:
+    """One build of the library, and the folder of its findings."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.flags = FLAGS[name]
+        self.library = ROOT / "native/build" / f"sanitized-{name}" / "libvgpu.so"
+        asked = [os.environ.get("CC", "cc"), f"-print-file-name={RUNTIMES[name]}"]
+        runtime = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        # By its name: the file is one version of it, or a linker script.
+        self.preload = f"{os.path.realpath(runtime)}:{self.library}"
+        self.folder = Path(tempfile.mkdtemp(prefix="vgpu-sanitizer-"))
+        self.folder.chmod(0o1777)  # some tests become another user
+        self.environment = {
+            variable: f"{options}:log_path={self.folder}/found" for variable, options in OPTIONS[name].items()
+        }
+
+    def build(self) -> None:
+        sanitize = self.flags[0].partition("=")[2]
+        subprocess.run(["make", "-s", "-C", ROOT / "native/vcuda", f"SANITIZE={sanitize}"], check=True)
+
+    def findings(self) -> list[str]:
+        """What was found since the last call."""
+        found = []
+        for file in sorted(self.folder.iterdir()):
+            found.append(file.read_text(errors="replace"))
+            file.unlink()
+        return found
+
+    def why_not(self, test: str) -> str:
+        """Why a test is left out; empty: it runs."""
+        return next((why for start, why in LEFT_OUT.items() if test.startswith(start)), "")
