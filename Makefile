@@ -85,6 +85,12 @@ native-test: apt-test venv
 gpu-check:
 	@python3 tests/gpu/check.py $(GPU_CHECK)
 
+.PHONY: e2e-scheduler
+# The scheduler's extender and webhook before the real API server and kube-scheduler of tests/e2e; nodes are objects alone.
+e2e-scheduler: apt-test venv native
+	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
+	@$(BIN)/python tests/e2e/run.py $(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(E2E),tests/e2e_scheduler)
+
 .PHONY: e2e
 # Outside `make test`: a first run builds Kubernetes out of its Go modules.
 e2e: apt-test venv native

@@ -2,8 +2,8 @@
 """Measures the scheduler's extender in a process of its own: NODES PODS_PER_NODE CALLS; prints one JSON object.
 
 A call is what the kube-scheduler asks for one pod: filter and prioritize, from the bytes of the request to the bytes of
-the answer, every node named. Then the pod is placed and held, so that no two calls ask the same ledger. Times are processor
-time of this thread, for the machine is seldom alone; wall times are given beside.
+the answer, every node named. Then the pod is placed and held, so that no two calls ask the same ledger. Times are
+processor time of this thread, for the machine is seldom alone; wall times are given beside.
 
 The control does what a first attempt does: it adds up the pods of each node at each call, and looks at GPUs one by one.
 """

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook.
+
+A replica is a stock kube-scheduler with vgpu-scheduler beside it in one pod. The default scheduler is not touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, NamedTuple, Sequence
+
+NAME = "vgpu-scheduler"
+EXTENDER = "127.0.0.1:8880"
+WEBHOOK_PORT = 8443
+IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
+ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
+# Names that ask for GPUs; prefixes, so that a mistyped one is seen and refused too.
+PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
+
+
+class Wish(NamedTuple):
+    """``config`` is the scheduler's configuration file (vgpu_scheduler.settings). ``match_conditions``: the API server
+    is 1.28 or newer; without, the webhook cannot tell GPU pods from others and fails open. ``webhook_url``: where the
+    webhook is reached if not by its Service."""
+
+    image: str
+    kube_scheduler_image: str
+    namespace: str = "kube-system"
+    replicas: int = 2
+    config: dict[str, Any] = {}
+    scheduler_name: str = NAME
+    match_conditions: bool = True
+    fail_closed: bool = True
+    webhook_url: str = ""
+    node_selector: dict[str, str] = {}
+    tolerations: Sequence[dict[str, Any]] = ()
+    options: Sequence[str] = ()
+
+
+def resource_names(config: dict[str, Any]) -> list[str]:
+    """Every resource by which a pod may ask, the count first."""
+    names = config.get("resourceNames") or {}
+    count = names.get("count", "nvidia.com/gpu")
+    return [
+        count,
+        count + ".shared",
+        names.get("memory", "nvidia.com/gpumem"),
+        names.get("memoryPercentage", "nvidia.com/gpumem-percentage"),
+        names.get("cores", "nvidia.com/gpucores"),
+        "nvidia.com/cores",
+        names.get("priority", "nvidia.com/priority"),
+        "aliyun.com/gpu-mem",
+        "aliyun.com/gpu-core.percentage",
+        "tencent.com/vcuda-core",
+        "tencent.com/vcuda-memory",
+    ]
+
+
+def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
+    """The entry under ``extenders``. Only the count is a resource that nodes advertise; the kube-scheduler would find
+    the others on no node, so it is told to leave them to us."""
+    count, *others = resource_names(config)
+    managed = [{"name": count, "ignoredByScheduler": False}]
+    managed += [{"name": name, "ignoredByScheduler": True} for name in others]
+    return {
+        "urlPrefix": f"http://{address}",
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "bindVerb": "bind",
+        "preemptVerb": "preempt",
+        # Above the sum of what the kube-scheduler's own plugins say of CPU and memory.
+        "weight": 10,
+        "nodeCacheCapable": True,
+        "httpTimeout": "10s",
+        "managedResources": managed,
+    }
+
+
+def scheduler_configuration(wish: Wish) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {
+            "leaderElect": True,
+            "resourceName": NAME,
+            "resourceNamespace": wish.namespace,
+            "leaseDuration": "15s",
+            "renewDeadline": "10s",
+            "retryPeriod": "2s",
+        },
+        "profiles": [{"schedulerName": wish.scheduler_name}],
+        "extenders": [extender(wish.config)],
+    }
+
+
+def manifests(wish: Wish) -> list[dict[str, Any]]:
+    """In the order in which they are applied; removed in the other."""
+    return [*_rights(wish), _config_map(wish), _service(wish), _deployment(wish), _budget(wish), *webhooks(wish)]
+
+
+def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": NAME}}
+    return dict(meta, namespace=wish.namespace) if namespaced else meta
+
+
+def _rule(groups: str, resources: str, verbs: str, names: Sequence[str] = ()) -> dict[str, Any]:
+    rule: dict[str, Any] = {
+        "apiGroups": ["" if group == "core" else group for group in groups.split()],
+        "resources": resources.split(),
+        "verbs": verbs.split(),
+    }
+    return dict(rule, resourceNames=list(names)) if names else rule
+
+
+def _rights(wish: Wish) -> list[dict[str, Any]]:
+    hooks = "mutatingwebhookconfigurations validatingwebhookconfigurations"
+    rbac = "rbac.authorization.k8s.io"
+    cluster_rules = [
+        _rule("core", "nodes pods", "get list watch"),
+        _rule("core", "pods", "patch"),
+        _rule("core", "pods/binding", "create"),
+        _rule("core", "events", "create"),
+        _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
+    ]
+    rules = [
+        # What has no name yet cannot be limited by name.
+        _rule("core", "secrets", "create"),
+        _rule("core", "secrets", "get update", (NAME + "-tls",)),
+        _rule("coordination.k8s.io", "leases", "create"),
+        _rule("coordination.k8s.io", "leases", "get update patch", (NAME,)),
+    ]
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": wish.namespace}
+
+    def binding(kind: str, name: str, role_kind: str, role: str, namespace: str = "") -> dict[str, Any]:
+        meta = _meta(wish, name, namespaced=False)
+        if namespace:
+            meta["namespace"] = namespace
+        return {
+            "apiVersion": rbac + "/v1",
+            "kind": kind,
+            "metadata": meta,
+            "roleRef": {"apiGroup": rbac, "kind": role_kind, "name": role},
+            "subjects": [subject],
+        }
+
+    reader = "extension-apiserver-authentication-reader"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(wish)},
+        {
+            "apiVersion": rbac + "/v1",
+            "kind": "ClusterRole",
+            "metadata": _meta(wish, namespaced=False),
+            "rules": cluster_rules,
+        },
+        binding("ClusterRoleBinding", NAME, "ClusterRole", NAME),
+        # The rights of a kube-scheduler, which is the other half of each pod.
+        binding("ClusterRoleBinding", NAME + "-kube-scheduler", "ClusterRole", "system:kube-scheduler"),
+        binding("ClusterRoleBinding", NAME + "-volume-scheduler", "ClusterRole", "system:volume-scheduler"),
+        {"apiVersion": rbac + "/v1", "kind": "Role", "metadata": _meta(wish), "rules": rules},
+        binding("RoleBinding", NAME, "Role", NAME, wish.namespace),
+        binding("RoleBinding", NAME + "-authentication", "Role", reader, "kube-system"),
+    ]
+
+
+def _config_map(wish: Wish) -> dict[str, Any]:
+    data = {
+        # JSON is YAML.
+        "kube-scheduler.yaml": json.dumps(scheduler_configuration(wish), indent=1, sort_keys=True),
+        "config.yaml": json.dumps(wish.config, indent=1, sort_keys=True),
+    }
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(wish), "data": data}
+
+
+def _service(wish: Wish) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(wish),
+        "spec": {
+            "selector": {"app.kubernetes.io/name": NAME},
+            "ports": [{"name": "webhook", "port": 443, "targetPort": WEBHOOK_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def _deployment(wish: Wish) -> dict[str, Any]:
+    config = _config_map(wish)["data"]
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
+    confined = {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    mounts = [{"name": "config", "mountPath": "/etc/vgpu-scheduler", "readOnly": True}]
+    options = [
+        "--config=/etc/vgpu-scheduler/config.yaml",
+        f"--scheduler-name={wish.scheduler_name}",
+        f"--extender={EXTENDER}",
+        f"--webhook=:{WEBHOOK_PORT}",
+        f"--lease={wish.namespace}/{NAME}",
+        f"--secret={wish.namespace}/{NAME}-tls",
+        f"--names={NAME}.{wish.namespace}.svc",
+        f"--webhook-configuration={NAME}",
+        f"--may-write=system:serviceaccount:{wish.namespace}:{NAME}",
+        *wish.options,
+    ]
+    probe = {"scheme": "HTTPS", "port": WEBHOOK_PORT}
+    ours = {
+        "name": NAME,
+        "image": wish.image,
+        "command": ["vgpu-scheduler", *options],
+        "ports": [{"name": "webhook", "containerPort": WEBHOOK_PORT, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": dict(probe, path="/readyz"), "periodSeconds": 2},
+        "livenessProbe": {"httpGet": dict(probe, path="/healthz"), "initialDelaySeconds": 30, "failureThreshold": 6},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": confined,
+        # Certificates are loaded from a file that lives for a moment.
+        "volumeMounts": [*mounts, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    kube = {
+        "name": "kube-scheduler",
+        "image": wish.kube_scheduler_image,
+        "command": ["kube-scheduler", "--config=/etc/vgpu-scheduler/kube-scheduler.yaml", "--bind-address=127.0.0.1"],
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
+        "securityContext": confined,
+        "volumeMounts": mounts,
+    }
+    spec: dict[str, Any] = {
+        "serviceAccountName": NAME,
+        "priorityClassName": "system-cluster-critical",
+        "containers": [ours, kube],
+        "volumes": [
+            {"name": "config", "configMap": {"name": NAME}},
+            {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
+        ],
+        "nodeSelector": dict(wish.node_selector),
+        "tolerations": list(wish.tolerations),
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 100,
+                        "podAffinityTerm": {
+                            "topologyKey": "kubernetes.io/hostname",
+                            "labelSelector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+                        },
+                    }
+                ]
+            }
+        },
+    }
+    template = {
+        # Another configuration is another pod.
+        "metadata": {"labels": {"app.kubernetes.io/name": NAME}, "annotations": {"vgpu.fleet/config": digest}},
+        "spec": spec,
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _meta(wish),
+        "spec": {
+            "replicas": wish.replicas,
+            "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+            # At no moment is nobody there to answer admission.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": template,
+        },
+    }
+
+
+def _budget(wish: Wish) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(wish),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}}},
+    }
+
+
+def gpu_condition(config: dict[str, Any]) -> str:
+    """CEL: whether a container of the pod names a resource of GPU sharing."""
+    names = [name for name in resource_names(config) if not name.startswith(PREFIXES)]
+    words = [f"k.startsWith('{prefix}')" for prefix in PREFIXES] + [f"k == '{name}'" for name in names]
+    name = " || ".join(words)
+
+    def within(kind: str) -> str:
+        return f"(has(c.resources.{kind}) && c.resources.{kind}.exists(k, {name}))"
+
+    asks = f"has(c.resources) && ({within('limits')} || {within('requests')})"
+    first = "has(object.spec.initContainers) && object.spec.initContainers"
+    return f"object.spec.containers.exists(c, {asks}) || ({first}.exists(c, {asks}))"
+
+
+def webhooks(wish: Wish) -> list[dict[str, Any]]:
+    """Closed for pods that ask for GPUs, open for all others: these the API server does not even send to us."""
+    closed = wish.fail_closed and wish.match_conditions
+    exempt = [{"key": label, "operator": "NotIn", "values": ["ignore"]} for label in IGNORE_LABELS]
+
+    def hook(name: str, path: str, operation: str, condition: str, fail: bool) -> dict[str, Any]:
+        client: dict[str, Any] = {"service": {"name": NAME, "namespace": wish.namespace, "path": path, "port": 443}}
+        if wish.webhook_url:
+            client = {"url": wish.webhook_url + path}
+        one: dict[str, Any] = {
+            "name": name,
+            "clientConfig": client,
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]}],
+            "namespaceSelector": {"matchExpressions": exempt},
+            "objectSelector": {"matchExpressions": exempt},
+            "failurePolicy": "Fail" if fail else "Ignore",
+            "sideEffects": "None",
+            "timeoutSeconds": 5,
+            "admissionReviewVersions": ["v1"],
+        }
+        if wish.match_conditions:
+            one["matchConditions"] = [{"name": "gpus", "expression": condition}]
+        return one
+
+    asks = gpu_condition(wish.config)
+    had = " || ".join(
+        f"(has({which}.metadata.annotations) && '{name}' in {which}.metadata.annotations)"
+        for which in ("oldObject", "object")
+        for name in ANNOTATIONS
+    )
+    mutating = hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)
+    # What another webhook did to the pod after us is looked at as well.
+    mutating["reinvocationPolicy"] = "IfNeeded"
+    validating = [
+        hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed),
+        # A plan that is changed while we are away is written again: no reason to hold up an update.
+        hook("plans.vgpu.fleet", "/validate", "UPDATE", had, False),
+    ]
+    api = "admissionregistration.k8s.io/v1"
+    meta = _meta(wish, namespaced=False)
+    return [
+        {"apiVersion": api, "kind": "MutatingWebhookConfiguration", "metadata": meta, "webhooks": [mutating]},
+        {"apiVersion": api, "kind": "ValidatingWebhookConfiguration", "metadata": meta, "webhooks": validating},
+    ]

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two replicas of the scheduler before a real API server, and nodes of which there is only the object."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubebox.api import ApiError
+from kubebox.cluster import PODS, SERVER, Cluster
+from kubebox.process import Service, until
+from vgpu_plugin._shared import pod_plan, scheduler_manifests
+from vgpu_plugin._shared.pod_plan import NodeGpu
+from vgpu_plugin._shared.scheduler_manifests import NAME, Wish
+
+NODES = "/api/v1/nodes"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
+
+
+class Replica:
+    """A kube-scheduler and the program beside it. Both believe in a host name of their own."""
+
+    def __init__(self, fleet: Fleet, number: int) -> None:
+        cluster = fleet.cluster
+        self.name, self.extender, self.webhook = f"replica-{number}", 18800 + number, 18440 + number
+        wish = fleet.wish
+        configuration = scheduler_manifests.scheduler_configuration(wish)
+        configuration["extenders"] = [scheduler_manifests.extender(wish.config, f"127.0.0.1:{self.extender}")]
+        # Short, so that a test need not wait for a quarter of a minute.
+        configuration["leaderElection"].update(leaseDuration="8s", renewDeadline="3s", retryPeriod="1s")
+        configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig)}
+        path = cluster.folder / f"{self.name}.yaml"
+        path.write_text(yaml.safe_dump(configuration))
+        kube = [str(cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
+        kube += ["--bind-address", "127.0.0.1", "--secure-port", str(18900 + number)]
+        # The holder of a lease is named after the host; each half has a host name of its own in a namespace of its own.
+        named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
+        self.kube = Service(f"kube-{self.name}", [*named, *kube], cluster.logs)
+        ours = [str(fleet.python), "-m", "vgpu_scheduler.main", "--kubeconfig", str(fleet.kubeconfig)]
+        ours += [f"--extender=127.0.0.1:{self.extender}", f"--webhook=127.0.0.1:{self.webhook}"]
+        ours += ["--names=127.0.0.1", "--may-write=system:serviceaccount:kube-system:vgpu-scheduler"]
+        environment = {"PYTHONPATH": str(fleet.root / "native/plugin/src")}
+        self.ours = Service(f"ours-{self.name}", [*named, *ours], cluster.logs, environment)
+
+    def start(self) -> None:
+        self.ours.start()
+        self.kube.start()
+
+    def stop(self, kill: bool = False) -> None:
+        self.kube.stop(kill)
+        self.ours.stop(kill)
+
+
+class Fleet:
+    def __init__(self, cluster: Cluster, python: Path, root: Path) -> None:
+        self.cluster, self.python, self.root, self.api = cluster, python, root, cluster.api
+        # The account of the Deployment, with its very rights.
+        user = f"/O=system:serviceaccounts/CN=system:serviceaccount:kube-system:{NAME}"
+        self.kubeconfig = cluster.authority.kubeconfig("vgpu-scheduler", SERVER, user)
+        self.wish = Wish("image", "image", webhook_url="https://127.0.0.1:18440")
+        self.replicas = [Replica(self, 0), Replica(self, 1)]
+        self.names: list[str] = []
+
+    def start(self) -> None:
+        for one in scheduler_manifests.manifests(self.wish):
+            if one["kind"] in ("Deployment", "Service"):
+                # Nobody runs it here; that the API server takes it is what can be seen.
+                self.api.call("POST", self.path(one) + "?dryRun=All", one)
+            else:
+                self.api.create(self.path(one), one)
+        for replica in self.replicas:
+            replica.start()
+        until(self.trusted, f"webhook that is trusted; its log:\n{self.replicas[0].ours.tail()}", 120)
+        until(self.leader, f"leader; its log:\n{self.replicas[0].kube.tail()}", 60)
+
+    def stop(self) -> None:
+        for replica in self.replicas:
+            replica.stop()
+
+    @staticmethod
+    def path(one: dict[str, Any]) -> str:
+        group = one["apiVersion"]
+        base = f"/api/{group}" if "/" not in group else f"/apis/{group}"
+        kind = one["kind"].lower()
+        plural = kind + ("es" if kind.endswith("s") else "s")
+        namespace = one["metadata"].get("namespace")
+        return f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
+
+    def trusted(self) -> bool:
+        found = self.api.get(f"{WEBHOOKS}/mutatingwebhookconfigurations/{NAME}")
+        return bool(found["webhooks"][0]["clientConfig"].get("caBundle"))
+
+    def leader(self) -> Replica | None:
+        found = self.api.get_or_none(f"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{NAME}")
+        holder = ((found or {}).get("spec") or {}).get("holderIdentity") or ""
+        return next((one for one in self.replicas if holder.startswith(one.name + "_") and one.kube.running), None)
+
+    # ---- nodes and pods
+
+    def admits(self) -> bool:
+        """Whether the webhook that the API server calls is there; a program that was killed needs a while."""
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", self.replicas[0].webhook)) == 0
+
+    def clean(self) -> None:
+        until(self.admits, "webhook that listens")
+        for pod in self.api.get(PODS)["items"]:
+            self.delete(pod["metadata"]["name"])
+        for name in self.names:
+            self.api.delete(f"{NODES}/{name}")
+        self.names = []
+
+    def node(self, name: str, count: int = 2, memory: int = 16160, slots: int = 10, **labels: str) -> None:
+        """A node that is ready and whose device plugin told its GPUs."""
+        uuids = [f"GPU-{name}-{n}" for n in range(count)]
+        gpus = [NodeGpu(one, "Tesla V100-SXM2-16GB", memory, memory, slots, memory // slots, 10) for one in uuids]
+        annotations = {pod_plan.GPUS: pod_plan.write_gpus(gpus)} if count else {}
+        self.api.create(NODES, {"metadata": {"name": name, "labels": labels, "annotations": annotations}})
+        room = {"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": str(count * slots)}
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "x"}
+        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        self.api.patch(f"{NODES}/{name}/status", {"status": status})
+        self.names.append(name)
+
+    def pod(self, name: str, limits: dict[str, Any], annotations: Any = None, labels: Any = None, **spec: Any) -> dict:
+        container = {"name": "main", "image": "x", "resources": {"limits": {k: str(v) for k, v in limits.items()}}}
+        body = {
+            "metadata": {"name": name, "annotations": annotations or {}, "labels": labels or {}},
+            "spec": {"containers": [container], **spec},
+        }
+        made: dict = self.api.create(PODS, body)
+        return made
+
+    def delete(self, name: str) -> None:
+        try:
+            self.api.delete(f"{PODS}/{name}", 0)
+        except ApiError as fault:
+            if fault.code != 404:
+                raise
+
+    def get(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.api.get(f"{PODS}/{name}")
+        return found
+
+    def node_of(self, name: str) -> str:
+        return self.get(name)["spec"].get("nodeName") or ""
+
+    def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_plan.Part]]:
+        """Its node and plan."""
+        until(lambda: self.node_of(name), f"node for pod {name}; {self.says(name)}", limit_s)
+        pod = self.get(name)
+        return pod["spec"]["nodeName"], list(pod_plan.read_plan(pod["metadata"]["annotations"][pod_plan.PLAN]))
+
+    def waits(self, name: str, limit_s: float = 60.0) -> str:
+        """What the kube-scheduler says of a pod that it found no node for."""
+
+        def why() -> str:
+            conditions = self.get(name)["status"].get("conditions") or []
+            return next((one.get("message", "") for one in conditions if one["type"] == "PodScheduled"), "")
+
+        found: str = until(why, f"reason why pod {name} waits", limit_s)
+        assert not self.node_of(name)
+        return found
+
+    def says(self, name: str) -> str:
+        return json.dumps(self.get(name)["status"].get("conditions"))[:500] + self.replicas[0].ours.tail(5)
+
+    def faults(self) -> list[str]:
+        """GPUs of which bound pods hold too much, added up from the API server's objects alone."""
+        held: dict[str, list[int]] = {}
+        for pod in self.api.get(PODS)["items"]:
+            if pod["spec"].get("nodeName"):
+                for part in pod_plan.read_plan(pod["metadata"]["annotations"][pod_plan.PLAN]):
+                    for device in part.devices:
+                        one = held.setdefault(device.uuid, [0, 0, 0])
+                        one[0] += device.memory_mib
+                        one[1] += device.cores
+                        one[2] += 1
+        return [f"{uuid}: {use}" for uuid, use in held.items() if use[0] > 16160 or use[1] > 100 or use[2] > 10]
+
+    def explain(self, name: str) -> str:
+        import urllib.request
+
+        replica = self.leader() or self.replicas[0]
+        url = f"http://127.0.0.1:{replica.extender}/explain/default/{name}"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        return str(opener.open(url, timeout=20).read().decode())
+
+    @staticmethod
+    def pause(seconds: float) -> None:
+        time.sleep(seconds)
+
+
+os.environ.setdefault("PYTHONDONTWRITEBYTECODE", "1")

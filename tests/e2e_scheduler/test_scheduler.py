@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of each dialect through a real API server and kube-scheduler, our extender and our webhook."""
+
+from __future__ import annotations
+
+import pytest
+from kubebox.api import ApiError
+from kubebox.cluster import PODS
+from kubebox.process import until
+from vgpu_plugin._shared import pod_plan
+
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+
+DIALECTS = [
+    ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [(3000, 30)]),
+    ("alibaba", {ALI: 8}, {COUNT: "2"}, [(4309, 0), (4309, 0)]),
+    ("tencent", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}, {}, [(7680, 50)]),
+    ("nvidia", {GPU: 1}, {}, [(16160, 100)]),
+    ("shared", {GPU + ".shared": 1}, {}, [(1616, 10)]),
+]
+
+
+@pytest.mark.parametrize(("name", "limits", "labels", "sizes"), DIALECTS, ids=[one[0] for one in DIALECTS])
+def test_each_dialect_is_placed_as_asked(fleet, name, limits, labels, sizes):
+    fleet.node("plain", 0)
+    fleet.node("a")
+    fleet.pod(name, limits, labels=labels)
+    node, plan = fleet.bound(name)
+    assert node == "a" and [(one.memory_mib, one.cores) for one in plan[0].devices] == sizes
+    assert len({one.uuid for one in plan[0].devices}) == len(sizes)
+    stored = fleet.get(name)["spec"]
+    assert stored["schedulerName"] == "vgpu-scheduler"
+    assert stored["containers"][0]["resources"]["limits"][GPU] == str(len(sizes))
+
+
+REFUSED = [
+    ({GPU: 1, MEM: 0}, {}, {}, "gpumem"),
+    ({ALI: 7}, {COUNT: "2"}, {}, "7 GiB over 2 GPUs"),
+    ({GPU: 1, CORES: 101}, {}, {}, "gpucores"),
+    ({GPU: 1, "nvidia.com/gpumen": 5}, {}, {}, "did you mean"),
+    ({GPU: 1}, {}, {"nodeName": "a"}, "spec.nodeName"),
+    ({GPU: 1, ALI: 1, MEM: 5}, {}, {}, "another dialect"),
+]
+
+
+@pytest.mark.parametrize(("limits", "labels", "spec", "words"), REFUSED)
+def test_refused_at_admission_with_field_and_reason(fleet, limits, labels, spec, words):
+    with pytest.raises(ApiError) as fault:
+        fleet.pod("wrong", limits, labels=labels, **spec)
+    assert words in str(fault.value) and "pods.vgpu.fleet" in str(fault.value)
+
+
+def test_binpack_and_spread_are_seen(fleet):
+    for name in ("a", "b"):
+        fleet.node(name)
+    for n in range(4):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 3000})
+        fleet.bound(f"p{n}")
+    assert len({fleet.node_of(f"p{n}") for n in range(4)}) == 1
+    spread = {"hami.io/node-scheduler-policy": "spread"}
+    fleet.pod("s", {GPU: 1, MEM: 3000}, spread)
+    assert fleet.bound("s")[0] != fleet.node_of("p0")
+    binpack = {"hami.io/gpu-scheduler-policy": "binpack"}
+    for n in range(2):
+        fleet.pod(f"g{n}", {GPU: 1, MEM: 3000}, binpack, nodeSelector=None)
+    gpus = [fleet.bound(f"g{n}")[1][0].devices[0].uuid for n in range(2)]
+    assert gpus[0] == gpus[1]
+
+
+def test_a_pod_that_waits_says_why_and_comes_when_there_is_room(fleet):
+    fleet.node("a", 1)
+    fleet.pod("first", {GPU: 1, MEM: 12000})
+    fleet.bound("first")
+    fleet.pod("second", {GPU: 1, MEM: 8000})
+    assert "not a GPU with 8000 MiB free" in fleet.waits("second")
+    text = fleet.explain("second")
+    assert "it would fit on a once default/first (12000 MiB) ends" in text
+    fleet.delete("first")
+    # The kube-scheduler asks again after an event or, at the latest, after five minutes.
+    assert fleet.bound("second", 330)[0] == "a"
+
+
+def test_many_pods_at_once_fill_the_nodes_exactly(fleet):
+    for name in ("a", "b", "c"):
+        fleet.node(name)
+    # Five to each of six GPUs.
+    for n in range(36):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 3000})
+    until(lambda: sum(bool(fleet.node_of(f"p{n}")) for n in range(36)) >= 30, "30 pods with a node", 120)
+    fleet.pause(3)
+    assert sum(bool(fleet.node_of(f"p{n}")) for n in range(36)) == 30
+    assert fleet.faults() == []
+
+
+def test_pods_without_gpus_are_left_alone(fleet):
+    fleet.node("a")
+    made = fleet.pod("plain", {"cpu": "1"})
+    assert made["spec"]["schedulerName"] == "default-scheduler" and "annotations" not in made["metadata"]
+    fleet.pod("ignored", {GPU: 1, MEM: 5}, labels={"hami.io/webhook": "ignore"})
+    assert fleet.get("ignored")["spec"]["schedulerName"] == "default-scheduler"
+
+
+def test_without_the_webhook_gpu_pods_are_refused_and_others_are_not(fleet):
+    fleet.node("a")
+    fleet.replicas[0].ours.stop(kill=True)
+    try:
+        with pytest.raises(ApiError, match=r"failed calling webhook .*pods\.vgpu\.fleet"):
+            fleet.pod("gpu", {GPU: 1, MEM: 5})
+        fleet.pod("plain", {"cpu": "1"})
+    finally:
+        fleet.replicas[0].start()
+
+    def admitted():
+        try:
+            return fleet.pod("gpu", {GPU: 1, MEM: 5})
+        except ApiError:
+            return None
+
+    until(admitted, "webhook that answers again", 60)
+    fleet.bound("gpu")
+
+
+def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
+    for name in ("a", "b"):
+        fleet.node(name)
+    for n in range(24):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 3000})
+    until(lambda: any(fleet.node_of(f"p{n}") for n in range(24)), "first pod with a node")
+    leader = until(fleet.leader, "leader")
+    leader.stop(kill=True)
+    until(lambda: sum(bool(fleet.node_of(f"p{n}")) for n in range(24)) == 20, "20 pods with a node", 120)
+    assert fleet.faults() == []
+    other = until(fleet.leader, "new leader")
+    assert other is not leader
+    leader.start()
+    fleet.pause(2)
+    assert fleet.faults() == []
+
+
+def test_a_plan_can_be_changed_by_nobody_and_comes_back(fleet):
+    fleet.node("a")
+    fleet.pod("p", {GPU: 1, MEM: 3000})
+    fleet.bound("p")
+
+    def change():
+        try:
+            fleet.api.patch(f"{PODS}/p", {"metadata": {"annotations": {pod_plan.PLAN: None}}})
+        except ApiError as fault:
+            return "is not yours to change" in str(fault)
+        # The webhook of a replica that is only starting lets it through; the plan must be written again.
+        until(lambda: pod_plan.PLAN in fleet.get("p")["metadata"]["annotations"], "plan that is written again", 30)
+        return False
+
+    until(change, "refusal of a change")
+    fleet.api.patch(f"{PODS}/p", {"metadata": {"annotations": {"mine": "x"}}})
+    assert fleet.bound("p")[0] == "a"
