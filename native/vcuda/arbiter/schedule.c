@@ -22,6 +22,11 @@
 #define HELD_NS (65 * MS)         /* who has waited for so long is next, */
 #define HELD_MOST_NS (78 * MS)    /* and cuts a turn short after so long, */
 #define BORROW_NS (30 * (int64_t)MS) /* if it owes no more device time than this: one launch, then it pays */
+#define SPARSE_LEAST_NS (150 * US) /* who comes for a burst of so much, and less than its turn, is sparse: */
+#define SPARSE_REST_NS (4 * MS)   /* so long after its last turn, */
+#define SPARSE_NS (1 * MS)        /* and the other's begin, it goes first if that burst is due to it; */
+#define SPARSE_OUTSTANDING_US 1000u /* its wait is what the others may queue, */
+#define SPARSE_IDLE_NS (200 * US) /* their loss what passes until it is seen that it has done */
 #define PREEMPT_NS (30 * (int64_t)MS) /* who waits and is owed so much more time than the holder cuts its turn short */
 
 bool schedule_unlimited(const struct schedule_input *tenant, unsigned busy_others, bool all_high, bool unknown_others)
@@ -178,13 +183,26 @@ static bool within_share(const struct schedule_tenant *tenant, const struct sum 
     return standing(tenant, sum) >= 0;
 }
 
+static bool bursts(const struct schedule_tenant *tenant)
+{
+    return tenant->gave_up >= 3 && tenant->burst >= SPARSE_LEAST_NS;
+}
+
+/* It comes for less than a turn, and is owed that much: to let it go first costs the others a hand-over, no share. */
+static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
+{
+    return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && standing(tenant, sum) >= (double)tenant->burst;
+}
+
 /* Higher is first. */
 static double order(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
     double ahead = lag(tenant, sum);
     if (tenant->in.high && within_share(tenant, sum))
         return ahead + 1e15;
-    return overdue(tenant, sum, now, HELD_NS) ? 1e14 + (double)(now - tenant->waits_since) : ahead;
+    if (overdue(tenant, sum, now, HELD_NS))
+        return 1e14 + (double)(now - tenant->waits_since);
+    return sparse(tenant, sum, now) ? 1e13 + ahead : ahead;
 }
 
 static int choose(const struct schedule *schedule, const struct sum *sum, uint64_t now)
@@ -195,7 +213,8 @@ static int choose(const struct schedule *schedule, const struct sum *sum, uint64
         if (!tenant->present || !waiting(tenant))
             continue;
         /* Shares that do not fill the GPU are limits: nobody goes before it has saved up for a turn. */
-        if (!fills(sum) && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS) && !overdue(tenant, sum, now, HELD_NS))
+        if (!fills(sum) && tenant->credit < (int64_t)(rate(tenant, sum) * 15 * MS) && !sparse(tenant, sum, now) &&
+            !overdue(tenant, sum, now, HELD_NS))
             continue;
         double mine = order(tenant, sum, now), first = best < 0 ? 0 : order(&schedule->tenant[best], sum, now);
         if (best < 0 || mine > first || (mine == first && tenant->served < schedule->tenant[best].served))
@@ -267,7 +286,7 @@ static bool given_up(const struct schedule_tenant *holder, const struct schedule
     uint64_t last = holder->in.wanted_ns > schedule->turn_start ? holder->in.wanted_ns : schedule->turn_start;
     if (holder->in.busy_until_ns > last)
         last = holder->in.busy_until_ns;
-    return !holder->present || now > last + IDLE_NS;
+    return !holder->present || now > last + (bursts(holder) ? SPARSE_IDLE_NS : IDLE_NS);
 }
 
 /* Does somebody who waits come before the holder, so that the turn is cut short? */
@@ -280,11 +299,23 @@ static bool preempted(const struct schedule *schedule, const struct sum *sum, ui
     const struct schedule_tenant *other = &schedule->tenant[next];
     if (other->in.high && within_share(other, sum) && !holder->in.high)
         return true;
+    if (sparse(other, sum, now))
+        return now - schedule->turn_start > SPARSE_NS;
     if (overdue(other, sum, now, HELD_MOST_NS))
         return now - schedule->turn_start > TURN_MIN_NS;
     double so_far = (double)(now - schedule->turn_start) / rate(holder, sum);
     return now - schedule->turn_start > TURN_MIN_NS &&
            lag(other, sum) > lag(holder, sum) - so_far + (double)PREEMPT_NS + (double)CYCLE_NS;
+}
+
+/* What the holder may queue, for it is waited for when somebody goes before it; 0: as it likes. */
+static uint32_t outstanding(const struct schedule *schedule, const struct sum *sum, int holder)
+{
+    uint32_t most = 0;
+    for (int i = 0; i < SCHEDULE_TENANTS; i++)
+        if (i != holder && schedule->tenant[i].present && schedule->tenant[i].active && bursts(&schedule->tenant[i]))
+            most = SPARSE_OUTSTANDING_US;
+    return sum->any_high && !schedule->tenant[holder].in.high ? LOW_OUTSTANDING_US : most;
 }
 
 static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int next, uint64_t now)
@@ -302,7 +333,7 @@ static uint64_t begin_turn(struct schedule *schedule, const struct sum *sum, int
     holder->out.rate_ppm = PPM;
     holder->out.turn_start_ns = now;
     holder->out.turn_end_ns = schedule->turn_end;
-    holder->out.outstanding_max_us = sum->any_high && !holder->in.high ? LOW_OUTSTANDING_US : 0;
+    holder->out.outstanding_max_us = outstanding(schedule, sum, next);
     holder->out.turns++;
     return now + LOOK_NS;
 }
@@ -322,6 +353,17 @@ static uint64_t drain(struct schedule *schedule, uint64_t now, uint64_t *late)
         return 0;
     uint64_t next = latest < schedule->drain_until ? latest : schedule->drain_until; /* late: looked at every 50 us */
     return next > now + 50 * US ? (next < now + 200 * US ? next : now + 200 * US) : now + 50 * US;
+}
+
+/* What the holder came for, if it gave its turn up. By its own word, within what it held the GPU for. */
+static void note_burst(struct schedule *schedule, uint64_t now)
+{
+    struct schedule_tenant *holder = &schedule->tenant[schedule->holder];
+    uint64_t took = holder->in.used_ns - holder->used_at, held = now - schedule->turn_start;
+    took = took > held ? held : took;
+    bool gave_up = given_up(holder, schedule, now) && !waiting(holder) && took <= (schedule->turn_end - holder->out.turn_start_ns) / 2;
+    holder->gave_up = gave_up ? holder->gave_up + 1 : 0;
+    holder->burst = !gave_up ? 0 : holder->burst ? (3 * holder->burst + took) / 4 : took;
 }
 
 static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uint64_t now)
@@ -345,8 +387,11 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
             schedule->turn_end = holder->out.turn_end_ns = now + TURN_MIN_NS;
             over = false;
         }
-        if (!over && !given_up(holder, schedule, now) && !preempted(schedule, sum, now))
-            return schedule->turn_end < now + LOOK_NS ? schedule->turn_end : now + LOOK_NS;
+        if (!over && !given_up(holder, schedule, now) && !preempted(schedule, sum, now)) {
+            uint64_t look = now + (bursts(holder) ? SPARSE_IDLE_NS : LOOK_NS);
+            return schedule->turn_end < look ? schedule->turn_end : look;
+        }
+        note_burst(schedule, now);
         schedule->state = SCHEDULE_DRAIN;
         schedule->drain_until = now + DRAIN_NS;
     }

@@ -37,6 +37,8 @@ struct schedule_tenant {
     bool active;      /* wanted the GPU lately */
     int64_t credit;   /* device time that it is owed (below 0: had too much) */
     uint64_t waits_since; /* a launch of it has been waiting from then on; 0: none */
+    uint32_t gave_up; /* turns in a row that it gave up, */
+    uint64_t burst;   /* and what it took in them: the mean of the last ones */
     uint64_t served;  /* end of its last turn */
     uint64_t used_at; /* used_ns when its turn began, or when that was last charged */
     bool late;        /* its last turn was charged before its work was done */

@@ -45,6 +45,8 @@ class Tenant(ctypes.Structure):
         ("active", ctypes.c_bool),
         ("credit", ctypes.c_int64),
         ("waits_since", ctypes.c_uint64),
+        ("gave_up", ctypes.c_uint32),
+        ("burst", ctypes.c_uint64),
         ("served", ctypes.c_uint64),
         ("used_at", ctypes.c_uint64),
         ("late", ctypes.c_bool),
@@ -220,3 +222,22 @@ def test_who_has_waited_long_goes_before_its_claim_if_it_owes_little(
     node.until_turn(0, 0, 1)
     waited = (node.now - start) / MS
     assert waited <= within_ms if within_ms else waited > 100
+
+
+@pytest.mark.parametrize(("owed_ms", "soon"), [(3, True), (-3, False)])
+def test_who_comes_for_a_burst_goes_first_if_it_is_owed_it(library, owed_ms: int, soon: bool) -> None:
+    node = Node(library, 10, 90)
+    for _ in range(4):  # it shows what it comes for: 1 ms in a turn, then nothing
+        node.run(10, 1)
+        node.tenant(0).inputs.wanted_ns = node.tenant(0).inputs.waiting_ns = node.now
+        node.until_turn(0, 0, 1)
+        node.launch(0, 1)
+        node.tenant(0).inputs.waiting_ns = 0
+        node.run(5, 1)
+    assert node.tenant(0).burst > 0
+    node.until_turn(1, 1)
+    node.run(2, 1)
+    node.tenant(0).credit, node.tenant(1).credit = owed_ms * MS, -owed_ms * MS
+    start = node.now
+    node.until_turn(0, 0, 1)
+    assert (node.now - start <= 3 * MS) == soon
