@@ -143,6 +143,9 @@ def fake_nvml(**changes) -> types.ModuleType:
         "nvmlEventSetFree": lambda events: None,
         "nvmlDeviceRegisterEvents": lambda handle, kind, events: events.append((handle, kind)),
         "nvmlEventSetWait_v2": refuse,
+        "NVML_NVLINK_MAX_LINKS": 18,
+        "nvmlDeviceGetTopologyCommonAncestor": refuse,
+        "nvmlDeviceGetNvLinkState": refuse,
         **changes,
     }
     for name, value in content.items():

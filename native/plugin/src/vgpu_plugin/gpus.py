@@ -6,11 +6,14 @@ Nothing else of the plugin imports pynvml. Tests put another GpuSource in its pl
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from . import topology
 from ._shared import slices
 from ._shared.nvml import mig_profile
 
@@ -110,6 +113,9 @@ class Nvml:
         self._events: object = None
         # Uncorrected ECC errors of each GPU when it was last found well.
         self._ecc: dict[str, int] = {}
+        # The GPUs whose ways to each other are known, and these.
+        self._linked: tuple[str, ...] = ()
+        self._links: dict[str, tuple[tuple[str, int], ...]] = {}
         self._open()
 
     def _open(self) -> None:
@@ -138,6 +144,46 @@ class Nvml:
                 log.debug("GPU %d cannot be read: %s", index, fault)
         if count and not found:
             raise GpuError(f"NVML lists {count} GPUs and none can be read")
+        uuids = tuple(gpu.uuid for gpu in found)
+        if uuids != self._linked:
+            # The ways between GPUs change with the machine alone, and each pair is a call of the driver.
+            self._linked, self._links = uuids, self._scores(found)
+        return [replace(gpu, links=self._links.get(gpu.uuid, ())) for gpu in found]
+
+    def _scores(self, gpus: list[Gpu]) -> dict[str, tuple[tuple[str, int], ...]]:
+        nvml = self._nvml
+        if len(gpus) < 2:
+            return {}
+        try:
+            handles = {gpu.uuid: nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus}
+        except nvml.NVMLError:
+            return {}  # one was lost since it was listed
+        levels = {}
+        for one, other in itertools.combinations(handles, 2):
+            with contextlib.suppress(nvml.NVMLError):
+                levels[one, other] = int(nvml.nvmlDeviceGetTopologyCommonAncestor(handles[one], handles[other]))
+        by_pci = {gpu.pci: gpu.uuid for gpu in gpus}
+        direct: dict[tuple[str, str], int] = {}
+        switched: dict[str, int] = {}
+        for uuid, handle in handles.items():
+            for remote in self._nvlinks(handle):
+                if remote in by_pci:
+                    pair = uuid, by_pci[remote]
+                    direct[pair] = direct.get(pair, 0) + 1
+                else:
+                    switched[uuid] = switched.get(uuid, 0) + 1
+        return topology.scores(levels, direct, switched)
+
+    def _nvlinks(self, handle: object) -> list[str]:
+        """The PCI address at the other end of each active NVLink: of a GPU, or of an NVSwitch."""
+        nvml = self._nvml
+        found = []
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
+                    found.append(_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
+            except nvml.NVMLError:
+                break  # a GPU has no link of that number, or none at all
         return found
 
     def _gpu(self, index: int, handle: object) -> Gpu:

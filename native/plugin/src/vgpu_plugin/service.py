@@ -14,11 +14,13 @@ import grpc
 
 from ._proto import deviceplugin_pb2 as api
 from ._proto import deviceplugin_pb2_grpc as rpc
+from ._shared.sharing import NONE
 from .allocator import Allocator, Answer
 from .errors import BadRequest, NoFreeSlice, NotNow, PluginError, Refused, Unknown
 from .gpus import NO_NUMA
 from .pool import Offer, Pool
 from .preference import preferred
+from .topology import nearest
 
 # A stream holds a thread of the server; Allocate must always find a free one.
 MAX_STREAMS = 16
@@ -135,10 +137,14 @@ class DevicePlugin(rpc.DevicePluginServicer):
         pieces = self._pool.slices
         totals = Counter(piece.device for piece in pieces)
         order = dict.fromkeys(piece.device for piece in pieces)
+        whole = {piece.id for piece in pieces if piece.mode == NONE}
+        links = {gpu.uuid: dict(gpu.links) for gpu in self._pool.gpus}
         packed = self._allocator.settings.packed
         self._allocator.asked_for_preference()
         answers = [
-            preferred(
+            nearest(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, links, order)
+            if whole.issuperset(one.available_deviceIDs)
+            else preferred(
                 one.available_deviceIDs,
                 one.must_include_deviceIDs or self._allocator.planned(one.available_deviceIDs, one.allocation_size),
                 one.allocation_size,
