@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from vgpu_kubelet_double.manager import PodError
+from vgpu_plugin import cdi
 from vgpu_plugin._shared import layouts
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal, Refused
@@ -102,13 +104,46 @@ def test_mig_device(node, strategy, visible):
     assert answer.envs == {"NVIDIA_VISIBLE_DEVICES": visible}
 
 
-def test_mig_device_by_cdi_is_refused(node):
-    node.gpus[0] = with_mig(node.gpus[0])
-    write(node, {}, flags={"migStrategy": "mixed", "plugin": {"deviceListStrategy": "cdi-cri"}})
+MIG = "MIG-00000001-1111-2222-3333-444444444444"
+CAPABILITIES = "proc/driver/nvidia/capabilities/gpu0/mig"
+
+
+def mig_host(node, monkeypatch, nodes=("nvidia0", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22")):
+    """A host with a MIG device that has nodes, as files that count as nodes."""
+    monkeypatch.setattr("vgpu_plugin.cdi.is_node", Path.exists)
+    devices = tuple(dataclasses.replace(one, gpu_instance=7 + one.index) for one in with_mig(node.gpus[0]).mig)
+    node.gpus[0] = dataclasses.replace(node.gpus[0], mig_enabled=True, mig=devices)
+    root = node.paths.host_root
+    for name in nodes:
+        (root / "dev" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "dev" / name).touch()
+    for place, minor in (("gi8", 21), ("gi8/ci0", 22)):
+        (root / CAPABILITIES / place).mkdir(parents=True, exist_ok=True)
+        (root / CAPABILITIES / place / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+    flags = {"migStrategy": "mixed", "nvidiaDevRoot": str(root), "plugin": {"deviceListStrategy": "cdi-cri"}}
+    write(node, {}, flags=flags)
+
+
+def test_mig_device_by_cdi(node, monkeypatch):
+    mig_host(node, monkeypatch)
     _pool, allocator, _files = node.parts()
-    with pytest.raises(Refused, match="envvar or volume-mounts"):
-        allocator.allocate([[node.gpus[0].mig[1].uuid]])
-    assert allocator.records.all() == []
+    (answer,) = allocator.allocate([[MIG]])
+    assert answer.cdi_devices == [f"vgpu.fleet/gpu={MIG}"]
+    root = node.paths.host_root
+    named = dict(cdi.mig_devices(node.gpus, root / "proc", root))
+    # The other device of the GPU has no files, and is left out.
+    assert {name: [one["path"] for one in edits["deviceNodes"]] for name, edits in named.items()} == {
+        MIG: ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22"]
+    }
+
+
+def test_mig_device_without_its_nodes_is_refused(node, monkeypatch):
+    mig_host(node, monkeypatch, ("nvidia0", "nvidia-caps/nvidia-cap21"))
+    _pool, allocator, _files = node.parts()
+    with pytest.raises(Refused, match=r"nvidia-cap22 does not exist; nvidia-modprobe makes it"):
+        allocator.allocate([[MIG]])
+    with pytest.raises(Refused, match=r"gi7/access"):
+        allocator.allocate([[node.gpus[0].mig[0].uuid]])
 
 
 def test_vcuda_and_time_sliced_gpu_in_one_container(node):

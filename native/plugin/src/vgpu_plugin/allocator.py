@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import checkpoint, sizing
+from . import cdi, checkpoint, sizing
 from . import settings as node_settings
 from ._shared import sharing
 from ._shared.pod_plan import Device
@@ -20,6 +20,7 @@ from ._shared.slices import MIB
 from .allocation_files import LIBRARY_FILE, AllocationFiles
 from .driver_files import DriverFiles
 from .errors import NotNow, Refused, Taken
+from .gpus import Gpu
 from .paths import Paths
 from .pool import Pool
 from .preference import gpu_of
@@ -292,12 +293,9 @@ class Allocator:
         devices = {piece.device: piece for piece in pieces}
         by_index = self.hand_over.id_strategy == "index"
         names = [Pool.runtime_name(one, self._pool.gpu(one.uuid), by_index) for one in devices.values()]
-        if self.hand_over.by_cdi and any(one.device != one.uuid for one in pieces):
-            raise Refused(
-                f"{', '.join(devices)}: MIG devices are handed over by envvar or volume-mounts in this version, and "
-                f"flags.plugin.deviceListStrategy is {', '.join(self.hand_over.strategies)}"
-            )
-        parts = self.hand_over.parts(gpus, record.id, names)
+        if self.hand_over.by_cdi:
+            self._refuse_unnamed(gpus, devices)
+        parts = self.hand_over.parts(gpus, record.id, names, list(devices))
         return Answer(
             record.id,
             record.slice_ids,
@@ -307,6 +305,16 @@ class Allocator:
             parts.cdi_devices,
             parts.annotations,
         )
+
+    def _refuse_unnamed(self, gpus: list[Gpu], devices: Iterable[str]) -> None:
+        """A MIG device that no CDI file can name: its container would not start, and say less about why."""
+        for gpu in gpus:
+            for mig in gpu.mig:
+                try:
+                    if mig.uuid in devices:
+                        cdi.mig_nodes(gpu, mig, self._paths.host_root / "proc", self.settings.dev_root)
+                except OSError as fault:
+                    raise Refused(f"{mig.uuid} cannot be handed over by CDI: {fault}") from None
 
     def _mps_environment(self, resource: str) -> dict[str, str]:
         return {"CUDA_MPS_PIPE_DIRECTORY": f"{MPS_ROOT}/{resource}/pipe"}

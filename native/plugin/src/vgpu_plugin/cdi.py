@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """CDI specifications for whole GPUs and for slices, so that a container gets one without a runtime's hook.
 
-``vgpu.fleet/gpu=<uuid>`` is what the kubelet is told; ``vgpu.fleet/slice=<uuid>::<n>`` is for people:
-``podman run --device vgpu.fleet/slice=GPU-…::0 …``. ``nvidia.com/gpu=<uuid|index|all>`` is written only where nobody
-else provides it, for two files that define one device make it unusable.
+``vgpu.fleet/gpu=<uuid>``, of a GPU or a MIG device, is what the kubelet is told; ``vgpu.fleet/slice=<uuid>::<n>`` is
+for people: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``. ``nvidia.com/gpu=<uuid|index|all>`` is written only
+where nobody else provides it, for two files that define one device make it unusable.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from .driver_files import DriverFiles, is_node, library_folders
-from .gpus import Gpu
+from .gpus import Gpu, MigDevice
+
+log = logging.getLogger(__name__)
 
 # The newest that podman 4.3 (container-device-interface 0.5) reads; hostPath of a device node came with it.
 CDI_VERSION = "0.5.0"
@@ -54,6 +57,38 @@ def gpu_nodes(gpu: Gpu, dev_root: Path) -> list[dict[str, Any]]:
     """The node of one GPU; none on a host whose driver has none (a simulated one)."""
     path = f"/dev/nvidia{gpu.minor}"
     return [node(path, dev_root)] if is_node(dev_root / path.lstrip("/")) else []
+
+
+def mig_nodes(gpu: Gpu, mig: MigDevice, proc: Path, dev_root: Path) -> list[dict[str, Any]]:
+    """The nodes of a MIG device: its GPU's, and those of its GPU and compute instance, whose minor numbers the driver
+    tells below ``proc``. Raises OSError where it tells none, or a node is missing.
+    """
+    folder = proc / "driver/nvidia/capabilities" / f"gpu{gpu.minor}" / "mig"
+    nodes = gpu_nodes(gpu, dev_root)
+    if not nodes and not folder.is_dir():
+        return []  # a simulated host
+    instance = folder / f"gi{mig.gpu_instance}"
+    for access in (instance / "access", instance / f"ci{mig.compute_instance}" / "access"):
+        minor = re.search(r"^DeviceFileMinor:\s*(\d+)\s*$", access.read_text(), re.MULTILINE)
+        if minor is None:
+            raise OSError(f"{access} names no DeviceFileMinor")
+        path = f"/dev/nvidia-caps/nvidia-cap{minor[1]}"
+        if not is_node(dev_root / path.lstrip("/")):
+            raise OSError(f"{dev_root / path.lstrip('/')} does not exist; nvidia-modprobe makes it")
+        nodes.append(node(path, dev_root))
+    return nodes
+
+
+def mig_devices(gpus: Iterable[Gpu], proc: Path, dev_root: Path) -> list[tuple[str, dict[str, Any]]]:
+    """MIG devices by UUID; one whose nodes are not known is left out; Allocate says why."""
+    named = []
+    for gpu in gpus:
+        for mig in gpu.mig:
+            try:
+                named.append((mig.uuid, {"deviceNodes": mig_nodes(gpu, mig, proc, dev_root)}))
+            except OSError as fault:
+                log.debug("%s cannot be handed over by CDI: %s", mig.uuid, fault)
+    return named
 
 
 def specification(kind: str, common: dict[str, Any], devices: Iterable[tuple[str, dict[str, Any]]]) -> dict[str, Any]:

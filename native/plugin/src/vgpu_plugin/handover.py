@@ -49,13 +49,13 @@ class HandOver:
     # this program runs, and a runtime that reads another way than we write starts containers without a GPU.
     follow: Path | None = None
 
-    def parts(self, gpus: list[Gpu], allocation: str, ids: list[str]) -> Parts:
-        """``ids``: how the runtime knows the devices, by UUID or index; CDI devices are named by UUID always."""
+    def parts(self, gpus: list[Gpu], allocation: str, ids: list[str], uuids: list[str]) -> Parts:
+        """``ids``: how the runtime knows the devices, by UUID or index; CDI devices are named by their ``uuids``."""
         if self.follow is not None:
             chosen = VOLUME_MOUNTS if accepts_mounts(self.follow) else ENVVAR
-            return replace(self, strategies=(chosen,), follow=None).parts(gpus, allocation, ids)
+            return replace(self, strategies=(chosen,), follow=None).parts(gpus, allocation, ids, uuids)
         out = Parts()
-        qualified = [f"{cdi.GPU_KIND}={gpu.uuid}" for gpu in gpus]
+        qualified = [f"{cdi.GPU_KIND}={uuid}" for uuid in uuids]
         if ENVVAR in self.strategies:
             out.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(ids)
         if VOLUME_MOUNTS in self.strategies:

@@ -79,14 +79,15 @@ class StaticSlices:
             return
         common = cdi.common_edits(self._driver, self._settings.dev_root)
         gpus = self._pool.gpus
-        cdi.write(
-            folder, cdi.specification(cdi.GPU_KIND, common, cdi.gpu_devices(gpus, self._settings.dev_root, False))
-        )
+        dev_root = self._settings.dev_root
+        migs = cdi.mig_devices(gpus, self._paths.host_root / "proc", dev_root)
+        named = cdi.gpu_devices(gpus, dev_root, False) + migs
+        cdi.write(folder, cdi.specification(cdi.GPU_KIND, common, named))
         others = (folder, *self._paths.cdi_dirs_of_others)
         if cdi.provided_elsewhere(cdi.NVIDIA_KIND, others):
             (folder / cdi.file_name(cdi.NVIDIA_KIND)).unlink(missing_ok=True)
         else:
-            named = cdi.gpu_devices(gpus, self._settings.dev_root, True)
+            named = cdi.gpu_devices(gpus, dev_root, True) + migs
             cdi.write(folder, cdi.specification(cdi.NVIDIA_KIND, common, named))
         offered = self._offered()
         wanted = {self._files.static_name(piece.id) for piece in offered}
