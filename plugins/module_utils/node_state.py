@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, mig_nvml, nvml
+from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, mig_nvml, nvml, rival_plugins
 from . import node_config as configs
 from .hardware import Host
 
@@ -55,6 +55,7 @@ def read(
             "current": version_of(host.link(os.path.join(plugin_root, "current"))),
             "versions": folders(host, plugin_root),
             "status": plugin_status(host),
+            "rivals": rival_plugins.find(host),
         },
         "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,

@@ -16,6 +16,7 @@ from . import (
     docker_kinds,
     plan_configs,
     plan_engine,
+    rival_plugins,
     sharing,
     slices,
     toml_text,
@@ -312,7 +313,7 @@ def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | Non
 
 def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
     found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
-    version, root, unit_name = wanted["version"], wanted["root"], wanted["unit"]
+    root, unit_name = wanted["root"], wanted["unit"]
     if wanted["state"] != PRESENT:
         changes = [f"remove {root}/{one}" for one in found["versions"]]
         if unit.get("present"):
@@ -320,9 +321,20 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         held = len(plan_configs.held(state)) if changes else 0
         notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
-    faults = plan_configs.faults(wish, wanted["kubeconfig"])
+    resources = plan_configs.resources(wish)
+    rivals, others = rival_plugins.said(found.get("rivals") or [], resources)
+    if wanted["rivals"] == "ignore":
+        rivals, others = [], [*rivals, *others]
+    faults = [*plan_configs.faults(wish, wanted["kubeconfig"]), *rivals]
     if faults:
         return NOTHING._replace(errors=faults)
+    part = _device_plugin(wanted, state, wish)
+    return part._replace(warnings=[*part.warnings, *others])
+
+
+def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
+    version, root = wanted["version"], wanted["root"]
     changes = []
     if version not in found["versions"]:
         changes.append(f"install {root}/{version}")

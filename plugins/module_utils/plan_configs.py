@@ -53,6 +53,12 @@ def faults(wish: dict[str, Any], kubeconfig: str) -> list[str]:
     ]
 
 
+def resources(wish: dict[str, Any]) -> list[str]:
+    """The first resource of each configuration that may be in force."""
+    configs = [wish["node_config"], *(wish.get("node_configs") or {}).values()]
+    return sorted({node_config.resource_name(config) for config in configs})
+
+
 def reshaped(path: str, wish: dict[str, Any], state: dict[str, Any]) -> int:
     """How many containers hold a slice that will have another size, another name or none at all."""
     name = name_in_force(path, state["plugin"]["status"])

@@ -62,6 +62,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "unit_text": "",
         "config_path": node_config.PATH,
         "kubeconfig": "",
+        "rivals": "refuse",
     },
 }
 

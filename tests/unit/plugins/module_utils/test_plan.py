@@ -420,6 +420,19 @@ DRIVERLESS = [
 ]
 
 
+RIVAL = {"socket": "/var/lib/kubelet/device-plugins/nvidia-gpu.sock", "resource": "nvidia.com/gpu", "owner": ""}
+
+
+def test_another_owner_of_the_resource_stops_the_run_unless_it_is_ignored():
+    found = made({}, {"plugin.rivals": [RIVAL]})
+    assert ["nvidia-gpu.sock" in one and "device_plugin_rivals" in one for one in found["errors"]] == [True]
+    ignored = made({"device_plugin_rivals": "ignore"}, {"plugin.rivals": [RIVAL]})
+    assert ignored["errors"] == []
+    assert any("nvidia-gpu.sock" in one for one in ignored["warnings"])
+    other = made({}, {"plugin.rivals": [dict(RIVAL, resource="nvidia.com/mig-1g.5gb")]})
+    assert (other["errors"], len(other["warnings"])) == ([], 1)
+
+
 @pytest.mark.parametrize("state, variables, refused", DRIVERLESS)
 def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
     told = "\n".join(made(variables, state)["errors"])
