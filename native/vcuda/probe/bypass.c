@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tries the ways round of docs/threat-model.md. One process takes all of the slice; beside it another goes a way round and
- * asks for a little more. What it is granted is beyond the limit, and given back at once: a neighbour is never short of
- * more than that for more than a moment.
+ * Tries the ways round of docs/threat-model.md. One process takes all of the slice but what another's context costs and a
+ * little more; the other goes a way round and asks for more than that. What it is granted is some MiB beyond the limit,
+ * and is given back at once: neighbours are short of no more than that, for a moment.
  *
  * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; who runs the probe may have them.
  */
@@ -19,7 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define BEYOND (2 * MIB)
+/* More than what contexts differ by from each other, on either side. */
+#define BEYOND (64 * MIB)
+#define ROOM (32 * MIB)
 #define ATTEMPT_S 30
 #define CAP_SYS_PTRACE 19
 #define CAP_SYS_ADMIN 21
@@ -152,8 +154,15 @@ static void hold_all(const struct fill *fill, const struct bypass *bypass)
     if (status == CUDA_SUCCESS)
         status = cuda->mem_info(&free_bytes, &total);
     board->status[0] = status;
-    if (status == CUDA_SUCCESS)
-        board->granted[0] = take_all(fill, cuda, free_bytes ? free_bytes : 1);
+    if (status == CUDA_SUCCESS) {
+        uint64_t left = ROOM + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
+        CUdeviceptr pointer;
+        /* A slice with no room for two contexts is taken whole. */
+        if (left < free_bytes && cuda->mem_alloc(&pointer, free_bytes - left) == CUDA_SUCCESS)
+            board->granted[0] = free_bytes - left;
+        else
+            board->granted[0] = take_all(fill, cuda, free_bytes ? free_bytes : 1);
+    }
     if (bypass->holder)
         bypass->holder(fill);
     atomic_store(&board->ready, 1);
@@ -208,7 +217,7 @@ static void measure_bypass(const struct fill *fill)
     }
     bool granted = attempt == GRANTED;
     result_set(result, granted ? current->if_granted : HELD, 0, granted ? BEYOND : 0, "bytes",
-               "%s: with the slice full, %llu bytes more were %s", fill->uuid, (unsigned long long)BEYOND,
+               "%s: with the slice taken, %llu bytes more were %s", fill->uuid, (unsigned long long)BEYOND,
                granted ? "granted" : "refused");
 }
 
