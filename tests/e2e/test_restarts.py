@@ -92,3 +92,16 @@ def test_crash_loop_over_a_killed_plugin(cluster, node, pod):
     until(lambda: one.restarts() >= seen + 2, "restarts after the plugin came back")
     assert all(f"total {SLICE}\n" in text for text in one.logs().values() if "total" in text)
     assert any("filled " in text for attempt, text in one.logs().items() if attempt > seen)
+
+
+def test_slices_of_deleted_pods_are_free_for_checks(node, pod):
+    """The kubelet's file names deleted pods until something makes it write; without that no lease would ever be had."""
+    everything = [pod(f"gone-{n}", [WORKER]) for n in range(SPLIT)]
+    for one in everything:
+        one.wait_running()
+    for one in everything:
+        one.delete()
+    # A minute of grace, and the pace of the plugin's housekeeping.
+    until(lambda: not allocations(node), "end of all allocations", limit_s=240)
+    lease = node.vgpuctl("lease")
+    node.vgpuctl("release", lease["allocation"])

@@ -62,9 +62,21 @@ class Story:
         found: dict[str, Any] = {"step": name, "calls": self.plugin.take()}
         if outcome is not None:
             found["outcome"] = outcome
+        found["checkpoint"] = self.checkpoint()
         if listed:
             found["pod_resources"] = self.plugin.listed()
         self.steps.append(found)
+
+    def checkpoint(self) -> list[dict[str, Any]]:
+        """Who holds what by the kubelet's file, which is written at some moments and not at others."""
+        path = self.kubelet.folder / "kubelet_internal_checkpoint"
+        entries = json.loads(path.read_text())["Data"]["PodDeviceEntries"] or [] if path.exists() else []
+        found = [
+            {"container": one["ContainerName"], "ids": {node: sorted(ids) for node, ids in one["DeviceIDs"].items()}}
+            for one in entries
+            if one["ResourceName"] == RESOURCE
+        ]
+        return sorted(found, key=lambda one: (sorted(map(tuple, one["ids"].values())), one["container"]))
 
     def offered(self, count: int) -> None:
         """Both to pods and by PodResources: what the API server knows may be of before a restart."""

@@ -218,6 +218,35 @@ def test_allocation_that_pod_resources_knows_does_not_end(node):
     assert collector.collect() == [kept.allocation]
 
 
+def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node):
+    """It drops a deleted pod from its file no earlier than something makes it write; PodResources lacks it at once."""
+    parts = node.parts()
+    time, asked = Time(), []
+    slice_id = f"{node.gpus[0].uuid}::0"
+    held: dict | None = {slice_id: ("ml", "train", "main")}
+    collector = Collector(
+        parts[1], parts[2], node.paths.checkpoint, lambda: held, time, tell_again=lambda: asked.append(time.now)
+    )
+    (one,) = parts[1].allocate([[slice_id]])
+    write_checkpoint(node, [one])
+    start = time.now
+    assert (collector.collect(), asked) == ([], [])
+    held = None  # PodResources does not answer: nothing is known
+    assert (collector.collect(), asked) == ([], [])
+    held = {}
+    assert (collector.collect(), asked) == ([], [start])
+    for later in (9, 10, 29, 30, 69, 70):
+        time.now = start + later
+        # The kubelet alone judges: while its file names the pod, the allocation lives.
+        assert collector.collect() == []
+    assert asked == [start, start + 10, start + 30, start + 70]
+    write_checkpoint(node)
+    assert collector.collect() == []
+    time.now += GRACE_S
+    assert collector.collect() == [one.allocation]
+    assert len(asked) == 4
+
+
 def test_one_look_with_the_allocation_starts_the_grace_anew(node):
     parts = node.parts()
     time = Time()

@@ -7,6 +7,7 @@ import json
 import os
 
 import pytest
+from vgpu_kubelet_double import podresources
 from vgpu_kubelet_double.endpoint import Endpoint
 from vgpu_plugin import ctl
 from vgpu_plugin._shared import layouts
@@ -117,8 +118,12 @@ def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys,
     until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
     # A slice that a running container holds under a name that is in both splits waits as well: its size differs.
     kubelet.delete_pod("one")
-    # The record goes at the collector's next look but one of the daemon's usual pace, so it is asked for.
-    until(lambda: capacity(kubelet) == 4, "the other GPU's too")
+    # The kubelet's file still names the pod; the collector sees by PodResources that it is gone.
+    server = podresources.serve(kubelet, node.paths.pod_resources)
+    try:
+        until(lambda: capacity(kubelet) == 4, "the other GPU's too")
+    finally:
+        server.stop(grace=0).wait()
     assert status(node, capsys)["warnings"] == []
 
 

@@ -149,7 +149,15 @@ def test_other_gpu_than_planned_is_told_and_wins(node, kubelet, api, start):
     assert pod_plan.PLAN in annotations
 
 
-def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(node, kubelet, api, start):
+def forgotten(kubelet, name) -> None:
+    """Deletes a pod and waits until the kubelet's file lacks it, for which the plugin's housekeeping must ask."""
+    kubelet.delete_pod(name)
+    file = kubelet.folder / "kubelet_internal_checkpoint"
+    until(lambda: f"uid-{name}" not in file.read_text(), "the kubelet to write its checkpoint")
+
+
+def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(node, kubelet, api, start, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 15000, 0))
@@ -161,7 +169,7 @@ def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(nod
         "VgpuNoRoom",
         "two",
     )
-    kubelet.delete_pod("one")
+    forgotten(kubelet, "one")
     kubelet.restart_container("two")  # room was made
 
 
@@ -239,13 +247,14 @@ def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     until(lambda: pod_plan.GPUS in api.node["metadata"]["annotations"], "written again")
 
 
-def test_lease_does_not_oversell(node, kubelet, api, start, capsys):
+def test_lease_does_not_oversell(node, kubelet, api, start, capsys, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     start()
     for n, gpu in enumerate(node.gpus):
         plan(api, f"p{n}", (gpu.uuid, 15000, 0))
         run(kubelet, f"p{n}", ids=[f"{gpu.uuid}::0"])
     assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 3
-    kubelet.delete_pod("p0")
+    forgotten(kubelet, "p0")
     capsys.readouterr()
     assert ctl.main(["--socket", str(node.paths.admin_socket), "lease", "--json"]) == 0
 

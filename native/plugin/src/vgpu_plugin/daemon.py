@@ -257,7 +257,13 @@ class Daemon:
         registrations = Registrations(register)
         leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
         leases.restore()
-        collector = Collector(allocator, files, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
+        collector = Collector(
+            allocator,
+            files,
+            paths.checkpoint,
+            lambda: podresources.holders(paths.pod_resources),
+            tell_again=pool.tell_again,
+        )
         changes = Reconfiguration(
             paths,
             self._chosen,

@@ -146,6 +146,11 @@ class Pool:
             self._changed.wait_for(lambda: self._generation != generation or ended())
             return not ended()
 
+    def tell_again(self) -> None:
+        """Sends every stream its list once more, for the kubelet writes its checkpoint whenever one comes."""
+        with self._changed:
+            self._bump()
+
     def wake(self) -> None:
         """Lets every waiter look at its ``ended`` again."""
         with self._changed:

@@ -52,6 +52,9 @@ class Manager(rpc.RegistrationServicer):
         self.lock = threading.RLock()
         self.endpoints: dict[str, Endpoint] = {}
         self.held: list[Held] = []
+        # Of deleted pods: forgotten when the next pod is admitted or PodResources is asked, and in the checkpoint until
+        # that is written afterwards.
+        self._ended: list[Held] = []
         self._server: grpc.Server | None = None
 
     # ---- life cycle
@@ -64,7 +67,10 @@ class Manager(rpc.RegistrationServicer):
                 entry.unlink()
         with self.lock:
             self.endpoints = {}
-            self.held = checkpoint.read(self.folder / CHECKPOINT, self._names())
+            names = self._names()
+            known = checkpoint.read(self.folder / CHECKPOINT, names)
+            self.held = [one for one in known if one.pod_uid in names]
+            self._ended = [one for one in known if one.pod_uid not in names]
         server = grpc.server(ThreadPoolExecutor(max_workers=8))
         rpc.add_RegistrationServicer_to_server(self, server)
         server.add_insecure_port(f"unix:{self.folder / 'kubelet.sock'}")
@@ -133,6 +139,7 @@ class Manager(rpc.RegistrationServicer):
                 raise PodError(
                     "Pending", f"0/1 nodes are available: 1 Insufficient {resource} (no plugin is registered)"
                 )
+            self.notice()
             taken = {one for held in self.held if held.resource == resource for one in held.ids}
             free = sorted(endpoint.healthy() - taken)
             if ids is None and len(free) < count:
@@ -192,8 +199,14 @@ class Manager(rpc.RegistrationServicer):
         with self.lock:
             gone = self._find(name, namespace)
             self.held = [one for one in self.held if one not in gone]
-            self._save()
+            self._ended += gone
+            self._save_names()
         return {"deleted": f"{namespace}/{name}", "ids": sorted({one for held in gone for one in held.ids})}
+
+    def notice(self) -> None:
+        """Forgets deleted pods; the checkpoint is not written by that."""
+        with self.lock:
+            self._ended = []
 
     def _find(self, name: str, namespace: str) -> list[Held]:
         found = [one for one in self.held if one.pod == name and one.namespace == namespace]
@@ -232,7 +245,10 @@ class Manager(rpc.RegistrationServicer):
 
     def _save(self) -> None:
         registered = {name: sorted(one.healthy()) for name, one in self.endpoints.items()}
-        checkpoint.write(self.folder / CHECKPOINT, self.held, registered)
+        checkpoint.write(self.folder / CHECKPOINT, self.held + self._ended, registered)
+        self._save_names()
+
+    def _save_names(self) -> None:
         names = {one.pod_uid: [one.pod, one.namespace] for one in self.held}
         (self.folder / "pods.json").write_text(json.dumps(names))
 

@@ -21,6 +21,7 @@ class PodResources(rpc.PodResourcesListerServicer):
         answer = api.ListPodResourcesResponse()
         pods: dict[str, api.PodResources] = {}
         with self._manager.lock:
+            self._manager.notice()
             for held in self._manager.held:
                 pod = pods.get(held.pod_uid)
                 if pod is None:
