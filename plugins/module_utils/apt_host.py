@@ -178,7 +178,11 @@ def faults_of(text: str) -> str:
     for place, line in enumerate(lines):
         if line.startswith(("E:", "W:", "dpkg:", "Err:")):
             faults.append(line)
-            # The reason stands on the next line: "cannot copy extracted data ... (No space left on device)".
-            if line.startswith("dpkg: error") and lines[place + 1 : place + 2] and lines[place + 1].startswith(" "):
+            # The reason stands on the next line: "(No space left on device)", "404  Not Found".
+            if (
+                line.startswith(("dpkg: error", "Err:"))
+                and lines[place + 1 : place + 2]
+                and lines[place + 1].startswith(" ")
+            ):
                 faults.append(lines[place + 1])
     return "\n".join((faults or lines)[-8:])

@@ -21,6 +21,8 @@ PORT = 8480
 URL = f"http://127.0.0.1:{PORT}"
 # The repositories that the image of the hosts brings, by their name on the mirror.
 FOLDERS = {"debian": "/opt/vgpu-hosts/apt", "nvidia": "/opt/vgpu-demo/apt"}
+# The distribution's packages once more, at a place of their own: one place has one key, and apt refuses two for it.
+DRIVER = "driver"
 KEYRING = "/etc/apt/keyrings/site.asc"
 SITE = f"deb [signed-by={KEYRING}] {URL}/debian ./\n"
 
@@ -52,6 +54,7 @@ class Mirror:
         self._make_keys()
         for name in FOLDERS:
             self._sign(name)
+        os.symlink("debian", self.folder / "www" / DRIVER)
         self.node.shell(
             f"rm -rf {' '.join(FOLDERS.values())}; rm -f /etc/apt/sources.list.d/* /etc/apt/trusted.gpg.d/*"
         )

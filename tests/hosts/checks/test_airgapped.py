@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from conftest import play
+from mirror import DRIVER as DRIVER_PATH
 from mirror import KEYRING, SITE, URL, Mirror
 from test_faults import HOST, fresh
 from test_packages import killed_apt, state
@@ -40,7 +41,7 @@ def toolkit(mirror: Mirror, key: str = "right", **more: Any) -> dict[str, Any]:
     return {"nvidia_docker_repository": {**source, **more}}
 
 
-def driver(mirror: Mirror, path: str = "debian", key: str = "right") -> dict[str, Any]:
+def driver(mirror: Mirror, path: str = DRIVER_PATH, key: str = "right") -> dict[str, Any]:
     """The driver, too, from a repository of its own on the mirror."""
     source = {"uris": [f"{URL}/{path}"], "suites": ["./"], "trusted": False, "key": mirror.keys[key]}
     return {**toolkit(mirror), "nvidia_driver_source": "mirror", "nvidia_driver_repository": source}
@@ -77,7 +78,7 @@ def test_a_mirror_that_is_off(mirror: Mirror) -> None:
     before = state(mirror.node)
     mirror.stop()
     try:
-        refused(site(driver(mirror)), DRIVER, f"{URL}/debian", "The sources of apt are as they were.")
+        refused(site(driver(mirror)), DRIVER, f"{URL}/{DRIVER_PATH}", "The sources of apt are as they were.")
     finally:
         mirror.start()
     assert state(mirror.node) == before

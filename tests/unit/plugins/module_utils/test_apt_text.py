@@ -239,3 +239,17 @@ def test_the_reason_of_dpkg_stands_on_the_line_below_its_error():
     said = faults_of(FULL)
     assert "No space left on device" in said
     assert "Unpacking" not in said
+
+
+NOT_FOUND = """\
+Ign:1 http://mirror.test/nowhere ./ InRelease
+Err:2 http://mirror.test/nowhere ./ Release
+  404  Not Found [IP: 192.0.2.1 80]
+Reading package lists...
+E: The repository 'http://mirror.test/nowhere ./ Release' does not have a Release file.
+"""
+
+
+def test_the_reason_of_a_source_that_cannot_be_fetched_stands_on_the_line_after_it():
+    assert faults_of(NOT_FOUND).splitlines()[1] == "  404  Not Found [IP: 192.0.2.1 80]"
+    assert "Reading package lists" not in faults_of(NOT_FOUND)
