@@ -94,7 +94,7 @@ SLOW_GATES = [
     Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
-    Gate("fuzz", {}, ["tests/fuzz"], minutes=1),
+    Gate("fuzz", {}, ["tests/fuzz"], ["--seconds=60"], minutes=4),
     Gate(
         "page",
         {"chromium": ["tools/apt.sh", "chromium", "chromium-driver", "fonts-dejavu-core"]},

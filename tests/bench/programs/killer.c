@@ -9,7 +9,8 @@
  *   replaced a new process starts at once; the three others and it must go on. The slice is counted every 16th trial
  *   early    the victim is one that has just been started, killed inside its start
  * What is really held is asked of the driver by this process, which has no library. Prints
- *   trials  stalled (a survivor did nothing for 4 s in which it had a processor or slept)  leaked (the slice was not whole)  over (more than the limit was held)
+ *   trials  stalled (a survivor did nothing for 4 s in which it had a processor or slept)  leaked (the slice was not whole)
+ *   over (more than the limit was held)
  *   slow (a survivor did nothing for 100 ms)  own (of these, without the time in which it waited for a processor)
  *   longest stall µs  longest wait for the quota µs
  *   holders (victims that died with the ledger's lock)  the most naps of a survivor from then to the moment that the lock was
@@ -162,28 +163,25 @@ static uint64_t naps(pid_t pid)
 }
 
 static const struct vgpu_ledger *ledger; /* NULL where there is none to look at */
+static int ledger_file = -1;
 
-static const struct vgpu_ledger *ledger_open(void)
+static void ledger_open(void)
 {
     const char *path = getenv("CUDA_DEVICE_MEMORY_SHARED_CACHE");
-    int descriptor = open(path ? path : "", O_RDONLY | O_CLOEXEC);
-    void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ, MAP_SHARED, descriptor, 0);
-    close(descriptor);
-    return map == MAP_FAILED ? NULL : map;
+    ledger_file = open(path ? path : "", O_RDWR | O_CLOEXEC);
+    void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ, MAP_SHARED, ledger_file, 0);
+    ledger = map == MAP_FAILED ? NULL : map;
 }
 
-/* The lock's word if its holder is none of the living. A word names a slot, and a slot a process. */
-static uint64_t dead_word(const pid_t pids[WORKERS], unsigned dead)
+/* The lock's word if its holder is dead: the kernel has dropped the byte lock of the slot that the word names. */
+static uint64_t dead_word(void)
 {
-    uint64_t word = ledger ? __atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) : 0;
-    if (word == 0 || (word & 0xffffffffu) > VGPU_LEDGER_SLOTS)
+    uint64_t word = ledger ? __atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) : 0, slot = (word & 0xffffffffu) - 1;
+    if (word == 0 || slot >= VGPU_LEDGER_SLOTS)
         return 0;
-    const char *slots = (const char *)ledger + VGPU_LEDGER_SLOT_OFFSET;
-    const struct vgpu_ledger_slot *slot = (const void *)(slots + ((word & 0xffffffffu) - 1) * sizeof *slot);
-    for (unsigned i = 0; i < WORKERS; i++)
-        if (i != dead && slot->pid == (uint32_t)pids[i])
-            return 0;
-    return word;
+    struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)(VGPU_LEDGER_ALIVE_BASE + slot), .l_len = 1};
+    bool dead = fcntl(ledger_file, F_OFD_GETLK, &byte) == 0 && byte.l_type == F_UNLCK;
+    return dead && __atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word ? word : 0;
 }
 
 /* While a lock may change hands this process is to see it at once, however busy the machine is. */
@@ -192,15 +190,15 @@ static void at_once(bool yes)
     sched_setscheduler(0, yes ? SCHED_FIFO | SCHED_RESET_ON_FORK : SCHED_OTHER, &(struct sched_param){.sched_priority = yes});
 }
 
-/* µs until worker `which` did two more things; *stalled: it did not, though it had a processor for long enough. */
-static uint64_t goes_on(unsigned which, uint64_t before, uint64_t began, pid_t pid, bool *stalled)
+/* µs until worker `which` did two more things since `began`, when it had been unscheduled for `idle` µs; *stalled: it did
+ * not, and it was not for want of a processor. */
+static uint64_t goes_on(unsigned which, uint64_t before, uint64_t began, uint64_t idle, pid_t pid, bool *stalled)
 {
-    uint64_t ready = unscheduled(pid);
     *stalled = false;
     while (atomic_load(&board[which].done) < before + 2 && !*stalled) {
         uint64_t took = now() - began;
         if (took >= PATIENCE_US)
-            *stalled = took - (unscheduled(pid) - ready) >= PATIENCE_US || took >= 30 * (uint64_t)PATIENCE_US;
+            *stalled = took - (unscheduled(pid) - idle) >= PATIENCE_US || took >= 30 * (uint64_t)PATIENCE_US;
         usleep(20);
     }
     return now() - began;
@@ -267,7 +265,7 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
         pids[victim] = start(argv, descriptor, victim, piece);
         usleep((useconds_t)chance(12000));
     } else {
-        goes_on(victim, started, now(), pids[victim], &stalled); /* it is at work */
+        goes_on(victim, started, now(), unscheduled(pids[victim]), pids[victim], &stalled); /* it is at work */
         usleep((useconds_t)chance(2000));
     }
     at_once(true);
@@ -279,13 +277,13 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
         idle[i] = unscheduled(pids[i]);
         napped[i] = naps(pids[i]);
     }
-    uint64_t word = dead_word(pids, victim);
+    uint64_t word = dead_word();
     if (replaced)
         pids[victim] = start(argv, descriptor, victim, piece);
     if (word) {
         result->holders++;
-        while (__atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word && now() - began < PATIENCE_US)
-            usleep(5);
+        while (__atomic_load_n(&ledger->lock, __ATOMIC_ACQUIRE) == word && now() - began < 30 * (uint64_t)PATIENCE_US)
+            usleep(now() - began < SLOW_US ? 5 : 500); /* who has no processor is not to starve for it */
         for (unsigned i = 0; i < WORKERS; i++) {
             uint32_t took = i == victim ? 0 : (uint32_t)(naps(pids[i]) - napped[i]);
             result->naps = took > result->naps ? took : result->naps;
@@ -295,7 +293,7 @@ static bool trial(char **argv, int descriptor, nvmlDevice_t device, pid_t pids[W
     for (unsigned i = 0; i < WORKERS; i++) {
         if (i == victim)
             continue;
-        uint64_t took = goes_on(i, before[i], began, pids[i], &stalled);
+        uint64_t took = goes_on(i, before[i], began, idle[i], pids[i], &stalled);
         result->stall = took > result->stall ? took : result->stall;
         result->stalled += stalled;
         if (took >= SLOW_US) {
@@ -337,7 +335,7 @@ int main(int argc, char **argv)
         nvmlDeviceGetHandleByIndex_v2(0, &device))
         return 3;
     board = mmap(NULL, WORKERS * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    ledger = ledger_open();
+    ledger_open();
     /* Together they may ask for more than there is: some are refused all the time. */
     size_t piece = limit / (WORKERS * BLOCKS) * 5 / 4;
     for (unsigned i = 0; i < WORKERS; i++)
