@@ -23,6 +23,7 @@ SEEDS = {
         b"\0" + layouts.pack_ledger([UUID, "GPU-0"], "a1")[32:4096],
         b"\1" + layouts.pack_ledger([])[:512],
         b"\2\0\0",
+        b"\6\0\0",
     ],
     "environment": [b"5386m", b"true", b"100", b"18446744073709551615", b"../x"],
 }

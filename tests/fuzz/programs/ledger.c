@@ -26,6 +26,11 @@ bool limits_ledger_create(void)
 {
     return true;
 }
+static bool of_an_allocation; /* an empty ledger is then refused */
+bool limits_of_an_allocation(void)
+{
+    return of_an_allocation;
+}
 
 /*
  * The input is laid over an empty ledger: its first 512 bytes over the header, the rest over the first slots. So most
@@ -65,6 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t length)
         snprintf(path, sizeof path, "/dev/shm/vgpu-fuzz-ledger-%d", (int)getpid());
         vgpu_log_level = -1;
     }
+    of_an_allocation = length && (data[0] & 4);
     if (!write_ledger(data, length))
         abort();
     ledger_total("GPU-0", &total); /* from outside */

@@ -28,6 +28,10 @@ bool limits_ledger_create(void)
 {
     return true;
 }
+bool limits_of_an_allocation(void)
+{
+    return false;
+}
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
 {
     (void)uuids;
