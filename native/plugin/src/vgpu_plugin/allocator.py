@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -119,7 +119,7 @@ class Allocator:
             self._refuse_several(pieces)
             devices = self._devices(pieces)
             given = tuple(ids)
-            record = Record(secrets.token_hex(8), kind, given, asked=() if given == asked else asked, **lease)
+            record = Record(os.urandom(8).hex(), kind, given, asked=() if given == asked else asked, **lease)
             if any(piece.mode == VCUDA for piece in pieces):
                 limits = self._limits(record.id, devices)
                 if self.settings.requested and kind == KUBELET:

@@ -38,7 +38,6 @@ from .mounts import KernelMounter, Mounter
 from .notify import notify
 from .options import Option
 from .paths import Paths
-from .plain import plain
 from .pool import Pool
 from .reconfigure import Reconfiguration
 from .records import RecordStore
@@ -373,6 +372,9 @@ class Daemon:
     def _serve_metrics(self, service: Admin) -> metrics.Server | None:
         if not self._extras.metrics:
             return None
+
+        # Half a megabyte that most nodes never need.
+        from .plain import plain
 
         def make() -> str:
             status = plain(service.status())

@@ -81,6 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Sockets are root's alone from the moment they exist.
     os.umask(0o077)
     lean.without_asyncio()
+    lean.without_openssl()
     lean.with_few_arenas()
     from .daemon import Daemon, Extras
     from .gpus import Nvml

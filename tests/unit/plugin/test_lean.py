@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the program does not load: each in a process of its own, for a module that was imported stays."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from .conftest import PLUGIN
+
+AS_MAIN = """
+import sys
+sys.path[:0] = {path!r}
+from vgpu_plugin import lean
+{lean}
+import vgpu_plugin.daemon, vgpu_plugin.gpus
+print([one for one in ("_hashlib", "_ssl", "yaml", "http.client", "google.protobuf.json_format") if one in sys.modules])
+{after}
+"""
+LEAN = "lean.without_asyncio(); lean.without_openssl()"
+
+
+def said(lean: str, after: str = "") -> list[str]:
+    path = [one for one in sys.path if "vgpu" in one or "native" in one] + [str(PLUGIN / "src")]
+    script = AS_MAIN.format(path=path, lean=lean, after=after)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return found.stdout.splitlines()
+
+
+def test_what_is_not_needed_is_not_loaded():
+    assert said(LEAN) == ["[]"]
+
+
+def test_it_would_be_loaded_otherwise():
+    (found,) = said("")
+    assert "_ssl" in found
+    assert "_hashlib" in found
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "import ssl; print(ssl.create_default_context().verify_mode.name)",
+        "import hashlib; print(hashlib.sha256(b'').hexdigest()[:8] == 'e3b0c442' and 'CERT_REQUIRED')",
+        "from vgpu_plugin import kube_api; print(kube_api.Access('https://x').context().verify_mode.name)",
+    ],
+)
+def test_what_needs_it_later_has_it(after):
+    assert said(LEAN, after)[1] == "CERT_REQUIRED"
