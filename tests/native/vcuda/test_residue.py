@@ -75,14 +75,44 @@ def test_a_driver_that_takes_what_it_is_asked_for_is_charged_that(host: Host) ->
     assert host.charged() == host.on_card() == context + len(registers) * (UNIT + 1)
 
 
-def test_where_nvml_shows_no_process_it_is_not_known(rounding: Host) -> None:
-    """The limit of the method, told in the README: this must change when the method does."""
+@pytest.fixture
+def hidden(rounding: Host) -> dict:
+    """The environment of a container in which NVML shows no process."""
     folder = rounding.folder / "lib"
     folder.mkdir()
     (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
     known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
     (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
-    puppet = rounding.puppet("handle", program="puppet-unlinked", LD_LIBRARY_PATH=str(folder)).start()
+    return {"program": "puppet-unlinked", "LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
+def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: dict, size: int) -> None:
+    """A neighbour fills and frees the card meanwhile: it must not be charged to the slice."""
+    neighbour = rounding.puppet(preload=False).start()
+    puppet = rounding.puppet("handle", **hidden).start()
     context = rounding.charged()
-    registers = fill(puppet, UNIT + 1, 300)
-    assert rounding.charged() == context + len(registers) * (UNIT + 1) < rounding.on_card()
+    neighbour.get("alloc", 3000 * MIB)
+    others = sum(size for pid, size in rounding.physical().items() if pid != puppet.process.pid)
+    registers = fill(puppet, size)
+    assert rounding.on_card() - others <= LIMIT + 2 * STEP
+    assert rounding.on_card() - others - context > 1.9 * size * len(registers) > 0, "this driver does take twice the bytes"
+    assert puppet.refused("alloc", UNIT) == OOM
+    for register in registers[1::2]:
+        assert puppet.result(f"free {register}") == OK
+    assert abs(rounding.charged() - (rounding.on_card() - others)) <= STEP
+    for register in registers[::2]:
+        assert puppet.result(f"free {register}") == OK
+    assert rounding.charged() == rounding.on_card() - others == context
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hides: bool) -> None:
+    """512 bytes do not cost 2 MiB: a thousand of them lie in one unit, which is charged once."""
+    environment = {"LD_LIBRARY_PATH": hidden["LD_LIBRARY_PATH"]} if hides else {}
+    puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()
+    context = host.charged()
+    registers = fill(puppet, 512, 1000)
+    assert len(registers) == 1000
+    puppet.get("alloc", 40 * MIB)
+    assert host.charged() - context - 40 * MIB - 1000 * 512 in ((UNIT - 1000 * 512,) if hides else (0,))
