@@ -87,6 +87,8 @@ LEDGER_FIELDS: Fields = {
     "total": (128, "16Q"),
     "context_bytes": (256, "16Q"),
     "devices": (384, "768s"),
+    "shareable": (1152, "240s"),
+    "shareable_file": (1392, "2Q"),
 }
 LEDGER_SLOT_FIELDS: Fields = {
     "used": (0, "16Q"),

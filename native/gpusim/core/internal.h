@@ -55,6 +55,9 @@ void sim_repair(void); /* memory.c: lock held, its last holder died inside */
 int sim_futex_wait(const _Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void sim_futex_wake(const _Atomic uint32_t *word, int count);
 
+/* shared.c: a dying process's shared bytes on a GPU that others keep; lock held */
+uint64_t sim_shared_leave(uint64_t serial, int gpu);
+
 /* engine.c */
 void sim_engine_reset(int gpu, uint64_t now, uint64_t seed);
 void sim_channel_free(int gpu, int channel); /* lock held */

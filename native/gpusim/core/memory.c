@@ -18,7 +18,7 @@ void sim_repair(void)
     state->repairs++;
     sim_reap();
     for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++) {
-        uint64_t sum = 0;
+        uint64_t sum = sim_shared_orphans((int)gpu, false);
         for (uint32_t slot = 0; slot < state->proc_high; slot++)
             if (state->procs[slot].role != SIM_ROLE_NONE)
                 sum += sim_usage_bytes(&state->procs[slot].use[gpu]);

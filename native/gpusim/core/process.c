@@ -74,7 +74,8 @@ void sim_proc_free(int slot)
         for (uint32_t channel = 0; channel < g->channel_count; channel++)
             if (g->channels[channel].used && g->channels[channel].slot == slot)
                 sim_channel_free((int)gpu, (int)channel);
-        uint64_t bytes = sim_usage_bytes(&proc->use[gpu]);
+        uint64_t bytes = sim_usage_bytes(&proc->use[gpu]), kept = sim_shared_leave(proc->serial, (int)gpu);
+        bytes -= kept < bytes ? kept : bytes;
         remember(state, proc, (int)gpu);
         g->used -= bytes < g->used ? bytes : g->used;
         memset(&proc->use[gpu], 0, sizeof proc->use[gpu]);
@@ -89,6 +90,8 @@ void sim_reap(void)
     for (uint32_t slot = 0; slot < state->proc_high; slot++)
         if (state->procs[slot].role != SIM_ROLE_NONE && !sim_slot_alive((int)slot))
             sim_proc_free((int)slot);
+    for (uint32_t gpu = 0; gpu < state->gpu_count; gpu++)
+        sim_shared_orphans((int)gpu, true);
     state->last_reap = sim_now();
 }
 

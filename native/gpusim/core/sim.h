@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC "GPUSIM01"
-#define SIM_VERSION 3u
+#define SIM_VERSION 4u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS 1024
 #define SIM_MAX_CHANNELS 512       /* contexts of all processes on one GPU */
@@ -34,6 +34,7 @@
 #define SIM_LOG 65536              /* intervals kept per GPU in the run log */
 #define SIM_EVENTS 256             /* Xid and ECC events kept, host-wide */
 #define SIM_PAST 512               /* totals kept of processes that have ended */
+#define SIM_SHARED 256             /* blocks of memory with a shareable handle, host-wide */
 #define SIM_MAX_GI 8               /* GPU instances of one GPU */
 #define SIM_MAX_CI 8               /* compute instances of one GPU instance */
 #define SIM_KEY 24
@@ -208,6 +209,15 @@ struct sim_past {
     uint64_t end;
 };
 
+/* Memory with a shareable handle: shared.c. */
+struct sim_shared {
+    uint32_t used;
+    int32_t gpu;
+    uint64_t serial; /* of its maker; 0: that holds it no longer, and no process is charged */
+    uint64_t bytes, offset;
+    int32_t pid, fd; /* of the maker's memory file */
+};
+
 enum sim_event_kind { SIM_EVENT_XID = 1, SIM_EVENT_ECC_SINGLE, SIM_EVENT_ECC_DOUBLE };
 
 struct sim_event {
@@ -296,6 +306,7 @@ struct sim_state {
     uint64_t last_reap;
     struct sim_event events[SIM_EVENTS];
     struct sim_past past[SIM_PAST];
+    struct sim_shared shared[SIM_SHARED];
     struct sim_proc procs[SIM_MAX_PROCS];
     struct sim_gpu gpus[SIM_MAX_GPUS];
 };
@@ -342,6 +353,19 @@ enum sim_kind { SIM_MEMORY, SIM_CONTEXT, SIM_MODULE };
 enum sim_status sim_charge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_uncharge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_memory_info(int gpu, uint64_t *free_bytes, uint64_t *total_bytes); /* reaps first */
+
+/* ---- memory with a shareable handle (shared.c) --------------------------------------------------------------- */
+
+int sim_shared_new(const struct sim_shared *what); /* of this process; an index, -1: no room */
+int sim_shared_handle(int index);                  /* a descriptor that stands for it, -1 */
+int sim_shared_find(int handle, struct sim_shared *what); /* -1: no such descriptor */
+/* Keeps it alive until dropped, or until this process ends (a child does not). NULL: not possible. */
+void *sim_shared_import(int index);
+void sim_shared_drop(void *hold);
+/* Its maker, who charged it, lets go. True: others have it, it is off the maker's account and still on the card. */
+bool sim_shared_release(int index);
+/* Bytes of a GPU that nobody is charged for, lock held; reap: what nobody has any more is given back first. */
+uint64_t sim_shared_orphans(int gpu, bool reap);
 
 /* ---- time (clock.c) ------------------------------------------------------------------------------------------ */
 

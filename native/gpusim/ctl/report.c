@@ -104,8 +104,8 @@ void report_usage(bool json)
         sim_advance((int)i, sim_now());
         if (json)
             fprintf(out, "%s{\"index\":%u,\"uuid\":\"%s\",\"total\":%" PRIu64 ",\"reserved\":%" PRIu64 ",\"used\":%" PRIu64
-                   ",\"free\":%" PRIu64 ",\"processes\":[",
-                   i ? "," : "", i, g->uuid, g->total, g->reserved_bytes, g->used, unused);
+                   ",\"free\":%" PRIu64 ",\"orphans\":%" PRIu64 ",\"processes\":[",
+                   i ? "," : "", i, g->uuid, g->total, g->reserved_bytes, g->used, unused, sim_shared_orphans((int)i, false));
         else
             fprintf(out, "%u  %s  %.1f of %.1f MiB in use\n", i, g->uuid, MIB(g->used), MIB(limit));
         for (uint32_t slot = 0; slot < state->proc_high; slot++) {

@@ -4,7 +4,7 @@
  * name the exporter's memory file by pid and descriptor number, so they work between processes that see each other's
  * /proc. The memory is charged to the exporter. What an importer has open by the old handles lives on when the exporter
  * frees it: the importer holds a lock on its first byte in the memory file. When the exporter ends it is gone, unlike
- * on hardware; so it is where a shareable handle was imported.
+ * on hardware. Who has a descriptor, or what was imported by one, is ../core/shared.c's: that memory outlives its maker.
  */
 #include "vmm.h"
 
@@ -243,44 +243,57 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     return gone ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-/* ---- physical handles as descriptors: a small memory file that holds the ticket --------------------------------------- */
+/* ---- physical handles as descriptors ---------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
                                              unsigned long long flags);
 CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
 {
     ENTER();
-    const struct physical *physical = (const struct physical *)(uintptr_t)handle;
+    struct physical *physical = (struct physical *)(uintptr_t)handle;
     REQUIRE(out && flags == 0 && physical && physical->magic == PHYSICAL_MAGIC, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(type == EXPORT_TYPE_FD && physical->prop.handle_types & EXPORT_TYPE_FD && !physical->imported,
             CUDA_ERROR_NOT_SUPPORTED);
-    struct ticket ticket = ticket_for(physical->device, driver.devices[physical->device].arena, physical->base,
-                                      physical->bytes);
-    int fd = memfd_create("gpusim-shareable-handle", MFD_CLOEXEC);
+    pthread_mutex_lock(&mutex);
+    if (!physical->shared)
+        physical->shared = 1 + sim_shared_new(&(struct sim_shared){
+                                   .gpu = driver.devices[physical->device].gpu, .bytes = physical->bytes,
+                                   .offset = physical->offset, .pid = getpid(), .fd = physical->fd});
+    int fd = physical->shared ? sim_shared_handle(physical->shared - 1) : -1;
+    pthread_mutex_unlock(&mutex);
     REQUIRE(fd >= 0, CUDA_ERROR_OPERATING_SYSTEM);
-    if (write(fd, &ticket, sizeof ticket) != (ssize_t)sizeof ticket) {
-        close(fd);
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    }
     *(int *)out = fd;
     return CUDA_SUCCESS;
+}
+
+/* The maker's memory file is found by way of the maker: a handle that outlives it can no longer be imported. */
+static int memory_of(const struct sim_shared *shared)
+{
+    char path[64];
+    if (shared->pid == getpid())
+        return fcntl(shared->fd, F_DUPFD_CLOEXEC, 0);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", shared->pid, shared->fd);
+    return open(path, O_RDWR | O_CLOEXEC);
 }
 
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type)
 {
     ENTER();
-    struct ticket ticket;
+    struct sim_shared shared;
     REQUIRE(handle, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(type == EXPORT_TYPE_FD, CUDA_ERROR_NOT_SUPPORTED);
-    REQUIRE(pread((int)(intptr_t)os_handle, &ticket, sizeof ticket, 0) == (ssize_t)sizeof ticket &&
-                ticket.magic == IPC_MAGIC,
-            CUDA_ERROR_INVALID_VALUE);
-    int device = device_of_gpu(ticket.gpu), fd = device >= 0 ? open_file(&ticket) : -1;
+    int index = sim_shared_find((int)(intptr_t)os_handle, &shared);
+    REQUIRE(index >= 0, CUDA_ERROR_INVALID_VALUE);
+    int device = device_of_gpu(shared.gpu), fd = device >= 0 ? memory_of(&shared) : -1;
     REQUIRE(device >= 0, CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(fd >= 0, CUDA_ERROR_INVALID_VALUE);
-    CUresult result = vmm_import(device, fd, ticket.offset, ticket.bytes, handle);
-    if (result != CUDA_SUCCESS)
+    void *hold = sim_shared_import(index);
+    CUresult result = hold ? vmm_import(device, fd, &shared, hold, handle) : CUDA_ERROR_OPERATING_SYSTEM;
+    if (result != CUDA_SUCCESS) {
         close(fd);
+        if (hold)
+            sim_shared_drop(hold);
+    }
     return result;
 }

@@ -45,7 +45,8 @@ static void drop(struct physical *physical)
         return;
     if (physical->imported) {
         close(physical->fd);
-    } else {
+        sim_shared_drop(physical->hold);
+    } else if (!physical->shared || !sim_shared_release(physical->shared - 1)) { /* else its place stays taken */
         struct block block;
         arena_touch(driver.devices[physical->device].arena, physical->base);
         arena_free(driver.devices[physical->device].arena, physical->base, 1u << BLOCK_BACKING, &block);
@@ -55,12 +56,12 @@ static void drop(struct physical *physical)
     free(physical);
 }
 
-CUresult vmm_import(int device, int fd, uint64_t offset, size_t bytes, CUmemGenericAllocationHandle *out)
+CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *hold, CUmemGenericAllocationHandle *out)
 {
     struct physical *physical = calloc(1, sizeof *physical);
     REQUIRE(physical, CUDA_ERROR_OUT_OF_MEMORY);
-    *physical = (struct physical){.magic = PHYSICAL_MAGIC, .device = device, .bytes = bytes, .handles = 1, .fd = fd,
-                                  .offset = offset, .imported = true,
+    *physical = (struct physical){.magic = PHYSICAL_MAGIC, .device = device, .bytes = shared->bytes, .handles = 1,
+                                  .fd = fd, .offset = shared->offset, .imported = true, .hold = hold,
                                   .prop = {.type = 1, .handle_types = 1, .location = {1, device}}};
     *out = (uintptr_t)physical;
     return CUDA_SUCCESS;

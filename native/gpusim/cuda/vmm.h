@@ -17,11 +17,13 @@ struct physical {
     int fd;                   /* the memory file … */
     uint64_t offset;          /* … and where in it */
     bool imported;            /* another process's, charged there */
+    int shared;               /* index + 1 of its shareable handle, 0: none */
+    void *hold;               /* of an import */
     CUmemAllocationProp prop;
 };
 
-/* A handle on another process's memory; takes fd over. */
-CUresult vmm_import(int device, int fd, uint64_t offset, size_t bytes, CUmemGenericAllocationHandle *out);
+/* A handle on another process's memory; takes fd and hold over. */
+CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *hold, CUmemGenericAllocationHandle *out);
 
 /* One more or one less who keeps it alive: a tile, a multicast object. NULL: no such handle, nothing mapped there. */
 struct physical *vmm_take(CUmemGenericAllocationHandle handle);

@@ -140,6 +140,8 @@ struct vgpu_ledger {
     uint64_t total[VGPU_MAX_DEVICES];         /* derived: sum of used + context over the slots */
     uint64_t context_bytes[VGPU_MAX_DEVICES]; /* what one context costs, once measured; 0: not yet */
     char devices[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+    char shareable[240];        /* path of the file that all shareable handles are descriptors of; empty: none was made */
+    uint64_t shareable_file[2]; /* its device (top bit: it is a character device) and inode */
 };
 
 #define VGPU_LEDGER_SLOT_OFFSET 4096u

@@ -54,6 +54,7 @@ typedef struct {
 } CUipcMemHandle;
 
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
 typedef struct {
     int type;
     int id;

@@ -21,7 +21,7 @@ struct membership ledger_self;
 struct tally vgpu_tally[VGPU_MAX_DEVICES];
 struct ledger_key ledger_key;
 _Atomic bool ledger_owes;
-static struct lock join_lock;
+static struct lock join_lock, lend_lock;
 static _Atomic int measuring[VGPU_MAX_DEVICES]; /* descriptor + 1 through which this process holds that lock */
 
 static bool is_member(void)
@@ -31,6 +31,7 @@ static bool is_member(void)
 
 static bool claim(int descriptor, struct vgpu_ledger *map)
 {
+    ledger_self.map = map;
     for (uint32_t i = 0; i < VGPU_LEDGER_SLOTS; i++) {
         if (!ledger_byte_take(descriptor, VGPU_LEDGER_ALIVE_BASE + i))
             continue;
@@ -42,7 +43,6 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         uint32_t generation = slot->generation + 1;
         /* From here on a lock word of the slot's last owner is known to be dead. */
         __atomic_store_n(&slot->generation, generation, __ATOMIC_RELEASE);
-        ledger_self.map = map;
         ledger_self.mine = slot;
         ledger_self.slot = i;
         ledger_key.word = (uint64_t)generation << 32 | (i + 1);
@@ -251,10 +251,12 @@ void ledger_lend(int device, uint64_t bytes, bool more)
 {
     if (!is_member() || device < 0 || device >= VGPU_LEDGER_LENT_DEVICES)
         return;
+    lock_take(&lend_lock);
     uint64_t *lent = &ledger_self.lent[device];
     *lent = more ? *lent + bytes : *lent - (bytes < *lent ? bytes : *lent);
     uint64_t mib = (*lent + MIB - 1) / MIB;
     __atomic_store_n(&ledger_self.mine->lent_mib[device], mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX, __ATOMIC_RELAXED);
+    lock_drop(&lend_lock);
 }
 
 bool ledger_lent_open(uint64_t byte)
@@ -349,4 +351,5 @@ void ledger_reset(void)
     memset(vgpu_tally, 0, sizeof vgpu_tally);
     atomic_store(&ledger_owes, false);
     atomic_store_explicit(&join_lock.word, 0, memory_order_relaxed);
+    atomic_store_explicit(&lend_lock.word, 0, memory_order_relaxed);
 }

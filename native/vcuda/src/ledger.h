@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Private to ledger.c, ledger_lock.c and ledger_file.c. */
+/* Private to ledger.c, ledger_*.c, ipc.c, vmm.c and shareable.c. */
 #ifndef VGPU_LEDGER_H
 #define VGPU_LEDGER_H
 
@@ -54,6 +54,11 @@ bool ledger_file_identity(int descriptor, uint64_t file[2]);
 void ledger_byte_drop(int descriptor, uint64_t byte);
 bool ledger_byte_share(int descriptor, uint64_t byte); /* by any number of processes */
 int ledger_range_held(int descriptor, uint64_t first, uint64_t count); /* as ledger_byte_held, for any of them */
+/* --- shareable.c: descriptors that stand for device memory ------------------------------------------------ */
+
+/* Is any handle open that a process of this ledger made? Also where it cannot be known. */
+bool shareable_any(const struct vgpu_ledger *ledger);
+
 /* Is memory of this dead slot's process still open in another? */
 bool ledger_slot_lent(int descriptor, const struct vgpu_ledger_slot *slot);
 

@@ -106,7 +106,8 @@ bool ledger_slot_lent(int descriptor, const struct vgpu_ledger_slot *slot)
     uint32_t any = 0;
     for (int device = 0; device < VGPU_LEDGER_LENT_DEVICES; device++)
         any |= slot->lent_mib[device];
-    return any && ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN) != 0;
+    return any && (ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN) != 0 ||
+                   shareable_any(ledger_self.map));
 }
 
 /* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */

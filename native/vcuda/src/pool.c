@@ -81,6 +81,7 @@ void pools_settle(bool trim)
     }
     graph_memory_settle(trim);
     ipc_settle();
+    vmm_settle();
 }
 
 void pool_freed(uint64_t key, uint64_t bytes)

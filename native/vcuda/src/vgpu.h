@@ -454,6 +454,25 @@ void ipc_freed(const struct block *loan);
 /* Looks again at what was freed while others had it open; pools_settle calls it. */
 void ipc_settle(void);
 
+/* --- shareable.c ------------------------------------------------------------------------------------------- */
+
+/* Marks a descriptor that the driver has just made for an object; *object 0: a new one. False: what is kept alive by it can
+ * not be known. */
+bool shareable_mark(int descriptor, uint64_t *object);
+/* Is any descriptor of the object open, in whatever process? Also where it cannot be known. */
+bool shareable_open(uint64_t object);
+enum shareable_origin {
+    SHAREABLE_UNKNOWN, /* nothing was marked in this container */
+    SHAREABLE_OURS,    /* made by a process of this container, and charged there */
+    SHAREABLE_FOREIGN,
+};
+enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
+
+/* --- vmm.c ------------------------------------------------------------------------------------------------- */
+
+/* Looks again at what was let go while others had it; pools_settle calls it. */
+void vmm_settle(void);
+
 /* --- graph_memory.c --------------------------------------------------------------------------------------- */
 
 /* The same for what the devices keep for graphs; pools_settle calls it. */

@@ -1,35 +1,91 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Virtual memory management. Physical memory made by cuMemCreate lives until its last handle is released and its last
- * mapping is gone, in whatever order; only then is it uncharged. Memory that was exported lives until its last shareable
- * handle is closed, and those are descriptors that nobody counts: it stays charged to its exporter. So does memory that was
- * bound to a multicast object or a sparse array, which keep it as long as they please. It is charged to the device of its
- * location, which need not be the current one. Memory imported from another process is that process's charge.
+ * mapping is gone, in whatever order; only then is it uncharged. Memory that was bound to a multicast object or a sparse
+ * array, which keep it as long as they please, stays charged until exit. It is charged to the device of its location, which
+ * need not be the current one.
+ *
+ * Memory that was exported lives until its last shareable handle is closed and its last import is gone, in whatever
+ * process. Its maker stays charged until then, once for the container: handles are marked (shareable.c), and who imports one
+ * holds a byte of the ledger that stands for it, as with IPC handles (ipc.c). If the maker dies, its slot keeps what it had
+ * lent as long as any of both is left. A handle from elsewhere than this container is refused where that can be told, else
+ * its memory is charged to the importer too, as soon as it is mapped.
  */
-#include "vgpu.h"
+#include "ledger.h"
 
 #include <stdlib.h>
 
 struct physical {
-    const struct device *device;
-    uint64_t bytes;
+    struct physical *next;       /* of those that wait */
+    const struct device *device; /* NULL: imported, charged to its maker */
+    uint64_t bytes;              /* that this process is charged */
+    uint64_t shared;             /* the object that its shareable handles stand for; 0: there are none */
+    void *loan;                  /* of an import: the byte of the ledger that says so */
     unsigned handles, mappings;
     bool kept; /* by something that nobody counts, see above: charged as long as this process lives */
+    bool lent; /* its slot says that others may have it */
 };
 
+#define ANY_IMPORT (VGPU_LEDGER_LENT_BASE + VGPU_LEDGER_LENT_SPAN - 1)
+
 static struct lock vmm_lock;
+static struct physical *waiting; /* let go here, open elsewhere */
 
 static struct physical *physical_of(uint64_t owner)
 {
     return (struct physical *)(uintptr_t)owner;
 }
 
+static uint64_t byte_of(uint64_t shared)
+{
+    return VGPU_LEDGER_LENT_BASE + (shared * 0x9e3779b97f4a7c15ull >> 32) % VGPU_LEDGER_LENT_SPAN;
+}
+
+static bool open_elsewhere(const struct physical *object)
+{
+    return object->shared && (shareable_open(object->shared) || ledger_lent_open(byte_of(object->shared)));
+}
+
+static void end(struct physical *object)
+{
+    if (object->device) {
+        ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
+        if (object->lent)
+            ledger_lend(object->device->ledger, object->bytes, false);
+    }
+    ledger_return(object->loan);
+    free(object);
+}
+
 static void let_go(struct physical *object)
 {
     if (object->handles || object->mappings || object->kept)
         return;
-    ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
-    free(object);
+    if (object->loan || !open_elsewhere(object)) {
+        end(object);
+        return;
+    }
+    object->next = waiting;
+    waiting = object;
+    atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+}
+
+void vmm_settle(void)
+{
+    if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED) || !lock_try(&vmm_lock))
+        return;
+    for (struct physical **link = &waiting; *link;) {
+        struct physical *object = *link;
+        if (open_elsewhere(object)) {
+            link = &object->next;
+            continue;
+        }
+        *link = object->next;
+        end(object);
+    }
+    if (waiting) /* to be looked at again */
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+    lock_drop(&vmm_lock);
 }
 
 /* Where the object behind a handle or mapping is charged; -1: nowhere. */
@@ -37,7 +93,8 @@ static int charged_at(struct block_map *map, uint64_t key)
 {
     struct block block;
     lock_take(&vmm_lock);
-    int device = block_get(map, key, &block) && block.owner ? physical_of(block.owner)->device->ledger : -1;
+    const struct physical *object = block_get(map, key, &block) ? physical_of(block.owner) : NULL;
+    int device = object && object->device ? object->device->ledger : -1;
     lock_drop(&vmm_lock);
     return device;
 }
@@ -110,24 +167,109 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
                                              unsigned long long flags)
 {
     ENTER(cuMemExportToShareableHandle, (shareable, handle, type, flags));
+    (void)control;
     struct block block;
     lock_take(&vmm_lock);
+    struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
+    /* Before the handle is there: a maker that is killed in between has lent it. */
+    bool first = object && object->device && !object->lent;
+    if (first)
+        ledger_lend(object->device->ledger, object->bytes, true);
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
-    if (status == CUDA_SUCCESS && block_get(&vgpu_handles, handle, &block))
-        physical_of(block.owner)->kept = true;
+    if (status == CUDA_SUCCESS && object) {
+        object->lent = object->device != NULL;
+        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !shareable_mark(*(const int *)shareable, &object->shared))
+            object->kept = true;
+    } else if (first) {
+        ledger_lend(object->device->ledger, object->bytes, false);
+    }
     lock_drop(&vmm_lock);
     return status;
+}
+
+/* --- imports ------------------------------------------------------------------------------------------------- */
+
+/* The device that memory is on which came by a handle; NULL: the driver does not say. */
+static const struct device *place_of(CUmemGenericAllocationHandle handle)
+{
+    CUmemAllocationProp properties;
+    CUresult status;
+    if (!REAL_HAS(cuMemGetAllocationPropertiesFromHandle) ||
+        REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS ||
+        properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return NULL;
+    return device_of(properties.location.id, &status);
+}
+
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
+{
+    ENTER(cuMemImportFromShareableHandle, (handle, shareable, type));
+    enum shareable_origin origin = SHAREABLE_UNKNOWN;
+    uint64_t shared = 0;
+    struct block block;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (!ledger_join())
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        origin = shareable_origin((int)(intptr_t)shareable, &shared);
+    if (origin == SHAREABLE_FOREIGN)
+        return memory_refuse("an import of memory that another container made");
+    struct physical *object = calloc(1, sizeof *object);
+    void *loan = ledger_borrow(origin == SHAREABLE_OURS ? byte_of(shared) : ANY_IMPORT);
+    if (!object || !loan) {
+        ledger_return(loan);
+        free(object);
+        return object ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *object = (struct physical){.shared = shared, .loan = loan};
+    lock_take(&vmm_lock);
+    CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
+    if (status == CUDA_SUCCESS && block_get(&vgpu_handles, *handle, &block)) {
+        add_handle(physical_of(block.owner), *handle); /* the same value again */
+        end(object);
+    } else if (status == CUDA_SUCCESS) {
+        if (origin == SHAREABLE_UNKNOWN)
+            object->device = place_of(*handle);
+        add_handle(object, *handle);
+    } else {
+        end(object);
+    }
+    lock_drop(&vmm_lock);
+    return status;
+}
+
+/* What an import of unknown origin is charged before it is mapped up to `end`; NULL: nothing. */
+static const struct device *import_grows(CUmemGenericAllocationHandle handle, uint64_t end, uint64_t *more)
+{
+    struct block block;
+    lock_take(&vmm_lock);
+    const struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
+    const struct device *device = object && object->loan && end > object->bytes ? object->device : NULL;
+    *more = device ? end - object->bytes : 0;
+    lock_drop(&vmm_lock);
+    return device;
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                          unsigned long long flags)
 {
     ENTER(cuMemMap, (pointer, bytes, offset, handle, flags));
+    (void)control;
     struct block block;
+    uint64_t more;
+    const struct device *grows = import_grows(handle, offset + bytes, &more);
+    CUresult status = grows ? memory_charge(grows, ACCOUNT_USED, more) : CUDA_SUCCESS;
+    if (status != CUDA_SUCCESS)
+        return status;
     lock_take(&vmm_lock);
-    CUresult status = REAL(cuMemMap)(pointer, bytes, offset, handle, flags);
+    status = REAL(cuMemMap)(pointer, bytes, offset, handle, flags);
+    struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
+    if (grows && object && status == CUDA_SUCCESS)
+        object->bytes += more;
+    else if (grows)
+        ledger_uncharge(grows->ledger, ACCOUNT_USED, more);
     if (status == CUDA_SUCCESS) {
-        struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
         struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = 1};
         if (object)
             object->mappings++;
@@ -248,4 +390,5 @@ MAP_TILES(cuMemMapArrayAsync_ptsz)
 void vmm_reset(void)
 {
     atomic_store_explicit(&vmm_lock.word, 0, memory_order_relaxed);
+    waiting = NULL; /* the parent's */
 }

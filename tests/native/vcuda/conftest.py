@@ -213,8 +213,12 @@ class Host:
         """The most that any one process ever held at once."""
         return max(self._processes(gpu, "peak").values(), default=0)
 
+    def orphans(self, gpu: int = 0) -> int:
+        """Bytes on the card that no process is charged for: shareable handles, imports of them, whose maker let go."""
+        return self._usage()[gpu]["orphans"]
+
     def on_card(self, gpu: int = 0) -> int:
-        return sum(self.physical(gpu).values())
+        return sum(self.physical(gpu).values()) + self.orphans(gpu)
 
     def write_limits(self, memory: int = LIMIT, **changes: object) -> None:
         devices = [{"uuid": uuid, "memory_bytes": memory, "sm_percent": 33} for uuid in self.uuids]

@@ -96,7 +96,7 @@ def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: 
     others = sum(size for pid, size in rounding.physical().items() if pid != puppet.process.pid)
     registers = fill(puppet, size)
     assert rounding.on_card() - others <= LIMIT + 2 * STEP
-    assert rounding.on_card() - others - context > 1.9 * size * len(registers) > 0, "this driver does take twice the bytes"
+    assert rounding.on_card() - others - context > 1.9 * size * len(registers) > 0
     assert puppet.refused("alloc", UNIT) == OOM
     for register in registers[1::2]:
         assert puppet.result(f"free {register}") == OK

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define CALL(function, ...) (cu->function ? cu->function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
@@ -245,6 +246,23 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         unsigned long long to = strtoull(text, &end, 0);
         reg[to] = strtoull(end, NULL, 0);
         puts("0");
+        return 1;
+    }
+    if (strcmp(verb, "close-fd") == 0) { /* close-fd REGISTER */
+        printf("%d\n", close((int)reg[strtoull(text, NULL, 0)]));
+        return 1;
+    }
+    if (strcmp(verb, "take-fd") == 0) { /* take-fd REGISTER PID FD: as if that process had sent it by a socket */
+        unsigned to;
+        int pid, fd;
+        if (sscanf(text, "%u %d %d", &to, &pid, &fd) != 3)
+            return 0;
+        int process = (int)syscall(SYS_pidfd_open, pid, 0);
+        int taken = process < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, process, fd, 0);
+        if (process >= 0)
+            close(process);
+        reg[to] = (unsigned long long)taken;
+        printf("%d %d\n", taken < 0, taken);
         return 1;
     }
     if (strcmp(verb, "ipc-open") == 0) { /* ipc-open REGISTER and the eight words of the handle */

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Descriptors that stand for device memory (cuMemExportToShareableHandle). The memory lives as long as any process has
+ * one, or a message in a socket carries it, and nobody counts them but the kernel. So each is marked when it is made: a
+ * lock on one byte, far past the end of its file, that belongs to its open file description. Any other description of
+ * the file shows whether that lock is still held, which is whether the handle is open anywhere, its maker dead or alive.
+ *
+ * All handles of a driver are descriptions of one file (/dev/nvidiactl), which may be the same in other containers. A byte
+ * is 2^62, 30 bits that stand for the container's ledger, 24 for the object, 8 for the handle. Where a mark cannot be set, or
+ * does not show, nothing is concluded from it: the memory stays charged until exit, and an import is charged once more.
+ */
+#include "ledger.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+#define BASE (1ull << 62)
+#define HANDLES 256ull /* of one object */
+#define OBJECT_BITS 14 /* of one process, beside the bits of its slot */
+#define SPAN (1ull << 32)
+
+static _Atomic uint32_t next_object;
+
+static uint64_t container(void)
+{
+    uint64_t hash = (ledger_self.file[0] * 0x9e3779b97f4a7c15ull ^ ledger_self.file[1]) * 0xff51afd7ed558ccdull;
+    return BASE | (hash >> 34) << 32;
+}
+
+/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+static bool identity(int descriptor, uint64_t file[2])
+{
+    struct stat status;
+    if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
+        return false;
+    /* A device node is itself wherever it lies. */
+    file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
+    file[1] = (uint64_t)status.st_ino;
+    return true;
+}
+
+static bool same(const uint64_t one[2], const uint64_t other[2])
+{
+    return one[0] == other[0] && one[1] == other[1];
+}
+
+/* 1 and *at, a locked byte of the range that another description holds; 0 none; -1 cannot be known. */
+static int locked(int descriptor, uint64_t first, uint64_t count, uint64_t *at)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)count};
+    if (count == 0)
+        return 0;
+    if (fcntl(descriptor, F_OFD_GETLK, &lock) != 0)
+        return -1;
+    *at = (uint64_t)lock.l_start;
+    return lock.l_type != F_UNLCK;
+}
+
+/* The file of all handles, as the ledger has it; -1: none was marked in this container, or another file has its name. */
+static int open_file(const struct vgpu_ledger *ledger, bool *marked)
+{
+    char path[sizeof ledger->shareable];
+    uint64_t file[2];
+    memcpy(path, ledger->shareable, sizeof path);
+    *marked = path[0] != 0;
+    if (path[0] != '/' || !memchr(path, 0, sizeof path))
+        return -1;
+    int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (descriptor < 0 || (identity(descriptor, file) && same(file, ledger->shareable_file)))
+        return descriptor;
+    close(descriptor);
+    return -1;
+}
+
+/* Writes down where handles lie, the first time. Whoever finds another file there marks nothing. */
+static bool note_file(int descriptor)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    char link[32], path[sizeof ledger->shareable] = {0};
+    uint64_t file[2];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length <= 0 || path[0] != '/' || length >= (ssize_t)sizeof path - 1 || !identity(descriptor, file) || !ledger_lock_take())
+        return false;
+    if (!ledger->shareable[0]) {
+        memcpy(ledger->shareable_file, file, sizeof file);
+        __atomic_thread_fence(__ATOMIC_RELEASE);
+        memcpy(ledger->shareable, path, sizeof path);
+    }
+    bool noted = memcmp(ledger->shareable, path, sizeof path) == 0 && same(ledger->shareable_file, file);
+    ledger_lock_drop();
+    return noted;
+}
+
+/* An object that no handle stands for; 0: none. */
+static uint64_t new_object(int file)
+{
+    uint64_t unused;
+    for (uint32_t tries = 0; tries < 1u << OBJECT_BITS; tries++) {
+        uint64_t number = atomic_fetch_add(&next_object, 1) & ((1u << OBJECT_BITS) - 1);
+        uint64_t object = container() | ((uint64_t)ledger_self.slot << OBJECT_BITS | number) * HANDLES;
+        if (locked(file, object, HANDLES, &unused) == 0)
+            return object;
+    }
+    return 0;
+}
+
+bool shareable_mark(int descriptor, uint64_t *object)
+{
+    bool marked, done = false;
+    uint64_t at;
+    if (!note_file(descriptor))
+        return false;
+    int file = open_file(ledger_self.map, &marked);
+    if (file < 0)
+        return false;
+    uint64_t mine = *object ? *object : new_object(file);
+    uint64_t byte = mine, end = mine + HANDLES;
+    while (mine && byte < end && locked(file, byte, 1, &at) == 1)
+        byte++;
+    if (mine && byte < end) {
+        struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+        /* Asked again: perhaps this file keeps no locks. */
+        done = fcntl(descriptor, F_OFD_SETLK, &lock) == 0 && locked(file, byte, 1, &at) == 1;
+    }
+    close(file);
+    if (done)
+        *object = mine;
+    return done;
+}
+
+bool shareable_open(uint64_t object)
+{
+    bool marked;
+    uint64_t at;
+    int file = open_file(ledger_self.map, &marked);
+    bool open = file < 0 || locked(file, object, HANDLES, &at) != 0;
+    if (file >= 0)
+        close(file);
+    return open;
+}
+
+bool shareable_any(const struct vgpu_ledger *ledger)
+{
+    bool marked;
+    uint64_t at;
+    int file = open_file(ledger, &marked);
+    bool any = file < 0 ? marked : locked(file, container(), SPAN, &at) != 0;
+    if (file >= 0)
+        close(file);
+    return any;
+}
+
+/* The byte that this description holds itself: others see it locked, it does not. */
+static uint64_t own_byte(int file, int descriptor, uint64_t first, uint64_t count)
+{
+    uint64_t at, again;
+    if (locked(file, first, count, &at) != 1)
+        return 0;
+    if (locked(descriptor, at, 1, &again) == 0)
+        return at;
+    /* Which of several is named first says nothing. */
+    uint64_t found = own_byte(file, descriptor, first, at - first);
+    return found ? found : own_byte(file, descriptor, at + 1, first + count - at - 1);
+}
+
+enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
+{
+    bool marked;
+    uint64_t known[2], file[2];
+    *object = 0;
+    int all = open_file(ledger_self.map, &marked);
+    if (all < 0)
+        return SHAREABLE_UNKNOWN;
+    if (identity(all, known) && identity(descriptor, file) && same(known, file))
+        *object = own_byte(all, descriptor, container(), SPAN) / HANDLES * HANDLES;
+    close(all);
+    return *object ? SHAREABLE_OURS : SHAREABLE_FOREIGN;
+}

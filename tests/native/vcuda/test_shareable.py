@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is shared by descriptors: charged once in the container, for as long as the card has it, whoever dies."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import layouts
+import pytest
+from conftest import LIMIT, MIB, NOT_SUPPORTED, OK, OOM, Host, Puppet
+from test_coverage_graphs import say
+
+SIZE = 600 * MIB
+MEMORY, HANDLE, TAKEN, IMPORT, PLACE = 10, 11, 20, 21, 22
+
+
+def make(maker: Puppet) -> None:
+    say(maker, f"create-shared {MEMORY} {SIZE} 0", f"export {HANDLE} {MEMORY}")
+
+
+def take(maker: Puppet, user: Puppet, register: int = TAKEN) -> None:
+    say(user, f"take-fd {register} {maker.process.pid} {maker.say(f'show {HANDLE} 1')[1]}")
+
+
+def use(user: Puppet) -> None:
+    say(user, f"import {IMPORT} {TAKEN}", f"reserve {PLACE} {SIZE}", f"map {PLACE} {SIZE} {IMPORT}")
+
+
+@pytest.fixture
+def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
+    """A maker, a user, and one who looks on: the container's account as any process of it is shown it."""
+    return host.puppet().start(), host.puppet().start(), host.puppet().start()
+
+
+def account(watcher: Puppet, *living: Puppet) -> int:
+    for puppet in living:  # whoever waits for others to let go looks again with its next call
+        puppet.free_bytes()
+    return LIMIT - watcher.free_bytes()
+
+
+def end(puppet: Puppet, killed: bool) -> None:
+    puppet.process.kill() if killed else puppet.end()
+    puppet.process.wait(20)
+    time.sleep(0.12)  # the dead are looked for now and then
+
+
+STEPS = {
+    "maker releases": (0, f"release-handle {MEMORY}"),
+    "maker closes": (0, f"close-fd {HANDLE}"),
+    "user closes": (1, f"close-fd {TAKEN}"),
+    "user unmaps": (1, f"unmap {PLACE} {SIZE}"),
+    "user releases": (1, f"release-handle {IMPORT}"),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::5])
+def test_charged_as_long_as_anybody_has_it(host: Host, three: tuple, order: tuple) -> None:
+    maker, user, watcher = three
+    before = host.on_card()
+    make(maker)
+    take(maker, user)
+    use(user)
+    for step in order:
+        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
+        who, line = STEPS[step]
+        assert three[who].result(line) == OK
+    assert account(watcher, maker) == host.on_card() == before
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("holds", ["a handle", "an import", "both"])
+@pytest.mark.parametrize("maker_first", [False, True])
+def test_a_death_frees_what_nobody_else_has(
+    host: Host, three: tuple, killed: bool, holds: str, maker_first: bool
+) -> None:
+    maker, user, watcher = three
+    context = host.physical()[watcher.process.pid]
+    make(maker)
+    take(maker, user)
+    if holds != "a handle":
+        use(user)
+    if holds == "an import":
+        say(user, f"close-fd {TAKEN}")
+    first, second = (maker, user) if maker_first else (user, maker)
+    end(first, killed)
+    assert host.on_card() == 2 * context + SIZE, "on this driver it is gone with either: this proves nothing"
+    assert account(watcher) == host.on_card()
+    assert watcher.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
+    if not maker_first:
+        say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+        assert account(watcher, maker) == host.on_card() == 2 * context
+    third = host.puppet().start()  # it may not take the slot that the memory is charged in
+    assert account(watcher, third) == host.on_card() == 3 * context + SIZE * maker_first
+    end(second, killed)
+    assert account(watcher) == host.on_card() == 2 * context
+    say(watcher, f"alloc 30 {LIMIT - 2 * context}")
+    assert host.on_card() == LIMIT
+
+
+def test_handles_made_again_and_again_leave_nothing(host: Host, three: tuple) -> None:
+    maker, user, watcher = three
+    before = host.on_card()
+    for _unused in range(40):
+        make(maker)
+        take(maker, user)
+        use(user)
+        say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+        say(user, f"unmap {PLACE} {SIZE}", f"close-fd {TAKEN}", f"release-handle {IMPORT}")
+    assert account(watcher, maker) == host.on_card() == before
+
+
+def test_handing_on_does_not_pass_the_limit(host: Host, three: tuple) -> None:
+    """Each maker dies and leaves its handle to one who uses no CUDA: with nobody charged this would have no end."""
+    keeper = three[1]
+    status, number = OK, 0
+    for number in range(20):
+        maker = host.puppet()
+        assert maker.result("init") == OK
+        status = maker.result("ctx 1 0")
+        status = status or maker.result(f"create-shared {MEMORY} {SIZE} 0")
+        if status != OK:
+            break
+        say(maker, f"export {HANDLE} {MEMORY}")
+        take(maker, keeper, 100 + number)
+        end(maker, True)
+    assert status == OOM and number > 5
+    assert host.on_card() <= LIMIT
+
+
+def test_without_the_library_it_has_no_end(host: Host) -> None:
+    """The negative control."""
+    keeper = host.puppet(preload=False).start()
+    for number in range(10):
+        maker = host.puppet(preload=False).start()
+        make(maker)
+        take(maker, keeper, 100 + number)
+        end(maker, True)
+    assert host.on_card() > LIMIT
+
+
+def test_several_handles_of_one_memory(host: Host, three: tuple) -> None:
+    maker, user, watcher = three
+    before = host.on_card()
+    make(maker)
+    say(maker, f"export 12 {MEMORY}", f"export 13 {MEMORY}", f"release-handle {MEMORY}")
+    take(maker, user)
+    say(maker, f"close-fd {HANDLE}", "close-fd 12")
+    use(user)
+    say(user, f"close-fd {TAKEN}", f"unmap {PLACE} {SIZE}", f"release-handle {IMPORT}")
+    assert account(watcher, maker) == host.on_card() == before + SIZE
+    say(maker, "close-fd 13")
+    assert account(watcher, maker) == host.on_card() == before
+
+
+def test_a_handle_of_another_container_is_refused(host: Host) -> None:
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
+    user, bare = host.puppet().start(), host.puppet(preload=False).start()
+    make(user)  # handles are marked here
+    make(maker)
+    for puppet in (user, bare):
+        take(maker, puppet)
+    assert user.result(f"import {IMPORT} {TAKEN}") == NOT_SUPPORTED
+    assert "another container" in user.errors()
+    assert bare.result(f"import {IMPORT} {TAKEN}") == OK, "the driver refuses it: this proves nothing"
+
+
+def test_where_no_handle_is_marked_an_import_is_charged_once_more(host: Host) -> None:
+    """No handle was ever marked in that container: nobody can say whose this one is."""
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
+    user = host.puppet().start()
+    before = host.charged()
+    make(maker)
+    take(maker, user)
+    use(user)
+    assert host.charged() == before + SIZE
+    say(user, f"unmap {PLACE} {SIZE}")
+    assert host.charged() == before + SIZE
+    say(user, f"alloc 30 {LIMIT - before - SIZE}", f"map {PLACE} {SIZE} {IMPORT}")
+    say(user, f"unmap {PLACE} {SIZE}", f"release-handle {IMPORT}")
+    assert host.charged() == LIMIT - SIZE
+    say(user, f"alloc 31 {SIZE}", f"import {IMPORT} {TAKEN}")
+    assert user.result(f"map {PLACE} {SIZE} {IMPORT}") == OOM
+
+
+def test_a_maker_whose_handles_cannot_be_marked_stays_charged(host: Host) -> None:
+    maker = host.puppet().start()
+    before = host.on_card()
+    with host.ledger.open("r+b") as ledger:
+        ledger.seek(layouts.LEDGER_FIELDS["shareable"][0])
+        ledger.write(b"/dev/null\0")
+    make(maker)
+    say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+    assert host.on_card() == before
+    assert host.charged() == before + SIZE
