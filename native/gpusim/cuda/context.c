@@ -44,6 +44,10 @@ CUresult context_check(CUcontext context)
 CUresult context_use(CUcontext *out)
 {
     *out = context_current();
+    if (*out && (*out)->home) {
+        REQUIRE(atomic_load_explicit(&(*out)->alive, memory_order_acquire), CUDA_ERROR_CONTEXT_IS_DESTROYED);
+        *out = (*out)->home;
+    }
     return context_check(*out);
 }
 
@@ -117,9 +121,17 @@ static bool device_in_use(int device)
     return used;
 }
 
+static void greens_stop(CUcontext home)
+{
+    for (CUcontext context = driver.contexts; context; context = context->next)
+        if (context->home == home)
+            context_green_end(context);
+}
+
 static void context_stop(CUcontext context)
 {
     context_wait(context);
+    greens_stop(context);
     atomic_store(&context->alive, false);
     streams_destroy(context);
     events_destroy(context);
@@ -151,6 +163,27 @@ static CUcontext context_new(int device, unsigned flags, unsigned version, bool 
     driver.contexts = context; /* never taken off: a stale handle must stay readable to be refused */
     pthread_mutex_unlock(&driver.mutex);
     return context;
+}
+
+CUcontext context_green(CUcontext home, unsigned sms)
+{
+    CUcontext green = context_new(home->device, home->flags, home->version, false);
+    if (!green)
+        return NULL;
+    green->home = home;
+    green->sms = sms;
+    green->id = atomic_fetch_add(&driver.next_id, 1);
+    green->own = stream_of(home, green, 1, 0);
+    atomic_store_explicit(&green->alive, green->own != NULL, memory_order_release);
+    return green->own ? green : NULL;
+}
+
+bool context_green_end(CUcontext green)
+{
+    bool alive = atomic_exchange(&green->alive, false);
+    if (alive)
+        sim_uncharge(green->gpu, SIM_CONTEXT, GREEN_BYTES);
+    return alive;
 }
 
 /* ---- primary contexts ------------------------------------------------------------------------------------------ */
@@ -310,7 +343,7 @@ CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned 
 static CUresult destroy(CUcontext context)
 {
     ENTER();
-    REQUIRE(context && context->magic == CONTEXT_MAGIC && !context->primary, CUDA_ERROR_INVALID_CONTEXT);
+    REQUIRE(context && context->magic == CONTEXT_MAGIC && !context->primary && !context->home, CUDA_ERROR_INVALID_CONTEXT);
     pthread_mutex_lock(&primary_mutex);
     bool alive = atomic_load(&context->alive);
     if (alive)
@@ -351,12 +384,26 @@ CUresult cuCtxDetach(CUcontext context)
 
 /* ---- the stack of a thread ------------------------------------------------------------------------------------------ */
 
+/* A green context is current to one thread at a time. */
+static bool enter(CUcontext context)
+{
+    unsigned nobody = 0;
+    return !context->home || atomic_compare_exchange_strong(&context->inside, &nobody, 1);
+}
+
+static void leave(CUcontext context)
+{
+    if (context->home)
+        atomic_store(&context->inside, 0);
+}
+
 static CUresult push(CUcontext context)
 {
     ENTER();
     REQUIRE(context && context->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);
     REQUIRE(atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
     REQUIRE(thread.depth < MAX_STACK, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(enter(context), CUDA_ERROR_INVALID_CONTEXT);
     thread.stack[thread.depth++] = context;
     return CUDA_SUCCESS;
 }
@@ -365,7 +412,7 @@ static CUresult pop(CUcontext *context)
 {
     ENTER();
     REQUIRE(thread.depth > 0, CUDA_ERROR_INVALID_CONTEXT);
-    thread.depth--;
+    leave(thread.stack[--thread.depth]);
     if (context)
         *context = thread.stack[thread.depth];
     return CUDA_SUCCESS;
@@ -400,10 +447,16 @@ CUresult cuCtxSetCurrent(CUcontext context)
 {
     ENTER();
     if (!context) {
-        thread.depth -= thread.depth > 0;
+        if (thread.depth > 0)
+            leave(thread.stack[--thread.depth]);
         return CUDA_SUCCESS;
     }
     REQUIRE(context->magic == CONTEXT_MAGIC && atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
+    if (context == context_current())
+        return CUDA_SUCCESS;
+    REQUIRE(enter(context), CUDA_ERROR_INVALID_CONTEXT);
+    if (thread.depth > 0)
+        leave(thread.stack[thread.depth - 1]);
     thread.depth += thread.depth == 0;
     thread.stack[thread.depth - 1] = context;
     return CUDA_SUCCESS;

@@ -29,6 +29,7 @@ struct CUstream_st {
     uint64_t id;
     _Atomic uint64_t last; /* newest item queued */
     struct capture *capture;
+    CUcontext green; /* whose SMs it runs on; NULL: all */
 };
 
 struct CUctx_st {
@@ -54,6 +55,12 @@ struct CUctx_st {
     uint64_t stack_bytes, heap_bytes; /* charged beyond what every context takes: context_state.c */
     int cache_config, shared_config;
     struct event_table *events;
+    /* Of a green context: the primary one that all but its streams belong to, its share of the SMs, its default stream. */
+    CUcontext home;
+    unsigned sms;
+    CUstream own;
+    void *handle; /* the CUgreenCtx that it was made for */
+    _Atomic unsigned inside; /* threads that it is current in: one at most */
     CUcontext next;
 };
 
@@ -119,8 +126,11 @@ static inline CUresult driver_enter(void)
     } while (0)
 
 /* context.c */
-CUcontext context_current(void);                /* NULL: none */
-CUresult context_use(CUcontext *out);           /* current, alive, not broken, its GPU still there */
+CUcontext context_current(void);                /* NULL: none; may be a green one, see context_use */
+CUresult context_use(CUcontext *out);           /* current, alive, not broken, its GPU still there; of a green one its home */
+#define GREEN_BYTES ((uint64_t)6 << 20)         /* what a green context takes beside its primary one */
+CUcontext context_green(CUcontext home, unsigned sms); /* NULL: no memory */
+bool context_green_end(CUcontext green);               /* false: it was ended before */
 CUresult context_check(CUcontext context);      /* the same for any context */
 CUresult context_primary(int device, CUcontext *out); /* retain without a user count, for device-wide calls */
 struct arena *device_arena(int device);
@@ -169,6 +179,7 @@ CUresult pool_alloc(CUmemoryPool pool, uint64_t bytes, CUdeviceptr *out);
 CUmemoryPool pool_current(int device);
 
 /* stream.c */
+CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int priority);
 CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out);
 CUresult stream_submit(CUstream stream, struct sim_work *work, uint64_t *seq);
 CUresult stream_wait(CUstream stream);

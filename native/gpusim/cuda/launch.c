@@ -11,7 +11,12 @@ CUresult launch_submit(CUstream stream, CUfunction function, const unsigned grid
     unsigned need = function->cost.sms;
     if (need == 0 || need > sms)
         need = function->declared ? sms : blocks < sms ? (unsigned)blocks : sms;
-    struct sim_work work = {.kind = SIM_WORK_KERNEL, .remaining = function->cost.ns, .sms = (uint16_t)need};
+    uint64_t ns = function->cost.ns;
+    if (stream->green && need > stream->green->sms) { /* on a part of the SMs it takes as much longer */
+        ns = ns >= SIM_COST_FOREVER ? ns : ns * need / stream->green->sms;
+        need = stream->green->sms;
+    }
+    struct sim_work work = {.kind = SIM_WORK_KERNEL, .remaining = ns, .sms = (uint16_t)need};
     return stream_submit(stream, &work, NULL);
 }
 

@@ -32,6 +32,21 @@ static CUstream stream_new(CUcontext context, unsigned flags, int priority)
     return stream;
 }
 
+CUstream stream_of(CUcontext context, CUcontext green, unsigned flags, int priority)
+{
+    CUstream stream = stream_new(context, flags, priority);
+    if (stream)
+        stream->green = green;
+    return stream;
+}
+
+/* The green context that is current, of this home; NULL: none. */
+static CUcontext green_current(CUcontext home)
+{
+    CUcontext current = context_current();
+    return current && current->home == home ? current : NULL;
+}
+
 static CUstream thread_stream(CUcontext context)
 {
     for (unsigned i = 0; i < CACHED; i++)
@@ -45,7 +60,10 @@ static CUstream thread_stream(CUcontext context)
 
 CUresult stream_resolve(CUcontext context, CUstream stream, CUstream *out)
 {
-    if (stream == NULL || stream == CU_STREAM_LEGACY)
+    CUcontext green = stream <= CU_STREAM_PER_THREAD ? green_current(context) : NULL;
+    if (green)
+        *out = green->own;
+    else if (stream == NULL || stream == CU_STREAM_LEGACY)
         *out = &context->legacy;
     else if (stream == CU_STREAM_PER_THREAD)
         *out = thread_stream(context);
@@ -142,7 +160,7 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     ENTER_CONTEXT(context);
     REQUIRE(out && flags <= 1, CUDA_ERROR_INVALID_VALUE);
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
-    *out = stream_new(context, flags, priority);
+    *out = stream_of(context, green_current(context), flags, priority);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -255,7 +273,7 @@ static CUresult get(CUstream handle, enum field field, void *out)
     if (result != CUDA_SUCCESS)
         return result;
     switch (field) {
-    case FIELD_CONTEXT: *(CUcontext *)out = stream->context; break;
+    case FIELD_CONTEXT: *(CUcontext *)out = stream->green ? stream->green : stream->context; break;
     case FIELD_FLAGS: *(unsigned *)out = stream->flags; break;
     case FIELD_PRIORITY: *(int *)out = stream->priority; break;
     case FIELD_ID: *(unsigned long long *)out = stream->id; break;

@@ -141,6 +141,8 @@ static void leave_begin(struct leaving *leaving, CUcontext context)
 {
     fence_context_gone(context);
     leaving->ours = block_take(&vgpu_contexts, (uintptr_t)context, &leaving->block);
+    if (leaving->ours && context == primary[leaving->block.device])
+        green_primary_leaves(leaving->block.device, context);
     if (leaving->ours)
         memory_sweep_context(context, leaving->swept);
 }
@@ -153,6 +155,8 @@ static void leave_end(struct leaving *leaving, bool gone)
         return;
     memory_sweep_end(leaving->swept, gone);
     if (gone) {
+        if ((CUcontext)(uintptr_t)leaving->block.key == primary[leaving->block.device])
+            green_primary_gone(leaving->block.device);
         code_leave_context((CUcontext)(uintptr_t)leaving->block.key);
         pools_settle(false);
         ledger_uncharge(leaving->block.device, ACCOUNT_CONTEXT, leaving->block.bytes);
@@ -204,12 +208,6 @@ CREATE(cuVDPAUCtxCreate,
 CREATE(cuVDPAUCtxCreate_v2,
        (CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdp_device, void *vdp_get_proc_address),
        (context, flags, device, vdp_device, vdp_get_proc_address))
-
-EXPORT CUresult cuGreenCtxCreate(void *context, void *description, CUdevice device, unsigned int flags)
-{
-    ENTER(cuGreenCtxCreate, (context, description, device, flags));
-    return memory_refuse("cuGreenCtxCreate");
-}
 
 /* The lock of the context's device; NULL: not a context that was charged. */
 static struct lock *lock_of(CUcontext context)
@@ -325,20 +323,25 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     return status;
 }
 
-static CUresult end_primary(enum control control, CUdevice ordinal, CUresult (*end)(CUdevice ordinal), bool reset)
+CUcontext context_primary(int device)
 {
-    CUresult unused;
+    return primary[device];
+}
+
+void context_used(CUcontext context)
+{
+    count_users(context, 1);
+}
+
+CUresult context_end_use(int device, CUdevice ordinal, CUresult (*end)(void *data), void *data, bool reset)
+{
     struct leaving leaving = {.ours = false};
     struct block block;
-    const struct device *device = control == CONTROL_ON ? device_of(ordinal, &unused) : NULL;
-    if (!device)
-        return end(ordinal);
-    lock_take(&create_lock[device->ledger]);
-    CUcontext context = primary[device->ledger];
+    CUcontext context = primary[device];
     bool known = context && block_get(&vgpu_contexts, (uintptr_t)context, &block);
     if (known && (reset || block.kind <= 1))
         leave_begin(&leaving, context);
-    CUresult status = end(ordinal);
+    CUresult status = end(data);
     bool gone = context && !primary_active(ordinal);
     if (leaving.ours) {
         leave_end(&leaving, gone);
@@ -349,16 +352,31 @@ static CUresult end_primary(enum control control, CUdevice ordinal, CUresult (*e
         count_users(context, -1);
     }
     if (gone)
-        primary[device->ledger] = NULL;
+        primary[device] = NULL;
+    return status;
+}
+
+static CUresult end_primary(enum control control, CUdevice ordinal, CUresult (*end)(void *ordinal), bool reset)
+{
+    CUresult unused;
+    const struct device *device = control == CONTROL_ON ? device_of(ordinal, &unused) : NULL;
+    if (!device)
+        return end(&ordinal);
+    lock_take(&create_lock[device->ledger]);
+    CUresult status = context_end_use(device->ledger, ordinal, end, &ordinal, reset);
     lock_drop(&create_lock[device->ledger]);
     return status;
 }
 
 #define PRIMARY_END(symbol, reset) \
+    static CUresult end_by_##symbol(void *ordinal) \
+    { \
+        return REAL(symbol)(*(const CUdevice *)ordinal); \
+    } \
     EXPORT CUresult symbol(CUdevice ordinal) \
     { \
         ENTER(symbol, (ordinal)); \
-        return end_primary(control, ordinal, REAL(symbol), reset); \
+        return end_primary(control, ordinal, end_by_##symbol, reset); \
     }
 
 PRIMARY_END(cuDevicePrimaryCtxRelease, false)

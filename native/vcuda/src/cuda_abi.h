@@ -181,6 +181,8 @@ typedef struct {
 } CUDA_LAUNCH_PARAMS;
 
 typedef struct CUctxCreateParams_st CUctxCreateParams;
+typedef struct CUgreenCtx_st *CUgreenCtx;
+typedef struct CUdevResourceDesc_st *CUdevResourceDesc;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;
 
 #include "nvml_abi.h"

@@ -245,7 +245,7 @@ static uint64_t settle_all(uint64_t now)
             CUcontext unused;
             if (current)
                 REAL(cuCtxPopCurrent_v2)(&unused);
-            current = REAL(cuCtxPushCurrent_v2)(fence->place->context) == CUDA_SUCCESS ? fence->place->context : NULL;
+            current = REAL(cuCtxPushCurrent_v2)(green_enters(fence->place->context)) == CUDA_SUCCESS ? fence->place->context : NULL;
         }
         /* A context that cannot be entered is gone, and its events with it: their handles must not be used. */
         CUresult status = waits      ? CUDA_ERROR_NOT_READY

@@ -107,6 +107,8 @@ static CUresult stream_ordinal(CUstream stream, CUdevice *ordinal)
     CUcontext context, popped;
     if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !REAL_HAS(cuStreamGetCtx))
         return REAL(cuCtxGetDevice)(ordinal);
+    if (green_ordinal(stream, ordinal))
+        return CUDA_SUCCESS;
     CUresult status = REAL(cuStreamGetCtx)(stream, &context);
     if (status != CUDA_SUCCESS)
         return status;

@@ -165,7 +165,7 @@ static bool harmless(const char *name)
         "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "cuMemGetInfo", "cuDeviceTotalMem", "cuMemFree",
         "cuMemFreeAsync", "cuMemRelease", "cuMemUnmap", "cuMemPoolDestroy", "cuMemPoolTrimTo", "cuArrayDestroy",
         "cuMipmappedArrayDestroy", "cuModuleUnload", "cuCtxDestroy", "cuCtxDetach", "cuDevicePrimaryCtxRelease",
-        "cuDevicePrimaryCtxReset", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent",
+        "cuDevicePrimaryCtxReset", "cuGreenCtxDestroy", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent",
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(names[i], name) == 0)

@@ -251,7 +251,7 @@ struct block {
 };
 struct block_map;
 extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts, vgpu_lent,
-    vgpu_borrowed;
+    vgpu_borrowed, vgpu_greens;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
@@ -343,6 +343,11 @@ void fence_context_gone(CUcontext context);
 void fence_settle(void);
 /* context.c: contexts and modules of a device are made and ended one at a time, for they are measured. */
 void context_lock(int device);
+/* With the lock held. The device's primary context as far as it is charged, NULL: none. */
+CUcontext context_primary(int device);
+void context_used(CUcontext context); /* one more keeps it alive */
+/* One less: `end` is the driver's call for it; reset: it ends the primary context whatever its users. */
+CUresult context_end_use(int device, CUdevice ordinal, CUresult (*end)(void *data), void *data, bool reset);
 void context_unlock(int device);
 bool context_try(int device); /* false: somebody holds it, perhaps this thread */
 /* The frame of a hook: leaves where the driver lacks the function or the library has nothing to say. */
@@ -453,6 +458,17 @@ static inline bool ipc_lent(CUdeviceptr pointer, struct block *loan)
 void ipc_freed(const struct block *loan);
 /* Looks again at what was freed while others had it open; pools_settle calls it. */
 void ipc_settle(void);
+
+/* --- green.c ----------------------------------------------------------------------------------------------- */
+
+extern _Atomic bool vgpu_green_any; /* this process has made one */
+/* The context that a thread of ours may enter for work of this one: of a green one its primary. */
+CUcontext green_enters(CUcontext context);
+/* The device of a green context's stream, whose context the driver does not tell. */
+bool green_ordinal(CUstream stream, CUdevice *ordinal);
+/* Device locked. A primary context is about to go, and its green ones with it; it is gone. */
+void green_primary_leaves(int device, CUcontext primary);
+void green_primary_gone(int device);
 
 /* --- shareable.c ------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Green contexts (driver 550): a part of the SMs, charged and held back as every context is."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BUILD, LIMIT, LINKED, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet, compile_program
+from shares import Container, Node
+from test_coverage_graphs import say
+
+DRIVER = BUILD / "gpusim-550"
+OF_550 = PROFILE.replace("535.261.03", "550.163.01").replace("12.2", "12.4")
+RESOURCE, GROUPS, PART, DESCRIPTION = 200, 230, 240, 270
+GREEN, CONTEXT = 280, 300  # + its number
+
+
+@pytest.fixture
+def host(programs: Path, tmp_path: Path):
+    host = Host(tmp_path, programs, OF_550)
+    host.driver_env["LD_LIBRARY_PATH"] = f"{DRIVER}:{SIMULATOR}"
+    host.write_limits()
+    yield host
+    host.close()
+
+
+def part(puppet: Puppet, sms: int = 16) -> None:
+    say(
+        puppet,
+        f"call cuDeviceGetDevResource 0 @{RESOURCE} 1",
+        f"put {GROUPS} 1",
+        f"call cuDevSmResourceSplitByCount @{PART} @{GROUPS} @{RESOURCE} 0 0 {sms}",
+        f"call cuDevResourceGenerateDesc @{DESCRIPTION} @{PART} 1",
+    )
+
+
+def green(puppet: Puppet, number: int = 0) -> int:
+    part(puppet)
+    status = puppet.result(f"call cuGreenCtxCreate @{GREEN + number} ${DESCRIPTION} 0 1")
+    if status == OK:
+        say(puppet, f"call cuCtxFromGreenCtx @{CONTEXT + number} ${GREEN + number}")
+    return status
+
+
+def enter(puppet: Puppet, number: int = 0) -> None:
+    say(puppet, f"call cuCtxSetCurrent ${CONTEXT + number}")
+
+
+def leave(puppet: Puppet, number: int = 0) -> None:
+    say(puppet, f"call cuGreenCtxDestroy ${GREEN + number}")
+
+
+def started(host: Host, **options: object) -> Puppet:
+    puppet = host.puppet(**options)
+    assert puppet.result("init") == OK
+    return puppet
+
+
+def agree(host: Host) -> int:
+    assert host.charged() == host.on_card()
+    return host.on_card()
+
+
+def test_the_driver_gives_a_part_of_the_sms(host: Host) -> None:
+    puppet = started(host)
+    assert green(puppet) == OK
+    say(puppet, f"call cuGreenCtxGetDevResource ${GREEN} @{RESOURCE} 1")
+    assert puppet.say(f"show {RESOURCE + 12} 1")[1] & 0xFFFFFFFF == 16
+
+
+def test_it_is_charged_with_the_primary_context_that_it_makes(host: Host) -> None:
+    puppet = started(host)
+    say(puppet, "retain 1 0")
+    primary = agree(host)
+    say(puppet, "release 0")
+    assert agree(host) == 0
+    assert green(puppet) == OK
+    one = agree(host)
+    assert one > primary, "it takes nothing of its own: this proves less"
+    assert green(puppet, 1) == OK
+    assert agree(host) == 2 * one - primary
+    leave(puppet)
+    assert agree(host) == one
+    leave(puppet, 1)
+    assert agree(host) == 0
+    assert puppet.result(f"call cuGreenCtxDestroy ${GREEN}") != OK
+    assert agree(host) == 0
+
+
+@pytest.mark.parametrize("order", ["green first", "primary first", "reset"])
+def test_it_keeps_the_primary_context(host: Host, order: str) -> None:
+    puppet = started(host)
+    say(puppet, "retain 1 0")
+    primary = agree(host)
+    assert green(puppet) == OK
+    enter(puppet)
+    say(puppet, f"alloc 50 {7 * MIB}", f"module 51 {20 * MIB}")
+    both = agree(host)
+    if order == "green first":
+        leave(puppet)
+        say(puppet, "set 1")
+        assert primary + 27 * MIB <= agree(host) < both, "what was allocated under it is the primary context's"
+        say(puppet, "free 50", "release 0")
+    elif order == "primary first":
+        say(puppet, "release 0")
+        assert agree(host) == both
+        leave(puppet)
+    else:
+        say(puppet, "reset 0")
+    assert agree(host) == 0
+
+
+def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
+    puppet = started(host)
+    assert green(puppet) == OK
+    enter(puppet)
+    rest = LIMIT - agree(host)
+    assert puppet.refused("alloc", rest + 1) == OOM
+    say(puppet, f"alloc 50 {rest}")
+    assert agree(host) == LIMIT
+    assert puppet.say("info") == [OK, 0, LIMIT]
+    say(puppet, "free 50", f"async 51 {9 * MIB}")
+    say(puppet, "call cuStreamCreate @60 1", f"call cuMemAllocAsync @61 {5 * MIB} $60")
+    agree(host)
+    say(puppet, "call cuMemFreeAsync $61 $60", "free-async 51", "sync")
+    agree(host)
+
+
+@pytest.mark.parametrize("beside", [0, 8 * MIB])
+def test_one_that_does_not_fit_is_refused(host: Host, beside: int) -> None:
+    puppet = started(host)
+    say(puppet, "retain 1 0", "set 1")
+    say(puppet, f"alloc 50 {LIMIT - agree(host) - beside}")
+    assert green(puppet) == (OK if beside else OOM)
+    assert agree(host) <= LIMIT
+    before = agree(host)
+    other = started(host)  # nor its primary context
+    assert green(other) == OOM
+    assert agree(host) == before
+
+
+def test_where_nvml_shows_no_process_it_is_charged_no_less(host: Host) -> None:
+    folder = host.folder / "lib"
+    folder.mkdir()
+    known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
+    (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
+    puppet = started(host, LD_LIBRARY_PATH=f"{folder}:{DRIVER}")
+    assert green(puppet) == OK
+    assert host.charged() >= host.on_card() > 0
+    leave(puppet)
+    assert host.charged() == host.on_card() == 0
+
+
+@pytest.mark.parametrize("way", ["green", "green-default"])
+@pytest.mark.parametrize("percent", [40, 0])
+def test_launches_in_it_are_charged(host: Host, way: str, percent: int) -> None:
+    """300 kernels of 50 us for all SMs, which take five times as long on 16 of 80."""
+    node = Node(host)
+    container = Container(node, "a", percent, core_policy="force")
+    program = compile_program(node.folder, "green", "green.c", flags=LINKED)
+    env = host.env(
+        CUDA_DEVICE_MEMORY_SHARED_CACHE=str(container.view / "ledger"),
+        VGPU_LIMITS_FILE=str(container.folder / "limits"),
+    )
+    done = subprocess.run([program, way], env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert done.stdout == "ok\n"
+    used = container.said()["used_ns"]
+    node.close()
+    assert used > 0.8 * 300 * 5 * 50_000 if percent else used == 0
