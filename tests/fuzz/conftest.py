@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
 
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]
 FLAGS += [f"-I{SOURCE}", f"-I{SOURCE.parent / 'include'}"]
-LEDGER = ("ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c", "log.c")
+LEDGER = ("ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c", "shareable.c", "log.c")
 # program: the parts of the library that it is about
 FUZZERS = {"limits": ("limits_file.c",), "ledger": LEDGER, "environment": ("env.c", "log.c")}
 

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, compile_program
 
 SOURCES = ["limits_file.c", "env.c", "log.c", "blocks.c", "ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c"]
+SOURCES += ["shareable.c"]
 BUILDS = {
     "address,undefined": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread", "-Wno-unknown-warning-option", "-Wno-tsan"),
