@@ -39,10 +39,49 @@ static uint64_t charged(const struct sim_state *state, uint64_t bytes)
     return bytes > UINT64_MAX - unit ? UINT64_MAX : (bytes + unit - 1) / unit * unit;
 }
 
-static bool fits(const struct sim_gpu *gpu, uint64_t bytes)
+/* The GPU instance that this process runs in there, -1: none. */
+static int instance(int gpu)
 {
-    uint64_t limit = gpu->total - gpu->reserved_bytes;
-    return gpu->used <= limit && bytes <= limit - gpu->used;
+    uint32_t in = sim_self.state->procs[sim_self.slot].use[gpu].instance;
+    return in ? (int)((in - 1) >> 8) : -1;
+}
+
+void sim_use_instance(int gpu, int gi, int ci)
+{
+    sim_lock();
+    sim_self.state->procs[sim_self.slot].use[gpu].instance = ((uint32_t)gi << 8 | (uint32_t)ci) + 1;
+    sim_unlock();
+}
+
+uint64_t sim_instance_used(int gpu, int gi)
+{
+    const struct sim_state *state = sim_self.state;
+    uint64_t bytes = 0;
+    for (uint32_t slot = 0; slot < state->proc_high; slot++) {
+        const struct sim_usage *use = &state->procs[slot].use[gpu];
+        if (state->procs[slot].role != SIM_ROLE_NONE && use->instance && (int)((use->instance - 1) >> 8) == gi)
+            bytes += sim_usage_bytes(use);
+    }
+    return bytes;
+}
+
+uint64_t sim_instance_total(int gpu, int gi)
+{
+    const struct sim_gpu *g = &sim_self.state->gpus[gpu];
+    const struct sim_model *model = sim_model_find(g->model);
+    for (uint32_t i = 0; i < model->mig_count; i++)
+        if (model->mig[i].id == g->gi[gi].profile_id)
+            return (uint64_t)model->mig[i].memory_mib << 20;
+    return 0;
+}
+
+static bool fits(int index, uint64_t bytes)
+{
+    const struct sim_gpu *gpu = &sim_self.state->gpus[index];
+    int gi = instance(index);
+    uint64_t limit = gi < 0 ? gpu->total - gpu->reserved_bytes : sim_instance_total(index, gi);
+    uint64_t used = gi < 0 ? gpu->used : sim_instance_used(index, gi);
+    return used <= limit && bytes <= limit - used;
 }
 
 enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
@@ -54,9 +93,9 @@ enum sim_status sim_charge(int index, enum sim_kind kind, uint64_t bytes)
     sim_lock();
     if (gpu->lost) {
         status = SIM_ERR_LOST;
-    } else if (!fits(gpu, bytes)) {
+    } else if (!fits(index, bytes)) {
         sim_reap(); /* what a killed process held is free, but nobody has looked yet */
-        if (!fits(gpu, bytes))
+        if (!fits(index, bytes))
             status = SIM_ERR_MEMORY;
     }
     if (status == SIM_OK) {
@@ -90,8 +129,10 @@ void sim_memory_info(int index, uint64_t *free_bytes, uint64_t *total_bytes)
     struct sim_gpu *gpu = &sim_self.state->gpus[index];
     sim_lock();
     sim_reap();
-    uint64_t limit = gpu->total - gpu->reserved_bytes;
+    int gi = instance(index);
+    uint64_t limit = gi < 0 ? gpu->total - gpu->reserved_bytes : sim_instance_total(index, gi);
+    uint64_t used = gi < 0 ? gpu->used : sim_instance_used(index, gi);
     *total_bytes = limit;
-    *free_bytes = gpu->used < limit ? limit - gpu->used : 0;
+    *free_bytes = used < limit ? limit - used : 0;
     sim_unlock();
 }

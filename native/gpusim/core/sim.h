@@ -184,7 +184,8 @@ struct sim_usage {
     uint64_t busy_ns; /* GPU time that its kernels really got */
     uint64_t kernels; /* launches finished */
     uint64_t since;   /* sim_now() of the first context */
-    uint32_t contexts, reserved;
+    uint32_t contexts;
+    uint32_t instance; /* MIG: (GPU instance's place << 8 | compute instance's) + 1; a process runs in one at most. 0: none */
 };
 
 enum sim_role { SIM_ROLE_NONE = 0, SIM_ROLE_CUDA, SIM_ROLE_NVML, SIM_ROLE_TOOL };
@@ -352,7 +353,12 @@ enum sim_kind { SIM_MEMORY, SIM_CONTEXT, SIM_MODULE };
 /* Take the lock themselves. Charge answers SIM_OK, SIM_ERR_MEMORY or SIM_ERR_LOST. */
 enum sim_status sim_charge(int gpu, enum sim_kind kind, uint64_t bytes);
 void sim_uncharge(int gpu, enum sim_kind kind, uint64_t bytes);
-void sim_memory_info(int gpu, uint64_t *free_bytes, uint64_t *total_bytes); /* reaps first */
+void sim_memory_info(int gpu, uint64_t *free_bytes, uint64_t *total_bytes); /* reaps first; of the instance in use */
+/* MIG: from now on this process charges what it takes of the GPU within that instance, whose memory bounds it. */
+void sim_use_instance(int gpu, int gi, int ci);
+/* Lock held: what is in use of a GPU instance, and what it has. */
+uint64_t sim_instance_used(int gpu, int gi);
+uint64_t sim_instance_total(int gpu, int gi);
 
 /* ---- memory with a shareable handle (shared.c) --------------------------------------------------------------- */
 

@@ -36,12 +36,13 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-static CUresult uuid_of(CUuuid *uuid, CUdevice device)
+static CUresult uuid_of(CUuuid *uuid, CUdevice device, bool instance)
 {
     ENTER();
     REQUIRE(uuid, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    const char *text = GPU(device)->uuid + 4;
+    const struct device *d = &driver.devices[device];
+    const char *text = (instance && d->gi >= 0 ? GPU(device)->gi[d->gi].ci[d->ci].uuid : GPU(device)->uuid) + 4;
     for (unsigned i = 0; i < sizeof uuid->bytes; i++) {
         unsigned byte = 0;
         while (*text == '-')
@@ -56,13 +57,13 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    return uuid_of(uuid, device);
+    return uuid_of(uuid, device, false);
 }
 
 EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
-    return uuid_of(uuid, device);
+    return uuid_of(uuid, device, true);
 }
 
 EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
@@ -71,7 +72,10 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     ENTER();
     REQUIRE(bytes, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
-    *bytes = GPU(device)->total - GPU(device)->reserved_bytes;
+    const struct device *d = &driver.devices[device];
+    sim_lock();
+    *bytes = d->gi >= 0 ? sim_instance_total(d->gpu, d->gi) : GPU(device)->total - GPU(device)->reserved_bytes;
+    sim_unlock();
     return CUDA_SUCCESS;
 }
 

@@ -70,7 +70,8 @@ struct CUctx_st {
 #define DEFAULT_HEAP 8388608u
 
 struct device {
-    int gpu; /* in the state */
+    int gpu;    /* in the state */
+    int gi, ci; /* the MIG instance that it is, -1: the whole GPU */
     CUcontext primary; /* made at the first retain, its address never changes */
     unsigned primary_refs, primary_flags;
     struct arena *arena;

@@ -12,53 +12,154 @@ struct driver driver = {.mutex = PTHREAD_MUTEX_INITIALIZER, .next_id = 1};
 
 static pthread_mutex_t init_mutex = PTHREAD_MUTEX_INITIALIZER;
 
-static void add_device(int gpu)
+/* A GPU, or the MIG device of it that lies at these places. */
+struct visible {
+    int gpu, gi, ci; /* gpu -1: none; gi -1: the whole GPU */
+};
+
+static void add_device(struct visible what)
 {
-    driver.devices[driver.count++] = (struct device){.gpu = gpu};
+    driver.devices[driver.count++] = (struct device){.gpu = what.gpu, .gi = what.gi, .ci = what.ci};
 }
 
-static int match_uuid(const int *gpus, int count, const char *text, size_t length)
+/* The first compute instance of a GPU for which `wanted` holds, and how many there are. Lock held. */
+static struct visible instance_where(int gpu, bool (*wanted)(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const void *data),
+                                     const void *data, int *matches)
+{
+    struct visible found = {-1, -1, -1};
+    for (int gi = 0; gi < SIM_MAX_GI; gi++)
+        for (int ci = 0; ci < SIM_MAX_CI; ci++) {
+            const struct sim_mig_gi *instance = &sim_state()->gpus[gpu].gi[gi];
+            if (!instance->used || !instance->ci[ci].used || !wanted(instance, &instance->ci[ci], data))
+                continue;
+            if (found.gpu < 0)
+                found = (struct visible){gpu, gi, ci};
+            ++*matches;
+        }
+    return found;
+}
+
+static bool any(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const void *data)
+{
+    (void)gi;
+    (void)ci;
+    (void)data;
+    return true;
+}
+
+/* What a GPU stands for: itself, or in MIG mode its first instance. */
+static struct visible first_of(int gpu)
+{
+    int matches = 0;
+    return sim_state()->gpus[gpu].mig_mode ? instance_where(gpu, any, NULL, &matches) : (struct visible){gpu, -1, -1};
+}
+
+struct word {
+    const char *text;
+    size_t length;
+};
+
+static bool begins(const char *name, const struct word *word)
+{
+    return strncasecmp(name, word->text, word->length) == 0;
+}
+
+static bool uuid_begins(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const void *data)
+{
+    (void)gi;
+    return begins(ci->uuid, data);
+}
+
+static bool has_ids(const struct sim_mig_gi *gi, const struct sim_mig_ci *ci, const void *data)
+{
+    const unsigned *ids = data;
+    return gi->id == ids[0] && ci->id == ids[1];
+}
+
+/* GPU-UUID; a prefix that fits two GPUs fits none. */
+static int match_uuid(const int *gpus, int count, struct word word)
 {
     int found = -1;
     for (int i = 0; i < count; i++) {
-        if (strncasecmp(sim_state()->gpus[gpus[i]].uuid, text, length) != 0)
+        if (!begins(sim_state()->gpus[gpus[i]].uuid, &word))
             continue;
         if (found >= 0)
-            return -1; /* a prefix that fits two GPUs fits none */
-        found = i;
+            return -1;
+        found = gpus[i];
     }
     return found;
 }
 
+/* MIG-UUID, or the older MIG-GPU-UUID/GPU instance/compute instance. */
+static struct visible match_mig(const int *gpus, int count, struct word word)
+{
+    struct visible found = {-1, -1, -1};
+    int matches = 0;
+    if (word.length > 8 && strncasecmp(word.text, "MIG-GPU-", 8) == 0) {
+        const char *slash = memchr(word.text, '/', word.length);
+        unsigned ids[2];
+        int gpu = slash ? match_uuid(gpus, count, (struct word){word.text + 4, (size_t)(slash - word.text) - 4}) : -1, used = 0;
+        if (gpu >= 0 && sscanf(slash, "/%u/%u%n", &ids[0], &ids[1], &used) == 2 && slash + used == word.text + word.length)
+            found = instance_where(gpu, has_ids, ids, &matches);
+        return found;
+    }
+    for (int i = 0; i < count && word.length > 4; i++) {
+        struct visible one = instance_where(gpus[i], uuid_begins, &word, &matches);
+        if (one.gpu >= 0)
+            found = one;
+    }
+    return matches == 1 ? found : (struct visible){-1, -1, -1};
+}
+
+static struct visible match(const int *gpus, int count, struct word word)
+{
+    if (word.length > 4 && strncasecmp(word.text, "MIG-", 4) == 0)
+        return match_mig(gpus, count, word);
+    int gpu = -1;
+    if (word.length > 4 && strncasecmp(word.text, "GPU-", 4) == 0) {
+        gpu = match_uuid(gpus, count, word);
+    } else if (word.length > 0 && isdigit((unsigned char)*word.text)) {
+        char *end;
+        long index = strtol(word.text, &end, 10);
+        if ((size_t)(end - word.text) == word.length && index < count)
+            gpu = gpus[index];
+    }
+    return gpu >= 0 ? first_of(gpu) : (struct visible){-1, -1, -1};
+}
+
+/* A process works in one compute instance, and then on nothing else. */
+static void only_instance(void)
+{
+    for (int i = 0; i < driver.count; i++)
+        if (driver.devices[i].gi >= 0) {
+            driver.devices[0] = driver.devices[i];
+            driver.count = 1;
+        }
+}
+
 /* CUDA_VISIBLE_DEVICES: indices and UUIDs (a unique prefix is enough), separated by commas. What follows the first entry
- * that names no GPU is not visible; a GPU named twice hides all. */
+ * that names nothing is not visible; a device named twice hides all. */
 static void apply_visible(const int *gpus, int count, const char *text)
 {
-    bool taken[SIM_MAX_GPUS] = {false};
     while (*text) {
         while (isspace((unsigned char)*text))
             text++;
-        size_t length = strcspn(text, ",");
-        size_t word = length;
-        while (word > 0 && isspace((unsigned char)text[word - 1]))
-            word--;
-        int found = -1;
-        if (word > 4 && strncasecmp(text, "GPU-", 4) == 0) {
-            found = match_uuid(gpus, count, text, word);
-        } else if (word > 0 && isdigit((unsigned char)*text)) {
-            char *end;
-            long index = strtol(text, &end, 10);
-            if ((size_t)(end - text) == word && index < count)
-                found = (int)index;
-        }
-        if (found < 0)
+        size_t length = strcspn(text, ","), end = length;
+        while (end > 0 && isspace((unsigned char)text[end - 1]))
+            end--;
+        struct visible found = match(gpus, count, (struct word){text, end});
+        if (found.gpu < 0)
             return;
-        if (taken[found]) {
-            driver.count = 0;
-            return;
+        for (int i = 0; i < driver.count; i++) {
+            const struct device *other = &driver.devices[i];
+            if (other->gpu == found.gpu && other->gi == found.gi && other->ci == found.ci) {
+                driver.count = 0;
+                return;
+            }
         }
-        taken[found] = true;
-        add_device(gpus[found]);
+        if (driver.count == SIM_MAX_GPUS)
+            return;
+        add_device(found);
         text += length;
         if (*text == ',')
             text++;
@@ -93,16 +194,26 @@ static CUresult find_devices(void)
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     driver.count = 0;
     for (uint32_t i = 0; i < sim_state()->gpu_count; i++)
-        /* A GPU in MIG mode is visible through its instances only, which this driver does not run contexts on. */
-        if (sim_gpu_visible((int)i) && !sim_state()->gpus[i].lost && !sim_state()->gpus[i].mig_mode)
+        if (sim_gpu_visible((int)i) && !sim_state()->gpus[i].lost)
             gpus[count++] = (int)i;
     order_devices(gpus, count);
+    sim_lock();
     if (visible) {
         apply_visible(gpus, count, visible);
     } else {
         for (int i = 0; i < count; i++)
-            add_device(gpus[i]);
+            if (!sim_state()->gpus[gpus[i]].mig_mode)
+                add_device((struct visible){gpus[i], -1, -1});
+        for (int i = 0; i < count && driver.count == 0; i++) {
+            struct visible instance = first_of(gpus[i]);
+            if (instance.gpu >= 0)
+                add_device(instance);
+        }
     }
+    sim_unlock();
+    only_instance();
+    if (driver.count == 1 && driver.devices[0].gi >= 0)
+        sim_use_instance(driver.devices[0].gpu, driver.devices[0].gi, driver.devices[0].ci);
     return driver.count > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 

@@ -4,7 +4,6 @@
 
 #include <string.h>
 
-/* Which process runs on which GPU instance is not modelled: an instance shows its size and nothing in use. */
 void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory)
 {
     sim_lock();
@@ -12,7 +11,8 @@ void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory)
     if (target->gi >= 0) {
         const struct sim_mig_profile *profile = nvml_mig_profile(target, target->gpu->gi[target->gi].profile_id);
         memory->total = profile ? (unsigned long long)profile->memory_mib << 20 : 0;
-        memory->reserved = memory->used = 0;
+        memory->reserved = 0;
+        memory->used = sim_instance_used(target->number, target->gi);
     } else {
         memory->total = target->gpu->total;
         memory->reserved = target->gpu->reserved_bytes;

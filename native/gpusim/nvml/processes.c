@@ -17,12 +17,19 @@ unsigned nvml_processes(const struct nvml_target *target, struct nvml_process *l
         const struct sim_usage *use = &proc->use[target->number];
         if (proc->role == SIM_ROLE_NONE || (use->contexts == 0 && sim_usage_bytes(use) == 0))
             continue;
+        uint32_t in = use->instance - 1;
+        if (target->gi >= 0 && (!use->instance || (int)(in >> 8) != target->gi || (int)(in & 255) != target->ci))
+            continue;
         pid_t pid = sim_proc_pid((int)slot);
         if (pid <= 0)
             continue;
         if (count < room)
             list[count] = (struct nvml_process){.pid = (unsigned)pid, .bytes = sim_usage_bytes(use),
                                                 .gi = NVML_INSTANCE_ID_NONE, .ci = NVML_INSTANCE_ID_NONE};
+        if (count < room && use->instance) {
+            list[count].gi = target->gpu->gi[in >> 8].id;
+            list[count].ci = target->gpu->gi[in >> 8].ci[in & 255].id;
+        }
         count++;
     }
     sim_unlock();
@@ -37,7 +44,7 @@ static nvmlReturn_t snapshot(nvmlDevice_t device, struct nvml_process **list, un
     *list = calloc(SIM_MAX_PROCS, sizeof **list);
     if (*list == NULL)
         return NVML_ERROR_MEMORY;
-    *count = target.gi < 0 ? nvml_processes(&target, *list, SIM_MAX_PROCS) : 0;
+    *count = nvml_processes(&target, *list, SIM_MAX_PROCS);
     return NVML_SUCCESS;
 }
 

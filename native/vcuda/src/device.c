@@ -21,16 +21,27 @@ static void spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE])
              b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
+/* CUDA gives sixteen bytes, which may be a MIG device's; NVML must be asked by the full name. */
+static void name_in_nvml(char uuid[VGPU_UUID_SIZE])
+{
+    nvmlDevice_t handle;
+    char other[VGPU_UUID_SIZE];
+    if (!nvml_load() || !REAL_HAS(nvmlDeviceGetHandleByUUID) ||
+        REAL(nvmlDeviceGetHandleByUUID)(uuid, &handle) == NVML_SUCCESS)
+        return;
+    memcpy(other, uuid, sizeof other);
+    memcpy(other, "MIG-", 4);
+    if (REAL(nvmlDeviceGetHandleByUUID)(other, &handle) == NVML_SUCCESS)
+        memcpy(uuid, other, sizeof other);
+}
+
 static int index_in_nvml(const char *uuid)
 {
     nvmlDevice_t handle;
-    unsigned index;
-    if (!limits_need_index() || !nvml_load() || !REAL_HAS(nvmlDeviceGetHandleByUUID) || !REAL_HAS(nvmlDeviceGetIndex))
+    if (!limits_need_index() || !nvml_load() || !REAL_HAS(nvmlDeviceGetHandleByUUID) ||
+        REAL(nvmlDeviceGetHandleByUUID)(uuid, &handle) != NVML_SUCCESS)
         return -1;
-    if (REAL(nvmlDeviceGetHandleByUUID)(uuid, &handle) != NVML_SUCCESS ||
-        REAL(nvmlDeviceGetIndex)(handle, &index) != NVML_SUCCESS)
-        return -1;
-    return (int)index;
+    return nvml_gpu_index(handle, uuid);
 }
 
 const struct device *device_of(CUdevice ordinal, CUresult *status)
@@ -52,11 +63,15 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         return NULL;
     struct device device = {.nvml_index = -1};
     spell(&uuid, device.uuid);
-    /* CUDA does not tell whether it is a GPU or a MIG device, NVML must be asked by the full name. */
     char names[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
+    bool named = false;
     for (int i = limits_devices(names) - 1; i >= 0; i--)
-        if (uuid_same(names[i], device.uuid))
+        if (uuid_same(names[i], device.uuid)) {
             memcpy(device.uuid, names[i], VGPU_UUID_SIZE);
+            named = true;
+        }
+    if (!named)
+        name_in_nvml(device.uuid);
     device.nvml_index = index_in_nvml(device.uuid);
     if (device.nvml_index < 0)
         device.nvml_index = ordinal; /* no NVML in this container: CUDA's order is all there is */

@@ -46,6 +46,17 @@ static int children(const char *parent, struct part parts[VGPU_MAX_DEVICES])
     return count;
 }
 
+int nvml_gpu_index(nvmlDevice_t handle, const char *uuid)
+{
+    unsigned index;
+    if (!REAL_HAS(nvmlDeviceGetIndex))
+        return -1;
+    if (strncmp(uuid, "MIG-", 4) == 0 && (!REAL_HAS(nvmlDeviceGetDeviceHandleFromMigDeviceHandle) ||
+                                          REAL(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)(handle, &handle) != NVML_SUCCESS))
+        return -1;
+    return REAL(nvmlDeviceGetIndex)(handle, &index) == NVML_SUCCESS ? (int)index : -1;
+}
+
 int nvml_parts(enum control control, nvmlDevice_t handle, struct part parts[VGPU_MAX_DEVICES])
 {
     char uuid[VGPU_UUID_SIZE];
@@ -58,8 +69,7 @@ int nvml_parts(enum control control, nvmlDevice_t handle, struct part parts[VGPU
     if (!known)
         return children(uuid, parts);
     fill(&parts[0], handle, uuid);
-    unsigned index;
-    if (limits_need_index() && REAL_HAS(nvmlDeviceGetIndex) && REAL(nvmlDeviceGetIndex)(handle, &index) == NVML_SUCCESS)
-        parts[0].nvml_index = (int)index;
+    if (limits_need_index())
+        parts[0].nvml_index = nvml_gpu_index(handle, uuid);
     return 1;
 }

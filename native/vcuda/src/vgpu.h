@@ -270,6 +270,8 @@ struct device {
 };
 /* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
 const struct device *device_of(CUdevice device, CUresult *status);
+/* nvml_device.c: the place of a GPU in NVML's order, of a MIG device that of its GPU (its own counts within that one); -1 */
+int nvml_gpu_index(nvmlDevice_t handle, const char *uuid);
 /* A device by its index in the ledger; NULL: none of this process. */
 const struct device *device_in_ledger(int index);
 /* The context that this thread used last and its device; good as long as no context was made or ended since, and never

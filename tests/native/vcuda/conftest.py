@@ -171,7 +171,7 @@ class Puppet:
 class Host:
     """The simulated host, and one container on it."""
 
-    def __init__(self, folder: Path, programs: Path, profile: str = PROFILE) -> None:
+    def __init__(self, folder: Path, programs: Path, profile: str = PROFILE, gpus: int = 2) -> None:
         self.folder, self.programs = folder, programs
         self.limits, self.ledger = folder / "limits", folder / "ledger"
         (folder / "host.profile").write_text(profile)
@@ -184,7 +184,7 @@ class Host:
             **(sanitizer.environment if sanitizer else {}),
         }
         self.uuids = [one["uuid"] for one in self._usage()]
-        assert len(self.uuids) == 2
+        assert len(self.uuids) == gpus
 
     def become(self, profile: str) -> None:
         """Another host, before anything runs on it."""

@@ -235,7 +235,7 @@ def test_where_the_driver_speaks_of_other_pids_utilisation_is_not_known(clocked:
     """Some drivers show a container nobody, or the host's pids: then nothing is shown, not a neighbour's load."""
     worker = clocked.worker("inf")
     clocked.advance(1000)
-    assert ask(clocked, "rates()")[0][0] >= 99
+    assert ask(clocked, "rates()")[0][0] >= 90
     with clocked.ledger.open("r+b") as ledger:  # the driver's list has no such process
         ledger.seek(layouts.LEDGER_SLOT_OFFSET + layouts.LEDGER_SLOT_FIELDS["pid"][0])
         assert struct.unpack("<I", ledger.read(4)) == (worker,)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice of a MIG device: its memory, its GPU's, its processes.
+"""A slice of a MIG device: its memory, its GPU's, its processes; test_visible.py runs CUDA in one.
 
-The simulated driver runs nothing inside an instance, so a process of the container is played by one that holds a slot
-of the ledger, as any process of it could.
+A process of the container is played here by one that holds a slot of the ledger, as any process of it could.
 """
 
 from __future__ import annotations

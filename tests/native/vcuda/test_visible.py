@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever CUDA_VISIBLE_DEVICES says, a device is charged to its own slice, and CUDA and NVML show the same of it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import MIB, NOT_PERMITTED, OK, OOM, Host, Puppet
+from nvml_inside import ask
+from test_coverage_graphs import say
+from test_nvml_mig import DEVICE, MEMORY, mig  # noqa: F401
+
+needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is changed by root only")
+GIB = 1 << 30
+FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"
+
+
+def slices(host: Host, sizes: dict) -> None:
+    devices = [{"uuid": uuid, "memory_bytes": size} for uuid, size in sizes.items()]
+    host.limits.write_bytes(layouts.pack_limits({"allocation": "t", "devices": devices}))
+    host.ledger.write_bytes(layouts.pack_ledger(list(sizes), "t"))
+
+
+def charged(host: Host) -> dict:
+    totals = layouts.read_ledger(str(host.ledger))["totals"]
+    return {one["uuid"]: one["used"] + one["context"] for one in totals if one["used"] + one["context"]}
+
+
+def seen(puppet: Puppet) -> list:
+    """The UUIDs, without what stands before their first dash, in CUDA's order."""
+    if puppet.result("init") != OK:
+        return []
+    say(puppet, "put 100 0", "call cuDeviceGetCount @100")
+    uuids = []
+    for ordinal in range(puppet.say("show 100 1")[1] & 0xFFFFFFFF):
+        say(puppet, f"call cuDeviceGetUuid_v2 @110 {ordinal}")
+        digits = struct.pack("<2Q", *(word % (1 << 64) for word in puppet.say("show 110 2")[1:])).hex()
+        uuids.append("-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])))
+    return uuids
+
+
+def all_cards(host: Host) -> int:
+    return sum(host.on_card(gpu) for gpu in range(len(host.uuids)))
+
+
+def held_to_its_slice(host: Host, puppet: Puppet, sizes: dict) -> None:
+    """Each device that is seen: total and free, an allocation of all and of a byte more, and what NVML shows."""
+    full = {uuid.split("-", 1)[1]: uuid for uuid in sizes}
+    for ordinal, uuid in enumerate(seen(puppet)):
+        name = full[uuid]
+        assert puppet.say(f"total {ordinal}") == [OK, sizes[name]]
+        before = all_cards(host)
+        register = puppet.get("ctx", ordinal)
+        context = charged(host)[name]
+        assert context == all_cards(host) - before
+        assert puppet.say("info") == [OK, sizes[name] - context, sizes[name]]
+        assert puppet.refused("alloc", sizes[name] - context + 1) == OOM
+        block = puppet.get("alloc", sizes[name] - context)
+        assert charged(host) == {name: sizes[name]}
+        assert ask(host, MEMORY.format(DEVICE.format(name))) == [[sizes[name], sizes[name], 0]]
+        say(puppet, f"free {block}", f"ctx-destroy {register}")
+        assert charged(host) == {}
+
+
+@pytest.fixture
+def gpus(programs: Path, tmp_path: Path):
+    host = Host(tmp_path, programs, FOUR, gpus=4)
+    yield host
+    host.close()
+
+
+# CUDA_VISIBLE_DEVICES with {n} for the UUID of NVML's GPU n → what is seen of them, in order
+GPUS = {
+    "2,0": [2, 0],
+    "3, 1 ,0": [3, 1, 0],
+    "{1}": [1],
+    "{3},{0}": [3, 0],
+    "{2:.12},1": [2, 1],
+    "0,{3},2": [0, 3, 2],
+    "1,-1,2": [1],
+    "-1": [],
+    "": [],
+    "1,7,2": [1],
+    "2,nonsense,0": [2],
+    "{0},GPU-ffffffff-0000-0000-0000-000000000000,{1}": [0],
+    "GPU-": [],
+    "1,1": [],
+    "{1},1": [],
+}
+
+
+@pytest.mark.parametrize("visible", GPUS)
+def test_gpus_by_index_uuid_and_prefix(gpus: Host, visible: str) -> None:
+    sizes = {uuid: (3 + number) * GIB for number, uuid in enumerate(gpus.uuids)}
+    slices(gpus, sizes)
+    value = visible.format(*gpus.uuids)
+    expected = [gpus.uuids[number][4:] for number in GPUS[visible]]
+    bare = gpus.puppet(preload=False, CUDA_VISIBLE_DEVICES=value)
+    assert seen(bare) == expected, "the driver sees others"
+    bare.end()
+    puppet = gpus.puppet(CUDA_VISIBLE_DEVICES=value)
+    held_to_its_slice(gpus, puppet, sizes)
+    assert seen(puppet) == expected
+
+
+# {n}: the n-th MIG device of the host; GPU 0 is cut, GPU 1 is whole. → what is seen: a MIG device, or "gpu"
+MIG = {
+    "{0}": [0],
+    "{2}": [2],
+    "{1:.14}": [1],
+    "{2},{0}": [2],
+    "{0},{1},{2}": [0],
+    "MIG-{gpu}/{ids1}": [1],
+    "MIG-{gpu}/{ids2},{0}": [2],
+    "0": [0],
+    "1": ["gpu"],
+    "{other}": ["gpu"],
+    "{1},{other}": [1],
+    "{other},{1}": [1],
+    "{other},MIG-00000000-0000-0000-0000-000000000000,{1}": ["gpu"],
+    "MIG-00000000-0000-0000-0000-000000000000,{1}": [],
+    "{2},nonsense,{1}": [2],
+    "{2},{2}": [],
+    "MIG-{gpu}/99/0,{1}": [],
+    "MIG-": [],
+    None: ["gpu"],
+}
+
+
+@needs_mig
+@pytest.mark.parametrize("visible", MIG)
+def test_mig_devices(mig, visible: str | None) -> None:  # noqa: F811
+    sizes = {mig.mig[0]: 9 * GIB, mig.mig[1]: 4 * GIB, mig.mig[2]: 2 * GIB, mig.uuids[1]: 6 * GIB}
+    slices(mig, sizes)
+    instances = ask(
+        mig,
+        *(
+            "'%d/%d' % (nvmlDeviceGetGpuInstanceId({0}), nvmlDeviceGetComputeInstanceId({0}))".format(
+                DEVICE.format(one)
+            )
+            for one in mig.mig
+        ),
+    )
+    ids = {f"ids{number}": one for number, one in enumerate(instances)}
+    names = {"gpu": mig.uuids[0], "other": mig.uuids[1], **ids}
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible.format(*mig.mig, **names)}
+    expected = [(mig.uuids[1] if one == "gpu" else mig.mig[one])[4:] for one in MIG[visible]]
+    bare = mig.puppet(preload=False, **env)
+    assert seen(bare) == expected, "the driver sees others"
+    bare.end()
+    puppet = mig.puppet(**env)
+    held_to_its_slice(mig, puppet, sizes)
+    assert seen(puppet) == expected
+
+
+@needs_mig
+def test_instances_of_one_gpu_are_slices_of_their_own(mig) -> None:  # noqa: F811
+    """Three containers' worth of one GPU; what one takes is not another's, and the instance itself bounds it."""
+    sizes = {mig.mig[0]: 9 * GIB, mig.mig[2]: 2 * GIB}
+    slices(mig, sizes)
+    first, third = (mig.puppet(CUDA_VISIBLE_DEVICES=mig.mig[number]).start() for number in (0, 2))
+    context = charged(mig)[mig.mig[0]]
+    say(first, f"alloc 20 {9 * GIB - context}")
+    assert third.say("info") == [OK, 2 * GIB - context, 2 * GIB]
+    say(third, f"alloc 20 {2 * GIB - context}")
+    assert charged(mig) == sizes
+    assert mig.on_card() == 11 * GIB
+    assert ask(mig, MEMORY.format("gpu(0)")) == [[11 * GIB, 11 * GIB, 0]]
+    second = mig.puppet(CUDA_VISIBLE_DEVICES=mig.mig[1])
+    assert second.result("init") == OK
+    assert second.refused("ctx", 0) == NOT_PERMITTED, "not of this container"
+    bare = mig.puppet(preload=False, CUDA_VISIBLE_DEVICES=mig.mig[2]).start()
+    assert bare.refused("alloc", 10 * GIB) == OOM, "a 1g.10gb has no more"
+    assert bare.result(f"alloc 30 {7 * GIB}") == OK
+
+
+@needs_mig
+@pytest.mark.parametrize("env", [{"CUDA_DEVICE_MEMORY_LIMIT": "3g"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "3072m"}])
+def test_without_a_limits_file_too(mig, env: dict) -> None:  # noqa: F811
+    mig.ledger.unlink(missing_ok=True)
+    puppet = mig.puppet(limits=False, CUDA_VISIBLE_DEVICES=mig.mig[1], **env).start()
+    context = mig.on_card()
+    assert puppet.say("info") == [OK, 3 * GIB - context, 3 * GIB]
+    assert puppet.refused("alloc", 3 * GIB - context + 1) == OOM
+    module = puppet.get("module", 20 * MIB)
+    assert puppet.say("info") == [OK, 3 * GIB - mig.on_card(), 3 * GIB]
+    say(puppet, f"unload {module}")
