@@ -106,6 +106,7 @@ typedef struct {
 } CUmemPoolProps;
 
 enum {
+    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,
     CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7,
 };

@@ -67,6 +67,14 @@ static void settle_down(struct pool *pool)
     }
 }
 
+/* Pool locked and settled. May the next wait for a stream make it smaller? */
+static bool may_shrink(const struct pool *pool)
+{
+    if (pool->destroyed || !pool->device || pool->charged < POOL_UNIT + pool->outstanding)
+        return false;
+    return attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0) < pool->charged;
+}
+
 void pools_settle(bool trim)
 {
     atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
@@ -77,6 +85,8 @@ void pools_settle(bool trim)
         if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
             REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
         settle_down(pool);
+        if (may_shrink(pool))
+            atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         lock_drop(&pool->lock);
     }
     graph_memory_settle(trim);

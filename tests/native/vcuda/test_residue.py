@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
+from conftest import HERE, LIMIT, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
 
 UNIT = 2 * MIB
 STEP = LIMIT // 32 + UNIT  # of allocations; a piece just above half a unit takes twice what was asked for
@@ -116,3 +118,18 @@ def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hid
     assert len(registers) == 1000
     puppet.get("alloc", 40 * MIB)
     assert host.charged() - context - 40 * MIB - 1000 * 512 in ((UNIT - 1000 * 512,) if hides else (0,))
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_memory_that_comes_beside_cuda_is_charged(host: Host, preload: bool) -> None:
+    """Such as a video decoder's, where a container is given one: it leaves that much less for CUDA, a step later."""
+    beside, piece = 1000 * MIB, 16 * MIB
+    command = [sys.executable, HERE / "programs" / "beside.py", str(beside), str(piece), str(LIMIT // piece)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=host.env(preload=preload), **pipes) as process:  # type: ignore[call-overload]
+        granted = int(process.stdout.readline())
+        held = host.on_card()
+        process.stdin.close()
+    assert granted > 100
+    assert held >= beside + granted * piece
+    assert (held <= LIMIT + STEP) == preload, "without the library there is no end: the negative control"

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever takes memory and whatever gives it back, in any order: what is charged is what the driver holds."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from conftest import LIBRARY, LIMIT, MIB, OK, OOM, Host, Puppet
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import run_state_machine_as_test as run
+from test_coverage_graphs import say
+from test_probe_finds import MUTANTS, broken
+
+SIZE = 6 * MIB + 5
+UNITS = 6 * MIB
+STREAM, POOL, GRAPH, EXEC, PLACE = 2, 3, 4, 5, 6
+# What is taken, into register 10.
+PLAIN = {
+    "plain": [f"alloc 10 {SIZE}"],
+    "32 bit": [f"alloc1 10 {SIZE}"],
+    "managed": [f"managed 10 {SIZE}"],
+    "pitch": ["pitch 10 1000 777"],
+    "lent": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
+}
+ORDERED = {
+    "the device's pool": [f"async 10 {SIZE}"],
+    "the device's pool, per thread": [f"async-ptsz 10 {SIZE}"],
+    "a pool of its own": [f"pool {POOL} 0", f"frompool 10 {SIZE} {POOL}"],
+    "a stream": [f"call cuStreamCreate @{STREAM} 1", f"call cuMemAllocAsync @10 {SIZE} ${STREAM}"],
+}
+OF_A_GRAPH = {
+    "an open node of a graph": [
+        f"graph {GRAPH}",
+        f"graph-alloc 10 {GRAPH} {UNITS} 0",
+        f"instantiate {EXEC} {GRAPH} 0",
+        f"launch-graph {EXEC} 0",
+    ],
+}
+OTHERS = {
+    "handle": [f"create 10 {UNITS} 0"],
+    "handle and mapping": [f"create 10 {UNITS} 0", f"reserve {PLACE} {UNITS}", f"map {PLACE} {UNITS} 10"],
+    "array": ["array 10 1024 333 32"],
+    "mipmapped array": ["mipmap 10 1024 512 8"],
+}
+# What gives it back: all of it, when the device has been waited for.
+BY_POINTER = {
+    "cuMemFree": ["free 10"],
+    "cuMemFreeAsync": ["free-async 10"],
+    "cuMemFreeAsync, per thread": ["call cuMemFreeAsync_ptsz $10 0"],
+    "in another stream": ["call cuStreamCreate @7 1", "call cuMemFreeAsync $10 $7", "call cuStreamSynchronize $7"],
+}
+ENDS = {"cuCtxDestroy": ["ctx-destroy 1"], "cuCtxDetach": ["call cuCtxDetach $1"]}
+PRIMARY_ENDS = {
+    "cuDevicePrimaryCtxReset": ["reset 0"],
+    "cuDevicePrimaryCtxRelease": ["release 0"],
+    "cuDevicePrimaryCtxRelease, the first form": ["call cuDevicePrimaryCtxRelease 0"],
+    "cuDevicePrimaryCtxReset, the first form": ["call cuDevicePrimaryCtxReset 0"],
+}
+POOL_FIRST = {
+    "the pool first": [f"pool-destroy {POOL}", "free-async 10"],
+    "the pool last": ["free 10", f"pool-destroy {POOL}"],
+}
+EXEC_FIRST = {
+    "the graph first": [f"exec-destroy {EXEC}", f"graph-destroy {GRAPH}", "free 10", "sync", "trim 0"],
+    "trimmed while it lives": ["free 10", "sync", "trim 0", f"exec-destroy {EXEC}", "trim 0"],
+    "freed in order, then trimmed": ["free-async 10", "sync", f"exec-destroy {EXEC}", "trim 0"],
+}
+BY_KIND = {
+    "handle": {"release": ["release-handle 10"]},
+    "handle and mapping": {
+        "handle first": ["release-handle 10", f"unmap {PLACE} {UNITS}"],
+        "mapping first": [f"unmap {PLACE} {UNITS}", "release-handle 10"],
+        "one more handle": [
+            f"retain-handle 11 {PLACE}",
+            "release-handle 10",
+            f"unmap {PLACE} {UNITS}",
+            "release-handle 11",
+        ],
+    },
+    "array": {"destroy": ["array-destroy 10"]},
+    "mipmapped array": {"destroy": ["mipmap-destroy 10"]},
+    "32 bit": {"cuMemFree, the first form": ["free1 10"]},
+    "a pool of its own": POOL_FIRST,
+    "an open node of a graph": EXEC_FIRST,
+}
+PAIRS = [*itertools.product(PLAIN, BY_POINTER), *itertools.product(ORDERED, BY_POINTER)]
+PAIRS += [(kind, free) for kind, frees in BY_KIND.items() for free in frees]
+TAKES = {**PLAIN, **ORDERED, **OF_A_GRAPH, **OTHERS}
+# Physical memory is a process's, not a context's.
+SWEPT = [kind for kind in TAKES if kind not in ("handle", "handle and mapping")]
+
+
+def agree(host: Host) -> int:
+    held = host.on_card()
+    assert host.charged() == held
+    return held
+
+
+@pytest.mark.parametrize(("kind", "free"), PAIRS)
+def test_every_legal_pair_gives_back_all(host: Host, kind: str, free: str) -> None:
+    puppet = host.puppet().start()
+    if kind == "a pool of its own" and free in BY_POINTER:
+        before = agree(host)
+        say(puppet, *TAKES[kind], *BY_POINTER[free], "sync", f"pool-destroy {POOL}")
+    else:
+        frees = BY_KIND.get(kind, {}).get(free) or BY_POINTER[free]
+        before = agree(host)
+        say(puppet, *TAKES[kind])
+        assert agree(host) >= before + UNITS // 8, "the driver took nothing: this proves nothing"
+        say(puppet, *frees, "sync")
+    if kind in ORDERED:
+        say(puppet, "call cuDeviceGetDefaultMemPool @20 0", "call cuMemPoolTrimTo $20 0")
+    assert agree(host) == before
+    say(puppet, f"alloc 30 {LIMIT - before}")
+
+
+@pytest.mark.parametrize("kind", SWEPT)
+@pytest.mark.parametrize("end", [*ENDS, *PRIMARY_ENDS])
+def test_a_context_takes_all_with_it(host: Host, kind: str, end: str) -> None:
+    puppet = host.puppet()
+    say(puppet, "init", *(["ctx 1 0"] if end in ENDS else ["retain 1 0", "set 1"]))
+    context = agree(host)
+    say(puppet, *TAKES[kind])
+    assert agree(host) > context
+    say(puppet, *{**ENDS, **PRIMARY_ENDS}[end])
+    assert agree(host) == 0
+
+
+def test_memory_of_the_host_is_nobodys(host: Host) -> None:
+    puppet = host.puppet().start()
+    before = agree(host)
+    say(puppet, f"call cuMemAllocHost_v2 @10 {SIZE}", f"call cuMemHostAlloc @11 {SIZE} 0")
+    assert agree(host) == before
+    say(puppet, "call cuMemFreeHost $10", "call cuMemFreeHost $11")
+    assert agree(host) == before
+
+
+@pytest.mark.parametrize("kind", [*PLAIN, *ORDERED])
+def test_what_is_freed_twice_is_given_back_once(host: Host, kind: str) -> None:
+    puppet = host.puppet().start()
+    say(puppet, f"alloc 40 {100 * MIB}", *TAKES[kind], "free 10", "sync")
+    for word in ("free 10", "free-async 10"):
+        assert puppet.result(word) != OK
+    say(puppet, "sync")
+    agree(host)
+
+
+# --- in any order, made up by hypothesis -------------------------------------------------------------------------
+
+
+class OneProcess(RuleBasedStateMachine):
+    programs: Path  # set by the test
+    library = str(LIBRARY)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory(dir="/dev/shm")
+        self.host = Host(Path(self.folder.name), self.programs)
+        self.host.write_limits()
+        self.puppet: Puppet = self.host.puppet(route="proc", LD_PRELOAD=self.library)
+        self.next = 100
+        self.held: dict = {}  # register → ways to free it
+        self.graphs: list = []  # registers of executable graphs
+
+    def teardown(self) -> None:
+        self.host.close()
+        self.folder.cleanup()
+
+    @initialize()
+    def begin(self) -> None:
+        say(self.puppet, "init")
+        self.enter()
+
+    def enter(self) -> None:
+        say(self.puppet, "retain 1 0", "set 1", f"pool {POOL} 0")
+        self.held, self.graphs = {}, []
+
+    @invariant()
+    def the_ledger_says_what_the_driver_holds(self) -> None:
+        assert self.host.charged() == self.host.on_card() <= LIMIT
+
+    def register(self) -> int:
+        self.next += 10
+        return self.next
+
+    @rule(verb=st.sampled_from(["alloc", "managed", "async", "async-ptsz", "frompool"]), size=st.integers(1, 900 * MIB))
+    def take(self, verb: str, size: int) -> None:
+        register = self.register()
+        status = self.puppet.result(f"{verb} {register} {size} {POOL if verb == 'frompool' else 0}")
+        assert status in (OK, OOM)
+        if status == OK:
+            self.held[register] = [f"free {register}", f"free-async {register}"]
+
+    @rule(width=st.integers(1, 4096), height=st.integers(1, 4096))
+    def take_array(self, width: int, height: int) -> None:
+        register = self.register()
+        if self.puppet.result(f"array {register} {width} {height} 32") == OK:
+            self.held[register] = [f"array-destroy {register}"]
+
+    @rule(units=st.integers(1, 300))
+    def take_handle(self, units: int) -> None:
+        register, size = self.register(), units * 2 * MIB
+        if self.puppet.result(f"create {register} {size} 0") != OK:
+            return
+        say(self.puppet, f"reserve {register + 1} {size}", f"map {register + 1} {size} {register}")
+        release, unmap = f"release-handle {register}", f"unmap {register + 1} {size}"
+        self.held[register] = [f"{release};{unmap}", f"{unmap};{release}"]
+
+    @rule(units=st.integers(1, 300), freed=st.booleans())
+    def take_graph(self, units: int, freed: bool) -> None:
+        register = self.register()
+        graph, node, executable = register, register + 2, register + 4
+        say(self.puppet, f"graph {graph}", f"graph-alloc {node} {graph} {units * 2 * MIB} 0")
+        if freed:
+            say(self.puppet, f"graph-free {graph} {node}")
+        if self.puppet.result(f"instantiate {executable} {graph} 0") != OK:
+            return
+        if self.puppet.result(f"launch-graph {executable} 0") == OK and not freed:
+            self.held[node] = [f"free {node}", f"free-async {node}"]
+        self.graphs.append(executable)
+
+    @precondition(lambda self: self.graphs)
+    @rule(data=st.data())
+    def end_graph(self, data: st.DataObject) -> None:
+        executable = self.graphs.pop(data.draw(st.integers(0, len(self.graphs) - 1)))
+        say(self.puppet, f"exec-destroy {executable}")
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        register = data.draw(st.sampled_from(sorted(self.held)))
+        say(self.puppet, *data.draw(st.sampled_from(self.held.pop(register))).split(";"))
+
+    @rule(word=st.sampled_from(["sync", "stream-sync", "trim 0", "info"]))
+    def wait(self, word: str) -> None:
+        assert self.puppet.result(word) == OK
+
+    @precondition(lambda self: not any("map" in way for ways in self.held.values() for way in ways))
+    @rule(word=st.sampled_from(["reset 0", "release 0"]))
+    def end_context(self, word: str) -> None:
+        say(self.puppet, "sync", word)
+        assert self.host.on_card() == 0
+        self.enter()
+
+
+def test_in_any_order(programs: Path) -> None:
+    run(
+        type("Machine", (OneProcess,), {"programs": programs}),
+        settings=settings(
+            max_examples=6,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            derandomize=True,
+            database=None,
+            phases=(Phase.generate,),
+        ),
+    )
+
+
+def test_a_library_that_books_no_free_is_found(programs: Path, tmp_path: Path) -> None:
+    """The negative control."""
+    file, before, after, _unused = MUTANTS["no credit for a free"]
+    library = str(broken(tmp_path, file, before, after))
+    machine = type("Machine", (OneProcess,), {"programs": programs, "library": library})()
+    try:
+        machine.begin()
+        register = machine.puppet.get("alloc", SIZE)
+        machine.the_ledger_says_what_the_driver_holds()
+        say(machine.puppet, f"free {register}")
+        with pytest.raises(AssertionError):
+            machine.the_ledger_says_what_the_driver_holds()
+    finally:
+        machine.teardown()
