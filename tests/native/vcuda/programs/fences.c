@@ -145,6 +145,11 @@ uint64_t limiter_now(void)
 void limiter_forget_all(void)
 {
 }
+CUcontext green_enters(CUcontext context)
+{
+    return context; /* none is green */
+}
+
 int capture_relax(void)
 {
     return -1;
