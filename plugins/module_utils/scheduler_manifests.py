@@ -99,6 +99,11 @@ def manifests(wish: Wish) -> list[dict[str, Any]]:
     return [*_rights(wish), _config_map(wish), _service(wish), _deployment(wish), _budget(wish), *webhooks(wish)]
 
 
+def secret(wish: Wish) -> dict[str, Any]:
+    """Where the program keeps the webhook's certificates; it makes it itself."""
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME + "-tls", "namespace": wish.namespace}}
+
+
 def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": NAME}}
     return dict(meta, namespace=wish.namespace) if namespaced else meta

@@ -83,6 +83,13 @@ class Fleet:
         for replica in self.replicas:
             replica.stop()
 
+    def withdraw(self) -> None:
+        """Ends the replicas and removes their cluster-wide objects."""
+        self.stop()
+        for one in scheduler_manifests.manifests(self.wish):
+            if not one["metadata"].get("namespace"):
+                self.api.delete(f"{self.path(one)}/{one['metadata']['name']}")
+
     @staticmethod
     def path(one: dict[str, Any]) -> str:
         group = one["apiVersion"]
@@ -109,7 +116,8 @@ class Fleet:
             return one.connect_ex(("127.0.0.1", self.replicas[0].webhook)) == 0
 
     def clean(self) -> None:
-        until(self.admits, "webhook that listens")
+        if self.replicas[0].ours.running:
+            until(self.admits, "webhook that listens")
         for pod in self.api.get(PODS)["items"]:
             self.delete(pod["metadata"]["name"])
         for name in self.names:

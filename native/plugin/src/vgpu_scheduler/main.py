@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import http.client
 import logging
 import signal
 import socket
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -54,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     add("--may-write", default="system:serviceaccount:kube-system:vgpu-scheduler", help="users that write plans")
     add("--may-give", default="", help="users of device plugins that are no nodes, with commas")
     add("--resync", type=float, default=300.0, help="seconds between whole lists (default: %(default)s)")
+    add("--explain", metavar="NAMESPACE/POD", help="ask the program that runs here why a pod waits, and end")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return options
 
@@ -122,8 +125,28 @@ async def keep_certificates(tls: Tls) -> None:
             log.warning("certificates were not looked after: %s", fault)
 
 
+def ask(address: str, pod: str) -> int:
+    """Print what the program that listens there says of a pod."""
+    namespace, _slash, name = pod.rpartition("/")
+    host, _colon, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host or "127.0.0.1", int(port), timeout=30)
+    try:
+        connection.request("GET", f"/explain/{quote(namespace or 'default')}/{quote(name)}")
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+    except OSError as fault:
+        print(
+            f"vgpu-scheduler: nobody listens on {address} ({fault}); run it where the scheduler runs", file=sys.stderr
+        )
+        return 1
+    print(text, end="", file=sys.stdout if answer.status == 200 else sys.stderr)
+    return 0 if answer.status == 200 else 1
+
+
 def main() -> int:
     given = parser().parse_args()
+    if given.explain:
+        return ask(given.extender, given.explain)
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
         access = from_kubeconfig(given.kubeconfig) if given.kubeconfig else in_cluster()

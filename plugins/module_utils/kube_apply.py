@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects in a cluster as they are wished: server-side apply, what it changed, and the way back. Plain data over an API
+object that is handed in.
+
+The API object has ``get(path)`` (None where there is no such object), ``apply(path, body, dry_run)`` and
+``delete(path)``, and returns mappings as the API server sends them. Server-side apply leaves fields that others own
+alone, such as the certificates that the scheduler puts into its webhooks.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, Sequence
+
+# What the server keeps for itself; no difference in these is a change.
+KEPT = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
+# Nobody asks for these in a plural of their own.
+PLURALS = {"NetworkPolicy": "networkpolicies"}
+
+
+class Change(NamedTuple):
+    """One object that is, or would be, changed; None where it is not there."""
+
+    title: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+def path_of(one: dict[str, Any]) -> str:
+    """Where an object lies on the API server."""
+    group, kind, meta = str(one["apiVersion"]), str(one["kind"]), one["metadata"]
+    plural = PLURALS.get(kind) or kind.lower() + ("es" if kind.endswith("s") else "s")
+    base = ("/apis/" if "/" in group else "/api/") + group
+    if meta.get("namespace"):
+        base += "/namespaces/" + str(meta["namespace"])
+    return f"{base}/{plural}/{meta['name']}"
+
+
+def title_of(one: dict[str, Any]) -> str:
+    meta = one["metadata"]
+    return f"{one['kind']} {meta.get('namespace') + '/' if meta.get('namespace') else ''}{meta['name']}"
+
+
+def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An object without what the server keeps for itself."""
+    if one is None:
+        return None
+    out = copy.deepcopy(one)
+    out.pop("status", None)
+    for name in KEPT:
+        out.get("metadata", {}).pop(name, None)
+    # Says how often the Deployment was rolled out; the server counts.
+    annotations = out.get("metadata", {}).get("annotations") or {}
+    annotations.pop("deployment.kubernetes.io/revision", None)
+    if not annotations:
+        out.get("metadata", {}).pop("annotations", None)
+    return out
+
+
+def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
+    """Make every object as wished, in order. In check mode the server says what it would do.
+
+    A namespaced object in a namespace that is not there yet cannot be tried; it is told as new.
+    """
+    changes = []
+    for one in objects:
+        path = path_of(one)
+        before = api.get(path)
+        after = one if check and before is None else api.apply(path, one, check)
+        if shown(before) != shown(after):
+            changes.append(Change(title_of(one), shown(before), shown(after)))
+    return changes
+
+
+def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
+    """Delete what is there of these objects, the last first. Nothing else is touched."""
+    changes = []
+    for one in reversed(objects):
+        path = path_of(one)
+        before = api.get(path)
+        if before is not None:
+            if not check:
+                api.delete(path)
+            changes.append(Change(title_of(one), shown(before), None))
+    return changes
+
+
+def numbers(version: dict[str, Any]) -> tuple[int, int, int]:
+    """Major, minor and patch of what ``/version`` answers: v1.34.2, v1.31.4+k3s1, v1.29.8-eks-a18cd3a.
+
+    Raises ValueError.
+    """
+    words = str(version.get("gitVersion") or "").lstrip("v").split("+")[0].split("-")[0].split(".")
+    if len(words) != 3 or not all(word.isdigit() for word in words):
+        raise ValueError(f"expected a version such as v1.34.2, found {version.get('gitVersion')}")
+    return int(words[0]), int(words[1]), int(words[2])

@@ -1,0 +1,243 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kube_scheduler
+short_description: Put the vgpu-scheduler into a Kubernetes cluster, or take it out
+version_added: 0.2.0
+description:
+  - Applies the service account and its rights, the configuration, a Deployment of stock kube-schedulers each with
+    C(vgpu-scheduler) beside it, the Service and the admission webhooks. The default scheduler is not touched.
+  - Server-side apply; fields of others stay, such as the certificates that the scheduler puts into its webhooks.
+  - The kube-scheduler has the version of the API server. Before Kubernetes 1.28 the webhook cannot tell GPU pods from
+    others, and fails open for all.
+  - Runs where the API can be reached, most often on the controller.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+requirements:
+  - kubernetes (Python package)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+options:
+  state:
+    description: V(absent) removes the same objects, and the Secret of the certificates.
+    type: str
+    choices: [present, absent]
+    default: present
+  kubeconfig:
+    description: File that says how the API is reached.
+    type: path
+    required: true
+  context:
+    description: Context of that file; its current one where this is left out.
+    type: str
+  namespace:
+    description: Namespace of the scheduler.
+    type: str
+    default: kube-system
+  image:
+    description: Image with the program C(vgpu-scheduler). Needed for O(state=present).
+    type: str
+  kube_scheduler_repository:
+    description: Image of the stock kube-scheduler without its tag, which is the version of the API server.
+    type: str
+  replicas:
+    description: How many; one leads, all answer admission.
+    type: int
+    default: 2
+  config:
+    description: "The scheduler's configuration file, such as C({defaultMemoryMiB: 5000, plain: whole})."
+    type: dict
+    default: {}
+  fail_closed:
+    description: Whether pods that ask for GPUs are refused while no replica answers. Other pods never are.
+    type: bool
+    default: true
+  node_selector:
+    description: Labels of the nodes that it may run on.
+    type: dict
+    default: {}
+  tolerations:
+    description: Tolerations of its pods.
+    type: list
+    elements: dict
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Put the scheduler into the cluster
+  vgpu.fleet.kube_scheduler:
+    kubeconfig: ~/.kube/config
+    image: registry.example/vgpu-scheduler:0.2.0
+    kube_scheduler_repository: registry.example/kube-scheduler
+  delegate_to: localhost
+  run_once: true
+
+- name: Take it out
+  vgpu.fleet.kube_scheduler:
+    kubeconfig: ~/.kube/config
+    state: absent
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+objects:
+  description: Objects that were changed, as C(Kind namespace/name).
+  returned: always
+  type: list
+  elements: str
+kubernetes:
+  description: Version of the API server.
+  returned: always
+  type: str
+"""
+
+import json
+import traceback
+
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+
+from ..module_utils import kube_apply, scheduler_manifests
+
+MISSING = ""
+try:
+    from kubernetes import config
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from kubernetes.dynamic import DynamicClient
+    from urllib3.exceptions import HTTPError
+except ImportError:
+    MISSING = traceback.format_exc()
+
+# Seconds for one answer of the API server.
+ANSWER = 30
+MANAGER = "vgpu.fleet"
+# Before, an API server drops the conditions that tell GPU pods from others.
+MATCH_CONDITIONS = (1, 28, 0)
+
+
+class Api:
+    """What kube_apply asks of an API server. Paths are ours, without discovery of kinds; but the
+    dynamic client's request is the one call that all versions of the library have."""
+
+    def __init__(self, kubeconfig: str, context: str | None) -> None:
+        self.client = DynamicClient(config.new_client_from_config(kubeconfig, context))
+
+    def _call(self, method: str, path: str, body: dict | None = None, kind: str = "", **query: str) -> dict:
+        params: dict = {"query_params": list(query.items()), "_request_timeout": ANSWER}
+        if kind:
+            params["content_type"] = kind
+        found = self.client.request(method, path, body=body, serialize=False, **params)
+        return json.loads(found.data)
+
+    def get(self, path: str) -> dict | None:
+        try:
+            return self._call("GET", path)
+        except ApiException as fault:
+            if fault.status == 404:
+                return None
+            raise
+
+    def apply(self, path: str, body: dict, dry_run: bool) -> dict:
+        query = {"fieldManager": MANAGER, "force": "true"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return self._call("PATCH", path, body, "application/apply-patch+yaml", **query)
+
+    def delete(self, path: str) -> None:
+        try:
+            self._call("DELETE", path)
+        except ApiException as fault:
+            if fault.status != 404:
+                raise
+
+
+def run(module: AnsibleModule, api: Api) -> dict:
+    params = module.params
+    numbers = kube_apply.numbers(api.get("/version") or {})
+    tag = "v{}.{}.{}".format(*numbers)
+    wish = scheduler_manifests.Wish(
+        params["image"] or "",
+        f"{params['kube_scheduler_repository']}:{tag}",
+        params["namespace"],
+        params["replicas"],
+        params["config"],
+        match_conditions=numbers >= MATCH_CONDITIONS,
+        fail_closed=params["fail_closed"],
+        node_selector=params["node_selector"],
+        tolerations=params["tolerations"],
+    )
+    objects = scheduler_manifests.manifests(wish)
+    if params["state"] == "absent":
+        objects.insert(0, scheduler_manifests.secret(wish))
+        changes = kube_apply.remove(api, objects, module.check_mode)
+    else:
+        changes = kube_apply.apply(api, objects, module.check_mode)
+    if not wish.match_conditions and params["state"] == "present" and params["fail_closed"]:
+        module.warn(f"Kubernetes {tag} cannot tell GPU pods from others before the webhook: it fails open for all")
+    return {
+        "changed": bool(changes),
+        "objects": [change.title for change in changes],
+        "kubernetes": tag,
+        "diff": [
+            {
+                "before_header": one.title,
+                "after_header": one.title,
+                "before": one.before or {},
+                "after": one.after or {},
+            }
+            for one in changes
+        ],
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "kubeconfig": {"type": "path", "required": True},
+            "context": {"type": "str"},
+            "namespace": {"type": "str", "default": "kube-system"},
+            "image": {"type": "str"},
+            "kube_scheduler_repository": {"type": "str"},
+            "replicas": {"type": "int", "default": 2},
+            "config": {"type": "dict", "default": {}},
+            "fail_closed": {"type": "bool", "default": True},
+            "node_selector": {"type": "dict", "default": {}},
+            "tolerations": {"type": "list", "elements": "dict", "default": []},
+        },
+        required_if=[("state", "present", ("image", "kube_scheduler_repository"))],
+        supports_check_mode=True,
+    )
+    if MISSING:
+        module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
+    params = module.params
+    try:
+        result = run(module, Api(params["kubeconfig"], params["context"]))
+    except ApiException as fault:
+        try:
+            said = json.loads(fault.body or "")["message"]
+        except (ValueError, KeyError, TypeError):
+            said = fault.reason
+        module.fail_json(msg=f"the API server answered {fault.status}: {said}; look at the rights of this user")
+    except (ConfigException, OSError) as fault:
+        module.fail_json(msg=f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
+    except HTTPError as fault:
+        module.fail_json(msg=f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
+    except ValueError as fault:
+        module.fail_json(msg=f"the API server of {params['kubeconfig']}: {fault}")
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module kube_scheduler at a real API server: check, apply, repeat, undo, with the module as a process.
+
+The last file, for the replicas of the others end here: cluster-wide objects have one name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fleet import Fleet
+from kubebox.cluster import SERVER
+from vgpu_plugin._shared import scheduler_manifests
+from vgpu_plugin._shared.scheduler_manifests import Wish
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = "other"
+KINDS = [one["kind"] for one in scheduler_manifests.manifests(Wish("a", "b"))]
+
+
+def call(fleet, check=False, **params):
+    kubeconfig = fleet.cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
+    given = {"kubeconfig": str(kubeconfig), "namespace": NAMESPACE, "_ansible_check_mode": check, **params}
+    arguments = {"ANSIBLE_MODULE_ARGS": {**given, "_ansible_remote_tmp": "/tmp", "_ansible_keep_remote_files": False}}
+    name = "ansible_collections.vgpu.fleet.plugins.modules.kube_scheduler"
+    program = f"import runpy; runpy.run_module({name!r}, run_name='__main__')"
+    path = str(ROOT / ".build" / "collections")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "no_proxy": "*"},
+    )
+    assert done.stdout, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert "changed" in found or "msg" in found, found
+    return found, done.returncode
+
+
+def there(fleet):
+    """Kinds of its objects in that namespace, and its cluster roles, by our own look."""
+    wish = Wish("a", "b", NAMESPACE)
+    found = []
+    for one in scheduler_manifests.manifests(wish):
+        if one["metadata"].get("namespace") == NAMESPACE:
+            name = one["metadata"]["name"]
+            if fleet.api.get_or_none(f"{Fleet.path(one)}/{name}"):
+                found.append(f"{one['kind']} {name}")
+    return found
+
+
+def test_check_apply_repeat_change_undo(fleet):
+    fleet.withdraw()
+    fleet.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    wish = {"image": "x:1", "kube_scheduler_repository": "registry.example/kube-scheduler"}
+    planned, _code = call(fleet, check=True, **wish)
+    assert planned.get("changed"), planned
+    assert there(fleet) == []
+    done, _code = call(fleet, **wish)
+    assert done.get("changed"), done
+    assert done["changed"] and done["objects"] == planned["objects"] and len(there(fleet)) == 7, done
+    again, _code = call(fleet, **wish)
+    assert not again["changed"], again["objects"]
+    deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/vgpu-scheduler"
+    images = [one["image"] for one in fleet.api.get(deployment)["spec"]["template"]["spec"]["containers"]]
+    assert images == ["x:1", f"registry.example/kube-scheduler:{done['kubernetes']}"]
+    changed, _code = call(fleet, check=True, **wish, config={"plain": "slice"})
+    assert changed["objects"] == [f"ConfigMap {NAMESPACE}/vgpu-scheduler", f"Deployment {NAMESPACE}/vgpu-scheduler"]
+    assert not call(fleet, **wish)[0]["changed"]
+    gone, _code = call(fleet, state="absent")
+    assert gone["changed"] and there(fleet) == []
+    assert not call(fleet, state="absent")[0]["changed"]
+
+
+def test_faults_are_said(fleet):
+    failed, code = call(fleet)
+    assert code and "image" in failed["msg"]
+    failed, code = call(fleet, kubeconfig="/nowhere", state="absent")
+    assert code and "give a kubeconfig" in failed["msg"]
+    failed, code = call(fleet, namespace="nowhere", image="x", kube_scheduler_repository="y")
+    assert code and 'namespaces "nowhere" not found' in failed["msg"]
+
+
+PLAY = """
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  roles:
+    - vgpu.fleet.scheduler
+"""
+
+
+def play(fleet, folder, **variables):
+    kubeconfig = fleet.cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
+    (folder / "play.yml").write_text(PLAY)
+    given = {"scheduler_kubeconfig": str(kubeconfig), "scheduler_namespace": NAMESPACE, **variables}
+    given["ansible_python_interpreter"] = sys.executable
+    command = ["ansible-playbook", "-i", "localhost,", "-e", json.dumps(given), str(folder / "play.yml")]
+    collections = str(ROOT / ".build" / "collections")
+    env = {**os.environ, "ANSIBLE_COLLECTIONS_PATH": collections, "ANSIBLE_HOME": str(folder), "no_proxy": "*"}
+    env |= {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "0", "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_role(fleet, tmp_path):
+    code, said = play(fleet, tmp_path)
+    assert code and "name images that the cluster can pull" in said
+    wish = {"scheduler_image": "x:1", "scheduler_kube_scheduler_repository": "registry.example/kube-scheduler"}
+    wish["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
+    wish["scheduler_default_memory"] = 700
+    code, said = play(fleet, tmp_path, **wish)
+    assert code == 0 and "changed=1" in said, said
+    assert "changed=0" in play(fleet, tmp_path, **wish)[1]
+    config = fleet.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/vgpu-scheduler")["data"]["config.yaml"]
+    found = json.loads(config)
+    assert found["resourceNames"] == {"count": "example.com/gpu", "memoryPercentage": "example.com/part"}
+    # The program reads what the role writes.
+    sys.path.append(str(next((ROOT / ".build/scheduler/lib").iterdir()) / "site-packages"))
+    from vgpu_scheduler import settings
+
+    read = settings.read(found, "config.yaml")
+    assert (read.config.gpu, read.config.default_memory_mib, read.gpu_policy) == ("example.com/gpu", 700, "spread")
+    code, said = play(fleet, tmp_path, scheduler_state="absent")
+    assert code == 0 and "changed=1" in said and there(fleet) == []
