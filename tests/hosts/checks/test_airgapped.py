@@ -100,7 +100,7 @@ def test_a_key_that_does_not_match(mirror: Mirror) -> None:
 
 def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
     before = state(mirror.node)
-    run = site({**driver(mirror), "nvidia_driver_version": "535.1-1"})
+    run = site({**toolkit(mirror), "nvidia_driver_version": "535.1-1"})
     refused(run, DRIVER, "no version 535.1-1")
     assert state(mirror.node) == before
 
