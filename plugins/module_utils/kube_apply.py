@@ -10,6 +10,7 @@ alone, such as the certificates that the scheduler puts into its webhooks.
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any, NamedTuple, Sequence
 
 # What the server keeps for itself; no difference in these is a change.
@@ -90,7 +91,8 @@ def numbers(version: dict[str, Any]) -> tuple[int, int, int]:
 
     Raises ValueError.
     """
-    words = str(version.get("gitVersion") or "").lstrip("v").split("+")[0].split("-")[0].split(".")
-    if len(words) != 3 or not all(word.isdigit() for word in words):
+    found = re.match(r"^v?([0-9]+)\.([0-9]+)\.([0-9]+)(?:[-+]|\Z)", str(version.get("gitVersion") or ""))
+    if found is None:
         raise ValueError(f"expected a version such as v1.34.2, found {version.get('gitVersion')}")
-    return int(words[0]), int(words[1]), int(words[2])
+    major, minor, patch = (int(number) for number in found.groups())
+    return major, minor, patch

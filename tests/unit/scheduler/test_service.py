@@ -320,31 +320,33 @@ def test_only_the_replica_beside_the_leader_binds_and_only_once_it_has_listed(mo
     monkeypatch.setattr(leadership_module, "LOOK", 0.0)
 
     async def go():
-        async with world(lease="yes", identity="one") as (double, one, names), replica(double, "yes", "two") as two:
-            pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
-            assert "cannot be read" in await one.bind(pods[0], "n0")
-            await double.put(LEASE, lease_object("one"))
-            await one.bind(pods[0], "n0")
-            await one.until(lambda: one.cluster.pods.listed_at > one.leadership._since)
-            assert await one.bind(pods[0], "n0") == ""
-            said = await two.bind(pods[1], "n0")
-            assert "the kube-scheduler that leads is one_0c1d" in said
-            # Both replicas filter: an autoscaler may ask either.
-            assert (await two.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
-            # The leader dies; what it bound last never reached the other by events.
-            double.silent = True
-            assert await one.bind(pods[1], "n0") == ""
-            await double.put(LEASE, lease_object("two"))
-            said = await two.bind(pods[2], "n0")
-            assert "being listed" in said
-            await two.until(lambda: two.ledger.held("uid-b") is not None)
-            assert await two.bind(pods[2], "n0") == ""
-            assert "leads is two_0c1d" in await one.bind(pods[3], "n0")
-            # A lease that is nearly over: a call to the API server might outlive it.
-            await double.put(LEASE, lease_object("two", seconds=3))
-            assert "about to end" in await two.bind(pods[3], "n0")
-            await double.put(LEASE, lease_object("two", seconds=0))
-            assert "has ended" in await two.bind(pods[3], "n0")
+        async with world(lease="yes", identity="one") as found:
+            double, one, names = found
+            async with replica(double, "yes", "two") as two:
+                pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
+                assert "cannot be read" in await one.bind(pods[0], "n0")
+                await double.put(LEASE, lease_object("one"))
+                await one.bind(pods[0], "n0")
+                await one.until(lambda: one.cluster.pods.listed_at > one.leadership._since)
+                assert await one.bind(pods[0], "n0") == ""
+                said = await two.bind(pods[1], "n0")
+                assert "the kube-scheduler that leads is one_0c1d" in said
+                # Both replicas filter: an autoscaler may ask either.
+                assert (await two.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
+                # The leader dies; what it bound last never reached the other by events.
+                double.silent = True
+                assert await one.bind(pods[1], "n0") == ""
+                await double.put(LEASE, lease_object("two"))
+                said = await two.bind(pods[2], "n0")
+                assert "being listed" in said
+                await two.until(lambda: two.ledger.held("uid-b") is not None)
+                assert await two.bind(pods[2], "n0") == ""
+                assert "leads is two_0c1d" in await one.bind(pods[3], "n0")
+                # A lease that is nearly over: a call to the API server might outlive it.
+                await double.put(LEASE, lease_object("two", seconds=3))
+                assert "about to end" in await two.bind(pods[3], "n0")
+                await double.put(LEASE, lease_object("two", seconds=0))
+                assert "has ended" in await two.bind(pods[3], "n0")
 
     asyncio.run(go())
 
