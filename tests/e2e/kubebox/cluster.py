@@ -73,6 +73,7 @@ class Cluster:
             ],
         )
         self.cgroup = cgroup
+        self._containerd_programs = programs.system
 
     def _service(self, name: str, command: list[str]) -> Service:
         path = f"{self.programs.system}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -113,6 +114,25 @@ class Cluster:
 
     def start_node(self) -> None:
         self.write_node_configuration()
+        self._start_containerd()
+        self.kubelet.start()
+        until(self.node_ready, f"node that is ready; the kubelet's log:\n{self.kubelet.tail(5)}")
+
+    def take_runtime_with_cdi(self) -> None:
+        """The newer containerd instead of Debian's, with nothing of the old one's. No pod may be there."""
+        self.kubelet.stop()
+        self.containerd.stop()
+        folder = self.programs.containerd_with_cdi
+        self._containerd_programs = folder
+        self._write_containerd(with_cdi=True)
+        path = f"{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        command = [str(folder / "containerd"), "--config", "/etc/containerd/config.toml"]
+        self.containerd = Service("containerd-with-cdi", command, self.logs, {"PATH": path})
+        self._start_containerd()
+        self.kubelet.start()
+        until(self.node_ready, "node that is ready with the other runtime")
+
+    def _start_containerd(self) -> None:
         self.containerd.start()
         until(lambda: self.ctr("version", check=False).returncode == 0, "containerd that answers")
         packed = self.folder / "image.tar"
@@ -120,8 +140,6 @@ class Cluster:
         self.ctr("images", "import", str(packed))
         # The kubelet must never collect the image: there is no other place to have it from.
         self.ctr("images", "label", IMAGE, "io.cri-containerd.pinned=pinned")
-        self.kubelet.start()
-        until(self.node_ready, f"node that is ready; the kubelet's log:\n{self.kubelet.tail(5)}")
 
     def stop(self) -> None:
         """Ends every program; pods' processes end with the box."""
@@ -161,7 +179,14 @@ class Cluster:
         return int(self.node_object()["status"].get("capacity", {}).get(resource, 0))
 
     def ctr(self, *words: str, check: bool = True) -> subprocess.CompletedProcess:
-        command = [str(self.programs.system / "ctr"), "--address", CONTAINERD_SOCKET, "--namespace", "k8s.io", *words]
+        command = [
+            str(self._containerd_programs / "ctr"),
+            "--address",
+            CONTAINERD_SOCKET,
+            "--namespace",
+            "k8s.io",
+            *words,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=check)
 
     # ---- configuration
@@ -266,38 +291,41 @@ class Cluster:
             "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         }
 
-    def _write_containerd(self) -> None:
+    def _write_containerd(self, with_cdi: bool = False) -> None:
+        """Version 2 of the file for Debian's containerd; version 3, where CDI is on by itself, for the newer one."""
         runtime = Path("/usr/local/bin/nvidia-container-runtime")
-        default = "nvidia" if runtime.exists() else "runc"
-        runtimes = {"runc": self.programs.runc, "nvidia": runtime}
-        lines = [
-            "version = 2",
-            f'root = "{self.folder / "containerd"}"',
-            'state = "/run/containerd"',
-            "oom_score = 0",
-            "[grpc]",
-            f'  address = "{CONTAINERD_SOCKET}"',
-            '[plugins."io.containerd.grpc.v1.cri"]',
-            f'  sandbox_image = "{IMAGE}"',
-            # Lowering an oom_score_adj needs CAP_SYS_RESOURCE, and runc ends where it may not.
-            "  restrict_oom_score_adj = true",
-            "  disable_apparmor = true",
-            '  [plugins."io.containerd.grpc.v1.cri".cni]',
-            '    bin_dir = "/usr/lib/cni"',
-            f'    conf_dir = "{self.folder / "cni"}"',
-            '  [plugins."io.containerd.grpc.v1.cri".containerd]',
-            '    snapshotter = "overlayfs"',
-            f'    default_runtime_name = "{default}"',
-        ]
+        nvidia = runtime.exists() and not with_cdi  # with CDI no runtime of NVIDIA's is needed
+        runtimes = {"runc": self.programs.runc, **({"nvidia": runtime} if nvidia else {})}
+        cri = "io.containerd.cri.v1.runtime" if with_cdi else "io.containerd.grpc.v1.cri"
+        # Lowering an oom_score_adj needs CAP_SYS_RESOURCE, and runc ends where it may not.
+        tables: dict[str, dict[str, Any]] = {
+            f'plugins."{cri}"': {"restrict_oom_score_adj": True, "disable_apparmor": True},
+            f'plugins."{cri}".cni': {"conf_dir": str(self.folder / "cni")},
+            f'plugins."{cri}".containerd': {"default_runtime_name": "nvidia" if nvidia else "runc"},
+        }
+        if with_cdi:
+            images_ = 'plugins."io.containerd.cri.v1.images"'
+            tables[images_] = {"snapshotter": "overlayfs"}
+            tables[f"{images_}.pinned_images"] = {"sandbox": IMAGE}
+            tables[f'plugins."{cri}".cni']["bin_dirs"] = ["/usr/lib/cni"]
+        else:
+            tables[f'plugins."{cri}"']["sandbox_image"] = IMAGE
+            tables[f'plugins."{cri}".containerd']["snapshotter"] = "overlayfs"
+            tables[f'plugins."{cri}".cni']["bin_dir"] = "/usr/lib/cni"
         for name, program in runtimes.items():
-            table = f'[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.{name}'
-            lines += [
-                f"    {table}]",
-                '      runtime_type = "io.containerd.runc.v2"',
-                f"      {table}.options]",
-                f'        BinaryName = "{program}"',
-                "        SystemdCgroup = false",
-            ]
+            table = f'plugins."{cri}".containerd.runtimes.{name}'
+            tables[table] = {"runtime_type": "io.containerd.runc.v2"}
+            tables[f"{table}.options"] = {"BinaryName": str(program), "SystemdCgroup": False}
+        head = {
+            "version": 3 if with_cdi else 2,
+            "root": str(self.folder / ("containerd-with-cdi" if with_cdi else "containerd")),
+            "state": "/run/containerd",
+            "oom_score": 0,
+        }
+        tables["grpc"] = {"address": CONTAINERD_SOCKET}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in head.items()]
+        for name, keys in tables.items():
+            lines += [f"[{name}]", *(f"  {key} = {json.dumps(value)}" for key, value in keys.items())]
         path = Path("/etc/containerd/config.toml")
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(lines) + "\n")

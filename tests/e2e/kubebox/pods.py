@@ -24,7 +24,9 @@ HOST_FILES = {
 
 def manifest(name: str, *containers: dict[str, Any], restart: str = "Never", **spec: Any) -> dict[str, Any]:
     """A pod of these containers with the simulated driver's files; ``spec`` is added to its own."""
-    volumes = [{"name": key, "hostPath": {"path": host, "type": kind}} for key, (host, _, kind) in HOST_FILES.items()]
+    volumes = [
+        {"name": key, "hostPath": {"path": host, "type": kind}} for key, (host, _inside, kind) in HOST_FILES.items()
+    ]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -51,7 +53,7 @@ def container(command: list[str], slices: int = 1, name: str = "main", resource:
         "env": [{"name": "GPUSIM_STATE", "value": STATE_IN_PODS}],
         "volumeMounts": [
             {"name": key, "mountPath": inside, "readOnly": key != "state"}
-            for key, (_, inside, _kind) in HOST_FILES.items()
+            for key, (_host, inside, _kind) in HOST_FILES.items()
         ],
     }
     if slices:

@@ -25,6 +25,7 @@ class Programs:
 
     kubernetes: Path  # kube-apiserver kubelet kube-scheduler kube-controller-manager
     system: Path  # etcd containerd containerd-shim-runc-v2 ctr
+    containerd_with_cdi: Path  # a newer containerd, containerd-shim-runc-v2 and ctr
     nvidia_smi: Path  # the folder of NVIDIA's own nvidia-smi and the file `version`
     image: Path  # a tar of a small Debian root
     runc: Path
@@ -61,6 +62,7 @@ def find() -> Programs:
     return Programs(
         kubernetes=_said_by([str(E2E / "kube" / "build.sh")]),
         system=_said_by([str(E2E / "kube" / "debian.sh")]),
+        containerd_with_cdi=_said_by([str(E2E / "kube" / "containerd.sh")]),
         nvidia_smi=_said_by([str(ROOT / "tests/native/fetch_nvidia_smi.sh")]),
         image=image,
         runc=Path(runc),

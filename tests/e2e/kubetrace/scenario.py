@@ -136,6 +136,7 @@ class Story:
             plugin.serve()
             refused = plugin.register()
             self.offered(len(DEVICES))
+            until(lambda: any(one["name"] == "first" for one in plugin.listed()), "the pod from before the restart")
             self.step("the plugin registers again", refused)
             self.pod("after", 1)
             kubelet.delete_pod("after")
