@@ -45,6 +45,7 @@ count = 2
 context_mib = 8
 """
 BARE, LIBRARY = "", str(world.LIBRARY)
+SIMULATOR = world.SIMULATOR
 PROGRAMS = ("steps", "timing", "crowd", "killer")
 
 

@@ -99,6 +99,7 @@ FIGURES = {
 SIZES = {
     "calls": {"short": 5, "bench": 25, "long": 25},
     "repeats": {"short": 30, "bench": 300, "long": 300},
+    "timed": {"short": 2000, "bench": 20_000, "long": 20_000},
     "others": {"short": 100, "bench": 100, "long": 1000},
     "blocks": {"short": 100_000, "bench": 1_000_000, "long": 1_000_000},
     "race": {"short": 1000, "bench": 5000, "long": 20_000},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * crowd LIBRARY PROCESSES stay      other processes that hold a context and a block each; prints "ready" when all do, and
- *                                   ends them when its standard input ends
+ *                                   ends them when its standard input ends; a few start at a time
  * crowd LIBRARY PROCESSES start     all start at once; prints "failed  wall µs of all  processor µs of all  slowest µs"
  *
  * LIBRARY is preloaded into each ("": none). Half of them use device 1: one device has no room for the contexts of all.
@@ -21,6 +21,8 @@
 #include <unistd.h>
 
 #include "work.h"
+
+#define TOGETHER 4u
 
 struct board {
     pthread_barrier_t start;
@@ -83,6 +85,8 @@ int main(int argc, char **argv)
     snprintf(number, sizeof number, "%d", descriptor);
     pid_t *members = calloc(processes + 1, sizeof *members);
     for (unsigned i = 0; members && i < processes; i++) {
+        while (stay && i - atomic_load(&board->ready) >= TOGETHER)
+            usleep(1000);
         members[i] = fork();
         if (members[i] == 0) {
             setenv("LD_PRELOAD", argv[1], 1);
