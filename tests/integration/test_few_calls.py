@@ -12,8 +12,8 @@ from conftest import Run, Workplace
 
 MAKEFILE = """\
 all:
-	mkdir -p ../build
-	for name in libvgpu.so vgpu-probe vgpu-arbiter; do cat source.c > ../build/$$name; done
+\tmkdir -p ../build
+\tfor name in libvgpu.so vgpu-probe vgpu-arbiter; do cat source.c > ../build/$$name; done
 """
 
 

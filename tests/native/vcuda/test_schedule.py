@@ -119,7 +119,7 @@ class Node:
         self.tenant(i).inputs.used_ns += int((ms if used is None else used) * MS)
 
     def until_turn(self, i: int, *busy: int) -> None:
-        for _ in range(4000):
+        for _unused in range(4000):
             if self.tenant(i).out.gate == TURN:
                 return
             self.run(0.25, *busy)
@@ -227,7 +227,7 @@ def test_who_has_waited_long_goes_before_its_claim_if_it_owes_little(
 @pytest.mark.parametrize(("owed_ms", "soon"), [(3, True), (-3, False)])
 def test_who_comes_for_a_burst_goes_first_if_it_is_owed_it(library, owed_ms: int, soon: bool) -> None:
     node = Node(library, 10, 90)
-    for _ in range(4):  # it shows what it comes for: 1 ms in a turn, then nothing
+    for _unused in range(4):  # it shows what it comes for: 1 ms in a turn, then nothing
         node.run(10, 1)
         node.tenant(0).inputs.wanted_ns = node.tenant(0).inputs.waiting_ns = node.now
         node.until_turn(0, 0, 1)

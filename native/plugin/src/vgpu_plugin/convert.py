@@ -215,7 +215,7 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
         return
     spec = document.get("spec") or {}
     pod = spec if kind == "Pod" else ((spec.get("template") or {}).get("spec") or {})
-    containers = [(path, one) for path, one in _containers(pod)]
+    containers = list(_containers(pod))
     if not containers:
         raise Unknown(f"a {kind} without containers; expected a plugin's DaemonSet, a ConfigMap or a Pod")
     plugin = [one for one in containers if _is_plugin(one[1])]
