@@ -9,11 +9,13 @@ from pathlib import Path
 
 import layouts
 import pytest
+import test_nvml_mig
 from conftest import MIB, NOT_PERMITTED, OK, OOM, Host, Puppet
 from nvml_inside import ask
 from test_coverage_graphs import say
-from test_nvml_mig import DEVICE, MEMORY, mig  # noqa: F401
+from test_nvml_mig import DEVICE, MEMORY
 
+mig = test_nvml_mig.mig  # the fixture
 needs_mig = pytest.mark.skipif(os.geteuid() != 0, reason="MIG mode is changed by root only")
 GIB = 1 << 30
 FOUR = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 4\n"
@@ -133,7 +135,7 @@ MIG = {
 
 @needs_mig
 @pytest.mark.parametrize("visible", MIG)
-def test_mig_devices(mig, visible: str | None) -> None:  # noqa: F811
+def test_mig_devices(mig, visible: str | None) -> None:
     sizes = {mig.mig[0]: 9 * GIB, mig.mig[1]: 4 * GIB, mig.mig[2]: 2 * GIB, mig.uuids[1]: 6 * GIB}
     slices(mig, sizes)
     instances = ask(
@@ -158,7 +160,7 @@ def test_mig_devices(mig, visible: str | None) -> None:  # noqa: F811
 
 
 @needs_mig
-def test_instances_of_one_gpu_are_slices_of_their_own(mig) -> None:  # noqa: F811
+def test_instances_of_one_gpu_are_slices_of_their_own(mig) -> None:
     """Three containers' worth of one GPU; what one takes is not another's, and the instance itself bounds it."""
     sizes = {mig.mig[0]: 9 * GIB, mig.mig[2]: 2 * GIB}
     slices(mig, sizes)
@@ -180,7 +182,7 @@ def test_instances_of_one_gpu_are_slices_of_their_own(mig) -> None:  # noqa: F81
 
 @needs_mig
 @pytest.mark.parametrize("env", [{"CUDA_DEVICE_MEMORY_LIMIT": "3g"}, {"CUDA_DEVICE_MEMORY_LIMIT_0": "3072m"}])
-def test_without_a_limits_file_too(mig, env: dict) -> None:  # noqa: F811
+def test_without_a_limits_file_too(mig, env: dict) -> None:
     mig.ledger.unlink(missing_ok=True)
     puppet = mig.puppet(limits=False, CUDA_VISIBLE_DEVICES=mig.mig[1], **env).start()
     context = mig.on_card()

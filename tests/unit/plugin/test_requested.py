@@ -234,7 +234,10 @@ def test_priority_is_the_pods(node, kubelet, api, start):
 
 def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     daemon, _thread = start(memoryScaling="1.5")
-    find = lambda: pod_plan.read_gpus(api.node["metadata"].get("annotations", {})[pod_plan.GPUS])  # noqa: E731
+
+    def find():
+        return pod_plan.read_gpus(api.node["metadata"].get("annotations", {})[pod_plan.GPUS])
+
     until(lambda: pod_plan.GPUS in api.node["metadata"].get("annotations", {}), "the annotation")
     assert [(one.uuid, one.memory_mib, one.capacity_mib, one.slots, one.slice_mib, one.healthy) for one in find()] == [
         (gpu.uuid, 15360, 23040, 4, 5760, True) for gpu in node.gpus
