@@ -57,10 +57,11 @@ demo: apt-hosts collection
 demo-down:
 	@tools/demo.sh down
 
-# SLOW_MINUTES: also the sweeps, as far as they fit into so many minutes from the start.
+# SLOW_MINUTES: also the sweeps, as far as they fit into so many minutes from the start. SLOW: only these, with commas.
 SLOW_MINUTES ?=
+SLOW ?=
 test: apt-test venv collection
-	@$(BIN)/python tools/gates.py $(if $(SLOW_MINUTES),--slow $(SLOW_MINUTES))
+	@$(BIN)/python tools/gates.py $(if $(SLOW_MINUTES),--slow $(SLOW_MINUTES)) $(if $(SLOW),--only $(SLOW))
 
 # Everything, and site.yml killed at twenty random moments instead of five. Hours on a busy machine.
 .PHONY: test-slow

@@ -5,7 +5,7 @@ A gate is a name, the commands it runs and how its results are counted: a pytest
 counts as one for each command. Every gate runs even when an earlier one failed, so that one run shows all faults.
 
 With ``--slow MINUTES`` the sweeps follow, each only if its usual time still fits into so many minutes from the start;
-what was left out is named.
+``--only A,B`` chooses among them. What was left out is named.
 
 The build comes first and alone, for all others use what it makes. Then lanes run side by side: simulated hosts and the
 tests of shares wait most of the time, and leave the processors to the others.
@@ -95,8 +95,6 @@ GATES = [
 # In the order of their worth; minutes: what they usually take on 2 cores.
 SLOW_GATES = [
     Gate("native-slow", {}, SLOW_TESTS, minutes=5),
-    Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
-    Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
     Gate("fuzz", {}, ["tests/fuzz"], ["--seconds=60"], minutes=4),
@@ -106,8 +104,6 @@ SLOW_GATES = [
         ["tests/page"],
         minutes=2,
     ),
-    # Kubernetes is built once and then cached; the build alone takes half an hour.
-    Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
     Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
     Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
     Gate(
@@ -118,6 +114,10 @@ SLOW_GATES = [
         },
         minutes=4,
     ),
+    # Kubernetes is built once and then cached; the build alone takes half an hour.
+    Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
+    Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
+    Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
     Gate("molecule-faults", {"molecule faults": ["tools/molecule.sh", "faults"]}, minutes=8),
     Gate("molecule-airgapped", {"molecule airgapped": ["tools/molecule.sh", "airgapped"]}, minutes=6),
     Gate("molecule-packages", {"molecule packages": ["tools/molecule.sh", "packages"]}, minutes=4),
@@ -196,11 +196,14 @@ def run_gates(gates: list[Gate]) -> tuple[int, int]:
     return passed, failed
 
 
-def run_slow(minutes: int, started: float) -> tuple[int, int]:
-    """Run the slow gates that fit, and name the others."""
+def run_slow(minutes: int, started: float, only: list[str]) -> tuple[int, int]:
+    """Run the slow gates that fit, and name the others; ``only`` names those that are wanted, empty: all."""
     passed = failed = 0
     for gate in SLOW_GATES:
         spent = (time.monotonic() - started) / 60
+        if only and gate.name not in only:
+            say(f"{gate.name}: left out: not among {', '.join(only)}; `tools/gates.py {gate.name}` runs it")
+            continue
         if spent + gate.minutes > minutes:
             why = f"{spent:.0f} of {minutes} minutes are gone" if minutes else "`make test SLOW_MINUTES=60` runs it"
             say(f"{gate.name}: left out: it takes about {gate.minutes} minutes; {why}")
@@ -215,9 +218,10 @@ def main(names: list[str]) -> int:
     """Run the gates named, or all; the exit status is 1 when anything failed."""
     started = time.monotonic()
     slow = int(names.pop(names.index("--slow") + 1)) if "--slow" in names else 0
-    names = [name for name in names if name != "--slow"]
+    only = names.pop(names.index("--only") + 1).split(",") if "--only" in names else []
+    names = [name for name in names if name not in ("--slow", "--only")]
     known = {gate.name for gate in GATES + SLOW_GATES}
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names + only if name not in known]
     if unknown:
         print(f"gates: no gate is named {', '.join(unknown)}; there are {', '.join(sorted(known))}", file=sys.stderr)
         return 2
@@ -228,7 +232,7 @@ def main(names: list[str]) -> int:
     with ThreadPoolExecutor(len(lanes)) as pool:
         results += pool.map(run_gates, lanes)
     if not names:
-        results.append(run_slow(slow, started))
+        results.append(run_slow(slow, started, only))
     passed, failed = (sum(numbers) for numbers in zip(*results, strict=True))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0
