@@ -309,10 +309,35 @@ def test_not_assigned(about, planned, given, before, words):
         assign([Device(*one) for one in planned], given, CONFIG, before)
 
 
+def test_init_container_with_more_gpus_leaves_them_to_the_next(node, kubelet, api, start):
+    start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    init = Part("init", pod_plan.INIT, (Device(first, 15000, 100), Device(second, 15000, 100)))
+    plan(api, "one", (first, 15000, 100), extra=[init])
+    ids = [f"{first}::0", f"{second}::0"]
+    with kubelet.lock:
+        endpoint = kubelet.endpoints[RESOURCE]
+        held = [
+            kubelet._admit(endpoint, "uid-one", "one", "default", name, each)
+            for name, each in (("init", ids), ("main", ids[:1]))
+        ]
+        kubelet.held += held
+        kubelet._save()
+    for one in held:
+        kubelet._start(endpoint, one)
+    assert sizes(kubelet._shown(held[1])) == [(first, 15000, 100)]
+
+
 def test_held_counts_containers_that_share_ids_once():
     def record(ids, mib, cores, **more):
+        ids = [f"{X.uuid}::{one}" if one.isdigit() else one for one in ids]
         devices = [{"uuid": X.uuid, "memory_bytes": mib * MIB, "sm_percent": 1}]
         return Record("r", KUBELET, tuple(ids), {"devices": devices, **more}, cores={X.uuid: cores})
 
-    records = [record(["a"], 100, 10), record(["a"], 300, 5), record(["b"], 50, 20), record(["c"], 900, 9, deny=True)]
+    records = [
+        record(["0"], 100, 10),
+        record(["0", f"{Y.uuid}::0"], 300, 5),  # an init container with a GPU more
+        record(["1"], 50, 20),
+        record(["2"], 900, 9, deny=True),
+    ]
     assert held(records) == {X.uuid: Held(350, 30)}

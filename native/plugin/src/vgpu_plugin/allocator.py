@@ -167,12 +167,15 @@ class Allocator:
                 raise Taken(fault)
 
     def _held(self, without: Record | None = None) -> dict[str, sizing.Held]:
-        """What containers hold of each GPU; those that the kubelet no longer knows hold nothing."""
+        """What containers hold of each GPU; those that the kubelet no longer knows hold nothing, and neither do those
+        that share an id with ``without``: they are of its pod, and do not run when it does.
+        """
         found = checkpoint.read(self._paths.checkpoint)
+        own = frozenset(without.kubelet_ids) if without is not None else frozenset()
         return sizing.held(
             one
             for one in self.records.all()
-            if (without is None or one.kubelet_ids != without.kubelet_ids)
+            if own.isdisjoint(one.kubelet_ids)
             and (found is None or one.kind != KUBELET or found.holds(one.id, frozenset(one.kubelet_ids)))
         )
 

@@ -18,6 +18,7 @@ from ._shared.pod_plan import Device, NodeGpu, Part
 from ._shared.slices import MIB
 from .errors import Refused
 from .gpus import NO_NUMA, Gpu
+from .preference import gpu_of
 from .records import Record
 
 WHOLE = 100
@@ -62,15 +63,16 @@ def capacity_mib(gpu: Gpu, share: slices.Share) -> int:
 
 
 def held(records: Iterable[Record]) -> dict[str, Held]:
-    """What is held of each GPU. Containers that share their ids are of one pod and run one after the other, so of these
-    the largest counts; a container that has no size yet holds nothing.
+    """What is held of each GPU. Containers that share a slice are of one pod and run one after the other (an init
+    container may have more GPUs than those after it), so of these the largest counts; a container that has no size yet
+    holds nothing.
     """
     shares: dict[tuple[str, frozenset[str]], Held] = {}
     for record in records:
         if record.limits.get("deny"):
             continue
         for device in record.limits.get("devices") or []:
-            key = device["uuid"], frozenset(record.kubelet_ids)
+            key = device["uuid"], frozenset(one for one in record.slice_ids if gpu_of(one) == device["uuid"])
             before = shares.get(key, Held())
             mib, cores = -(-device["memory_bytes"] // MIB), record.cores.get(device["uuid"], 0)
             shares[key] = Held(max(mib, before.memory_mib), max(cores, before.cores))
