@@ -200,7 +200,7 @@ def test_the_ledger_comes_back_from_pods_and_nodes():
 
 BINDS = [
     # what the API server does, is the pod bound then, does it hold at once, and in the end
-    (lambda _m, path: 409 if path.endswith("/binding") else None, False, False, False),
+    (lambda _m, path: 409 if path.endswith("/binding") else None, False, True, False),
     (lambda _m, path: 404 if path.endswith("/binding") else None, False, False, False),
     (lambda _m, path: 503 if path.endswith("/binding") else None, False, True, False),
     (lambda _m, path: "hang" if path.endswith("/binding") else None, False, True, False),
@@ -225,6 +225,22 @@ def test_binds_that_go_wrong(fault, bound, holds, finally_holds, monkeypatch):
             assert (one.ledger.held("uid-a") is not None) == finally_holds
             if not bound:
                 assert (await one.schedule(pod, names))[1] == ""
+
+    asyncio.run(go())
+
+
+def test_a_bind_that_was_done_unseen_and_is_tried_again_still_holds():
+    async def go():
+        async with world(timeout=2.0) as (double, one, names):
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            double.silent, double.fault = True, lambda _m, path: "done" if path.endswith("/binding") else None
+            where, said = await one.schedule(pod, names)
+            assert said
+            double.fault = None
+            assert "already assigned" in await one.bind(pod, where)
+            assert one.ledger.held("uid-a") is not None
+            await one.until(lambda: not one.extender.uncertain)
+            assert one.ledger.held("uid-a") is not None
 
     asyncio.run(go())
 
@@ -489,6 +505,9 @@ def test_not_ready_and_no_bind_before_the_first_lists():
                 status, text = await one.get("/readyz")
                 assert status == 503 and "403" in text
                 assert "being listed" in await one.bind(pod_object("a"), "n0")
+                # An error, which is tried again soon, and not "no node has GPUs".
+                _status, found = await one.verb("filter", {"Pod": pod_object("a"), "NodeNames": ["n0"]})
+                assert "being listed" in found["Error"] and not found["FailedAndUnresolvableNodes"]
 
     asyncio.run(go())
 

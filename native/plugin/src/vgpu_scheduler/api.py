@@ -128,11 +128,12 @@ class Api:
         assert self._session is not None
         kind = path.rstrip("/").split("/")[-1] if method in ("POST", "LIST") else path.split("/")[-2]
         self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
-        headers = {**self._access.headers(), "Accept": "application/json"}
+        headers = {"Accept": "application/json"}
         if body is not None:
             patch = "application/merge-patch+json" if method == "PATCH" else "application/json"
             headers["Content-Type"] = patch
         try:
+            headers.update(self._access.headers())
             async with self._session.request(
                 "GET" if method == "LIST" else method,
                 self._access.url + path,
@@ -152,7 +153,10 @@ class Api:
         return text
 
     async def json(self, method: str, path: str, body: Any = None, **query: str | int) -> dict[str, Any]:
-        found = msgspec.json.decode(await self.call(method, path, body, **query))
+        try:
+            found = msgspec.json.decode(await self.call(method, path, body, **query))
+        except msgspec.DecodeError as fault:
+            raise Unknown(f"{method} {path}: expected JSON of the API server: {fault}") from None
         return found if isinstance(found, dict) else {}
 
     async def bind(self, namespace: str, name: str, uid: str, node: str, annotations: dict[str, str]) -> None:
@@ -195,7 +199,10 @@ class Api:
         more = ""
         while True:
             page = await self.call("LIST", path, limit=PAGE, **query, **({"continue": more} if more else {}))
-            found = msgspec.json.decode(page, type=kind)
+            try:
+                found = msgspec.json.decode(page, type=kind)
+            except msgspec.DecodeError as fault:
+                raise ApiError(f"LIST {path}: expected JSON of the API server: {fault}") from None
             yield found
             more = getattr(found, "metadata").more  # noqa: B009 every list has it; T does not say so
             if not more:

@@ -9,6 +9,7 @@ killed at any instruction leaves either both or none.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -143,6 +144,11 @@ class Extender:
             log.warning("bind of %s to %s: %s; its GPUs stay held until it is known", key, args.Node, fault)
             return wire.BindResult(f"pod {key}: {fault}")
         except ApiError as fault:
+            if fault.status == 409:
+                # Bound already, perhaps by a try of ours that got no answer: only the pod of now says whether it holds.
+                self.counts["uncertain"] += 1
+                self.uncertain.setdefault(args.PodUID, (args, -math.inf))
+                return wire.BindResult(f"pod {key}: {fault}")
             self.counts["failed"] += 1
             self.ledger.release(args.PodUID)
             self.uncertain.pop(args.PodUID, None)

@@ -79,6 +79,9 @@ class Service:
                 self._durations.add(verb, time.perf_counter() - began)
 
     async def _filter(self, request: web.Request) -> web.Response:
+        if not self._cluster.synced:
+            # An error is tried again soon; "no node has GPUs" would keep the pod waiting until some node changes.
+            return answer(wire.FilterResult(Error="nodes and pods are being listed; it is tried again"))
         return answer(self._extender.filter(await body(request, wire.ExtenderArgs)))
 
     async def _prioritize(self, request: web.Request) -> web.Response:
