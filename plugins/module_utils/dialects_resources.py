@@ -20,6 +20,9 @@ VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 VCUDA_UNIT_MIB = 256
 
+# What NVIDIA's own plugin offers: where our count has another name, these are its, and no typos.
+OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+
 # What the amount of a Memory counts: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
@@ -147,7 +150,7 @@ def _refuse_typos(values: _Values, config: Config) -> None:
     known = [config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also]
     known += [config.priority, GPU_MEM, GPU_CORE, VCUDA_CORE, VCUDA_MEMORY]
     stems = tuple(name.split("/")[0] + "/" + re.split("[-.]", name.split("/")[1])[0][:3] for name in known)
-    for name in sorted({*values.limits, *values.requests} - set(known)):
+    for name in sorted({*values.limits, *values.requests} - {*known, *OF_NVIDIA}):
         if str(name).startswith(stems):
             message = f'is no resource of GPU sharing; did you mean "{nearest(name, known)}"?'
             values.fault(name, message)

@@ -82,7 +82,11 @@ def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> 
         if before is not None:
             if not check:
                 api.delete(path)
-            changes.append(Change(title_of(one), shown(before), None))
+            told = shown(before)
+            if told is not None and one["kind"] == "Secret":
+                # A diff goes to screens and logs.
+                told["data"] = dict.fromkeys(told.get("data") or {}, "(not shown)")
+            changes.append(Change(title_of(one), told, None))
     return changes
 
 

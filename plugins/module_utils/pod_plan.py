@@ -116,6 +116,9 @@ def read_plan(text: str) -> tuple[Part, ...]:
                     f"{where}.gpus: expected a list of [UUID, MiB, percent], found [{uuid}, {memory}, {cores}]"
                 )
         parts.append(Part(one["name"], kind, tuple(Device(*each) for each in devices)))
+    for uuid, use in use_of(parts).items():
+        if use.memory_mib > MAX_MIB:
+            raise PlanError(f"containers: {use.memory_mib} MiB of {uuid}; expected at most {MAX_MIB} together")
     return tuple(parts)
 
 

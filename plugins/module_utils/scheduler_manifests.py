@@ -325,19 +325,23 @@ def webhooks(wish: Wish) -> list[dict[str, Any]]:
         return one
 
     asks = gpu_condition(wish.config)
-    had = " || ".join(
-        f"(has({which}.metadata.annotations) && '{name}' in {which}.metadata.annotations)"
-        for which in ("oldObject", "object")
-        for name in ANNOTATIONS
-    )
+
+    def planned(*pods: str) -> str:
+        has = [f"(has({pod}.metadata.annotations) && '{{}}' in {pod}.metadata.annotations)" for pod in pods]
+        return " || ".join(one.format(name) for one in has for name in ANNOTATIONS)
+
     mutating = hook("pods.vgpu.fleet", "/mutate", "CREATE", asks, closed)
     # What another webhook did to the pod after us is looked at as well.
     mutating["reinvocationPolicy"] = "IfNeeded"
     validating = [
         hook("pods.vgpu.fleet", "/validate", "CREATE", asks, closed),
+        hook("new-plans.vgpu.fleet", "/validate", "CREATE", planned("object"), closed),
         # A plan that is changed while we are away is written again: no reason to hold up an update.
-        hook("plans.vgpu.fleet", "/validate", "UPDATE", had, False),
+        hook("plans.vgpu.fleet", "/validate", "UPDATE", planned("oldObject", "object"), False),
     ]
+    for one in validating[1:]:
+        # Who may set a label must not thereby write plans, which ledger and device plugins believe.
+        del one["namespaceSelector"], one["objectSelector"]
     api = "admissionregistration.k8s.io/v1"
     meta = _meta(wish, namespaced=False)
     return [

@@ -127,6 +127,8 @@ REFUSED = [
     (pod({GPU: "1"}, {}, {"hami.io/gpu-scheduler-policy": "binpak"}), 'did you mean "binpack"'),
     (pod({GPU: "1"}, {}, {pod_plan.PLAN: "{}"}), "written by the scheduler alone"),
     (pod({GPU: "1"}, {}, {pod_plan.GIVEN: "{}"}), "written by the scheduler alone"),
+    (pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}, {pod_plan.GIVEN: "{}"}), "written by the scheduler alone"),
+    (pod({"cpu": "1"}, {}, {pod_plan.PLAN: "{}"}), "written by the scheduler alone"),
     (pod({GPU: "1", "nvidia.com/gpumen": "5"}), 'did you mean "nvidia.com/gpumem"'),
 ]
 

@@ -45,7 +45,12 @@ def mutate(
         return _update(request, settings)
     pod = request.object or {}
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
-    labels = metadata.get("labels") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    text = "is written by the scheduler alone; leave it out"
+    # Before all that leaves a pod alone: the ledger and device plugins believe these, whatever label is beside.
+    forged = [name for name in (pod_plan.PLAN, pod_plan.GIVEN) if name in annotations]
+    if forged:
+        return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])
     if any(labels.get(name) == "ignore" for name in IGNORE):
         return _answer(request)
     try:
@@ -59,9 +64,6 @@ def mutate(
         text = f'spec.schedulerName: "{scheduler}" plans no GPUs of vgpu.fleet; the pod is left as it is'
         return _answer(request, warnings=[text])
     findings = admission_findings(pod, ask)
-    if pod_plan.PLAN in (metadata.get("annotations") or {}) or pod_plan.GIVEN in (metadata.get("annotations") or {}):
-        text = "is written by the scheduler alone; leave it out"
-        findings.append(Finding("error", f'metadata.annotations["{pod_plan.PLAN}"]', text))
     if findings:
         return _refuse(request, findings)
     warnings = [str(one) for one in ask.warnings] + too_large(ask, largest)

@@ -130,6 +130,14 @@ def test_refused_by_field_and_reason(limits, labels, where, words):
     assert [one for one in fault.value.findings if one.path == where and words in one.message], str(fault.value)
 
 
+def test_nvidias_own_name_beside_a_count_of_another_name_is_not_ours():
+    config = Config(gpu="example.com/gpu")
+    assert not dialects.read_pod(pod({"nvidia.com/gpu": "1"}), config).wants_gpus
+    assert dialects.read_pod(pod({"example.com/gpu": "1"}), config).wants_gpus
+    with pytest.raises(DialectError, match="did you mean"):
+        dialects.read_pod(pod({"nvidia.com/gpumen": "1"}), config)
+
+
 def test_a_count_must_be_named_where_the_variable_says_so():
     with pytest.raises(DialectError, match=r"gpumem.*without nvidia.com/gpu"):
         dialects.read_pod(pod({MEM: 100}), Config(default_count=0))

@@ -72,6 +72,15 @@ def test_check_apply_repeat_change_undo():
     assert api.objects == {} and kube_apply.remove(api, other) == []
 
 
+def test_no_key_is_shown():
+    api, one = Api(), {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "n"}}
+    kube_apply.apply(api, [dict(one, data={"tls.key": "c2VjcmV0"})])
+    for check in (True, False):
+        (change,) = kube_apply.remove(api, [one], check)
+        assert change.before["data"] == {"tls.key": "(not shown)"} and "c2VjcmV0" not in str(change)
+    assert api.objects == {}
+
+
 def test_what_others_wrote_stays():
     api = Api()
     kube_apply.apply(api, [MAP])

@@ -54,8 +54,14 @@ def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, 
     found = made(WISH._replace(match_conditions=conditions, fail_closed=closed))
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in found[kind, "vgpu-scheduler"]["webhooks"]:
-            assert hook["failurePolicy"] == (policy if hook["name"] == "pods.vgpu.fleet" else "Ignore")
+            assert hook["failurePolicy"] == ("Ignore" if hook["name"] == "plans.vgpu.fleet" else policy)
             assert ("matchConditions" in hook) == conditions
+            if "plans." in hook["name"]:
+                # No label lets a pod bring its own plan. What is created has no oldObject to ask.
+                assert "objectSelector" not in hook and "namespaceSelector" not in hook
+                created = hook["rules"][0]["operations"] == ["CREATE"]
+                assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created
+                continue
             keys = [one["key"] for one in hook["objectSelector"]["matchExpressions"]]
             assert keys == list(scheduler_manifests.IGNORE_LABELS)
 
