@@ -373,6 +373,8 @@ static uint64_t take_turns(struct schedule *schedule, const struct sum *sum, uin
         schedule->holder = (int)schedule->alone - 1;
         schedule->turn_start = now;
         schedule->drain_until = now + DRAIN_NS;
+        for (int i = 0; i < SCHEDULE_TENANTS; i++) /* nobody owes for what it used while nobody contended */
+            schedule->tenant[i].late = false;
         if (schedule->holder >= 0)
             schedule->tenant[schedule->holder].used_at = schedule->tenant[schedule->holder].in.used_ns;
     }

@@ -408,7 +408,7 @@ void fence_context_gone(CUcontext context)
     settle_all(now);
     struct place *place = place_of(context, false);
     /* The driver frees the events with the context; but it may refuse to end it, and they would be there for good. */
-    bool entered = place && REAL(cuCtxPushCurrent_v2)(context) == CUDA_SUCCESS;
+    bool entered = place && REAL(cuCtxPushCurrent_v2)(green_enters(context)) == CUDA_SUCCESS;
     for (struct fence **link = &first, *fence; place && (fence = *link);) {
         struct limited *limited = fence->limited;
         if (fence->place != place) {

@@ -210,12 +210,13 @@ EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
     if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
         return REAL(cuGreenCtxDestroy)(green);
     context_lock(block.device);
-    if (!block_take(&vgpu_greens, (uintptr_t)green, &block)) { /* its primary context was reset meanwhile */
+    if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) { /* its primary context was reset meanwhile */
         context_unlock(block.device);
         return REAL(cuGreenCtxDestroy)(green);
     }
     CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
-    leave(context, primary);
+    leave(context, primary); /* as long as it is known: its fences are settled in its primary context */
+    block_take(&vgpu_greens, (uintptr_t)green, &block);
     CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);
     if (status == CUDA_SUCCESS) {
         code_leave_context(context);

@@ -114,7 +114,9 @@ static bool beyond_by_address(int device, uint64_t *beyond)
         return false;
     block_sweep(&vgpu_memory, add_block, &units);
     free(units.ends);
-    *beyond = units.count * UNIT - units.bytes;
+    /* The parts are looked at one after the other: what was freed and taken anew meanwhile may have counted twice. */
+    uint64_t held = units.count * UNIT;
+    *beyond = held > units.bytes ? held - units.bytes : 0;
     return true;
 }
 
@@ -128,7 +130,8 @@ void residue_settle(int index)
     if (!device || !context_try(index))
         return;
     measure_begin(&now, device);
-    bool seen = now.nvml && now.own > 0, told = seen && now.quiet;
+    /* Where contexts do not count, nobody can tell them from the rest of NVML's figure. */
+    bool seen = limits_count_context() && now.nvml && now.own > 0, told = seen && now.quiet;
     uint64_t beyond = 0;
     if (told) {
         uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - residue->charged;

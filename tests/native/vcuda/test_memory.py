@@ -57,6 +57,18 @@ def test_contexts_count_only_where_they_should(host: Host) -> None:
     assert puppet.refused("alloc", 1) == OOM
 
 
+def test_a_context_that_does_not_count_takes_no_room_from_what_comes_later(host: Host) -> None:
+    """Allocations in steps: between them it is looked up what the card holds beyond the charge."""
+    host.write_limits(count_context=False)
+    puppet = host.puppet().start()
+    context, step = host.on_card(), 32 * MIB
+    assert context > 2 * step, "too little to be missed: this proves less"
+    while host.on_card() + step <= LIMIT + context - step:
+        puppet.get("alloc", step)
+    assert host.on_card() > LIMIT
+    assert puppet.refused("alloc", 3 * step) == OOM
+
+
 # verb, its arguments, how it is freed; {0} is the register.
 WAYS = {
     "plain": ("alloc", (7 * MIB + 3,), "free {0}"),

@@ -43,6 +43,14 @@ def test_pieces_just_above_the_unit_do_not_hold_more_than_the_slice(rounding: Ho
     assert puppet.free_bytes() == LIMIT - context
 
 
+def test_nor_where_contexts_do_not_count(rounding: Host) -> None:
+    rounding.write_limits(count_context=False)
+    puppet = rounding.puppet().start()
+    context = rounding.on_card()
+    fill(puppet, UNIT + 1)
+    assert rounding.on_card() - context <= LIMIT + 2 * STEP
+
+
 def test_two_processes_share_what_is_rounded_up(rounding: Host) -> None:
     puppets = [rounding.puppet().start() for _unused in range(2)]
     fill(puppets[0], UNIT + 1, 300)

@@ -196,6 +196,23 @@ def test_what_was_charged_too_much_for_it_is_given_back_and_no_more(library) -> 
     assert before - node.lag(0, 1) >= 30  # what it held the GPU for stays charged
 
 
+def test_what_was_used_alone_after_a_late_turn_is_no_debt(library) -> None:
+    """Charged too little or too much for the end of a turn is settled among those who contended, and no later."""
+    node = Node(library, 50, 50)
+    node.run(200, 0, 1)
+    node.until_turn(0, 0, 1)
+    node.launch(0, 100)
+    node.until_turn(1, 0, 1)
+    node.run(70)  # the other is silent while the rest of it runs: nobody contends any more
+    node.run(3000, 0)
+    node.run(200)
+    node.run(200, 1)
+    start = node.now
+    node.until_turn(0, 0, 1)
+    assert (node.now - start) / MS <= 150
+    assert node.tenant(0).credit > -200 * MS
+
+
 def test_what_one_says_of_itself_leaves_the_others_as_they_stand(library) -> None:
     node = Node(library, 10, 40, 50)
     node.run(300, 0, 1, 2)
