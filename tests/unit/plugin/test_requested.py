@@ -250,6 +250,13 @@ def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     until(lambda: pod_plan.GPUS in api.node["metadata"]["annotations"], "written again")
 
 
+def test_node_that_is_split_equally_from_now_on_offers_no_parts(node, api, start):
+    start()
+    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_plan.GPUS, ""), "the annotation")
+    node.configure(splitCount=4)
+    until(lambda: pod_plan.read_gpus(api.node["metadata"]["annotations"][pod_plan.GPUS]) == (), "no GPUs")
+
+
 def test_lease_does_not_oversell(node, kubelet, api, start, capsys, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     start()

@@ -354,11 +354,13 @@ class Daemon:
     def _tell_node(label: NodeLabel, changes: Reconfiguration, pool: Pool) -> None:
         """What became of the configuration; and the GPUs that pods may ask parts of, for the scheduler."""
         label.tell(changes.outcome())
-        text = None
+        gpus: list[pod_plan.NodeGpu] = []
         if changes.settings.requested:
             sick = {gpu.uuid: pool.sickness(gpu.uuid) for gpu in pool.gpus}
-            text = pod_plan.write_gpus(sizing.node_gpus(pool.gpus, changes.settings.config, sick))
-        label.annotate(pod_plan.GPUS, text)
+            gpus = sizing.node_gpus(pool.gpus, changes.settings.config, sick)
+        # None is said in words: an annotation that is gone means to the scheduler that somebody deleted it, and it
+        # would go on placing by the GPUs that it knows.
+        label.annotate(pod_plan.GPUS, pod_plan.write_gpus(gpus), add=changes.settings.requested)
 
     @staticmethod
     def _keep_house(*tasks: Callable[[], object]) -> None:

@@ -58,8 +58,8 @@ class NodeLabel:
         self._outcome: tuple[str, str] | None = None
         self._told: tuple[str, str] | None = None
         self._name: str | None = None
-        # Annotations that the node is to have, and those of them that it has; None: it is not to have it.
-        self._wanted: dict[str, str | None] = {}
+        # Annotations that the node is to have, and those that it has.
+        self._wanted: dict[str, tuple[str, bool]] = {}
         self._found: dict[str, str | None] = {}
         self._read = False
         # Why the label is not followed, or the outcome not told; empty while all is well.
@@ -75,11 +75,13 @@ class NodeLabel:
                 self._outcome = outcome
                 self._news.notify_all()
 
-    def annotate(self, name: str, text: str | None) -> None:
-        """What an annotation of the node is to say; None: it goes. Written again where somebody changes it."""
+    def annotate(self, name: str, text: str, add: bool = True) -> None:
+        """What an annotation of the node is to say; ``add``: also where the node has none of that name. Written again
+        where somebody changes it.
+        """
         with self._news:
-            if self._wanted.get(name, "") != text:
-                self._wanted[name] = text
+            if self._wanted.get(name) != (text, add):
+                self._wanted[name] = text, add
                 self._news.notify_all()
 
     def stop(self) -> None:
@@ -144,9 +146,13 @@ class NodeLabel:
             self._read = True
             self._news.notify_all()
 
-    def _missing(self) -> dict[str, str | None]:
+    def _missing(self) -> dict[str, str]:
         """Annotations that differ, once the node was read."""
-        return {key: text for key, text in self._wanted.items() if self._read and self._found.get(key) != text}
+        return {
+            key: text
+            for key, (text, add) in self._wanted.items()
+            if self._read and (add or key in self._found) and self._found.get(key) != text
+        }
 
     def _report(self) -> None:
         with self._news:
