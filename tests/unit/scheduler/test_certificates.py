@@ -97,6 +97,20 @@ def test_a_secret_that_holds_no_certificate_is_made_anew(broken):
     asyncio.run(go())
 
 
+@pytest.mark.parametrize("field", ["ca.crt", "ca.key"])
+def test_a_secret_whose_authority_is_broken_is_made_anew(field):
+    async def go():
+        async with ApiDouble() as double, Api(Access(double.url, tls=False)) as api:
+            await Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, []).keep()
+            stored = double.objects[SECRET]
+            await double.put(SECRET, dict(stored, data=dict(stored["data"], **{field: "bm8gY2VydGlmaWNhdGU="})))
+            one = Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, [])
+            await one.keep()
+            assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 both sides are said
+
+    asyncio.run(go())
+
+
 def test_no_right_to_the_secret_is_said():
     async def go():
         async with ApiDouble() as double, Api(Access(double.url, tls=False)) as api:

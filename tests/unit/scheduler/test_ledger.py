@@ -168,6 +168,9 @@ def test_a_node_that_goes_and_comes_back_holds_what_it_held():
     before = ledger.use("a")
     ledger.drop_node("a")
     assert ledger.filter(pod_ask(), ["a"]).never["a"].startswith("the node tells no GPUs")
+    ledger.set_node("a", ())
+    # That is how a node says that it offers no parts any more.
+    assert list(ledger.filter(pod_ask(), ["a"]).never) == ["a"] and ledger.prioritize(pod_ask(), ["a"]) is not None
     ledger.set_node("a", node("a", 2))
     assert ledger.use("a") == before
     ledger.set_node("a", node("a", 3))

@@ -33,7 +33,7 @@ class Certificates(NamedTuple):
 
 
 def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None = None) -> Certificates:
-    """The same certificates where two thirds of their time are left and they are for these names; else new ones."""
+    """The same certificates where a third of their time is left and they are for these names; else new ones."""
     now = now or datetime.now(UTC)
     authority, authority_key, bundle = _authority(old, now)
     if old is not None and authority == old.authority and _good(old, names, now):
@@ -49,6 +49,14 @@ def renewed(old: Certificates | None, names: Sequence[str], now: datetime | None
         .sign(issuer_key, hashes.SHA256())  # type: ignore[arg-type]
     )
     return Certificates(authority, authority_key, _pem(certificate), _key_pem(key), bundle)
+
+
+def refuse_broken(found: Certificates) -> None:
+    """Raises ValueError or TypeError where a field is no certificate or no key without a password."""
+    for pem in (found.authority, found.certificate):
+        _load(pem)
+    for pem in (found.authority_key, found.key):
+        serialization.load_pem_private_key(pem, None)
 
 
 def _authority(old: Certificates | None, now: datetime) -> tuple[bytes, bytes, bytes]:
@@ -68,7 +76,10 @@ def _good(old: Certificates, names: Sequence[str], now: datetime) -> bool:
     if not _fresh(old.certificate, now):
         return False
     certificate = _load(old.certificate)
-    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
     return list(found) == [_alternative(name) for name in names]
 
 

@@ -66,6 +66,7 @@ class Reflector:
         self._again.clear()
         began, version = await self._list()
         while not self._again.is_set() and (left := began + self._resync - time.monotonic()) > 0:
+            opened = time.monotonic()
             stream = asyncio.create_task(self._watch(version, max(1, int(min(left, WATCH_SECONDS)))))
             asked = asyncio.create_task(self._again.wait())
             try:
@@ -77,6 +78,9 @@ class Reflector:
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError, ApiError):
                         await task
+            # Something between may end every stream at once.
+            if time.monotonic() - opened < PAUSE:
+                await self._pause()
 
     async def _list(self) -> tuple[float, str]:
         began, version = time.monotonic(), ""

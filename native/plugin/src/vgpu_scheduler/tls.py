@@ -109,6 +109,7 @@ def read(secret: dict[str, Any]) -> Certificates | None:
     data = secret.get("data") or {}
     try:
         found = Certificates(**{field: base64.b64decode(data[name]) for name, field in FIELDS.items()})
+        certificates.refuse_broken(found)
         load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), found)
     except (KeyError, ValueError, TypeError, ssl.SSLError):
         return None
