@@ -23,6 +23,7 @@
 #define BEYOND (64 * MIB)
 #define ROOM (32 * MIB)
 #define ATTEMPT_S 30
+#define TIDY_S 5 /* of it, to put back what was changed for a program that had to be ended */
 #define CAP_SYS_PTRACE 19
 #define CAP_SYS_ADMIN 21
 #define EXIT_GRANTED 40 /* of a new program */
@@ -92,6 +93,10 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
     char *const arguments[] = {(char *)program, (char *)"--beyond", ordinal, NULL};
     pid_t child = fork();
     if (child == 0) {
+        sigset_t none;
+        sigemptyset(&none);
+        sigprocmask(SIG_SETMASK, &none, NULL);
+        alarm(ATTEMPT_S - TIDY_S);
         execve(program, arguments, (char *const *)environment);
         _exit(EXIT_UNABLE);
     }
@@ -105,7 +110,7 @@ bool copy_file(const char *from, const char *to, int mode)
     char block[65536];
     ssize_t got = -1;
     int in = open(from, O_RDONLY | O_CLOEXEC);
-    int out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700);
+    int out = in < 0 ? -1 : open(to, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0700);
     while (out >= 0 && (got = read(in, block, sizeof block)) > 0)
         if (write(out, block, (size_t)got) != got) {
             got = -1;
@@ -116,6 +121,8 @@ bool copy_file(const char *from, const char *to, int mode)
         close(in);
     if (out >= 0)
         close(out);
+    if (out >= 0 && !whole)
+        unlink(to);
     return whole;
 }
 
