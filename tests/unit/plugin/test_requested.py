@@ -257,6 +257,19 @@ def test_node_that_is_split_equally_from_now_on_offers_no_parts(node, api, start
     until(lambda: pod_plan.read_gpus(api.node["metadata"]["annotations"][pod_plan.GPUS]) == (), "no GPUs")
 
 
+def test_equal_slice_beside_a_size_from_before_does_not_oversell(node, kubelet, api, start):
+    start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    plan(api, "one", (first, 12000, 0))
+    run(kubelet, "one", ids=[f"{first}::0"])
+    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_plan.GPUS, ""), "the annotation")
+    node.configure(splitCount=4)
+    until(lambda: not pod_plan.read_gpus(api.node["metadata"]["annotations"][pod_plan.GPUS]), "equal sizes")
+    with pytest.raises(PodError, match="3840 MiB are asked for, 12000 of 15360 are held by others"):
+        run(kubelet, "two", ids=[f"{first}::1"])
+    assert [one[1] for one in sizes(run(kubelet, "three", ids=[f"{second}::1"], init_container=True))] == [3840]
+
+
 def test_lease_does_not_oversell(node, kubelet, api, start, capsys, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     start()

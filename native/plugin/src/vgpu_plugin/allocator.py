@@ -124,8 +124,8 @@ class Allocator:
                 limits = self._limits(record.id, devices)
                 if self.settings.requested and kind == KUBELET:
                     limits["deny"] = True  # its size is written when it starts, and not before
-                elif self.settings.requested:
-                    self._refuse_oversold(devices)
+                elif self.settings.requested or self._sized_beside(devices):
+                    self._refuse_oversold(devices, asked)
                 record = replace(record, limits=limits, library=str(self.library()))
                 self._make_files(record)
             try:
@@ -157,21 +157,27 @@ class Allocator:
         given = substitute(ids, offers, self.records.all(), spread, self.settings.packed)
         return given, pieces if given == ids else self._pool.resolve(given)
 
-    def _refuse_oversold(self, devices: list[dict[str, Any]]) -> None:
-        """Of a lease: an equal slice may be more than what pods of other sizes left."""
-        before = self._held()
+    def _sized_beside(self, devices: list[dict[str, Any]]) -> bool:
+        """Whether containers of asked sizes still hold these GPUs, from before a change of sliceSizing."""
+        uuids = {one["uuid"] for one in devices}
+        sized = (one.limits["devices"] for one in self.records.all() if "priority" in one.limits)
+        return any(device["uuid"] in uuids for held in sized for device in held)
+
+    def _refuse_oversold(self, devices: list[dict[str, Any]], asked: Iterable[str]) -> None:
+        """Of an equal slice: it may be more than what pods of other sizes left."""
+        before = self._held(asked)
         for one in devices:
             wanted = Device(one["uuid"], one["memory_bytes"] // MIB, 0)
             gpu = self._pool.gpu(one["uuid"])
             if fault := sizing.lacks(gpu, self.settings.config, before.get(gpu.uuid, sizing.Held()), wanted):
                 raise Taken(fault)
 
-    def _held(self, without: Record | None = None) -> dict[str, sizing.Held]:
+    def _held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
         """What containers hold of each GPU; those that the kubelet no longer knows hold nothing, and neither do those
-        that share an id with ``without``: they are of its pod, and do not run when it does.
+        with an id of ``without``, which are one container's: they are of its pod, and do not run when it does.
         """
         found = checkpoint.read(self._paths.checkpoint)
-        own = frozenset(without.kubelet_ids) if without is not None else frozenset()
+        own = frozenset(without)
         return sizing.held(
             one
             for one in self.records.all()
@@ -387,7 +393,7 @@ class Allocator:
         with self.lock:
             given = [self._pool.gpu(one["uuid"]) for one in record.limits["devices"]]
             try:
-                devices = sizing.assign(planned, given, self.settings.config, self._held(record))
+                devices = sizing.assign(planned, given, self.settings.config, self._held(record.kubelet_ids))
             except Refused as fault:
                 self.sizes.tell(owner, "VgpuNoRoom", str(fault))
                 raise Refused(f"pod {owner.name}: {fault}") from None
