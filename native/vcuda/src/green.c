@@ -81,7 +81,7 @@ static void leave(CUcontext green, CUcontext primary)
 struct of_device {
     int device;
     struct block blocks[64];
-    unsigned count;
+    unsigned count, skip;
     bool take;
 };
 
@@ -90,6 +90,10 @@ static bool collect(const struct block *block, void *data)
     struct of_device *found = data;
     if (block->device != found->device || found->count == sizeof found->blocks / sizeof *found->blocks)
         return false;
+    if (found->skip) {
+        found->skip--;
+        return false;
+    }
     found->blocks[found->count++] = *block;
     return found->take;
 }
@@ -97,10 +101,16 @@ static bool collect(const struct block *block, void *data)
 void green_primary_leaves(int device, CUcontext primary)
 {
     struct of_device found = {.device = device};
-    if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
-        block_sweep(&vgpu_greens, collect, &found);
-    for (unsigned i = 0; i < found.count; i++)
-        leave((CUcontext)(uintptr_t)found.blocks[i].owner, primary);
+    unsigned passed = 0;
+    do { /* of this device none comes or goes meanwhile: its lock is held */
+        found.count = 0;
+        found.skip = passed;
+        if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
+            block_sweep(&vgpu_greens, collect, &found);
+        for (unsigned i = 0; i < found.count; i++)
+            leave((CUcontext)(uintptr_t)found.blocks[i].owner, primary);
+        passed += found.count;
+    } while (found.count);
 }
 
 void green_primary_gone(int device)

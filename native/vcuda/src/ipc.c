@@ -92,8 +92,12 @@ void ipc_freed(const struct block *loan)
 
 void ipc_settle(void)
 {
-    if (!atomic_load_explicit(&vgpu_lent_any, memory_order_relaxed) || !lock_try(&lent_lock))
+    if (!atomic_load_explicit(&vgpu_lent_any, memory_order_relaxed))
         return;
+    if (!lock_try(&lent_lock)) { /* another time: nobody else would come back to it */
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+        return;
+    }
     for (struct waiting **link = &waiting; *link;) {
         struct waiting *one = *link;
         if (ledger_lent_open(one->loan.owner)) {

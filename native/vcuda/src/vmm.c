@@ -72,8 +72,12 @@ static void let_go(struct physical *object)
 
 void vmm_settle(void)
 {
-    if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED) || !lock_try(&vmm_lock))
+    if (!__atomic_load_n(&waiting, __ATOMIC_RELAXED))
         return;
+    if (!lock_try(&vmm_lock)) { /* another time: nobody else would come back to it */
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+        return;
+    }
     for (struct physical **link = &waiting; *link;) {
         struct physical *object = *link;
         if (open_elsewhere(object)) {

@@ -112,6 +112,17 @@ def test_it_keeps_the_primary_context(host: Host, order: str) -> None:
     assert agree(host) == 0
 
 
+def test_memory_of_any_number_of_them_goes_with_the_primary_context(host: Host) -> None:
+    puppet = started(host)
+    for number in range(0, 40 * 70, 40):  # a pair of registers each
+        assert green(puppet, number) == OK
+        enter(puppet, number)
+        say(puppet, f"alloc {GREEN + number + 1} {MIB}", "set 0")
+    assert agree(host) > 70 * MIB
+    say(puppet, "reset 0")
+    assert agree(host) == 0
+
+
 def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
     puppet = started(host)
     assert green(puppet) == OK
