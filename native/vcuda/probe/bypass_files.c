@@ -106,7 +106,7 @@ void lie_in_the_ledger(const struct fill *fill)
     struct vgpu_ledger *ledger = (struct vgpu_ledger *)start;
     struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(start + VGPU_LEDGER_SLOT_OFFSET);
     memset(ledger->total, 0, sizeof ledger->total);
-    for (unsigned i = 0; i < ledger->slot_high; i++) {
+    for (unsigned i = 0; i < ledger->slot_high && i < VGPU_LEDGER_SLOTS; i++) {
         memset(slots[i].used, 0, sizeof slots[i].used);
         memset(slots[i].context, 0, sizeof slots[i].context);
     }

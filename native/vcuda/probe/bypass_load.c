@@ -77,22 +77,26 @@ enum attempt by_versioned_name(const struct fill *fill)
     return handle ? beyond_by(by_any_version, handle, fill->device) : UNABLE;
 }
 
-/* Reads the table as a loader of one's own would. The strings follow the symbols in every object that a linker writes. */
+/* Reads the table as a loader of one's own would. The strings follow the symbols in every object that a linker writes,
+ * but other tables may lie between, whose words are no names. */
 static void *in_symbol_table(void *where, const char *wanted)
 {
     const struct link_map *map = where;
     const ELF_SYMBOL *symbols = NULL;
     const char *strings = NULL;
+    size_t size = 0;
     for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; entry++) {
         if (entry->d_tag == DT_SYMTAB)
             symbols = (const ELF_SYMBOL *)entry->d_un.d_ptr;
         else if (entry->d_tag == DT_STRTAB)
             strings = (const char *)entry->d_un.d_ptr;
+        else if (entry->d_tag == DT_STRSZ)
+            size = entry->d_un.d_val;
     }
     if (!symbols || !strings)
         return NULL;
     for (const ELF_SYMBOL *one = symbols + 1; (const char *)(one + 1) <= strings; one++)
-        if (one->st_value && strcmp(strings + one->st_name, wanted) == 0)
+        if (one->st_value && one->st_name < size && strcmp(strings + one->st_name, wanted) == 0)
             return (char *)map->l_addr + one->st_value;
     return NULL;
 }
