@@ -94,7 +94,7 @@ GATES = [
 ]
 # In the order of their worth; minutes: what they usually take on 2 cores.
 SLOW_GATES = [
-    Gate("native-slow", {}, SLOW_TESTS, minutes=5),
+    Gate("native-slow", {}, SLOW_TESTS, minutes=7),
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
     Gate("fuzz", {}, ["tests/fuzz"], ["--seconds=60"], minutes=4),
