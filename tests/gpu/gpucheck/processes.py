@@ -106,6 +106,10 @@ def compare(bare: dict[str, Any], ours: dict[str, Any]) -> tuple[list[str], list
     return refused, wrong, sorted(replaced)
 
 
+# Here the library comes by LD_PRELOAD and the files lie elsewhere than in a slice: other ways round only tell.
+HELD_WITHOUT_MOUNTS = ("bypass-path", "bypass-copy", "bypass-more-devices", "bypass-descriptors")
+
+
 def load(host: Host, report: Report) -> None:
     """The library in a program without CUDA, and in front of the driver by every route (vgpu-probe)."""
     slice_ = host.slice(host.limit())
@@ -127,6 +131,9 @@ def load(host: Host, report: Report) -> None:
         raise Skip(f"no {host.probe.name} beside the library")
     text = host.run(host.probe, "--json", env=slice_.env(), seconds=200, check=False)
     for row in json.loads(text)["checks"]:
+        if row["name"].startswith("bypass-") and row["name"] not in HELD_WITHOUT_MOUNTS:
+            report.figure(row["name"], row["verdict"])
+            continue
         report.gate(
             "probe: " + row["name"], row["verdict"] == "held", row["expected"], f"{row['found']} {row['detail']}"
         )
