@@ -22,6 +22,16 @@ SHARED = ("dialects", "layouts", "mount_namespace", "node_config", "nvml", "pod_
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
 
+# "node": without vgpu_scheduler, whose program would end with an ImportError there, for nodes lack what it needs.
+PARTS = os.environ.get("VGPU_PLUGIN_PARTS", "all")
+if PARTS not in ("node", "all"):
+    raise SystemExit(f'VGPU_PLUGIN_PARTS is "{PARTS}"; expected node or all')
+PACKAGES = ["vgpu_plugin", "vgpu_plugin._proto", "vgpu_plugin._shared"]
+PROGRAMS = ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl:main"]
+if PARTS == "all":
+    PACKAGES.append("vgpu_scheduler")
+    PROGRAMS.append("vgpu-scheduler = vgpu_scheduler.main:main")
+
 # A build folder in the tree would keep files that the sources no longer have, and pack them.
 SCRATCH = tempfile.mkdtemp(prefix="vgpu-plugin-build-")
 atexit.register(shutil.rmtree, SCRATCH, ignore_errors=True)
@@ -59,6 +69,8 @@ class BuildPy(build_py):
 
 
 setup(
+    packages=PACKAGES,
+    entry_points={"console_scripts": PROGRAMS},
     version=VERSION.replace("-", "+", 1),
     cmdclass={"build_py": BuildPy},
     options={"build": {"build_base": SCRATCH}, "egg_info": {"egg_base": SCRATCH}},

@@ -142,7 +142,8 @@ TENANT_DEVICE_FIELDS: Fields = {
     "wanted_ns": (24, "Q"),
     "waiting_ns": (32, "Q"),
     "wish": (40, "Q"),
-    "reserved": (48, "2Q"),
+    "throttled_ns": (48, "Q"),
+    "reserved": (56, "1Q"),
     "busy_until_ns": (64, "16Q"),
 }
 TENANT_DEVICE_SIZE = 192

@@ -147,6 +147,7 @@ def build_wheels(scratch: Path, out: Path, version: str, double: bool) -> list[P
             f"building {source.name}",
             [*command, str(source)],
             VGPU_PLUGIN_VERSION=version,
+            VGPU_PLUGIN_PARTS="node",
             SOURCE_DATE_EPOCH="315532800",
         )
     return sorted(wheels.glob("*.whl"))

@@ -221,7 +221,8 @@ struct vgpu_tenant_device {
     uint64_t wanted_ns;   /* when somebody last launched, or waited to launch */
     uint64_t waiting_ns;  /* when somebody last waited for the gate (not for its own balance) */
     uint64_t wish; /* enum vgpu_tenant_wish: set by a process, kept until the container ends */
-    uint64_t reserved[2];
+    uint64_t throttled_ns; /* time that launches waited for the share or the turn, summed over all threads */
+    uint64_t reserved[1];
     uint64_t busy_until_ns[VGPU_TENANT_LANES]; /* end of the work queued, as predicted; 0: none. Process n has lane n % LANES */
 };
 

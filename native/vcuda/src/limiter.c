@@ -262,7 +262,10 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             fence_wait(seen, *now, until);
         }
         limits_control(); /* a live change counts for who waits, too */
+        uint64_t then = *now;
         *now = limiter_now();
+        /* At each look, so that a kill in a long wait loses little of it. */
+        __atomic_fetch_add(&limited->tenant->throttled_ns, *now - then, __ATOMIC_RELAXED);
     }
 }
 

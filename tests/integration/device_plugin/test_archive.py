@@ -89,6 +89,9 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
             [programs / name, "--version"], capture_output=True, text=True, env=environment, check=True
         )
         assert done.stdout.strip() == VERSION
+    # No program whose libraries are not there.
+    ours = sorted(one.name for one in programs.glob("vgpu*"))
+    assert ours == ["vgpu-device-plugin", "vgpu-kubelet-double", "vgpuctl"]
     script = (
         "import sys, vgpu_plugin.daemon, vgpu_plugin.ctl, vgpu_kubelet_double.cli\n"
         "ours = [one for one in sys.modules.values() if one.__name__.startswith('vgpu_')]\n"
@@ -97,6 +100,7 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
     done = subprocess.run([programs / "python", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     files = done.stdout.split()
     assert len(files) > 25
+    assert not list(installed.glob("*/lib/python*/site-packages/vgpu_scheduler"))
     assert [one for one in files if not one.startswith(str(installed / VERSION))] == []
 
 

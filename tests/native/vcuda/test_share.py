@@ -103,6 +103,17 @@ def test_used_is_what_the_gpu_ran(node: Node) -> None:
     assert container.said()["used_ns"] == pytest.approx(busy, rel=0.05)
 
 
+def test_throttled_is_counted_only_where_launches_wait(node: Node) -> None:
+    held = Container(node, "a", 25, core_policy="force")
+    process = held.start(seconds=2, us=100)
+    process.wait(20)
+    free = Container(node, "b", 0)
+    process = free.start(seconds=1, us=100)
+    process.wait(20)
+    assert held.said()["throttled_ns"] > 100e6
+    assert free.said()["throttled_ns"] == 0
+
+
 # --- with an arbiter ------------------------------------------------------------------------------------------------
 
 

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from types import SimpleNamespace
 
 import pytest
 from vgpu_plugin import ctl
 from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.node_label import NodeLabel
 
 from .api_double import ApiDouble
 from .conftest import FakeGpus
@@ -218,3 +221,71 @@ def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, sta
     until(lambda: [one for one in status(node, capsys)["warnings"] if "is forbidden" in one], "the warning")
     api.refuse.clear()
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
+
+
+class Impatient:
+    """An API server, or a proxy before it, that takes everything, ends every watch as it begins and keeps no
+    annotation; who asks it without an end is stopped.
+    """
+
+    server = "https://api.example"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def get(self, path, *_more):
+        self.calls += 1
+        assert self.calls < 100, "asked again and again without a pause"
+        return {"metadata": {"name": "node-1", "resourceVersion": "10"}}
+
+    patch = post = get
+
+    def watch(self, _path):
+        return iter(())
+
+    def stop(self):
+        return
+
+
+class Pauses(threading.Event):
+    """Stands for the program's life: each wait is written down, and the last one ends it."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last, self.waited = last, []
+
+    def wait(self, timeout=None):
+        self.waited.append(timeout)
+        if len(self.waited) == self.last:
+            self.set()
+        return self.is_set()
+
+
+@pytest.mark.parametrize("task", ["run", "report"])
+def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
+    api = Impatient()
+    label = NodeLabel(api, "node-1", lambda _name: None)
+    label._stopping = Pauses(8)
+    label.annotate("vgpu.fleet/gpus", "[]")
+    label._keep({})
+    getattr(label, task)()
+    assert label._stopping.waited == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert api.calls == 8
+
+
+def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
+    clock = iter(range(0, 10_000, 240))
+    monkeypatch.setattr("vgpu_plugin.node_label.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    api = Impatient()
+    label = NodeLabel(api, "node-1", lambda _name: None)
+    label._stopping = Pauses(1)
+    followed = label._follow
+
+    def follow():
+        if api.calls == 20:
+            label._stopping.set()
+        followed()
+
+    monkeypatch.setattr(label, "_follow", follow)
+    label.run()
+    assert label._stopping.waited == []

@@ -14,8 +14,10 @@ from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin import ctl
 from vgpu_plugin._shared import layouts, pod_plan
 from vgpu_plugin._shared.pod_plan import Device, Part
+from vgpu_plugin.allocator import Allocator
 from vgpu_plugin.daemon import Daemon, Extras
-from vgpu_plugin.errors import Fatal, Refused
+from vgpu_plugin.errors import Fatal, NotNow, Refused
+from vgpu_plugin.pod_sizes import PodSizes
 from vgpu_plugin.records import KUBELET, Record
 from vgpu_plugin.sizing import Held, assign, held
 
@@ -171,6 +173,67 @@ def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(nod
     )
     forgotten(kubelet, "one")
     kubelet.restart_container("two")  # room was made
+
+
+def somebody_else_takes(lock) -> bool:
+    with ThreadPoolExecutor(1) as other:
+        taken = other.submit(lock.acquire, True, 5.0).result()
+        if taken:
+            other.submit(lock.release).result()
+    return taken
+
+
+def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypatch):
+    made, free = [], {}
+    configure = Allocator.configure
+
+    def configured(self, *words):
+        made.append(self)
+        configure(self, *words)
+
+    monkeypatch.setattr(Allocator, "configure", configured)
+    start()
+    for name in ("write_given", "tell"):
+        real = getattr(PodSizes, name)
+
+        def told(self, *words, name=name, real=real):
+            free[name] = somebody_else_takes(made[-1].lock)
+            return real(self, *words)
+
+        monkeypatch.setattr(PodSizes, name, told)
+    first, second = (gpu.uuid for gpu in node.gpus)
+    plan(api, "one", (first, 15000, 0))
+    run(kubelet, "one", ids=[f"{second}::1"])
+    plan(api, "two", (first, 5000, 0))
+    with pytest.raises(PodError, match="5000 MiB are asked for"):
+        run(kubelet, "two", ids=[f"{second}::2"])
+    assert free == {"write_given": True, "tell": True}
+
+
+def test_room_is_kept_while_the_api_server_is_told(node, kubelet, api, start, monkeypatch):
+    """Another pod asks for it meanwhile and does not get it; a pod that could not be told of leaves it."""
+    start()
+    first, second = (gpu.uuid for gpu in node.gpus)
+    refused = []
+    real = PodSizes.write_given
+
+    def told(self, owner, devices):
+        if owner.name == "default/one" and not refused:
+            plan(api, "two", (second, 10000, 0))
+            with pytest.raises(PodError) as fault:
+                run(kubelet, "two", ids=[f"{second}::2"])
+            refused.append(str(fault.value))
+            raise NotNow("etcd is away")
+        real(self, owner, devices)
+
+    monkeypatch.setattr(PodSizes, "write_given", told)
+    plan(api, "one", (first, 10000, 0))
+    with pytest.raises(PodError, match="etcd is away"):
+        run(kubelet, "one", ids=[f"{second}::1"])
+    assert "10000 MiB are asked for, 10000 of 15360 are held by others" in refused[0]
+    assert sizes(kubelet.restart_container("two"))[0][:2] == (second, 10000)
+    with pytest.raises(PodError, match="are held by others"):
+        kubelet.restart_container("one")
 
 
 @pytest.mark.parametrize(

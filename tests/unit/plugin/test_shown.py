@@ -66,8 +66,9 @@ def tenant(pod, used: int, context: int, device_ns: int) -> int:
         os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
     os.pwrite(descriptor, struct.pack("<I", 4711), base + fields["pid"][0])
     with open(mounts["/run/vgpu/tenant"], "r+b") as page:
-        page.seek(layouts.TENANT_FIELDS["devices"][0] + layouts.TENANT_DEVICE_FIELDS["used_ns"][0])
-        page.write(struct.pack("<Q", device_ns))
+        for name, value in (("used_ns", device_ns), ("throttled_ns", 3 * device_ns)):
+            page.seek(layouts.TENANT_FIELDS["devices"][0] + layouts.TENANT_DEVICE_FIELDS[name][0])
+            page.write(struct.pack("<Q", value))
     return descriptor
 
 
@@ -101,6 +102,7 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
         "vgpu_container_processes": [1],
         "vgpu_container_share_limit_ratio": [0.5],
         "vgpu_container_device_seconds_total": [2.5],
+        "vgpu_container_throttled_seconds_total": [7.5],
         "vgpu_container_wanting": [0],
         "vgpu_container_held_back": [0],
         "vgpu_container_memory_violations_total": [0],

@@ -135,6 +135,7 @@ class Admin(rpc.AdminServicer):
                     share_limit=one.share_limit,
                     share_granted=one.share_granted,
                     device_seconds=one.device_seconds,
+                    throttled_seconds=one.throttled_seconds,
                     wanting=one.wanting,
                     held_back=one.held_back,
                     violations=one.violations,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import cdi, checkpoint, sizing
+from . import cdi, checkpoint, handover, sizing
 from . import settings as node_settings
 from ._shared import sharing
 from ._shared.pod_plan import Device
@@ -29,11 +29,6 @@ from .substitution import on_gpus, substitute
 
 if TYPE_CHECKING:
     from .pod_sizes import PodSizes
-
-# Where a container finds the pipes of its MPS daemon, as NVIDIA's plugin has it.
-MPS_ROOT = "/mps"
-# Flag of node.yaml → variable that makes NVIDIA's runtime add those devices.
-FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), ("mofedEnabled", "NVIDIA_MOFED"))
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +75,8 @@ class Allocator:
         self.sizes: PodSizes | None = None
         self.records = records
         self.lock = threading.RLock()
+        # Sizes that are decided and not yet written down: the API server is told in between, without the lock.
+        self._sizing: dict[str, Record] = {}
 
     def configure(self, settings: node_settings.Settings, driver: DriverFiles) -> None:
         """From now on allocations are made by these settings; those that exist stay as they are."""
@@ -180,7 +177,7 @@ class Allocator:
         own = frozenset(without)
         return sizing.held(
             one
-            for one in self.records.all()
+            for one in (self._sizing.get(known.id, known) for known in self.records.all())
             if own.isdisjoint(one.kubelet_ids)
             and (found is None or one.kind != KUBELET or found.holds(one.id, frozenset(one.kubelet_ids)))
         )
@@ -291,13 +288,9 @@ class Allocator:
             envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
             mounts += self._files.mounts(record)
         if mps := next((one for one in pieces if one.mode == MPS), None):
-            envs.update(self._mps_environment(mps.resource))
-            mounts += self._mps_mounts(mps.resource)
-        for flag, name in FEATURES:
-            if self.settings.flags.get(flag):
-                envs[name] = "enabled"
-        if channels := (self.settings.config.get("imex") or {}).get("channelIDs"):
-            envs["NVIDIA_IMEX_CHANNELS"] = ",".join(str(one) for one in channels)
+            envs.update(handover.mps_environment(mps.resource))
+            mounts += handover.mps_mounts(Path(self.settings.flags["mpsRoot"]), mps.resource)
+        envs.update(handover.features(self.settings.config))
         gpus = list({piece.uuid: self._pool.gpu(piece.uuid) for piece in pieces}.values())
         devices = {piece.device: piece for piece in pieces}
         by_index = self.hand_over.id_strategy == "index"
@@ -325,31 +318,14 @@ class Allocator:
                 except OSError as fault:
                     raise Refused(f"{mig.uuid} cannot be handed over by CDI: {fault}") from None
 
-    def _mps_environment(self, resource: str) -> dict[str, str]:
-        return {"CUDA_MPS_PIPE_DIRECTORY": f"{MPS_ROOT}/{resource}/pipe"}
-
-    def _mps_mounts(self, resource: str) -> list[tuple[str, str, bool]]:
-        """The pipes of the resource's control daemon, and the shared memory that its clients and server use."""
-        root = Path(self.settings.flags["mpsRoot"])
-        pipe = root / resource / "pipe"
-        if not pipe.is_dir():
-            raise Refused(f"{pipe} does not exist: the MPS control daemon of {resource} does not run on this node")
-        return [(f"{MPS_ROOT}/{resource}/pipe", str(pipe), False), ("/dev/shm", str(root / "shm"), False)]
-
     def prestart(self, ids: list[str]) -> None:
         """Makes the files anew before a start: /run is empty after a reboot, and a restarted container starts at zero.
 
         Several records may hold the same slices (an init container and a container of one pod); which of them starts is
         not told, and only one of them runs at a time.
         """
-        for record in self.records.with_ids(ids):
-            if record.limits.get("deny"):
-                self._size(record)  # asks the API server, so without the lock
         with self.lock:
-            known = [self._pool.piece(one) for one in ids]
-            for piece in known:
-                if piece is not None:
-                    self._pool.refuse_sick(piece)
+            self._refuse_sick(ids)
             # A container that runs keeps what it was given, also where the node offers other slices by now.
             records = self.records.with_ids(ids)
             if not records:
@@ -361,6 +337,14 @@ class Allocator:
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint knows an "
                     "allocation of them; delete the pod so that it is admitted anew"
                 )
+        for record in records:
+            if record.limits.get("deny"):
+                self._size(record)  # asks the API server, so without the lock
+        with self.lock:
+            self._refuse_sick(ids)
+            records = self.records.with_ids(ids)
+            if not records:
+                raise NotNow(f"slices {', '.join(ids)}: their allocation ended while its size was asked for")
             for record in records:
                 if not record.limits:
                     continue
@@ -370,6 +354,11 @@ class Allocator:
                         "that version; delete the pod so that it is admitted anew"
                     )
                 self._make_files(record)
+
+    def _refuse_sick(self, ids: list[str]) -> None:
+        for piece in (self._pool.piece(one) for one in ids):
+            if piece is not None:
+                self._pool.refuse_sick(piece)
 
     def planned(self, available: Sequence[str], size: int) -> list[str]:
         """Free slices of the GPUs that the scheduler planned for the container that comes now; advice, maybe none."""
@@ -390,21 +379,36 @@ class Allocator:
         owner = self.sizes.owner(record)
         plan = self.sizes.plan(owner)
         planned = next(part.devices for part in plan if part.container == owner.container)
-        with self.lock:
-            given = [self._pool.gpu(one["uuid"]) for one in record.limits["devices"]]
-            try:
-                devices = sizing.assign(planned, given, self.settings.config, self._held(record.kubelet_ids))
-            except Refused as fault:
-                self.sizes.tell(owner, "VgpuNoRoom", str(fault))
-                raise Refused(f"pod {owner.name}: {fault}") from None
+        try:
+            devices = self._reserve(record, planned, self.sizes.priority(owner))
+        except Refused as fault:
+            self.sizes.tell(owner, "VgpuNoRoom", str(fault))
+            raise Refused(f"pod {owner.name}: {fault}") from None
+        try:
             if {one.uuid for one in devices} != {one.uuid for one in planned}:
                 log.info("pod %s: given %s instead of what was planned", owner.name, [one.uuid for one in devices])
                 self.sizes.write_given(owner, sizing.with_part(plan, owner.container, devices))
-            limits = {key: value for key, value in record.limits.items() if key != "deny"}
-            limits.update(devices=sizing.limits_of(devices), priority=self.sizes.priority(owner))
-            cores = {one.uuid: one.cores for one in devices if one.cores}
-            self._write_down(replace(record, limits=limits, cores=cores))
+            with self.lock:
+                if self.records.get(record.id) is None:
+                    raise NotNow(f"allocation {record.id} ended while its size was told to the API server")
+                self._write_down(self._sizing[record.id])
             log.info("allocation %s: sizes of pod %s", record.id, owner.name)
+        finally:
+            with self.lock:
+                del self._sizing[record.id]
+
+    def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
+        """Decides a size and keeps its room while the API server is told. Raises Refused where it does not fit."""
+        with self.lock:
+            if record.id in self._sizing:
+                raise NotNow(f"allocation {record.id}: another call finds out its size now; it is tried again")
+            given = [self._pool.gpu(one["uuid"]) for one in record.limits["devices"]]
+            devices = sizing.assign(planned, given, self.settings.config, self._held(record.kubelet_ids))
+            limits = {key: value for key, value in record.limits.items() if key != "deny"}
+            limits.update(devices=sizing.limits_of(devices), priority=priority)
+            cores = {one.uuid: one.cores for one in devices if one.cores}
+            self._sizing[record.id] = replace(record, limits=limits, cores=cores)
+            return devices
 
     def _rebuild(self, ids: list[str]) -> list[Record]:
         """Records that were lost, from the answers of Allocate that the kubelet keeps."""
@@ -421,9 +425,7 @@ class Allocator:
                     limits["deny"] = True
                 record = Record(entry.allocation, KUBELET, tuple(given), limits, library, asked=asked)
                 self._write_down(record)
-                if self.settings.requested:
-                    self._size(record)
-                rebuilt.append(self.records.get(record.id) or record)
+                rebuilt.append(record)
         return rebuilt
 
     def forget(self, allocation: str) -> None:

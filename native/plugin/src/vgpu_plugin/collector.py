@@ -49,6 +49,8 @@ class Collector:
 
     def collect(self) -> list[str]:
         """One look; returns the allocations that it ended."""
+        # The kubelet is asked without the lock, and before its file is read: what it admits in between is in the file.
+        holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
         with self._allocator.lock:
             found = checkpoint.read(self._checkpoint_file)
             if found is None:
@@ -59,7 +61,6 @@ class Collector:
                 for record in self._allocator.records.all()
                 if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
             }
-            holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
             self._ask_for_the_checkpoint(missing, holders, now)
             missing = {one for one in missing if not self._held(one, holders or {})}
             missing |= set(self._unexplained(found))

@@ -10,8 +10,10 @@ import re
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from . import cdi
+from .errors import Refused
 from .gpus import Gpu
 
 ENVVAR, VOLUME_MOUNTS = "envvar", "volume-mounts"
@@ -21,6 +23,10 @@ VISIBLE_AS_MOUNTS = "/var/run/nvidia-container-devices"
 ANNOTATION_PREFIX = "cdi.k8s.io/"
 # The kubelet passes CDI devices of a plugin on since 1.29 without being asked (feature DevicePluginCDIDevices).
 CDI_KUBELET = (1, 29)
+# Where a container finds the pipes of its MPS daemon, as NVIDIA's plugin has it.
+MPS_ROOT = "/mps"
+# Flag of node.yaml → variable that makes NVIDIA's runtime add those devices.
+FEATURES = (("gdrcopyEnabled", "NVIDIA_GDRCOPY"), ("gdsEnabled", "NVIDIA_GDS"), ("mofedEnabled", "NVIDIA_MOFED"))
 
 
 @dataclass
@@ -134,3 +140,23 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def features(config: dict[str, Any]) -> dict[str, str]:
+    """What makes NVIDIA's runtime add other devices, as flags and imex of node.yaml ask for."""
+    envs = {name: "enabled" for flag, name in FEATURES if (config.get("flags") or {}).get(flag)}
+    if channels := (config.get("imex") or {}).get("channelIDs"):
+        envs["NVIDIA_IMEX_CHANNELS"] = ",".join(str(one) for one in channels)
+    return envs
+
+
+def mps_environment(resource: str) -> dict[str, str]:
+    return {"CUDA_MPS_PIPE_DIRECTORY": f"{MPS_ROOT}/{resource}/pipe"}
+
+
+def mps_mounts(root: Path, resource: str) -> list[tuple[str, str, bool]]:
+    """The pipes of the resource's control daemon, and the shared memory that its clients and server use."""
+    pipe = root / resource / "pipe"
+    if not pipe.is_dir():
+        raise Refused(f"{pipe} does not exist: the MPS control daemon of {resource} does not run on this node")
+    return [(f"{MPS_ROOT}/{resource}/pipe", str(pipe), False), ("/dev/shm", str(root / "shm"), False)]

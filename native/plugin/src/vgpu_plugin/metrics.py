@@ -26,6 +26,10 @@ TYPES = {
     "vgpu_container_share_limit_ratio": ("gauge", "Part of the GPU's time that the container may use."),
     "vgpu_container_share_granted_ratio": ("gauge", "Part that the arbiter grants now; absent without an arbiter."),
     "vgpu_container_device_seconds_total": ("counter", "Time of the GPU charged to the container."),
+    "vgpu_container_throttled_seconds_total": (
+        "counter",
+        "Time that launches waited for the share or the turn, summed over the container's threads.",
+    ),
     "vgpu_container_wanting": ("gauge", "1 where the container launched, or waited to launch, within the last second."),
     "vgpu_container_held_back": ("gauge", "1 where it wants the GPU and is held back to its share."),
     "vgpu_container_memory_violations_total": ("counter", "Times that it was found with more memory than its limit."),
@@ -67,6 +71,7 @@ def text(status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]]) -> str:
         if use["share_granted"] >= 0:
             add("vgpu_container_share_granted_ratio", use["share_granted"], **labels)
         add("vgpu_container_device_seconds_total", use["device_seconds"], **labels)
+        add("vgpu_container_throttled_seconds_total", use["throttled_seconds"], **labels)
         add("vgpu_container_wanting", use["wanting"], **labels)
         add("vgpu_container_held_back", use["held_back"], **labels)
         add("vgpu_container_memory_violations_total", use["violations"], **labels)

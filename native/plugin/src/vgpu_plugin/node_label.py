@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -19,6 +20,8 @@ from .reconfigure import REFUSED
 CONDITION = "VgpuConfiguration"
 COMPONENT = "vgpu-device-plugin"
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+# What is over sooner is no watch that a server ended after its time.
+SHORT_S = 1.0
 GONE = 410
 # What the API server accepts of an event's text.
 LONGEST_TEXT = 1000
@@ -97,21 +100,26 @@ class NodeLabel:
         self._persist(self._report, f"the outcome of the configuration is not told on node {self._node}")
 
     def _persist(self, task: Callable[[], None], trouble: str) -> None:
-        """Repeats a task until stopped; after a fault later and later, for ever."""
+        """Repeats a task until stopped, for ever. After a fault it waits longer each time, and so it does after a task
+        that was over at once: a proxy may end every watch as it begins.
+        """
         retry_s = FIRST_RETRY_S
         while not self._stopping.is_set():
+            begun = time.monotonic()
             try:
                 task()
                 self.faults.pop(trouble, None)
-                retry_s = FIRST_RETRY_S
+                if time.monotonic() - begun >= SHORT_S:
+                    retry_s = FIRST_RETRY_S
+                    continue
             except ApiError as fault:
                 if self._stopping.is_set():
                     return
                 if self.faults.get(trouble) != str(fault):
                     log.warning("%s: %s", trouble, fault)
                 self.faults[trouble] = str(fault)
-                self._stopping.wait(retry_s)
-                retry_s = min(LAST_RETRY_S, retry_s * 2)
+            self._stopping.wait(retry_s)
+            retry_s = min(LAST_RETRY_S, retry_s * 2)
 
     def _follow(self) -> None:
         """Reads the node and follows it until the server ends the watch."""

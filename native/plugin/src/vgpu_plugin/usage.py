@@ -41,6 +41,7 @@ class Usage:
     share_limit: float
     share_granted: float
     device_seconds: float
+    throttled_seconds: float = 0.0
     wanting: bool = False
     held_back: bool = False
     violations: int = 0
@@ -96,6 +97,7 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
                 device["sm_percent"] / 100,
                 _granted(folder / f"gpu-{uuid}"),
                 page.get("used_ns", 0) / 1e9,
+                page.get("throttled_ns", 0) / 1e9,
                 wanting,
                 wanting and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
             )
