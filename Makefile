@@ -29,6 +29,7 @@ help:
 	@echo "make fuzz       the parsers of limits and ledger on any bytes, minutes each (tests/fuzz)"
 	@echo "make native     build the C parts into native/build"
 	@echo "make gpu-check  measure libvgpu.so on this host's GPU; needs a C compiler and python3 alone"
+	@echo "make docs       pages of variables, modules and roles; HTML in .build/docs/html"
 	@echo "make lock       resolve requirements/*.in again"
 
 apt-base:
@@ -114,12 +115,16 @@ bench-hosts: apt-test venv collection native
 	@tests/hosts/payload.sh
 	@$(BIN)/python tests/bench/hosts.py $(BENCH_HOSTS)
 
-docs:
-	@$(PYTHON) tools/docs.py
+# Pages of variables and modules in docs/, and HTML of every module and role in .build/docs/html. An environment of its own,
+# so that a pin of these tools never moves those of the tests.
+docs: apt-base
+	@tools/venv.sh $(BUILD)/docs-env requirements/docs.txt $(PYTHON)
+	@$(BUILD)/docs-env/bin/python tools/variables.py
+	@$(BUILD)/docs-env/bin/python tools/pages.py
 
 lock: apt-base
 	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }
-	@for name in controller plugin scheduler test; do \
+	@for name in controller docs plugin scheduler test; do \
 	    $(BUILD)/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        requirements/$$name.in -o requirements/$$name.txt; \

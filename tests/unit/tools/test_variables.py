@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages that are made from tables are as fresh as the tables, and the tables of a role agree with each other."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+spec = importlib.util.spec_from_file_location("vgpu_variables_tool", ROOT / "tools" / "variables.py")
+assert spec and spec.loader
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+
+@pytest.mark.parametrize("page", sorted(tool.PAGES))
+def test_page_is_fresh(page: str) -> None:
+    assert (ROOT / page).read_text() == tool.PAGES[page](), (
+        f"{page} is old: run `.build/venv/bin/python tools/variables.py`"
+    )
+
+
+@pytest.mark.parametrize("role", tool.roles(ROOT))
+def test_defaults_and_specification_name_the_same_variables(role: str) -> None:
+    """A default that no specification knows is never checked, and stands on no page."""
+    options, defaults = tool.options_of(ROOT, role), tool.defaults_of(ROOT, role)
+    assert sorted(set(defaults) - set(options)) == []
+    for name, option in options.items():
+        if "default" in option and name in defaults and "{{" not in str(defaults[name]):
+            assert option["default"] == defaults[name], f"{role}: {name} has two defaults"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("V(absent) removes it", "`absent` removes it"),
+        ("see O(vcuda_archive) and M(vgpu.fleet.plan)", "see `vcuda_archive` and `vgpu.fleet.plan`"),
+        ("P(vgpu.fleet.node_yaml#filter)", "`vgpu.fleet.node_yaml`"),
+        ("a GPU (or V(none))", "a GPU (or `none`)"),
+        ("L(the page,https://example.com/a)", "[the page](https://example.com/a)"),
+        ("C(f(x\\)) twice", "`f(x)` twice"),
+        ("CUDA(tm) stays", "CUDA(tm) stays"),
+    ],
+)
+def test_markup(text: str, shown: str) -> None:
+    assert tool.markup(text) == shown
+
+
+def test_a_role_shows_type_default_and_choices(tmp_path: Path) -> None:
+    meta, defaults = tmp_path / "roles/x/meta", tmp_path / "roles/x/defaults"
+    meta.mkdir(parents=True)
+    defaults.mkdir()
+    (meta / "argument_specs.yml").write_text(
+        "argument_specs: {main: {short_description: X, options: {"
+        "x_state: {description: [Which., V(a) or b], choices: [a, b], default: a},"
+        "x_list: {description: A list., type: list, elements: str},"
+        "x_key: {description: A key., required: true}}}}"
+    )
+    (defaults / "main.yml").write_text('x_state: a\nx_list: "{{ omit }}"\n')
+    assert list(tool.role_rows(tmp_path, "x")) == [
+        "| `x_state` | str | `a` | Which. `a` or b. One of `a`, `b`. |\n",
+        "| `x_list` | list of str | computed | A list. |\n",
+        "| `x_key` | str | required | A key. |\n",
+    ]

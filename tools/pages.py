@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check what modules, plugins and roles say of themselves, and build a page of each: ``make docs``.
+
+``antsibull-docs`` judges a copy of the working tree, Sphinx builds HTML with every warning an error, and no network is
+asked: references to Ansible's own pages go by the table below. Two faults that are planted on purpose must be found,
+so a linter that looks at nothing cannot pass. The result is .build/docs/html/index.html.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+WORK = ROOT / ".build" / "docs"
+TREE = WORK / "tree" / "ansible_collections" / "vgpu" / "fleet"
+# antsibull-docs and Sphinx are beside the Python that runs this: their environment is .build/docs-env.
+BIN = Path(sys.executable).parent
+
+ANSIBLE_PAGES = "https://docs.ansible.com/ansible/latest/"
+# Labels of Ansible's documentation that generated pages refer to. One that is not here is a warning, so an error.
+LABELS = {
+    "action_plugins": ("plugins/action.html#action-plugins", "Action plugins"),
+    "ansible_configuration_settings": (
+        "reference_appendices/config.html#ansible-configuration-settings",
+        "Ansible configuration settings",
+    ),
+    "common_return_values": (
+        "reference_appendices/common_return_values.html#common-return-values",
+        "Return values",
+    ),
+    "ansible_collections.ansible.builtin.debug_module": (
+        "collections/ansible/builtin/debug_module.html",
+        "ansible.builtin.debug",
+    ),
+}
+
+CONF = """\
+project = "vgpu.fleet"
+title = html_short_title = "vgpu.fleet"
+extensions = ["sphinx.ext.intersphinx", "sphinx_antsibull_ext"]
+pygments_style = "ansible"
+highlight_language = "YAML+Jinja"
+html_theme = "sphinx_ansible_theme"
+html_show_sphinx = False
+html_show_copyright = False
+html_use_index = False
+html_copy_source = False
+intersphinx_mapping = {{"ansible": ("{pages}", "{inventory}")}}
+default_role = "any"
+nitpicky = True
+"""
+
+# Faults that each of the two judges must find: file, text in it, what it becomes.
+PLANTED = {
+    "lint": ("plugins/modules/gpu_info.py", "description:\n  - ", "description:\n  - See M(vgpu.fleet.nothing). "),
+    "build": ("roles/teardown/meta/argument_specs.yml", "    description:\n", "    no_description:\n"),
+}
+
+
+class Fault(Exception):
+    """A sentence for a person."""
+
+
+def run(*command: str | Path, cwd: Path = WORK) -> subprocess.CompletedProcess[str]:
+    """A program of this environment; it must not see the configuration of the checkout."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+    env.update(
+        PATH=f"{BIN}{os.pathsep}{env['PATH']}",
+        ANSIBLE_COLLECTIONS_PATH=str(WORK / "tree"),
+        LC_ALL="C.UTF-8",
+    )
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def copy_tree() -> None:
+    """A copy that is a git repository: antsibull-docs asks git which files a collection has, and .build is ignored."""
+    shutil.rmtree(WORK, ignore_errors=True)
+    WORK.mkdir(parents=True)
+    for command in (
+        [ROOT / "tools/export.sh", TREE],
+        ["git", "-C", TREE, "init", "-q"],
+        ["git", "-C", TREE, "add", "-A"],
+    ):
+        done = run(*command)
+        if done.returncode:
+            raise Fault(f"{command[0]} ended with {done.returncode}: {done.stdout.strip()}")
+
+
+def lint() -> str:
+    """What antsibull-docs says against the collection; empty: nothing."""
+    done = run(
+        "antsibull-docs",
+        "lint-collection-docs",
+        "--plugin-docs",
+        "--validate-collection-refs=all",
+        "--disallow-unknown-collection-refs",
+        TREE,
+    )
+    return done.stdout.strip() or (f"it ended with {done.returncode}" if done.returncode else "")
+
+
+def build() -> str:
+    """What is wrong with the pages of .build/docs/html; empty: nothing."""
+    site, rst = WORK / "site", WORK / "site" / "rst"
+    shutil.rmtree(site, ignore_errors=True)
+    rst.mkdir(parents=True, mode=0o755)
+    done = run("antsibull-docs", "collection", "--use-current", "--squash-hierarchy", f"--dest-dir={rst}", "vgpu.fleet")
+    # A page that could not be made is replaced by one that says so, and the exit status is 0.
+    said = done.stdout.strip()
+    if done.returncode or said:
+        return said or f"antsibull-docs ended with {done.returncode}"
+    inventory = site / "ansible.inv"
+    inventory.write_bytes(inventory_bytes())
+    (site / "conf.py").write_text(CONF.format(pages=ANSIBLE_PAGES, inventory=inventory))
+    done = run("sphinx-build", "-q", "-W", "--keep-going", "-b", "html", "-c", site, rst, WORK / "html")
+    if done.returncode:
+        return done.stdout.strip() or f"sphinx-build ended with {done.returncode}"
+    lacking = [page for page in pages_wanted(TREE) if not (WORK / "html" / page).exists()]
+    return f"no page was built: {', '.join(lacking)}" if lacking else ""
+
+
+def pages_wanted(tree: Path) -> list[str]:
+    """One page for each module, filter, lookup and role."""
+    found = [f"{path.stem}_module.html" for path in tree.glob("plugins/modules/*.py")]
+    found += [f"{path.parent.parent.name}_role.html" for path in tree.glob("roles/*/meta/argument_specs.yml")]
+    found += [f"{path.stem}_lookup.html" for path in tree.glob("plugins/lookup/*.py")]
+    found += [f"{path.stem}_filter.html" for path in tree.glob("plugins/filter/*.yml")]
+    return sorted(found)
+
+
+def inventory_bytes() -> bytes:
+    """The labels as a Sphinx inventory of version 2."""
+    lines = "".join(f"{name} std:label -1 {place} {title}\n" for name, (place, title) in sorted(LABELS.items()))
+    head = "# Sphinx inventory version 2\n# Project: ansible\n# Version: \n"
+    return (head + "# The remainder of this file is compressed using zlib.\n").encode() + zlib.compress(lines.encode())
+
+
+def planted(name: str) -> None:
+    """The fault must be found, or the judge judges nothing."""
+    file, old, new = PLANTED[name]
+    path = TREE / file
+    text = path.read_text()
+    if old not in text:
+        raise Fault(f"{file}: expected {old!r} to plant a fault at, found none; choose another place in tools/pages.py")
+    path.write_text(text.replace(old, new, 1))
+    try:
+        said = {"lint": lint, "build": build}[name]()
+    finally:
+        path.write_text(text)
+    if not said:
+        raise Fault(f"{name}: a fault planted in {file} was not found")
+
+
+def main() -> int:
+    try:
+        copy_tree()
+        for name in PLANTED:
+            planted(name)
+        for name, judge in (("antsibull-docs lint-collection-docs", lint), ("build", build)):
+            said = judge()
+            if said:
+                raise Fault(f"{name}: " + re.sub(re.escape(f"{TREE}/"), "", said))
+    except Fault as fault:
+        print(f"pages: {fault}", file=sys.stderr)
+        return 1
+    print(f"pages: {len(pages_wanted(TREE))} pages, {(WORK / 'html' / 'index.html').relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

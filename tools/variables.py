@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write docs/variables.md and docs/modules.md from the tables that the programs themselves go by.
+
+Group variables come from plugins/module_utils/schema.py, variables of a role from its meta/argument_specs.yml and
+defaults/main.yml, modules from their own documentation: a page and what is checked cannot differ.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+
+HEAD = """\
+# Variables
+
+Made by `make docs`: do not edit this page.
+
+## Of a host group
+
+Set them in `group_vars/<group>.yml`. Any other variable that starts with `vgpu_` is an error that names the nearest
+valid one. From `plugins/module_utils/schema.py`.
+
+| variable | default | expected | meaning |
+|---|---|---|---|
+"""
+
+REFUSED = """
+### Not in this version
+
+`preflight` refuses these with a sentence, before any host is changed:
+
+| variable | value |
+|---|---|
+"""
+
+ROLES = """
+## Of a role
+
+Set them beside the others, or with `-e`. Ansible checks their types when the role starts. From each role's
+`meta/argument_specs.yml` and `defaults/main.yml`; the role's README says more. A default "computed" is an expression in
+that file.
+"""
+
+ROLE_TABLE = "| variable | type | default | meaning |\n|---|---|---|---|\n"
+
+MODULES = """\
+# Modules
+
+Made by `make docs`, which also builds a page of each with all options and answers below `.build/docs/html`;
+`ansible-doc vgpu.fleet.<name>` shows the same on a terminal.
+
+| module | what it does | check mode | diff |
+|---|---|---|---|
+"""
+
+# Ansible's markup of names: option, value, constant, environment, module, plugin, return value, bold, italic.
+MARKUP = re.compile(r"\b(?:O|V|C|E|M|P|RV|B|I)\(((?:[^()\\]|\\.|\([^()]*\))*)\)")
+LINK = re.compile(r"\b(?:U\(([^()]+)\)|L\(([^(),]+),\s*([^()]+)\))")
+
+
+def variables_page(root: Path = ROOT) -> str:
+    """The text of docs/variables.md."""
+    sys.path.insert(0, str(root))
+    from plugins.module_utils import schema
+
+    rows = [
+        f"| `{name}` | {_default(variable.default)} | {_cell(variable.kind.expected)} | {_cell(variable.about)} |"
+        for name, variable in schema.VARIABLES.items()
+    ]
+    refused = [f"| `{name}` | {_values(values)} |" for name, values, _way_out in schema.UNAVAILABLE]
+    text = HEAD + "\n".join(rows) + "\n" + (REFUSED + "\n".join(refused) + "\n" if refused else "") + ROLES
+    for role in roles(root):
+        text += f"\n### [{role}](../roles/{role}/README.md)\n\n"
+        text += _cell(markup(spec_of(root, role)[main_entry(root, role)]["short_description"])) + ".\n\n"
+        text += ROLE_TABLE + "".join(role_rows(root, role))
+    return text
+
+
+def roles(root: Path) -> list[str]:
+    return sorted(path.parent.parent.name for path in root.glob("roles/*/meta/argument_specs.yml"))
+
+
+def spec_of(root: Path, role: str) -> dict[str, Any]:
+    """Entry points of a role by name."""
+    text = (root / "roles" / role / "meta/argument_specs.yml").read_text()
+    return dict(yaml.safe_load(text)["argument_specs"])
+
+
+def main_entry(root: Path, role: str) -> str:
+    spec = spec_of(root, role)
+    return "main" if "main" in spec else next(iter(spec))
+
+
+def options_of(root: Path, role: str) -> dict[str, Any]:
+    """Options of all entry points of a role, each once."""
+    found: dict[str, Any] = {}
+    for entry in spec_of(root, role).values():
+        found.update(entry.get("options") or {})
+    return found
+
+
+def defaults_of(root: Path, role: str) -> dict[str, Any]:
+    path = root / "roles" / role / "defaults/main.yml"
+    return dict((yaml.safe_load(path.read_text()) or {}) if path.exists() else {})
+
+
+def role_rows(root: Path, role: str) -> Iterable[str]:
+    given = defaults_of(root, role)
+    for name, option in options_of(root, role).items():
+        kind = option.get("type", "str")
+        if option.get("elements"):
+            kind += f" of {option['elements']}"
+        about = option.get("description") or []
+        words = " ".join(markup(line) for line in ([about] if isinstance(about, str) else about))
+        if option.get("choices"):
+            words = words.rstrip(". ") + ". One of " + ", ".join(f"`{one}`" for one in option["choices"]) + "."
+        if option.get("required"):
+            default = "required"
+        elif name in given:
+            default = _role_default(given[name])
+        else:
+            default = _role_default(option["default"]) if "default" in option else "none"
+        yield f"| `{name}` | {kind} | {default} | {_cell(words)} |\n"
+
+
+def _role_default(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if "{{" in text or "\n" in text.strip():
+        return "computed"
+    if value in ("", None, [], {}):
+        return "empty"
+    return f"`{_cell(text)}`"
+
+
+def markup(text: str) -> str:
+    """Ansible's documentation markup as Markdown."""
+    text = LINK.sub(lambda found: f"<{found[1]}>" if found[1] else f"[{found[2]}]({found[3]})", text)
+    return MARKUP.sub(lambda found: "`" + found[1].replace("\\", "").partition("#")[0] + "`", text)
+
+
+def modules_page(root: Path = ROOT) -> str:
+    """The text of docs/modules.md."""
+    rows = []
+    for path in sorted((root / "plugins/modules").glob("*.py")):
+        about = documentation(path)
+        attributes = about.get("attributes") or {}
+        modes = [str((attributes.get(mode) or {}).get("support", "?")) for mode in ("check_mode", "diff_mode")]
+        words = _cell(markup(about["short_description"]))
+        rows.append(f"| [`{path.stem}`](../plugins/modules/{path.name}) | {words} | {modes[0]} | {modes[1]} |")
+    return MODULES + "\n".join(rows) + "\n"
+
+
+def documentation(path: Path) -> dict[str, Any]:
+    """What a module says of itself. Raises ValueError where it says nothing."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == "DOCUMENTATION" for one in node.targets):
+            return dict(yaml.safe_load(ast.literal_eval(node.value)))
+    raise ValueError(f"{path}: expected an assignment of DOCUMENTATION, found none")
+
+
+def _default(value: object) -> str:
+    return "unset" if value is None else f"`{json.dumps(value)}`"
+
+
+def _values(values: tuple[object, ...]) -> str:
+    return ", ".join(f"`{value if isinstance(value, str) else json.dumps(value)}`" for value in values)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES = {"docs/variables.md": variables_page, "docs/modules.md": modules_page}
+
+if __name__ == "__main__":
+    for page, make in PAGES.items():
+        (ROOT / page).write_text(make())
