@@ -186,6 +186,8 @@ EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc descriptio
     CUresult status;
     if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
         return memory_refuse("cuGreenCtxCreate");
+    if (control == CONTROL_BROKEN || limits_denied()) /* a primary context that is there already would be given to anybody */
+        return memory_broken();
     /* Its primary context, charged as any; once for the time of this call, once for the life of the green one. */
     status = cuDevicePrimaryCtxRetain(&primary, ordinal);
     if (status != CUDA_SUCCESS)

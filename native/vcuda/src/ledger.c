@@ -36,7 +36,7 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         if (!ledger_byte_take(descriptor, VGPU_LEDGER_ALIVE_BASE + i))
             continue;
         struct vgpu_ledger_slot *slot = ledger_slot(map, i);
-        if (ledger_slot_lent(descriptor, slot)) {
+        if (ledger_slot_lent(descriptor, map, slot)) {
             ledger_byte_drop(descriptor, VGPU_LEDGER_ALIVE_BASE + i);
             continue;
         }

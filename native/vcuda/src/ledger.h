@@ -56,11 +56,12 @@ bool ledger_byte_share(int descriptor, uint64_t byte); /* by any number of proce
 int ledger_range_held(int descriptor, uint64_t first, uint64_t count); /* as ledger_byte_held, for any of them */
 /* --- shareable.c: descriptors that stand for device memory ------------------------------------------------ */
 
-/* Is any handle open that a process of this ledger made? Also where it cannot be known. */
-bool shareable_any(const struct vgpu_ledger *ledger);
+/* Is any handle open that a process of this ledger, a file of that device and inode, made? Also where it cannot be known. */
+bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2]);
 
-/* Is memory of this dead slot's process still open in another? */
-bool ledger_slot_lent(int descriptor, const struct vgpu_ledger_slot *slot);
+/* Of a dead process's slot: is memory of it still open in another process, and how much of a device's is charged as long. */
+bool ledger_slot_lent(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot);
+uint64_t ledger_slot_lent_bytes(const struct vgpu_ledger_slot *slot, int device);
 
 #pragma GCC visibility pop
 

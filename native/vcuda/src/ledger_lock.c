@@ -101,23 +101,28 @@ static bool slot_empty(const struct vgpu_ledger_slot *slot)
     return any == 0;
 }
 
-bool ledger_slot_lent(int descriptor, const struct vgpu_ledger_slot *slot)
+bool ledger_slot_lent(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot)
 {
+    uint64_t identity[2];
     uint32_t any = 0;
     for (int device = 0; device < VGPU_LEDGER_LENT_DEVICES; device++)
         any |= slot->lent_mib[device];
     return any && (ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN) != 0 ||
-                   shareable_any(ledger_self.map));
+                   !ledger_file_identity(descriptor, identity) || shareable_any(ledger, identity));
+}
+
+uint64_t ledger_slot_lent_bytes(const struct vgpu_ledger_slot *slot, int device)
+{
+    uint64_t lent = device < VGPU_LEDGER_LENT_DEVICES ? (uint64_t)slot->lent_mib[device] * MIB : 0;
+    return lent < slot->used[device] ? lent : slot->used[device];
 }
 
 /* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */
 static bool strip(int descriptor, struct vgpu_ledger_slot *slot)
 {
-    bool lent = ledger_slot_lent(descriptor, slot), changed = !lent;
+    bool lent = ledger_slot_lent(descriptor, ledger_self.map, slot), changed = !lent;
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
-        uint64_t open = lent && device < VGPU_LEDGER_LENT_DEVICES ? (uint64_t)slot->lent_mib[device] * MIB : 0;
-        if (open > slot->used[device])
-            open = slot->used[device];
+        uint64_t open = lent ? ledger_slot_lent_bytes(slot, device) : 0;
         changed = changed || slot->context[device] || slot->used[device] != open;
         slot->used[device] = open;
         slot->context[device] = 0;

@@ -61,6 +61,20 @@ static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_
     return NULL;
 }
 
+/* What dead processes had lent is charged as long as anybody has it: to nobody who could be named. */
+static uint64_t view_of_the_dead(const struct view *view)
+{
+    uint64_t sum = 0, bytes;
+    for (uint32_t at = 0, high = view->device < 0 ? 0 : ledger_high(view->ledger); at < high; at++) {
+        const struct vgpu_ledger_slot *slot = ledger_slot(view->ledger, at);
+        bytes = ledger_slot_lent_bytes(slot, view->device);
+        if (bytes && ledger_byte_held(view->descriptor, VGPU_LEDGER_ALIVE_BASE + at) == 0 &&
+            ledger_slot_lent(view->descriptor, view->ledger, slot))
+            sum += bytes;
+    }
+    return sum;
+}
+
 bool ledger_view_total(const char *uuid, uint64_t *bytes)
 {
     struct view view;
@@ -70,6 +84,7 @@ bool ledger_view_total(const char *uuid, uint64_t *bytes)
         return false;
     for (uint32_t at = 0; view_next(&view, &at, &held);)
         *bytes += held;
+    *bytes += view_of_the_dead(&view);
     view_close(&view);
     return true;
 }

@@ -30,9 +30,10 @@
 
 static _Atomic uint32_t next_object;
 
-static uint64_t container(void)
+/* `ledger`: device and inode of the container's ledger file. */
+static uint64_t container(const uint64_t ledger[2])
 {
-    uint64_t hash = (ledger_self.file[0] * 0x9e3779b97f4a7c15ull ^ ledger_self.file[1]) * 0xff51afd7ed558ccdull;
+    uint64_t hash = (ledger[0] * 0x9e3779b97f4a7c15ull ^ ledger[1]) * 0xff51afd7ed558ccdull;
     return BASE | (hash >> 34) << 32;
 }
 
@@ -42,7 +43,8 @@ static bool identity(int descriptor, uint64_t file[2])
     struct stat status;
     if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
         return false;
-    /* A device node is itself wherever it lies. */
+    /* By inode, of a device node too, for there the kernel keeps the locks: another node of the same device has none of
+     * these. The bit tells a reader of the ledger which kind it is. */
     file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
     file[1] = (uint64_t)status.st_ino;
     return true;
@@ -108,7 +110,7 @@ static uint64_t new_object(int file)
     uint64_t unused;
     for (uint32_t tries = 0; tries < 1u << OBJECT_BITS; tries++) {
         uint64_t number = atomic_fetch_add(&next_object, 1) & ((1u << OBJECT_BITS) - 1);
-        uint64_t object = container() | ((uint64_t)ledger_self.slot << OBJECT_BITS | number) * HANDLES;
+        uint64_t object = container(ledger_self.file) | ((uint64_t)ledger_self.slot << OBJECT_BITS | number) * HANDLES;
         if (locked(file, object, HANDLES, &unused) == 0)
             return object;
     }
@@ -150,12 +152,12 @@ bool shareable_open(uint64_t object)
     return open;
 }
 
-bool shareable_any(const struct vgpu_ledger *ledger)
+bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2])
 {
     bool marked;
     uint64_t at;
     int file = open_file(ledger, &marked);
-    bool any = file < 0 ? marked : locked(file, container(), SPAN, &at) != 0;
+    bool any = file < 0 ? marked : locked(file, container(identity), SPAN, &at) != 0;
     if (file >= 0)
         close(file);
     return any;
@@ -183,7 +185,7 @@ enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
     if (all < 0)
         return SHAREABLE_UNKNOWN;
     if (identity(all, known) && identity(descriptor, file) && same(known, file))
-        *object = own_byte(all, descriptor, container(), SPAN) / HANDLES * HANDLES;
+        *object = own_byte(all, descriptor, container(ledger_self.file), SPAN) / HANDLES * HANDLES;
     close(all);
     return *object ? SHAREABLE_OURS : SHAREABLE_FOREIGN;
 }

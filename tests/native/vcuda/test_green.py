@@ -7,7 +7,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, LIMIT, LINKED, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet, compile_program
+from conftest import (
+    BUILD,
+    LIMIT,
+    LINKED,
+    MIB,
+    NOT_PERMITTED,
+    OK,
+    OOM,
+    PROFILE,
+    SIMULATOR,
+    Host,
+    Puppet,
+    compile_program,
+    layouts,
+)
 from shares import Container, Node
 from test_coverage_graphs import say
 
@@ -149,6 +163,22 @@ def test_one_that_does_not_fit_is_refused(host: Host, beside: int) -> None:
     before = agree(host)
     other = started(host)  # nor its primary context
     assert green(other) == OOM
+    assert agree(host) == before
+
+
+def test_none_is_made_while_the_limits_say_deny(host: Host) -> None:
+    """Although its primary context is there already, and stays."""
+    puppet = started(host)
+    say(puppet, "retain 1 0")
+    before = agree(host)
+    wish = layouts.as_packed(layouts.parse_limits(host.limits.read_bytes()))
+    layouts.rewrite_limits(str(host.limits), dict(wish, deny=True))
+    assert green(puppet) == NOT_PERMITTED
+    assert str(host.limits) in puppet.errors()
+    assert agree(host) == before
+    layouts.rewrite_limits(str(host.limits), wish)
+    assert green(puppet) == OK
+    leave(puppet)
     assert agree(host) == before
 
 

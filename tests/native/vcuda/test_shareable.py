@@ -98,6 +98,20 @@ def test_a_death_frees_what_nobody_else_has(
     assert host.on_card() == LIMIT
 
 
+def test_who_only_looks_on_sees_what_the_dead_had_lent(host: Host) -> None:
+    """A process without a slot, as nvidia-smi is: it reads the ledger and repairs nothing."""
+    maker, user, onlooker = host.puppet().start(), host.puppet().start(), host.puppet()
+    context = host.physical()[user.process.pid]
+    make(maker)
+    take(maker, user)
+    end(maker, True)
+    kept = host.on_card()
+    assert kept == context + SIZE, "on this driver it is gone with its maker: this proves nothing"
+    assert onlooker.say("nvml 0")[1:4] == [LIMIT, kept, LIMIT - kept]
+    say(user, f"close-fd {TAKEN}")
+    assert onlooker.say("nvml 0")[2] == host.on_card() == context
+
+
 def test_handles_made_again_and_again_leave_nothing(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()
