@@ -11,6 +11,7 @@ import json
 import os
 from typing import Any, Sequence
 
+from . import node_config as configs
 from . import node_state, nvml
 from .daemon_apply import write_bytes
 from .hardware import Host
@@ -29,11 +30,21 @@ def keep(
         "library": node_state.version_of(host.link(os.path.join(library_root, "current"))),
         "plugin": node_state.version_of(host.link(os.path.join(plugin_root, "current"))),
         "node_config": host.text(node_config),
+        "configs": named(host, node_config),
         "units": {path: host.text(path) for path in units},
     }
     if not check_mode:
         write_bytes(host.path(PATH), (json.dumps(point, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
     return point, False
+
+
+def named(host: Host, node_config: str) -> dict[str, str]:
+    """The named configurations beside node.yaml, path → text. Those that an upgrade writes go by the same pattern."""
+    folder = configs.configs_folder(node_config)
+    shown = [name for name in host.names(folder) if not name.startswith(".")]
+    paths = [f"{folder}/{name}" for name in shown if name.endswith(configs.CONFIG_SUFFIX)]
+    texts = ((path, host.text(path)) for path in paths)
+    return {path: text for path, text in texts if text is not None}
 
 
 def forget(host: Host, check_mode: bool = False) -> bool:
@@ -52,7 +63,10 @@ def kept(host: Host) -> dict[str, Any] | None:
     except ValueError:
         return None
     keys = ("library", "plugin", "node_config", "units")
-    return found if isinstance(found, dict) and all(key in found for key in keys) else None
+    if not isinstance(found, dict) or not all(key in found for key in keys):
+        return None
+    # A record of a version that did not keep the named configurations: they stay as they are then.
+    return {**found, "configs": found.get("configs")}
 
 
 def proven(host: Host) -> bool:

@@ -11,7 +11,7 @@ short_description: Keep what a node returns to where its upgrade fails
 version_added: 0.1.0
 description:
   - Keeps on the node which versions of the library and the device plugin are current, and the texts of their
-    configuration and units.
+    configurations and units.
   - What an upgrade that was killed has kept stays as it is until something newer is proven, so that the next
     upgrade returns to what was there before the killed one.
 author:
@@ -58,7 +58,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 point:
-  description: Versions (C(library), C(plugin)) and texts (C(node_config), C(units) by path). V(null) was absent.
+  description:
+    - Versions (C(library), C(plugin)) and texts (C(node_config), C(units) and the named configurations C(configs) by
+      path). V(null) was absent; of C(configs), not kept by the version of the collection that made the record.
   returned: with O(state=kept)
   type: dict
 resumed:

@@ -25,6 +25,11 @@ LIBRARY = "/usr/local/lib/vgpu"
 CACHE = ROOT / ".build" / "cache"
 # Long enough for the plugin to see that a pod is gone.
 LIMIT = 150.0
+CONFIGS = "/etc/vgpu/configs"
+# Configurations that a node label may choose, of the version that is proven and of those that fail.
+NIGHT = ("-e", json.dumps({"vgpu_configs": {"night": {"split_count": 2}}}))
+OTHER_NIGHT = {"vgpu_configs": {"night": {"split_count": 3}, "day": {"split_count": 4}}}
+SPOILED = json.dumps({"device_plugin_options": ["--no-such-option"], **OTHER_NIGHT})
 
 
 def current(node: Node) -> str:
@@ -97,6 +102,12 @@ def started(node: Node) -> str:
     return node.run("docker", "inspect", "--format", "{{.State.StartedAt}} {{.State.Pid}}", "work").strip()
 
 
+def configurations(node: Node) -> dict[str, str]:
+    """node.yaml and the named configurations, path → text."""
+    paths = ["/etc/vgpu/node.yaml", *node.shell(f"ls {CONFIGS}/* 2>/dev/null || true").split()]
+    return {path: node.read(path) for path in paths}
+
+
 def upgrade(library: str, plugin: str, *options: str) -> subprocess.CompletedProcess[str]:
     versions = ["-e", f"vcuda_version={library}", "-e", f"device_plugin_version={plugin}"]
     return play(*versions, *options, playbook="upgrade.yml")
@@ -134,10 +145,11 @@ def test_a_new_version_ends_nothing_and_fails_nothing(
     node = nodes[FIRST]
     before = started(node), advertised(node)
 
-    done = upgrade(names["new"], names["new plugin"])
+    done = upgrade(names["new"], names["new plugin"], *NIGHT)
 
     assert done.returncode == 0, done.stdout
     assert (started(node), advertised(node)) == before
+    assert sorted(configurations(node)) == [f"{CONFIGS}/night.yaml", "/etc/vgpu/node.yaml"]
     for one in nodes.values():
         assert current(one) == names["new"]
         assert status(one)["version"] == names["new plugin"]
@@ -163,14 +175,15 @@ def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:
     node = nodes[FIRST]
-    before = started(node), advertised(node)
+    before = started(node), advertised(node), configurations(node)
     untouched = nodes[SECOND].snapshot()
-    spoiled = json.dumps({"device_plugin_options": ["--no-such-option"]})
 
-    done = upgrade(names["new"], names["new plugin"], "-e", spoiled)
+    done = upgrade(names["new"], names["new plugin"], "-e", SPOILED)
 
     taken_back(done, node, names)
-    assert (started(node), advertised(node)) == before
+    # It had come past the files: what failed is the program that reads them.
+    assert "Say why the program does not run" in done.stdout
+    assert (started(node), advertised(node), configurations(node)) == before
     assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
     assert nodes[SECOND].snapshot() == untouched
     assert work.poll() is None
@@ -201,11 +214,12 @@ def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert current(node) == names["killed"], "killed too early; the test has nothing to show"
-    spoiled = json.dumps({"device_plugin_options": ["--no-such-option"]})
+    before = configurations(node)
 
-    done = upgrade(names["killed"], names["new plugin"], "-e", spoiled)
+    done = upgrade(names["killed"], names["new plugin"], "-e", SPOILED)
 
     taken_back(done, node, names)
+    assert configurations(node) == before
     assert work.poll() is None
 
 

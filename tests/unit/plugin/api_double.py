@@ -150,7 +150,7 @@ class ApiDouble:
         with self._changed:
             for new in change["status"]["conditions"]:
                 kept = [one for one in self.node["status"]["conditions"] if one["type"] != new["type"]]
-                self.node["status"]["conditions"] = [*kept, new]
+                self.node["status"]["conditions"] = [*kept, *([] if new.get("$patch") == "delete" else [new])]
             self._bump()
         return self.node
 

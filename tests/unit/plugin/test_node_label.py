@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from vgpu_plugin import ctl
 from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.errors import Fatal
 from vgpu_plugin.node_label import NodeLabel
 
 from .api_double import ApiDouble
@@ -210,7 +211,7 @@ def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
     api.label("big")
     until(lambda: api.condition().get("reason") == "Waiting", "the condition")
     assert (api.condition()["status"], node.gpus[0].uuid in api.condition()["message"]) == ("True", True)
-    assert capacity(kubelet) == 6
+    until(lambda: capacity(kubelet) == 6, "the kubelet's sight of it")
 
 
 def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, start, capsys):
@@ -289,3 +290,55 @@ def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
     monkeypatch.setattr(label, "_follow", follow)
     label.run()
     assert label._stopping.waited == []
+
+
+def purge(node, **extras) -> None:
+    Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(**extras)).purge()
+
+
+def settled(api) -> str:
+    """The node less what every write changes."""
+    return json.dumps({**api.node, "metadata": {**api.node["metadata"], "resourceVersion": ""}}, sort_keys=True)
+
+
+def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kubeconfig):
+    # Somebody else's, beside ours.
+    api.node["metadata"]["annotations"] = {"mine": "1"}
+    before = settled(api)
+    node.configure(splitCount=4, sliceSizing="requested")
+    program, thread = start()
+    until(lambda: "vgpu.fleet/gpus" in api.node["metadata"]["annotations"], "the annotation")
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
+    end(program, thread)
+    assert settled(api) != before, "the look sees what the program brings"
+    purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    assert settled(api) == before
+    # Again: nothing is written.
+    writes = [call for call in api.calls if call[0] == "PATCH"]
+    purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    assert (settled(api), [call for call in api.calls if call[0] == "PATCH"]) == (before, writes)
+
+
+# What the server answers, what purge says of it: empty, nothing.
+ANSWERS = [
+    (("GET", (404, 'nodes "node-1" not found')), ""),
+    (("GET", (403, "nodes is forbidden")), "vgpu.fleet/gpus and its condition VgpuConfiguration may be left"),
+    (("PATCH", (500, "etcd has no leader")), "Run this again once the API answers, or without --kubeconfig"),
+]
+
+
+@pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
+def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubeconfig, refused, words):
+    api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
+    api.refuse[(refused[0], "/api/v1/nodes")] = refused[1]
+    node.paths.config_name.write_text("big\n")
+    if not words:
+        purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    else:
+        with pytest.raises(Fatal, match=words):
+            purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    assert not node.paths.config_name.exists()
+    # Without --kubeconfig the API is nobody's business.
+    calls = len(api.calls)
+    purge(node)
+    assert len(api.calls) == calls

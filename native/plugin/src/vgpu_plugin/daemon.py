@@ -153,7 +153,9 @@ class Daemon:
         return settings, node_settings.make_slices(gpus, settings)
 
     def purge(self) -> None:
-        """Ends every allocation and removes our files; the folders go where nothing of others is in them."""
+        """Ends every allocation and removes our files; the folders go where nothing of others is in them. With a
+        kubeconfig, what we left on the node's object too. Raises Fatal.
+        """
         self._make_folders()
         self._be_alone()
         files = AllocationFiles(self._paths.allocations, self._mounter)
@@ -176,6 +178,12 @@ class Daemon:
         for folder in (self._paths.allocations, self._paths.run_dir, self._paths.state_dir, self._paths.config.parent):
             with contextlib.suppress(OSError):  # not empty, or not there
                 folder.rmdir()
+        # Last: what is on the host goes whether or not the API answers.
+        if self._extras.kubeconfig:
+            from . import kube_api, node_trace
+
+            api = kube_api.Api(kube_api.access(self._extras.kubeconfig))
+            node_trace.leave(api, self._extras.node_name or socket.gethostname().lower())
 
     def _make_folders(self) -> None:
         for folder in (self._paths.run_dir, self._paths.state_dir):

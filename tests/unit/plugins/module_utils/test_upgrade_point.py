@@ -11,6 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils import node_state, nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
 
 LIBRARY, PLUGIN, CONFIG = "/usr/local/lib/vgpu", "/opt/vgpu/plugin", "/etc/vgpu/node.yaml"
+NAMED = "/etc/vgpu/configs/big.yaml"
 UNIT = "/etc/systemd/system/vgpu-device-plugin.service"
 ARBITER = "/etc/systemd/system/vgpu-arbiter.service"
 GPUS = [{"uuid": "GPU-a"}]
@@ -44,6 +45,7 @@ class Machine:
             link.unlink(missing_ok=True)
             link.symlink_to(version)
         self.write(CONFIG, f"config {version}")
+        self.write(NAMED, f"named {version}")
         self.write(UNIT, f"unit {version}")
         self.status = {"version": version, "config_sha256": version, "library": version}
 
@@ -61,7 +63,13 @@ def machine(tmp_path, monkeypatch):
     return Machine(tmp_path)
 
 
-FIRST = {"library": "1", "plugin": "1", "node_config": "config 1", "units": {UNIT: "unit 1", ARBITER: None}}
+FIRST = {
+    "library": "1",
+    "plugin": "1",
+    "node_config": "config 1",
+    "configs": {NAMED: "named 1"},
+    "units": {UNIT: "unit 1", ARBITER: None},
+}
 
 
 def test_what_is_current_is_kept(machine):
@@ -110,5 +118,22 @@ def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: {"gpus": [], "driver_version": None})
     host = Host(str(tmp_path), run=lambda argv: Answer(127, "", ""))
     point, resumed = upgrade_point.keep(host, LIBRARY, PLUGIN, CONFIG, [UNIT])
-    assert point == {"library": None, "plugin": None, "node_config": None, "units": {UNIT: None}}
+    assert point == {"library": None, "plugin": None, "node_config": None, "configs": {}, "units": {UNIT: None}}
     assert resumed is False
+
+
+def test_only_what_a_node_label_may_name_is_a_named_configuration(machine):
+    machine.write("/etc/vgpu/configs/.half.yaml", "half")
+    machine.write("/etc/vgpu/configs/notes.txt", "theirs")
+    machine.write("/etc/vgpu/configs/small.yaml", "small")
+    assert machine.keep()[0]["configs"] == {NAMED: "named 1", "/etc/vgpu/configs/small.yaml": "small"}
+
+
+def test_a_record_without_named_configurations_leaves_them_as_they_are(machine):
+    machine.prove()
+    machine.keep()
+    older = {key: value for key, value in FIRST.items() if key != "configs"}
+    machine.write(upgrade_point.PATH, json.dumps(older))
+    machine.switch("2")
+    point, resumed = machine.keep()
+    assert (point, resumed) == ({**FIRST, "configs": None}, True)
