@@ -184,7 +184,8 @@ class Demo:
         playbook = str(BIN / "ansible-playbook")
         inventory = ["-i", "inventories/demo"]
         self.shown(Phase("site", [playbook, "playbooks/site.yml", *inventory], "ansible-playbook playbooks/site.yml"))
-        self.shown(Phase("report", [playbook, "playbooks/report.yml", *inventory], "what the hosts now offer"))
+        folder = ["-e", f"report_dir={BUILD}/report"]
+        self.shown(Phase("report", [playbook, "playbooks/report.yml", *inventory, *folder], "what the hosts now offer"))
         self.smi()
         self.ending()
 

@@ -92,7 +92,7 @@ GATES = [
     Gate("native", {}, ["tests/native/gpusim", "tests/native/gpusim_nvml", "tests/native/vcuda"], NOT_SLOW, lane=1),
     Gate("molecule", {"molecule default": ["tools/molecule.sh", "default"]}, lane=2),
 ]
-# In the order of their worth; minutes: what they usually take on 2 cores.
+# In the order of their worth. Minutes: measured on 2 cores; those from bench-hosts on are guesses.
 SLOW_GATES = [
     Gate("native-slow", {}, SLOW_TESTS, minutes=7),
     Gate("bench", {}, ["tests/bench"], minutes=2),

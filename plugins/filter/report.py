@@ -8,4 +8,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils import report
 
 class FilterModule:
     def filters(self):
-        return {"host_report": report.host_report, "isolation_faults": report.isolation_faults}
+        return {
+            "host_report": report.host_report,
+            "isolation_brief": report.isolation_brief,
+            "isolation_faults": report.isolation_faults,
+        }

@@ -70,7 +70,6 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "library": (seen["plugin"] or {}).get("library"),
         "versions": {
             "driver": seen["nvml"].get("driver_version"),
-            "library": (seen["plugin"] or {}).get("library"),
             "plugin": (seen["plugin"] or {}).get("version"),
         },
         "usage": [_use(one) for one in seen.get("usage") or []],

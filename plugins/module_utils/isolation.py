@@ -14,7 +14,37 @@ HELD, VIOLATED, NOT_RUN, OPEN = "held", "violated", "not-run", "open"
 VERDICTS = (HELD, VIOLATED, NOT_RUN, OPEN)
 MIB = 1 << 20
 
-# Checks of this module; all others are the probe's.
+# The checks that the probe must report when all are asked for.
+PROBE_CHECKS = (
+    "totals",
+    "limit-exact",
+    "every-allocator",
+    "four-processes",
+    "dlsym-route",
+    "getprocaddress-route",
+    "visible-devices",
+    "freed",
+    "share",
+)
+# And the ways round. Some may be open, so nobody looks from outside at how much they get.
+PROBE_BYPASSES = (
+    "bypass-path",
+    "bypass-copy",
+    "bypass-namespace",
+    "bypass-symbol-table",
+    "bypass-no-preload",
+    "bypass-other-preload",
+    "bypass-own-limits",
+    "bypass-setuid",
+    "bypass-other-libcuda",
+    "bypass-more-devices",
+    "bypass-own-files",
+    "bypass-descriptors",
+    "bypass-ledger-emptied",
+    "bypass-ledger-spoiled",
+    "bypass-ledger-lie",
+)
+# Checks of this module.
 OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi")
 # Checks of the probe that take all memory of the slice.
 FILLS = ("limit-exact", "four-processes")

@@ -68,6 +68,22 @@ def measured(check: dict[str, Any], key: str) -> str:
     return "" if value is None else f"{value} {unit}".strip()
 
 
+def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
+    """What the report of a fleet keeps of a host's isolation, at a thousand nodes the only part that is large.
+
+    Checks that held are names in one string, ``held``; the others and the measured share stay whole in ``checks``.
+    Of an isolation that did not run (no ``results``) nothing is left.
+    """
+    results = []
+    for result in isolation.get("results") or []:
+        checks = result.get("checks") or []
+        brief = {key: result.get(key) for key in ("slice", "uuid", "verdict", "detail")}
+        brief["held"] = ", ".join(one["name"] for one in checks if one["verdict"] == HELD)
+        brief["checks"] = [one for one in checks if one["verdict"] != HELD or one["name"] == "share"]
+        results.append(brief)
+    return {"verdict": isolation.get("verdict"), "results": results} if results else {}
+
+
 def isolation_faults(isolation: dict[str, Any]) -> list[str]:
     """Why isolation is not proven, empty where every slice held. No slice at all is a fault too.
 

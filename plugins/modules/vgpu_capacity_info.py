@@ -131,10 +131,10 @@ usage:
       used_mib: 900
       processes: 1
 versions:
-  description: Versions of the driver, the vGPU library and the device plugin, V(null) where unknown.
+  description: Versions of the driver and the device plugin, V(null) where unknown.
   returned: always
   type: dict
-  sample: {driver: 535.261.03, library: 0.1.0-5f2c1a, plugin: 0.1.0}
+  sample: {driver: 535.261.03, plugin: 0.1.0}
 proven:
   description: Whether the last proof of isolation holds for what runs now.
   returned: always

@@ -22,8 +22,9 @@ WATCHED = ("state", "driver", "library", "plugin", "gpus", "expected", "advertis
 def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     """One node of the report from the facts that the role ``verify`` left of a host.
 
-    ``facts``: ``groups`` (names), ``capacity`` (what vgpu_capacity_info returned), ``isolation`` (what vgpu_isolation
-    returned) and ``fault`` (why there is nothing: ``{state, message}``); any of them may be missing.
+    ``facts``: ``groups`` (names), ``capacity`` (what vgpu_capacity_info returned), ``isolation`` (what the filter
+    isolation_brief kept of vgpu_isolation) and ``fault`` (why there is nothing: ``{state, message}``); any of them
+    may be missing.
     """
     capacity = facts.get("capacity") or {}
     isolation = facts.get("isolation") or {}
@@ -37,7 +38,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "state": _state(capacity, isolation, fault),
         "message": str(fault.get("message") or ""),
         "driver": versions.get("driver"),
-        "library": versions.get("library"),
+        "library": capacity.get("library"),
         "plugin": versions.get("plugin"),
         "kubelet": bool(capacity.get("kubelet")),
         "resources": list(capacity.get("resources") or []),
@@ -147,6 +148,8 @@ def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any 
     known = last if isinstance(last, Mapping) and last.get("schema") == SCHEMA else {}
     ranked = sorted(nodes, key=lambda one: (STATES.index(one["state"]), one["name"]))
     sums = totals(ranked)
+    places: dict[str, int] = {}
+    compact = [_held_once(one, places) for one in ranked]
     return {
         "schema": SCHEMA,
         "title": title,
@@ -157,5 +160,19 @@ def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any 
         "totals": sums,
         "changes": changes(ranked, known.get("nodes") or []) if known else [],
         "history": [*(known.get("history") or []), {"made": made, **sums}][-HISTORY:],
-        "nodes": list(ranked),
+        "held": list(places),
+        "nodes": compact,
     }
+
+
+def _held_once(node: Mapping[str, Any], places: dict[str, int]) -> dict[str, Any]:
+    """A node whose results have, for the names of the checks that held, their place in the report's own list.
+
+    Nearly every slice has the same names, and they would be most of a large page.
+    """
+    if not node["isolation"]:
+        return dict(node)
+    results = [
+        {**one, "held": places.setdefault(one.get("held") or "", len(places))} for one in node["isolation"]["results"]
+    ]
+    return {**node, "isolation": {**node["isolation"], "results": results}}

@@ -55,7 +55,8 @@ def facts(uuids: list[str], per_gpu: int = 7, **spoiled: Any) -> dict[str, Any]:
         "expected": [{"id": one, "uuid": one.partition("::")[0]} for one in ids],
         "advertised": ids,
         "drift": [],
-        "versions": {"driver": "535.261.03", "library": "0.1.0-5f2c1a", "plugin": "0.1.0"},
+        "versions": {"driver": "535.261.03", "plugin": "0.1.0"},
+        "library": "0.1.0-5f2c1a",
         "usage": [],
         "gpus": gpus,
     }
@@ -67,13 +68,13 @@ def make_page(tmp_path_factory):
     """``make_page({name: facts}, folder)`` runs the role and returns the folder with the report."""
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
 
-    def make(hosts: dict[str, Any], folder: Path | None = None, title: str = "Lab") -> Path:
+    def make(hosts: dict[str, Any], folder: Path | None = None, title: str = "Lab", *options: str) -> Path:
         tmp_path = tmp_path_factory.mktemp("page")
         folder = folder or tmp_path / "report"
         inventory = {"nodes": {"hosts": {name: {"verify_facts": one} for name, one in hosts.items()}}}
         (tmp_path / "hosts.json").write_text(json.dumps(inventory))
         (tmp_path / "play.yml").write_text(PLAY.format(folder=folder, title=title))
-        command = ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml")]
+        command = ["ansible-playbook", "-i", str(tmp_path / "hosts.json"), str(tmp_path / "play.yml"), *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return folder

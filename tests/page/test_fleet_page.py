@@ -19,7 +19,8 @@ DRIFT = {"what": "slice", "where": "GPU-d::1", "expected": "made", "found": "not
 
 
 def isolation(verdict, *checks):
-    return {"verdict": verdict, "results": [{"slice": "GPU-b::1", "verdict": verdict, "detail": "", "checks": checks}]}
+    result = {"slice": "GPU-b::1", "verdict": verdict, "detail": "", "held": "freed, totals", "checks": checks}
+    return {"verdict": verdict, "results": [result]}
 
 
 def fleet():
@@ -70,7 +71,10 @@ def test_what_a_host_says_stays_text(page, browser):
 @pytest.mark.parametrize(
     "node, said",
     [
-        ("well", ["0: ns/trainer/main, 900 MiB", "1: free", "share", "25 percent", "26 percent"]),
+        (
+            "well",
+            ["0: ns/trainer/main, 900 MiB", "1: free", "share", "25 percent", "26 percent", "held: freed, totals"],
+        ),
         ("dark", ["timed out"]),
         ("differs", ["A100-80GB", "1: not advertised", "GPU-d::1", "not made", "restart it"]),
         ("never-proven", ["vcuda", "7 of 7"]),
@@ -170,11 +174,19 @@ def test_light_dark_and_a_phone(page, browser, width, dark):
     seen.save_screenshot(str(page / f"{width}-{dark}.png"))
 
 
+def proof(uuid):
+    """A slice of each GPU with as many checks as a real one has."""
+    held = ", ".join(f"bypass-number-{n}" for n in range(28))
+    return {"slice": f"{uuid}::9", "uuid": uuid, "verdict": "held", "detail": "", "held": held, "checks": [SHARE]}
+
+
 def test_a_thousand_nodes(make_page, browser, record_property):
-    hosts = {
-        f"node-{number:04}": facts([f"GPU-{number}-{gpu}" for gpu in range(8)], 10, proven=number % 10 != 0)
-        for number in range(1000)
-    }
+    hosts = {}
+    for number in range(1000):
+        uuids = [f"GPU-219f9bed-a171-c3fc-585e-{number:08}{gpu:04}" for gpu in range(8)]
+        hosts[f"node-{number:04}"] = facts(uuids, 10, proven=False)
+        if number % 10:
+            hosts[f"node-{number:04}"]["isolation"] = {"verdict": "held", "results": [proof(one) for one in uuids]}
     folder = make_page(hosts)
     seen = browser(folder)
     assert len(names(seen)) == 1000
@@ -197,3 +209,8 @@ def test_the_other_forms(page):
 def test_a_fleet_of_none(make_page, browser):
     seen = browser(make_page({}))
     assert names(seen) == [] and seen.get_log("browser") == []
+
+
+def test_check_mode_writes_it_too(make_page):
+    folder = make_page({"well": facts(["GPU-a"])}, None, "Lab", "--check")
+    assert sorted(one.name for one in folder.iterdir()) == ["fleet.html", "fleet.json", "fleet.md"]

@@ -234,26 +234,10 @@ static void run_bypass(const struct slice *slice, struct board *board, const str
     on_every_device(slice, board, measure_bypass);
 }
 
-#define BYPASS(name, attempt, holder, if_granted) \
-    void check_bypass_##name(const struct slice *slice, struct board *board) \
+#define BYPASS(way, name, attempt, holder, if_granted) \
+    void check_bypass_##way(const struct slice *slice, struct board *board) \
     { \
         static const struct bypass bypass = {attempt, holder, if_granted}; \
         run_bypass(slice, board, &bypass); \
     }
-
-BYPASS(path, by_path, NULL, VIOLATED)
-BYPASS(copy, by_copy, NULL, VIOLATED)
-BYPASS(namespace, by_namespace, NULL, OPEN)
-BYPASS(version, by_versioned_name, NULL, VIOLATED)
-BYPASS(symbol_table, by_symbol_table, NULL, OPEN)
-BYPASS(no_preload, without_preload, NULL, VIOLATED)
-BYPASS(other_preload, with_other_preload, NULL, VIOLATED)
-BYPASS(own_limits, with_own_limits, NULL, VIOLATED)
-BYPASS(setuid, with_setuid, NULL, VIOLATED)
-BYPASS(other_libcuda, with_other_libcuda, NULL, VIOLATED)
-BYPASS(more_devices, with_more_devices, NULL, VIOLATED)
-BYPASS(own_files, write_own_files, NULL, VIOLATED)
-BYPASS(descriptors, NULL, close_descriptors, VIOLATED)
-BYPASS(ledger_emptied, empty_the_ledger, NULL, VIOLATED)
-BYPASS(ledger_spoiled, spoil_the_ledger, NULL, VIOLATED)
-BYPASS(ledger_lie, NULL, lie_in_the_ledger, OPEN)
+BYPASSES(BYPASS)

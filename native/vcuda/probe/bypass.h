@@ -23,7 +23,6 @@ const char *scratch_file(const char *name);
 enum attempt by_path(const struct fill *fill);
 enum attempt by_copy(const struct fill *fill);
 enum attempt by_namespace(const struct fill *fill);
-enum attempt by_versioned_name(const struct fill *fill);
 enum attempt by_symbol_table(const struct fill *fill);
 
 /* bypass_program.c */
@@ -41,21 +40,29 @@ enum attempt spoil_the_ledger(const struct fill *fill);
 void lie_in_the_ledger(const struct fill *fill); /* by the process that holds the slice */
 void close_descriptors(const struct fill *fill);
 
-void check_bypass_path(const struct slice *slice, struct board *board);
-void check_bypass_copy(const struct slice *slice, struct board *board);
-void check_bypass_namespace(const struct slice *slice, struct board *board);
-void check_bypass_version(const struct slice *slice, struct board *board);
-void check_bypass_symbol_table(const struct slice *slice, struct board *board);
-void check_bypass_no_preload(const struct slice *slice, struct board *board);
-void check_bypass_other_preload(const struct slice *slice, struct board *board);
-void check_bypass_own_limits(const struct slice *slice, struct board *board);
-void check_bypass_setuid(const struct slice *slice, struct board *board);
-void check_bypass_other_libcuda(const struct slice *slice, struct board *board);
-void check_bypass_more_devices(const struct slice *slice, struct board *board);
-void check_bypass_own_files(const struct slice *slice, struct board *board);
-void check_bypass_descriptors(const struct slice *slice, struct board *board);
-void check_bypass_ledger_emptied(const struct slice *slice, struct board *board);
-void check_bypass_ledger_spoiled(const struct slice *slice, struct board *board);
-void check_bypass_ledger_lie(const struct slice *slice, struct board *board);
+/*
+ * Every way: its check's name, what is tried (NULL: an honest program asks), what the holder of the slice does when it has
+ * all (NULL: nothing), and what it means when the attempt is granted. The last three spoil the ledger, and come last.
+ */
+#define BYPASSES(WAY) \
+    WAY(path, "bypass-path", by_path, NULL, VIOLATED) \
+    WAY(copy, "bypass-copy", by_copy, NULL, VIOLATED) \
+    WAY(namespace, "bypass-namespace", by_namespace, NULL, OPEN) \
+    WAY(symbol_table, "bypass-symbol-table", by_symbol_table, NULL, OPEN) \
+    WAY(no_preload, "bypass-no-preload", without_preload, NULL, VIOLATED) \
+    WAY(other_preload, "bypass-other-preload", with_other_preload, NULL, VIOLATED) \
+    WAY(own_limits, "bypass-own-limits", with_own_limits, NULL, VIOLATED) \
+    WAY(setuid, "bypass-setuid", with_setuid, NULL, VIOLATED) \
+    WAY(other_libcuda, "bypass-other-libcuda", with_other_libcuda, NULL, VIOLATED) \
+    WAY(more_devices, "bypass-more-devices", with_more_devices, NULL, VIOLATED) \
+    WAY(own_files, "bypass-own-files", write_own_files, NULL, VIOLATED) \
+    WAY(descriptors, "bypass-descriptors", NULL, close_descriptors, VIOLATED) \
+    WAY(ledger_emptied, "bypass-ledger-emptied", empty_the_ledger, NULL, VIOLATED) \
+    WAY(ledger_spoiled, "bypass-ledger-spoiled", spoil_the_ledger, NULL, VIOLATED) \
+    WAY(ledger_lie, "bypass-ledger-lie", NULL, lie_in_the_ledger, OPEN)
+
+#define BYPASS_CHECK(way, name, attempt, holder, if_granted) \
+    void check_bypass_##way(const struct slice *slice, struct board *board);
+BYPASSES(BYPASS_CHECK)
 
 #endif

@@ -21,12 +21,6 @@ static void *by_name(void *where, const char *symbol)
     return dlsym(where, symbol);
 }
 
-/* A symbol without a version answers to any. */
-static void *by_any_version(void *where, const char *symbol)
-{
-    return dlvsym(where, symbol, "GLIBC_2.2.5");
-}
-
 static enum attempt beyond_by(lookup look, void *where, CUdevice device)
 {
     struct cuda cuda;
@@ -69,12 +63,6 @@ enum attempt by_namespace(const struct fill *fill)
 {
     void *handle = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return handle ? beyond_by(by_name, handle, fill->device) : UNABLE;
-}
-
-enum attempt by_versioned_name(const struct fill *fill)
-{
-    void *handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    return handle ? beyond_by(by_any_version, handle, fill->device) : UNABLE;
 }
 
 /* Reads the table as a loader of one's own would. The strings follow the symbols in every object that a linker writes,

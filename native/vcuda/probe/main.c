@@ -29,22 +29,8 @@ static const struct {
     {"getprocaddress-route", check_getprocaddress},
     {"freed", check_freed},
     {"share", check_share},
-    {"bypass-path", check_bypass_path},
-    {"bypass-copy", check_bypass_copy},
-    {"bypass-namespace", check_bypass_namespace},
-    {"bypass-version", check_bypass_version},
-    {"bypass-symbol-table", check_bypass_symbol_table},
-    {"bypass-no-preload", check_bypass_no_preload},
-    {"bypass-other-preload", check_bypass_other_preload},
-    {"bypass-own-limits", check_bypass_own_limits},
-    {"bypass-setuid", check_bypass_setuid},
-    {"bypass-other-libcuda", check_bypass_other_libcuda},
-    {"bypass-more-devices", check_bypass_more_devices},
-    {"bypass-own-files", check_bypass_own_files},
-    {"bypass-descriptors", check_bypass_descriptors},
-    {"bypass-ledger-emptied", check_bypass_ledger_emptied},
-    {"bypass-ledger-spoiled", check_bypass_ledger_spoiled},
-    {"bypass-ledger-lie", check_bypass_ledger_lie},
+#define BYPASS_ROW(way, name, attempt, holder, if_granted) {name, check_bypass_##way},
+    BYPASSES(BYPASS_ROW)
 };
 #define CHECKS (sizeof checks / sizeof *checks)
 

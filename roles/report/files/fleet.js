@@ -154,8 +154,11 @@ function details(one) {
     parts.push(element("h3", {}, `Isolation of ${result.slice || result.uuid || "any GPU"} `, state(result.verdict)));
     if (result.detail) parts.push(element("p", {}, result.detail));
     const unit = (check, key) => [check[key], check.unit].filter(Boolean).join(" ");
-    parts.push(table(["check", "verdict", "expected", "found", ""], (result.checks ?? []).map((check) => [
-      check.name, state(check.verdict), unit(check, "expected"), unit(check, "found"), check.detail])));
+    if (result.checks?.length) {
+      parts.push(table(["check", "verdict", "expected", "found", ""], result.checks.map((check) => [
+        check.name, state(check.verdict), unit(check, "expected"), unit(check, "found"), check.detail])));
+    }
+    if (fleet.held[result.held]) parts.push(element("p", { class: "quiet" }, `held: ${fleet.held[result.held]}`));
   }
   if (!one.isolation && one.proven) parts.push(element("p", { class: "quiet" }, "Isolation was proven before, for what runs now."));
   parts.push(element("p", { class: "quiet" }, `plugin ${one.plugin ?? "unknown"}, resources ${one.resources.join(", ") || "none"}, `

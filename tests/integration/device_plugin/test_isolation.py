@@ -15,9 +15,8 @@ from .conftest import BUILD, SLICE_MIB, SPLIT
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
 OPTIONAL = {"nvidia-smi"}
-# As docs/threat-model.md says of them. The simulated driver's names have no versions, so none answers to a version.
+# As docs/threat-model.md says of them.
 OPEN = {"bypass-namespace", "bypass-symbol-table", "bypass-ledger-lie"}
-NO_SUCH_WAY = {"bypass-version"}
 
 
 def verdicts(result: dict) -> dict[str, str]:
@@ -31,7 +30,7 @@ def test_whole_slice_holds(node):
     assert rc == 0, result["msg"]
     assert (result["verdict"], one["memory_mib"], one["runtime"]) == ("held", SLICE_MIB, "namespace")
     found = {check["name"]: check for check in one["checks"]}
-    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL == {*OPEN, *NO_SUCH_WAY}
+    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL == OPEN
     assert {name: found[name]["verdict"] for name in OPEN} == dict.fromkeys(OPEN, "open")
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
     # The driver's account, read outside while the probe took all that it could get.

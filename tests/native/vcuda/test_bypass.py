@@ -18,7 +18,6 @@ WITHOUT_MOUNTS = {
     "bypass-path": "held",
     "bypass-copy": "held",
     "bypass-namespace": "open",
-    "bypass-version": "not-run",
     "bypass-symbol-table": "open",
     "bypass-no-preload": "violated",
     "bypass-other-preload": "violated",

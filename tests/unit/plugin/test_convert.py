@@ -7,6 +7,7 @@ import pytest
 import yaml
 from vgpu_plugin import convert, ctl
 
+POLICY = "scheduler: {defaultSchedulerPolicy"
 CHART = {"vgpu_sharing": "vcuda", "vgpu_slice_sizing": "requested", "vgpu_split_count": 10}
 
 
@@ -87,6 +88,11 @@ def test_environment_of_a_plugin(env, expected):
         ("resourceCores: a.b/c", {"vgpu_resource_names": {"cores": "a.b/c"}}),
         ("resourceName: a.b/c\nresourcePriority: a.b/p",
          {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
+        ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000}),
+        ("scheduler: {defaultCores: 30}", {"scheduler_default_cores": 30}),
+        ("scheduler: {defaultGPUNum: 2}", {"scheduler_default_count": 2}),
+        (f"{POLICY}: {{nodeSchedulerPolicy: spread}}}}", {"scheduler_node_policy": "spread"}),
+        (f"{POLICY}: {{gpuSchedulerPolicy: topology-aware}}}}", {"scheduler_gpu_policy": "topology"}),
         ('devicePlugin: {extraArgs: ["--pass-device-specs"]}', {"device_plugin_options": ["--pass-device-specs=true"]}),
     ],
 )  # fmt: skip
@@ -97,9 +103,7 @@ def test_values_of_hami(text, expected):
 @pytest.mark.parametrize(
     "text, path",
     [
-        ("scheduler: {defaultMem: 5000}", "scheduler.defaultMem"),
-        ("scheduler: {defaultCores: 30}", "scheduler.defaultCores"),
-        ("scheduler: {defaultGPUNum: 1}", "scheduler.defaultGPUNum"),
+        (f"{POLICY}: {{gpuSchedulerPolicy: mutex}}}}", "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy"),
         ("devicePlugin: {somethingNew: 1}", "devicePlugin.somethingNew"),
         ("devicePlugin: {extraArgs: [--brand-new=1]}", "devicePlugin.extraArgs[0]"),
     ],
@@ -233,11 +237,11 @@ spec:
 
 def test_the_program(tmp_path, capsys):
     values = tmp_path / "values.yaml"
-    values.write_text("devicePlugin: {deviceSplitCount: 5}\nscheduler: {defaultMem: 5000}\n")
+    values.write_text("devicePlugin: {deviceSplitCount: 5, pluginPath: /kubelet}\n")
     assert ctl.main(["convert", str(values)]) == 0
     out = capsys.readouterr().out
     assert yaml.safe_load(out) == {**CHART, "vgpu_split_count": 5}
-    assert "# - scheduler.defaultMem: " in out
+    assert "# - devicePlugin.pluginPath: " in out
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "kind: Service\n", "a: [\n", "colour: green\n", '"just words"\n', "\udcff"])

@@ -109,6 +109,8 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
     for path, value in leaves.items():
         if path in tables.HAMI_VARIABLES:
             found.set(path, tables.HAMI_VARIABLES[path], _plain(value))
+        elif path in tables.HAMI_POLICIES and value in tables.POLICIES:
+            found.set(path, tables.HAMI_POLICIES[path], tables.POLICIES[value])
         elif path in tables.HAMI_RESOURCES:
             names = found.variables.setdefault("vgpu_resource_names", {})
             names[tables.HAMI_RESOURCES[path]] = value

@@ -43,6 +43,9 @@ HAMI_VARIABLES = {
     "devicePlugin.libCudaLogLevel": "vgpu_log_level",
     "devicePlugin.deviceListStrategy": "vgpu_handover",
     "devicePlugin.failOnInitError": "vgpu_fail_on_init_error",
+    "scheduler.defaultMem": "scheduler_default_memory",
+    "scheduler.defaultCores": "scheduler_default_cores",
+    "scheduler.defaultGPUNum": "scheduler_default_count",
 }
 HAMI_RESOURCES = {
     "resourceName": "count",
@@ -51,13 +54,13 @@ HAMI_RESOURCES = {
     "resourceCores": "cores",
     "resourcePriority": "priority",
 }
-DEFAULT_ASK = "what a pod gets that leaves it out is a setting of the role scheduler"
+HAMI_POLICIES = {
+    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": "scheduler_node_policy",
+    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": "scheduler_gpu_policy",
+}
+# What their policies are called here; what they have besides (mutex) has no counterpart.
+POLICIES = {"binpack": "binpack", "spread": "spread", "topology-aware": "topology"}
 HAMI_NOTES = {
-    "scheduler.defaultMem": DEFAULT_ASK,
-    "scheduler.defaultCores": DEFAULT_ASK,
-    "scheduler.defaultGPUNum": DEFAULT_ASK,
-    "scheduler.defaultSchedulerPolicy.nodeSchedulerPolicy": DEFAULT_ASK,
-    "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": DEFAULT_ASK,
     "schedulerName": "pods are given the scheduler by the webhook of the role scheduler",
     "devicePlugin.pluginPath": "a kubelet that keeps its folder elsewhere: --kubelet-dir in device_plugin_options",
     "devicePlugin.libPath": "libraries are under vcuda_root, a folder for each version",

@@ -141,7 +141,7 @@ def test_mounts(missing, verdict, found):
         ([("totals", "held"), ("nvidia-smi", "not-run"), ("outside-memory", "not-run")], "held"),
         ([("totals", "held"), ("nvidia-smi", "violated")], "violated"),
         ([("nvidia-smi", "not-run")], "not-run"),
-        ([("totals", "held"), ("bypass-namespace", "open"), ("bypass-version", "not-run")], "held"),
+        ([("totals", "held"), ("bypass-namespace", "open"), ("bypass-setuid", "not-run")], "held"),
         ([("bypass-namespace", "open")], "not-run"),
         ([("totals", "held"), ("bypass-setuid", "violated")], "violated"),
     ],

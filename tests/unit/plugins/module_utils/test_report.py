@@ -91,5 +91,20 @@ def test_what_is_not_held_is_a_fault(isolation, faults):
     assert report.isolation_faults(isolation) == faults
 
 
+def test_of_what_held_a_fleet_keeps_the_names():
+    share = {**check("share"), "unit": "percent"}
+    spoiled, open_way = check("totals", "violated"), check("bypass-ledger-lie", "open")
+    whole = result("violated", [check(), share, spoiled, open_way])
+    brief = report.isolation_brief({"verdict": "violated", "results": [whole], "invocation": {}})
+    kept = {key: whole.get(key) for key in ("slice", "uuid", "verdict", "detail")}
+    kept.update(held="limit-exact, share", checks=[share, spoiled, open_way])
+    assert brief == {"verdict": "violated", "results": [kept]}
+
+
+@pytest.mark.parametrize("isolation", [{"skipped": True}, {"verdict": "not-run", "results": []}, {}])
+def test_of_isolation_that_did_not_run_a_fleet_keeps_nothing(isolation):
+    assert report.isolation_brief(isolation) == {}
+
+
 def test_a_table_without_rows_has_its_head():
     assert report.table(("a", "bc"), []) == ["a  bc", "=  =="]

@@ -21,7 +21,8 @@ CAPACITY = {
     "expected": [{"id": one, "uuid": UUID} for one in IDS],
     "advertised": IDS,
     "drift": [],
-    "versions": {"driver": "535.261.03", "library": "0.1.0-x", "plugin": "0.1.0"},
+    "versions": {"driver": "535.261.03", "plugin": "0.1.0"},
+    "library": "0.1.0-x",
     "usage": [],
     "gpus": [
         {
@@ -86,6 +87,20 @@ def test_the_facts_of_a_node():
     assert (gpu["sold_mib"], gpu["missing"]) == (15360, ["1"])
     assert gpu["taken"] == [{"slice": "0", "by": "ns/pod/main", "used_mib": 900}]
     assert made["shares"] == [{"wanted": 50.0, "got": 51.0}]
+
+
+def test_names_of_checks_that_held_stand_once():
+    def proof(held):
+        return {"verdict": "held", "results": [{"slice": IDS[1], "verdict": "held", "held": held, "checks": []}]}
+
+    hosts = {"a": proof("freed, totals"), "b": proof("totals"), "c": proof("freed, totals"), "d": HELD}
+    nodes = [fleet.node(name, {"capacity": CAPACITY, "isolation": one}) for name, one in hosts.items()]
+    before = copy.deepcopy(nodes)
+    made = fleet.report([*nodes, fleet.node("e", {"capacity": CAPACITY})], "now", "Lab")
+    shown = {one["name"]: one["isolation"]["results"][0]["held"] for one in made["nodes"] if one["isolation"]}
+    assert made["held"] == ["freed, totals", "totals", ""]
+    assert shown == {"a": 0, "b": 1, "c": 0, "d": 2}
+    assert nodes == before
 
 
 def test_sums():
