@@ -11,6 +11,8 @@ import json
 from typing import Any, NamedTuple, Sequence
 
 NAME = "vgpu-scheduler"
+# Leases: of the kube-schedulers among each other, and of the programs beside them.
+LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT = 8443
 IGNORE_LABELS = ("vgpu.fleet/webhook", "hami.io/webhook")
@@ -36,6 +38,8 @@ class Wish(NamedTuple):
     node_selector: dict[str, str] = {}
     tolerations: Sequence[dict[str, Any]] = ()
     options: Sequence[str] = ()
+    # Users of device plugins that are no nodes: they write what the kubelet gave.
+    may_give: Sequence[str] = ()
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
@@ -104,6 +108,14 @@ def secret(wish: Wish) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME + "-tls", "namespace": wish.namespace}}
 
 
+def leases(wish: Wish) -> list[dict[str, Any]]:
+    """What the programs make by themselves and leave behind."""
+    return [
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": n, "namespace": wish.namespace}}
+        for n in LEASES
+    ]
+
+
 def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": NAME}}
     return dict(meta, namespace=wish.namespace) if namespaced else meta
@@ -123,6 +135,7 @@ def _rights(wish: Wish) -> list[dict[str, Any]]:
     rbac = "rbac.authorization.k8s.io"
     cluster_rules = [
         _rule("core", "nodes pods", "get list watch"),
+        _rule("core", "resourcequotas", "list watch"),
         _rule("core", "pods", "patch"),
         _rule("core", "pods/binding", "create"),
         _rule("core", "events", "create"),
@@ -133,7 +146,7 @@ def _rights(wish: Wish) -> list[dict[str, Any]]:
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
-        _rule("coordination.k8s.io", "leases", "get update patch", (NAME,)),
+        _rule("coordination.k8s.io", "leases", "get update patch", LEASES),
     ]
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": wish.namespace}
 
@@ -206,11 +219,12 @@ def _deployment(wish: Wish) -> dict[str, Any]:
         f"--scheduler-name={wish.scheduler_name}",
         f"--extender={EXTENDER}",
         f"--webhook=:{WEBHOOK_PORT}",
-        f"--lease={wish.namespace}/{NAME}",
+        f"--lease={wish.namespace}/{LEASES[1]}",
         f"--secret={wish.namespace}/{NAME}-tls",
         f"--names={NAME}.{wish.namespace}.svc",
         f"--webhook-configuration={NAME}",
         f"--may-write=system:serviceaccount:{wish.namespace}:{NAME}",
+        *([f"--may-give={','.join(wish.may_give)}"] if wish.may_give else []),
         *wish.options,
     ]
     probe = {"scheme": "HTTPS", "port": WEBHOOK_PORT}

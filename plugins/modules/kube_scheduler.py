@@ -29,7 +29,7 @@ attributes:
     support: full
 options:
   state:
-    description: V(absent) removes the same objects, and the Secret of the certificates.
+    description: V(absent) removes the same objects, the Secret of the certificates and the Leases of the election.
     type: str
     choices: [present, absent]
     default: present
@@ -62,6 +62,14 @@ options:
     description: Whether pods that ask for GPUs are refused while no replica answers. Other pods never are.
     type: bool
     default: true
+  may_give:
+    description:
+      - Users that may write what the kubelet gave a pod (the annotation C(vgpu.fleet/given)), besides nodes.
+        A device plugin that runs as a DaemonSet has an account of its own, such as
+        V(system:serviceaccount:kube-system:vgpu-device-plugin).
+    type: list
+    elements: str
+    default: []
   node_selector:
     description: Labels of the nodes that it may run on.
     type: dict
@@ -176,10 +184,11 @@ def run(module: AnsibleModule, api: Api) -> dict:
         fail_closed=params["fail_closed"],
         node_selector=params["node_selector"],
         tolerations=params["tolerations"],
+        may_give=params["may_give"],
     )
     objects = scheduler_manifests.manifests(wish)
     if params["state"] == "absent":
-        objects.insert(0, scheduler_manifests.secret(wish))
+        objects[:0] = [scheduler_manifests.secret(wish), *scheduler_manifests.leases(wish)]
         changes = kube_apply.remove(api, objects, module.check_mode)
     else:
         changes = kube_apply.apply(api, objects, module.check_mode)
@@ -213,6 +222,7 @@ def main() -> None:
             "replicas": {"type": "int", "default": 2},
             "config": {"type": "dict", "default": {}},
             "fail_closed": {"type": "bool", "default": True},
+            "may_give": {"type": "list", "elements": "str", "default": []},
             "node_selector": {"type": "dict", "default": {}},
             "tolerations": {"type": "list", "elements": "dict", "default": []},
         },

@@ -20,6 +20,7 @@ from vgpu_plugin._shared.pod_plan import NodeGpu
 from vgpu_plugin._shared.scheduler_manifests import NAME, Wish
 
 NODES = "/api/v1/nodes"
+QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
 
 
@@ -44,7 +45,11 @@ class Replica:
         self.kube = Service(f"kube-{self.name}", [*named, *kube], cluster.logs)
         ours = [str(fleet.python), "-m", "vgpu_scheduler.main", "--kubeconfig", str(fleet.kubeconfig)]
         ours += [f"--extender=127.0.0.1:{self.extender}", f"--webhook=127.0.0.1:{self.webhook}"]
-        ours += ["--names=127.0.0.1", "--may-write=system:serviceaccount:kube-system:vgpu-scheduler"]
+        ours += [
+            "--lease-seconds=8",
+            "--names=127.0.0.1",
+            "--may-write=system:serviceaccount:kube-system:vgpu-scheduler",
+        ]
         environment = {"PYTHONPATH": str(fleet.root / "native/plugin/src")}
         self.ours = Service(f"ours-{self.name}", [*named, *ours], cluster.logs, environment)
 
@@ -108,6 +113,12 @@ class Fleet:
         holder = ((found or {}).get("spec") or {}).get("holderIdentity") or ""
         return next((one for one in self.replicas if holder.startswith(one.name + "_") and one.kube.running), None)
 
+    def writer(self) -> Replica | None:
+        """Whose program holds the Lease of those that bind."""
+        found = self.api.get_or_none(f"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{NAME}-extender")
+        holder = ((found or {}).get("spec") or {}).get("holderIdentity") or ""
+        return next((one for one in self.replicas if holder.startswith(one.name + "_") and one.ours.running), None)
+
     # ---- nodes and pods
 
     def admits(self) -> bool:
@@ -123,6 +134,8 @@ class Fleet:
         for name in self.names:
             self.api.delete(f"{NODES}/{name}")
         self.names = []
+        for quota in self.api.get(QUOTAS)["items"]:
+            self.api.delete(f"{QUOTAS}/{quota['metadata']['name']}")
 
     def node(self, name: str, count: int = 2, memory: int = 16160, slots: int = 10, **labels: str) -> None:
         """A node that is ready and whose device plugin told its GPUs."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from fleet import QUOTAS
 from kubebox.api import ApiError
 from kubebox.cluster import PODS
 from kubebox.process import until
@@ -93,6 +94,43 @@ def test_many_pods_at_once_fill_the_nodes_exactly(fleet):
     assert fleet.faults() == []
 
 
+def test_a_quota_is_kept_at_admission_and_by_many_at_once(fleet):
+    fleet.node("a", 4)
+    hard = {"limits.nvidia.com/gpumem": "12000", "limits.nvidia.com/gpucores": "100"}
+    fleet.api.create(QUOTAS, {"metadata": {"name": "team"}, "spec": {"hard": hard}})
+    fleet.pause(2)
+    fleet.pod("first", {GPU: 2, MEM: 3000, CORES: 30})
+    fleet.bound("first")
+    for limits, words in (
+        ({GPU: 3, MEM: 2001}, "6003 asked for on all GPUs of the pod together, 6000 of 12000 in use"),
+        ({GPU: 1, MEM: 100, CORES: 41}, "limits.nvidia.com/gpucores: 41 asked for"),
+        ({GPU: 1}, "quota team of namespace default"),
+    ):
+        with pytest.raises(ApiError, match=words) as fault:
+            fleet.pod("over", limits)
+        assert fault.value.code == 403
+    admitted = 0
+    for n in range(6):
+        try:
+            fleet.pod(f"p{n}", {GPU: 1, MEM: 2000})
+            admitted += 1
+        except ApiError as fault:
+            assert "in use" in str(fault)
+    assert admitted == 3
+    until(lambda: sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"]) == 4, "4 pods bound")
+    # What ends is free for others.
+    fleet.delete("first")
+    until(lambda: made(fleet, "later", {GPU: 1, MEM: 6000}), "room in the quota", 30)
+    fleet.bound("later")
+
+
+def made(fleet, name, limits):
+    try:
+        return fleet.pod(name, limits)
+    except ApiError:
+        return None
+
+
 def test_pods_without_gpus_are_left_alone(fleet):
     fleet.node("a")
     made = fleet.pod("plain", {"cpu": "1"})
@@ -128,13 +166,30 @@ def test_the_leader_is_killed_in_the_middle_and_nothing_is_oversold(fleet):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 3000})
     until(lambda: any(fleet.node_of(f"p{n}") for n in range(24)), "first pod with a node")
     leader = until(fleet.leader, "leader")
+    assert until(fleet.writer, "program that binds") is leader
     leader.stop(kill=True)
     until(lambda: sum(bool(fleet.node_of(f"p{n}")) for n in range(24)) == 20, "20 pods with a node", 120)
     assert fleet.faults() == []
     other = until(fleet.leader, "new leader")
-    assert other is not leader
+    assert other is not leader and fleet.writer() is other
     leader.start()
     fleet.pause(2)
+    assert fleet.faults() == []
+
+
+def test_the_kube_scheduler_alone_moves_and_the_program_beside_the_new_one_binds(fleet):
+    """Both programs live on; the lease follows the calls."""
+    fleet.node("a")
+    fleet.pod("before", {GPU: 1, MEM: 3000})
+    fleet.bound("before")
+    leader = until(fleet.leader, "leader")
+    # Killed, it would not give its lease back: the other takes over when it has run out.
+    leader.kube.stop(kill=True)
+    fleet.pod("after", {GPU: 1, MEM: 3000})
+    fleet.bound("after", 90)
+    other = fleet.writer()
+    assert other is not None and other is not leader and leader.ours.running
+    leader.kube.start()
     assert fleet.faults() == []
 
 

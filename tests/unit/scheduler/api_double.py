@@ -94,7 +94,7 @@ class ApiDouble:
         if method == "GET":
             if path in self.objects:
                 return web.json_response(self.objects[path])
-            if path in (PODS, NODES) or path.endswith(("/pods", "/nodes")):
+            if path in (PODS, NODES) or path.endswith(("/pods", "/nodes", "/resourcequotas")):
                 return self._list(request, path)
             return refuse(404, f"{path} not found")
         if method == "POST":

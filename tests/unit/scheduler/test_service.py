@@ -7,7 +7,6 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
@@ -15,7 +14,6 @@ from vgpu_plugin._shared import pod_plan
 from vgpu_plugin._shared.pod_plan import Use
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import cluster as cluster_module
-from vgpu_scheduler import leadership as leadership_module
 from vgpu_scheduler import main as main_module
 from vgpu_scheduler import webhook
 from vgpu_scheduler.api import Access, Api
@@ -29,7 +27,6 @@ from .api_double import ApiDouble
 from .samples import faults, node
 
 SCHEDULER = "vgpu-scheduler"
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/vgpu-scheduler"
 
 
 def node_object(name, gpus=None):
@@ -52,12 +49,6 @@ def pod_object(name, memory=3000, gpus=1, **spec):
 
 def pod_path(name):
     return f"/api/v1/namespaces/default/pods/{name}"
-
-
-def lease_object(holder, seconds=15):
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {"holderIdentity": f"{holder}_0c1d", "renewTime": now, "leaseDurationSeconds": seconds}
-    return {"metadata": {"name": "vgpu-scheduler"}, "spec": spec}
 
 
 class Replica:
@@ -101,27 +92,37 @@ class Replica:
 
 
 @asynccontextmanager
-async def replica(double, lease="", identity="one", resync=300.0, wait=True, timeout=60.0):
+async def replica(double, lease="", identity="one", resync=300.0, wait=True, timeout=60.0, seconds=15.0):
     # As long as a busy machine may need; a test of what hangs says less.
     async with Api(Access(double.url, tls=False), timeout=timeout) as api, aiohttp.ClientSession() as session:
         one = Replica(double, session)
         one.ledger = Ledger()
         one.extender = Extender(one.ledger, api)
         one.cluster = Cluster(api, one.extender, SCHEDULER, resync)
-        one.leadership = Leadership(api, one.cluster, lease and "kube-system/vgpu-scheduler", identity)
-        one.extender.may_bind = one.leadership.may_bind
+        busy = one.extender.posting
+        one.leadership = Leadership(api, one.cluster, lease, identity, seconds, lambda: bool(busy))
+        one.extender.may_bind, one.cluster.writes = one.leadership.may_bind, one.leadership.writes
         service = Service(api, one.extender, one.cluster, one.leadership, webhook.Settings())
         runner = await main_module.listen(service.extender_app(), "127.0.0.1:0", None)
         one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        outer = await main_module.listen(service.webhook_app(), "127.0.0.1:0", None)
+        one.webhook_url = f"http://127.0.0.1:{outer.addresses[0][1]}"
         task = asyncio.create_task(one.cluster.run())
+        election = asyncio.create_task(one.leadership.run())
+        one.election = election
         try:
             if wait:
                 await one.until(lambda: one.cluster.synced)
             yield one
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            for each in (task, election):
+                each.cancel()
+            ends = await asyncio.gather(task, election, return_exceptions=True)
+            # Nothing may end by itself but an election that is none.
+            assert isinstance(ends[0], asyncio.CancelledError), ends[0]
+            assert ends[1] is None or isinstance(ends[1], asyncio.CancelledError), ends[1]
             await runner.cleanup()
+            await outer.cleanup()
 
 
 @asynccontextmanager
@@ -330,60 +331,6 @@ def test_nodes_that_go_come_back_and_lose_their_annotation():
                 assert one.ledger.use(where) == before
 
     asyncio.run(go())
-
-
-def test_only_the_replica_beside_the_leader_binds_and_only_once_it_has_listed(monkeypatch):
-    monkeypatch.setattr(leadership_module, "LOOK", 0.0)
-
-    async def go():
-        async with world(lease="yes", identity="one") as found:
-            double, one, names = found
-            async with replica(double, "yes", "two") as two:
-                pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
-                assert "cannot be read" in await one.bind(pods[0], "n0")
-                await double.put(LEASE, lease_object("one"))
-                await one.bind(pods[0], "n0")
-                await one.until(lambda: one.cluster.pods.listed_at > one.leadership._since)
-                assert await one.bind(pods[0], "n0") == ""
-                said = await two.bind(pods[1], "n0")
-                assert "the kube-scheduler that leads is one_0c1d" in said
-                # Both replicas filter: an autoscaler may ask either.
-                assert (await two.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
-                # The leader dies; what it bound last never reached the other by events.
-                double.silent = True
-                assert await one.bind(pods[1], "n0") == ""
-                await double.put(LEASE, lease_object("two"))
-                said = await two.bind(pods[2], "n0")
-                assert "being listed" in said
-                await two.until(lambda: two.ledger.held("uid-b") is not None)
-                assert await two.bind(pods[2], "n0") == ""
-                assert "leads is two_0c1d" in await one.bind(pods[3], "n0")
-                # A lease that is nearly over: a call to the API server might outlive it.
-                await double.put(LEASE, lease_object("two", seconds=3))
-                assert "about to end" in await two.bind(pods[3], "n0")
-                await double.put(LEASE, lease_object("two", seconds=0))
-                assert "has ended" in await two.bind(pods[3], "n0")
-
-    asyncio.run(go())
-
-
-def test_the_lease_prefix_is_the_whole_host_name(monkeypatch):
-    monkeypatch.setattr(leadership_module, "LOOK", 0.0)
-
-    async def go():
-        async with world(lease="yes", identity="one") as (double, one, _names):
-            await double.put(LEASE, lease_object("one-more"))
-            pod = await double.put(pod_path("a"), pod_object("a"))
-            assert "one-more_0c1d" in await one.bind(pod, "n0")
-
-    asyncio.run(go())
-
-
-def test_ends_of_leases():
-    when = datetime.now(UTC) + timedelta(seconds=1)
-    assert leadership_module.ends({"renewTime": when.isoformat(), "leaseDurationSeconds": 15}) == when.timestamp() + 15
-    for broken in ({}, {"renewTime": "yesterday", "leaseDurationSeconds": 1}, {"renewTime": None}):
-        assert leadership_module.ends(broken) == 0.0
 
 
 def test_a_bind_reads_the_pod_where_a_restart_forgot_it():

@@ -13,6 +13,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import msgspec
+from vgpu_plugin._shared.dialects import DialectError, read_pod
 from vgpu_plugin._shared.pod_plan import PlanError
 
 from vgpu_plugin._shared import pod_plan
@@ -24,7 +26,6 @@ from .reflector import Reflector
 
 log = logging.getLogger(__name__)
 
-ENDED = ("Succeeded", "Failed")
 # A bind that got no answer is looked after once a second, and given up when it is not there after so long: no request
 # lives longer at the API server.
 GIVE_UP = 70.0
@@ -33,12 +34,15 @@ GIVE_UP = 70.0
 class Cluster:
     def __init__(self, api: Api, extender: Extender, scheduler_name: str, resync: float = 300.0) -> None:
         self._api, self._extender, self._ledger = api, extender, extender.ledger
+        self.writes: Callable[[], bool] = lambda: True
         self.drift: dict[str, int] = dict.fromkeys(
             ("missing", "surplus", "different", "plan_deleted", "plan_unreadable", "gpus_deleted", "gpus_unreadable"), 0
         )
         # Pods that were bound without a plan: the device plugin refuses them. By uid: namespace/name.
         self.unplanned: dict[str, str] = {}
         self._repairs: dict[str, wire.Pod] = {}
+        # Nodes whose annotation is gone or cannot be read, with its text: said once, not with each of their heartbeats.
+        self._faulty: dict[str, str | None] = {}
         self.nodes = Reflector(api, "/api/v1/nodes", wire.Node, wire.NodeList, self.all_nodes, self.node, resync=resync)
         # A pod cannot change its scheduler's name, as it could a label.
         self.pods = Reflector(
@@ -49,17 +53,26 @@ class Cluster:
             self.all_pods,
             self.pod,
             resync=resync,
+            lean=wire.lean,
             fieldSelector=f"spec.schedulerName={scheduler_name}",
+        )
+        quotas = extender.quotas
+        self.quotas = Reflector(
+            api, "/api/v1/resourcequotas", wire.Quota, wire.QuotaList, quotas.enter_all, quotas.enter, resync=resync
         )
 
     @property
     def synced(self) -> bool:
-        return self.nodes.listed_at >= 0 and self.pods.listed_at >= 0
+        return all(one.listed_at >= 0 for one in self.reflectors)
+
+    @property
+    def reflectors(self) -> tuple[Reflector, ...]:
+        return self.nodes, self.pods, self.quotas
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.nodes.run())
-            group.create_task(self.pods.run())
+            for one in self.reflectors:
+                group.create_task(one.run())
             group.create_task(self._every(1.0, self.clear_up))
             group.create_task(self._every(2.0, self.repair))
 
@@ -69,17 +82,23 @@ class Cluster:
         name = node.metadata.name
         if gone:
             self._ledger.drop_node(name)
+            self._faulty.pop(name, None)
             return
         text = (node.metadata.annotations or {}).get(pod_plan.GPUS)
+        if name in self._faulty and self._faulty[name] == text:
+            return
         if text is None:
             if name in self._ledger.nodes:
                 # Somebody deleted it; the device plugin writes it again. What runs there runs on.
+                self._faulty[name] = text
                 self.drift["gpus_deleted"] += 1
                 log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_plan.GPUS)
             return
         try:
             self._ledger.set_node(name, pod_plan.read_gpus(text))
+            self._faulty.pop(name, None)
         except PlanError as fault:
+            self._faulty[name] = text
             self.drift["gpus_unreadable"] += 1
             log.warning("node %s: %s: %s; its GPUs stay as they were", name, pod_plan.GPUS, fault)
 
@@ -87,6 +106,7 @@ class Cluster:
         there = {node.metadata.name for node in nodes}
         for name in [name for name in self._ledger.nodes if name not in there]:
             self._ledger.drop_node(name)
+        self._faulty = {name: text for name, text in self._faulty.items() if name in there}
         for node in nodes:
             self.node(False, node)
 
@@ -95,12 +115,15 @@ class Cluster:
     def pod(self, gone: bool, pod: wire.Pod) -> str:
         """Enter one pod. Returns what was found different, for lists: "" where the ledger had it so."""
         uid, key = pod.metadata.uid, f"{pod.metadata.namespace}/{pod.metadata.name}"
-        if gone or pod.status.phase in ENDED:
+        if gone or pod.status.phase in wire.ENDED or pod.spec.nodeName:
+            self._extender.forget(pod.metadata.namespace, uid)
+        if gone or pod.status.phase in wire.ENDED:
             self._repairs.pop(uid, None)
             self.unplanned.pop(uid, None)
             self._extender.bound_at.pop(uid, None)
             return "surplus" if self._ledger.release(uid) else ""
         if not pod.spec.nodeName:
+            self._wait(pod)
             return ""
         # The outcome of its bind is known now.
         self._extender.uncertain.pop(uid, None)
@@ -123,6 +146,15 @@ class Cluster:
             self.unplanned[uid] = key
         return ""
 
+    def _wait(self, pod: wire.Pod) -> None:
+        """A pod without a node counts for the quota of its namespace."""
+        try:
+            ask = read_pod(wire.plain(pod), self._extender.config)
+        except (DialectError, msgspec.DecodeError):
+            return  # it never gets a node
+        if ask.wants_gpus:
+            self._extender.quotas.waits(pod.metadata.namespace, pod.metadata.uid, ask)
+
     def all_pods(self, pods: list[wire.Pod], began: float) -> None:
         """A list is the truth, but for binds that were made since it was begun and those that are on the way."""
         there = set()
@@ -136,6 +168,7 @@ class Cluster:
             if self._extender.bound_at.get(uid, -1.0) < began and uid not in self._extender.uncertain:
                 self._ledger.release(uid)
                 self.drift["surplus"] += not first
+        self._extender.quotas.forget_others(there)
         self.unplanned = {uid: key for uid, key in self.unplanned.items() if uid in there}
         self._repairs = {uid: pod for uid, pod in self._repairs.items() if uid in there}
         bound_at = self._extender.bound_at
@@ -145,7 +178,9 @@ class Cluster:
     # --- now and then
 
     async def repair(self) -> None:
-        """Write plans that were deleted again."""
+        """Write plans that were deleted again, where this is the replica that writes."""
+        if not self.writes():
+            return
         for uid, pod in list(self._repairs.items()):
             held = self._ledger.held(uid)
             if held is None:
@@ -161,8 +196,11 @@ class Cluster:
 
     async def clear_up(self) -> None:
         """Binds that got no answer: done, or not and given up."""
-        for uid, (args, when) in list(self._extender.uncertain.items()):
+        for uid, entry in list(self._extender.uncertain.items()):
+            args, when = entry
             key = f"{args.PodNamespace}/{args.PodName}"
+            if uid in self._extender.posting:
+                continue
             try:
                 pod = await self._api.pod(args.PodNamespace, args.PodName)
             except Unknown:
@@ -171,6 +209,8 @@ class Cluster:
                 if fault.status != 404:
                     continue
                 pod = {}
+            if uid in self._extender.posting or self._extender.uncertain.get(uid) is not entry:
+                continue  # it was tried again meanwhile, and the answer is older than that
             meta = pod.get("metadata") or {}
             if meta.get("uid") == uid and (pod.get("spec") or {}).get("nodeName"):
                 self._extender.uncertain.pop(uid, None)

@@ -22,6 +22,7 @@ from vgpu_plugin._shared import pod_plan
 from . import wire
 from .api import ApiError, Unknown
 from .ledger import Ledger, NoRoom
+from .quota import Demand, Quotas
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +51,17 @@ class Extender:
         """``may_bind`` answers "" or why this replica must not bind now."""
         self.ledger, self.api, self.config = ledger, api, config or Config()
         self.may_bind = may_bind
-        self._waiting: OrderedDict[str, PodAsk] = OrderedDict()
+        self.quotas = Quotas(self.config, ledger)
+        # By uid: the version of the pod that was read, and what it asks for.
+        self._waiting: OrderedDict[str, tuple[str, PodAsk]] = OrderedDict()
         # When a pod was bound here, for lists of pods that were begun before.
         self.bound_at: dict[str, float] = {}
         # Binds whose outcome is not known, by uid, with when that was; the reconciler clears them up.
         self.uncertain: dict[str, tuple[wire.BindArgs, float]] = {}
-        self.counts: dict[str, int] = dict.fromkeys(("bound", "refused", "failed", "uncertain", "lost_race"), 0)
+        # Binds that are at the API server now: what it said of their pods a moment ago is worth nothing.
+        self.posting: set[str] = set()
+        outcomes = ("bound", "refused", "failed", "uncertain", "lost_race", "over_quota")
+        self.counts: dict[str, int] = dict.fromkeys(outcomes, 0)
 
     def filter(self, args: wire.ExtenderArgs) -> wire.FilterResult:
         if args.NodeNames is None:
@@ -68,6 +74,9 @@ class Extender:
             return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, str(fault)))
         if not ask.wants_gpus:
             return wire.FilterResult(args.NodeNames)
+        over = self.quotas.fits(namespace_of(args.Pod), ask)
+        if over:
+            return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, over))
         answer = self.ledger.filter(ask, args.NodeNames)
         return wire.FilterResult(answer.fits, answer.failed, answer.never)
 
@@ -102,7 +111,8 @@ class Extender:
         refusal = await self.may_bind() if self.may_bind else ""
         if refusal:
             return self._refused(f"pod {key} is not bound: {refusal}")
-        ask = self._waiting.get(args.PodUID)
+        known = self._waiting.get(args.PodUID)
+        ask = known and known[1]
         if ask is None:
             try:
                 pod = await self.api.pod(args.PodNamespace, args.PodName)
@@ -121,6 +131,13 @@ class Extender:
             self.counts["lost_race"] += 1
             await self._tell(args, "GpuNoRoom", f"{fault}; another pod was quicker, it is tried again")
             return wire.BindResult(f"pod {key}: {fault}; it is scheduled again")
+        uses = pod_plan.use_of(plan).values()
+        demand = Demand(sum(use.memory_mib for use in uses), sum(use.cores for use in uses))
+        over = self.quotas.takes(args.PodNamespace, demand)
+        if over:
+            self.counts["over_quota"] += 1
+            await self._tell(args, "GpuQuota", over)
+            return wire.BindResult(f"pod {key}: {over}")
         if plan:
             self.ledger.hold(args.PodUID, key, args.Node, plan)
             self.bound_at[args.PodUID] = time.monotonic()
@@ -135,6 +152,7 @@ class Extender:
 
     async def _post(self, args: wire.BindArgs, key: str, plan: str) -> wire.BindResult:
         annotations = {pod_plan.PLAN: plan} if plan else {}
+        self.posting.add(args.PodUID)
         try:
             await self.api.bind(args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)
         except Unknown as fault:
@@ -147,13 +165,15 @@ class Extender:
             if fault.status == 409:
                 # Bound already, perhaps by a try of ours that got no answer: only the pod of now says whether it holds.
                 self.counts["uncertain"] += 1
-                self.uncertain.setdefault(args.PodUID, (args, -math.inf))
+                self.uncertain[args.PodUID] = (args, -math.inf)
                 return wire.BindResult(f"pod {key}: {fault}")
             self.counts["failed"] += 1
             self.ledger.release(args.PodUID)
             self.uncertain.pop(args.PodUID, None)
             self.bound_at.pop(args.PodUID, None)
             return wire.BindResult(f"pod {key}: {fault}")
+        finally:
+            self.posting.discard(args.PodUID)
         self._waiting.pop(args.PodUID, None)
         self.uncertain.pop(args.PodUID, None)
         self.counts["bound"] += 1
@@ -170,14 +190,25 @@ class Extender:
         except ApiError as fault:
             log.warning("no event on %s/%s: %s", args.PodNamespace, args.PodName, fault)
 
+    def forget(self, namespace: str, uid: str) -> None:
+        """A pod that is bound, has ended or is gone asks for nothing more."""
+        self._waiting.pop(uid, None)
+        self.quotas.forget(namespace, uid)
+
     def _read(self, pod: dict[str, Any]) -> PodAsk:
-        """Read once a pod: filter, prioritize and bind come one after the other."""
-        uid = str((pod.get("metadata") or {}).get("uid") or "")
-        ask = self._waiting.get(uid) if uid else None
-        if ask is None:
-            ask = read_pod(pod, self.config)
-            if uid:
-                self._waiting[uid] = ask
-                if len(self._waiting) > MAX_WAITING:
-                    self._waiting.popitem(last=False)
+        """Read once for each version of a pod: filter, prioritize and bind come one after the other."""
+        meta = pod.get("metadata") or {}
+        uid, version = str(meta.get("uid") or ""), str(meta.get("resourceVersion") or "")
+        known = self._waiting.get(uid) if uid else None
+        if known is not None and known[0] == version:
+            return known[1]
+        ask = read_pod(pod, self.config)
+        if uid:
+            self._waiting[uid] = (version, ask)
+            if len(self._waiting) > MAX_WAITING:
+                self._waiting.popitem(last=False)
         return ask
+
+
+def namespace_of(pod: dict[str, Any]) -> str:
+    return str((pod.get("metadata") or {}).get("namespace") or "default")

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this replica may bind: the kube-scheduler beside it leads, and the ledger is newer than its leadership.
+"""Which replica writes: an election of our own by a Lease (coordination.k8s.io). All replicas answer admission and
+filter; the holder alone binds and writes plans again.
 
-There is no election of our own. Each replica is a kube-scheduler with this program beside it, and the kube-schedulers
-elect one by a Lease whose holder is "<host name>_<uuid>". Following that very Lease, the one that is called and the
-one that may answer are never two. A former leader ends its binds before its lease does: the rest of the lease must be
-longer than a call to the API server.
+It is another Lease than that by which the kube-schedulers beside us elect, and the two must meet: only the replica
+beside the leading kube-scheduler is called. So who is called and does not hold asks for the Lease by an annotation,
+and a holder that nobody calls hands it over. A holder that is dead is waited for.
+
+Clocks of two machines are never compared. A holder counts from before its request to renew; all others from when they
+saw the Lease change, so by every clock a Lease is over for its holder first. It ends its binds before: what is left
+must be longer than a call to the API server takes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from .api import TIMEOUT, Api, ApiError
@@ -20,30 +26,58 @@ from .cluster import Cluster
 
 log = logging.getLogger(__name__)
 
-LOOK = 2.0
+RETRY = 2.0
+# However much is asked for: no more requests than one in so many seconds.
+LEAST = 0.25
+# Nobody called for so long: who asks gets the Lease.
+QUIET = 3.0
+# Called within so long: worth asking for it.
+RECENT = 10.0
+WANTED = "vgpu.fleet/wanted-by"
 
 
 class Leadership:
     def __init__(
-        self, api: Api, cluster: Cluster, lease: str, identity: str, now: Callable[[], float] = time.time
+        self,
+        api: Api,
+        cluster: Cluster,
+        lease: str,
+        identity: str,
+        duration: float = 15.0,
+        busy: Callable[[], bool] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lease`` is namespace/name, empty: this program is the only one. ``identity`` begins the holder's name."""
-        self._api, self._cluster, self._identity, self._now = api, cluster, identity, now
-        self._path = ""
+        """``lease`` is namespace/name, empty: this program is the only one. ``identity`` is of this process alone.
+        ``busy``: whether a bind is at the API server now; then nothing is handed over."""
+        self._api, self._cluster, self._busy, self._now = api, cluster, busy, now
+        self.identity, self._duration = identity, duration
+        self._folder, self._name, self._path = "", "", ""
         if lease:
-            namespace, _slash, name = lease.partition("/")
-            self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"
+            namespace, _slash, self._name = lease.partition("/")
+            self._folder = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+            self._path = f"{self._folder}/{self._name}"
+        # What the API server had last, and when that was first seen.
+        self._lease: dict[str, Any] | None = None
+        self._seen: tuple[Any, ...] = ()
+        self._seen_at = 0.0
+        self._called = self._asked = float("-inf")
+        self._wake = asyncio.Event()
         self._until = 0.0
-        self._looked = -LOOK
         self.leads = not lease
         self._since = -1.0
-        self.why = ""
+        self.why = "" if self.leads else "the lease has not been read yet"
+
+    def called(self) -> None:
+        """The kube-scheduler beside asks us."""
+        self._called = self._now()
+        if not self.leads:
+            self._wake.set()
 
     async def may_bind(self) -> str:
         """ "" or the reason."""
         if self._path:
-            await self.look()
             if not self.leads:
+                self.called()
                 return self.why
             if self._now() + TIMEOUT > self._until:
                 return "the lease is about to end; it is tried again"
@@ -51,26 +85,120 @@ class Leadership:
             return "pods and nodes are being listed; it is tried again"
         return ""
 
-    async def look(self) -> None:
-        """Read the lease, at most every two seconds."""
-        if not self._path or time.monotonic() - self._looked < LOOK:
-            return
-        self._looked = time.monotonic()
+    def writes(self) -> bool:
+        """Whether this replica may write plans again."""
+        return not self._path or (self.leads and self._now() + TIMEOUT <= self._until)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while self._path:
+            try:
+                await self.round()
+            except ApiError as fault:
+                self._lease = None
+                if not self.leads:
+                    self.why = f"the lease cannot be read: {fault}"
+                log.warning("lease %s: %s", self._path, fault)
+            if self.leads and self._now() > self._until:
+                self._set(False, "the lease has ended, and was not renewed")
+            await self._pause()
+
+    async def round(self) -> None:
+        """Renew, take, ask for or hand over the Lease: whichever is due. Raises ApiError; a conflict means: again."""
+        if self._lease is None:
+            await self._read()
+        lease = self._lease
+        if lease is None:
+            return await self._write(None, self.identity)
+        spec = lease.get("spec") or {}
+        holder = str(spec.get("holderIdentity") or "")
+        wanted = str(((lease["metadata"].get("annotations")) or {}).get(WANTED) or "")
+        if holder == self.identity:
+            idle = self._now() - self._called > QUIET and not (self._busy and self._busy())
+            if wanted not in ("", self.identity) and idle:
+                self._set(False, f"{wanted} is called and has the lease now")
+                return await self._write(lease, "")
+            return await self._write(lease, self.identity)
+        # Not ours: what is kept of it grows old.
+        self._lease = None
+        ended = self._now() - self._seen_at > float(spec.get("leaseDurationSeconds") or 0)
+        recent = self._now() - self._called < RECENT
+        if (holder and ended) or (not holder and (wanted in ("", self.identity) or recent or ended)):
+            return await self._write(lease, self.identity)
+        self._set(False, f"this is {self.identity}, and the one that binds is {holder or 'none'}")
+        if recent and wanted != self.identity:
+            patch = {"metadata": {"resourceVersion": self._version(lease), "annotations": {WANTED: self.identity}}}
+            try:
+                await self._api.json("PATCH", self._path, patch)
+            except ApiError as fault:
+                if fault.status != 409:
+                    raise
+        return None
+
+    async def release(self) -> None:
+        """At the end: another need not wait until the lease is over."""
+        if self._path and self.leads:
+            self._set(False, "this replica ends")
+            with contextlib.suppress(ApiError):
+                await self._read()
+                if self._lease is not None and self._lease["spec"].get("holderIdentity") == self.identity:
+                    await self._write(self._lease, "")
+
+    # --- inside
+
+    async def _read(self) -> None:
         try:
-            spec = (await self._api.json("GET", self._path)).get("spec") or {}
+            self._look(await self._api.json("GET", self._path))
         except ApiError as fault:
-            # What was known stands until the lease ends; then nobody leads for all we know.
-            if self._now() > self._until:
-                self._set(False, f"the lease cannot be read: {fault}")
+            if fault.status != 404:
+                raise
+            self._lease = None
+
+    def _look(self, lease: dict[str, Any]) -> None:
+        spec = lease.get("spec") or {}
+        seen = (spec.get("holderIdentity"), spec.get("renewTime"), spec.get("leaseTransitions"))
+        if seen != self._seen:
+            self._seen, self._seen_at = seen, self._now()
+        self._lease = lease
+
+    async def _write(self, lease: dict[str, Any] | None, holder: str) -> None:
+        """Make ``holder`` the holder; only where nobody wrote since."""
+        before = (lease or {}).get("spec") or {}
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        changes = int(before.get("leaseTransitions") or 0)
+        spec: dict[str, Any] = {
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, round(self._duration)),
+            "renewTime": stamp,
+            "acquireTime": before.get("acquireTime") or stamp,
+            "leaseTransitions": changes,
+        }
+        if holder and before.get("holderIdentity") != holder:
+            spec.update(acquireTime=stamp, leaseTransitions=changes + bool(before))
+        meta: dict[str, Any] = {"name": self._name}
+        if lease is not None:
+            # Kept while it is handed over: who asked takes it, and not the next that comes along.
+            kept = {} if holder else {WANTED: (lease["metadata"].get("annotations") or {}).get(WANTED, "")}
+            meta.update(resourceVersion=self._version(lease), annotations=kept)
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}
+        began = self._now()
+        self._lease = None
+        try:
+            made = await self._api.json(*(("POST", self._folder) if lease is None else ("PUT", self._path)), body)
+        except ApiError as fault:
+            if fault.status != 409:
+                raise
+            # Somebody was quicker, or asks for it: what is there now says it.
+            self._wake.set()
             return
-        holder, until = str(spec.get("holderIdentity") or ""), ends(spec)
-        if not holder.startswith(self._identity + "_"):
-            self._set(False, f"this is {self._identity}, and the kube-scheduler that leads is {holder or 'none'}")
-        elif until <= self._now():
-            self._set(False, "the lease of the kube-scheduler beside has ended")
-        else:
-            self._until = until
+        self._look(made)
+        if holder:
+            self._until = began + self._duration
             self._set(True, "")
+
+    @staticmethod
+    def _version(lease: dict[str, Any]) -> str:
+        return str(lease["metadata"].get("resourceVersion") or "")
 
     def _set(self, leads: bool, why: str) -> None:
         if leads and not self.leads:
@@ -78,14 +206,14 @@ class Leadership:
             self._since = time.monotonic()
             self._cluster.pods.list_again()
         if leads != self.leads:
-            log.info("this replica %s: %s", "leads" if leads else "follows", why or self._identity)
+            log.info("this replica %s: %s", "binds" if leads else "binds no more", why or self.identity)
         self.leads, self.why = leads, why
 
-
-def ends(spec: dict[str, Any]) -> float:
-    """When a lease ends, seconds since 1970; 0 where it says nothing."""
-    try:
-        renewed = datetime.fromisoformat(str(spec["renewTime"]).replace("Z", "+00:00"))
-        return renewed.timestamp() + float(spec["leaseDurationSeconds"])
-    except (KeyError, ValueError, TypeError):
-        return 0.0
+    async def _pause(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), RETRY)
+        self._wake.clear()
+        left = self._asked + LEAST - time.monotonic()
+        if left > 0:
+            await asyncio.sleep(left)
+        self._asked = time.monotonic()

@@ -8,11 +8,12 @@ and in any order with the same result. A pod holds from the moment its bind is t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.dialects import PodAsk
+from vgpu_plugin._shared.dialects import Card, PodAsk
 from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pod_plan import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
 
@@ -63,6 +64,11 @@ class Ledger:
         self._held: dict[str, Held] = {}
         # Also of nodes that are gone: their pods hold again when the node comes back.
         self._pods_of: dict[str, set[str]] = {}
+        # MiB and percent that the pods of a namespace hold.
+        self._spaces: dict[str, list[int]] = {}
+        # Kinds of GPUs, and of nodes as (GPUs, MiB of the largest), with how many there are.
+        self._cards: Counter[Card] = Counter()
+        self._shapes: Counter[tuple[int, int]] = Counter()
 
     # --- facts
 
@@ -70,13 +76,16 @@ class Ledger:
         """A node's GPUs as it tells them. Returns whether anything changed."""
         if name in self._table and self._table.gpus[name] == tuple(gpus):
             return False
+        self._count(name, -1)
         self._table.put(name, gpus)
+        self._count(name, +1)
         for uid in self._pods_of.get(name, ()):
             self._table.add(name, _mapping(self._held[uid].uses), +1)
         return True
 
     def drop_node(self, name: str) -> None:
         if name in self._table:
+            self._count(name, -1)
             self._table.drop(name)
 
     def hold(self, uid: str, pod: str, node: str, plan: Iterable[Part]) -> bool:
@@ -91,6 +100,7 @@ class Ledger:
         self.release(uid)
         self._held[uid] = held
         self._pods_of.setdefault(held.node, set()).add(uid)
+        self._spend(held, +1)
         if node in self._table:
             self._table.add(node, _mapping(held.uses), +1)
         return True
@@ -99,6 +109,7 @@ class Ledger:
         held = self._held.pop(uid, None)
         if held is None:
             return False
+        self._spend(held, -1)
         if held.node in self._table:
             self._table.add(held.node, _mapping(held.uses), -1)
         pods = self._pods_of[held.node]
@@ -186,6 +197,21 @@ class Ledger:
     def held_by(self) -> Iterable[tuple[str, Held]]:
         return self._held.items()
 
+    def held_in(self, namespace: str) -> tuple[int, int]:
+        """MiB and percent of all GPUs together that the pods of a namespace hold."""
+        memory, cores = self._spaces.get(namespace, (0, 0))
+        return memory, cores
+
+    @property
+    def cards(self) -> Collection[Card]:
+        """The kinds of GPUs that there are."""
+        return [card for card, count in self._cards.items() if count]
+
+    @property
+    def shapes(self) -> Collection[tuple[int, int]]:
+        """(GPUs, MiB of the largest) of each kind of node."""
+        return [shape for shape, count in self._shapes.items() if count]
+
     def use(self, node: str) -> dict[str, Use]:
         return self._table.use(node)
 
@@ -212,6 +238,23 @@ class Ledger:
         return found
 
     # --- inside
+
+    def _spend(self, held: Held, sign: int) -> None:
+        space = held.pod.partition("/")[0]
+        sums = self._spaces.setdefault(space, [0, 0])
+        for _uuid, memory, cores, _slots in held.uses:
+            sums[0] += sign * memory
+            sums[1] += sign * cores
+        if not any(sums):
+            del self._spaces[space]
+
+    def _count(self, name: str, sign: int) -> None:
+        gpus = self._table.gpus.get(name)
+        if gpus is None:
+            return
+        for gpu in gpus:
+            self._cards[search.card_of(gpu)] += sign
+        self._shapes[len(gpus), max((gpu.capacity_mib for gpu in gpus), default=0)] += sign
 
     def _view(self, rows: np.ndarray, names: np.ndarray, without: Mapping[str, Iterable[str]] | None) -> View:
         view = self._table.view(rows)

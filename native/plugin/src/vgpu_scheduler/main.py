@@ -10,6 +10,7 @@ import logging
 import signal
 import socket
 import sys
+import uuid
 from pathlib import Path
 from urllib.parse import quote
 
@@ -44,12 +45,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--lease",
-        default="kube-system/vgpu-scheduler",
-        help="lease of the kube-schedulers; empty: this is the only one",
+        default="kube-system/vgpu-scheduler-extender",
+        help="Lease by which replicas elect the one that binds; empty: this is the only one (default: %(default)s)",
     )
-    add(
-        "--identity", default=socket.gethostname(), help="host name of the kube-scheduler beside (default: %(default)s)"
-    )
+    add("--lease-seconds", type=float, default=15.0, help="how long a dead one is waited for (default: %(default)s)")
+    add("--identity", default=f"{socket.gethostname()}_{uuid.uuid4()}", help="name in the Lease, of this process alone")
     add("--secret", default="kube-system/vgpu-scheduler-tls", help="namespace/name for certificates")
     add("--names", default="vgpu-scheduler.kube-system.svc", help="names of the webhook's service, with commas")
     add("--webhook-configuration", default="vgpu-scheduler", help="webhook configurations that shall trust us")
@@ -71,8 +71,10 @@ async def serve(given: argparse.Namespace, access: Access) -> None:
         ledger = Ledger(chosen.node_policy, chosen.gpu_policy)
         extender = Extender(ledger, api, chosen.config)
         cluster = Cluster(api, extender, given.scheduler_name, given.resync)
-        leadership = Leadership(api, cluster, given.lease, given.identity)
-        extender.may_bind = leadership.may_bind
+        leadership = Leadership(
+            api, cluster, given.lease, given.identity, given.lease_seconds, lambda: bool(extender.posting)
+        )
+        extender.may_bind, cluster.writes = leadership.may_bind, leadership.writes
         admission = webhook.Settings(
             chosen.config,
             given.scheduler_name,
@@ -82,7 +84,7 @@ async def serve(given: argparse.Namespace, access: Access) -> None:
         )
         service = Service(api, extender, cluster, leadership, admission)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(cluster.run())]
+            tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             runners = [await listen(service.extender_app(), given.extender, None)]
             if given.webhook:
                 tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))
@@ -95,6 +97,7 @@ async def serve(given: argparse.Namespace, access: Access) -> None:
                 await runner.cleanup()
             for task in tasks:
                 task.cancel()
+            await leadership.release()
 
 
 async def listen(app: web.Application, where: str, tls: Tls | None) -> web.AppRunner:

@@ -58,6 +58,13 @@ def render(
     metric("unplanned_pods", "gauge", [("", len(cluster.unplanned))])
     metric("uncertain_binds", "gauge", [("", len(extender.uncertain))])
     metric("oversold_gpus", "gauge", [("", len(ledger.oversold()))])
+    quotas = [
+        (f'{{namespace="{space}",quota="{limit.quota}",resource="{limit.name}"}}', limit.hard, used)
+        for space, limit, used in extender.quotas.rows()
+    ]
+    # In the unit of the quota, as its owner wrote it.
+    metric("quota_hard", "gauge", ((labels, hard) for labels, hard, _used in quotas))
+    metric("quota_used", "gauge", ((labels, used) for labels, _hard, used in quotas))
     metric("nodes", "gauge", [("", len(ledger.nodes))])
     names = ((f'{{method="{method}",kind="{kind}"}}', value) for (method, kind), value in sorted(calls.items()))
     metric("api_requests_total", "counter", names)

@@ -36,8 +36,11 @@ class Reflector:
         replace: Callable[[list[Any], float], None],
         change: Callable[[bool, Any], Any],
         resync: float = 300.0,
+        lean: Callable[[Any], Any] | None = None,
         **query: str,
     ) -> None:
+        """``lean`` takes off an item what need not be kept until its list is whole."""
+        self._lean = lean
         self._api, self._path, self._page, self._query = api, path, page, query
         self._decode = msgspec.json.Decoder(item).decode
         self._replace, self._change, self._resync = replace, change, resync
@@ -87,7 +90,7 @@ class Reflector:
         items: list[Any] = []
         page: Any
         async for page in self._api.list(self._path, self._page, **self._query):
-            items += page.items or []
+            items += page.items or [] if self._lean is None else map(self._lean, page.items or [])
             version = page.metadata.resourceVersion
         self._replace(items, began)
         self.listed_at = began

@@ -72,7 +72,11 @@ def fits(ask: Ask, gpu: NodeGpu, taken: Sequence[int]) -> bool:
 
 
 def size_of(ask: Ask, gpu: NodeGpu) -> Size | None:
-    return size_on(ask, Card(gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores))
+    return size_on(ask, card_of(gpu))
+
+
+def card_of(gpu: NodeGpu) -> Card:
+    return Card(gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores)
 
 
 def change(taken: Sequence[list[int]], way: Sequence[int], sizes: Sequence[Size | None], sign: int) -> None:

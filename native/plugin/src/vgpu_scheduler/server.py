@@ -79,6 +79,7 @@ class Service:
                 self._durations.add(verb, time.perf_counter() - began)
 
     async def _filter(self, request: web.Request) -> web.Response:
+        self._leadership.called()
         if not self._cluster.synced:
             # An error is tried again soon; "no node has GPUs" would keep the pod waiting until some node changes.
             return answer(wire.FilterResult(Error="nodes and pods are being listed; it is tried again"))
@@ -94,22 +95,20 @@ class Service:
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
     async def _mutate(self, request: web.Request) -> web.Response:
-        return answer(self._review(await body(request, wire.AdmissionReview)))
+        review = await body(request, wire.AdmissionReview)
+        return answer(about(self._judge(review.request)))
 
     async def _validate(self, request: web.Request) -> web.Response:
         """The same judgement once all other webhooks have changed the pod; nothing is changed any more."""
-        review = self._review(await body(request, wire.AdmissionReview))
-        review["response"].pop("patch", None)
-        review["response"].pop("patchType", None)
-        return answer(review)
+        review = (await body(request, wire.AdmissionReview)).request
+        # Here and not before: the pod is whole, has its uid, and counts from now on.
+        response = self._judge(review, self._extender.quotas.admit)
+        response.pop("patch", None)
+        response.pop("patchType", None)
+        return answer(about(response))
 
-    def _review(self, review: wire.AdmissionReview) -> dict[str, Any]:
-        largest = {
-            (len(gpus), max((gpu.capacity_mib for gpu in gpus), default=0))
-            for gpus in self._extender.ledger.nodes.values()
-        }
-        response = webhook.mutate(review.request, self._admission, sorted(largest))
-        return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    def _judge(self, review: wire.AdmissionRequest, quota: webhook.Quota | None = None) -> dict[str, Any]:
+        return webhook.mutate(review, self._admission, sorted(self._extender.ledger.shapes), quota)
 
     async def _explain(self, request: web.Request) -> web.Response:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
@@ -130,17 +129,20 @@ class Service:
         """Ready once nodes and pods were listed. Who leads does not matter: all answer admission."""
         if self._cluster.synced:
             return web.Response(text="ok\n")
-        faults = [fault for fault in (self._cluster.nodes.fault, self._cluster.pods.fault) if fault]
+        faults = [one.fault for one in self._cluster.reflectors if one.fault]
         return say(503, "; ".join(faults) or "nodes and pods are being listed")
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        await self._leadership.look()
         text = metrics.render(self._extender, self._cluster, self._leadership, self._durations, self._api.calls)
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
 async def body(request: web.Request, kind: type[Any]) -> Any:
     return msgspec.json.decode(await request.read(), type=kind)
+
+
+def about(response: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
 def answer(result: Any) -> web.Response:

@@ -8,7 +8,7 @@ another scheduler or carries the label ``vgpu.fleet/webhook: ignore`` (or HAMi's
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +25,10 @@ DEFAULT_SCHEDULER = "default-scheduler"
 PRIORITY_VARIABLE = "CUDA_TASK_PRIORITY"
 
 
+# (namespace, uid, ask, whether it counts from now on) → "" or why the namespace has no quota left for it.
+Quota = Callable[[str, str, PodAsk, bool], str]
+
+
 class Settings(NamedTuple):
     """``may_write``: users that may change what the scheduler wrote, besides kubelets and their plugins."""
 
@@ -37,10 +41,14 @@ class Settings(NamedTuple):
 
 
 def mutate(
-    request: wire.AdmissionRequest, settings: Settings, largest: Sequence[tuple[int, int]] = ()
+    request: wire.AdmissionRequest,
+    settings: Settings,
+    largest: Sequence[tuple[int, int]] = (),
+    quota: Quota | None = None,
 ) -> dict[str, Any]:
-    """The response of a review. ``largest``: (GPUs of a node, MiB of its largest) for each kind of node, for a warning
-    where no node of today can hold the pod; a bigger one may join."""
+    """The response of a review. ``quota`` is asked last, of a pod that all else lets pass. ``largest``: (GPUs of a
+    node, MiB of its largest) for each kind of node, for a warning where no node of today can hold the pod; a bigger
+    one may join."""
     if request.operation == "UPDATE":
         return _update(request, settings)
     pod = request.object or {}
@@ -66,6 +74,10 @@ def mutate(
     findings = admission_findings(pod, ask)
     if findings:
         return _refuse(request, findings)
+    over = quota(request.namespace, str(metadata.get("uid") or ""), ask, not request.dryRun) if quota else ""
+    if over:
+        # As Kubernetes answers for its own quotas: controllers try again later.
+        return {"uid": request.uid, "allowed": False, "status": {"code": 403, "reason": "Forbidden", "message": over}}
     warnings = [str(one) for one in ask.warnings] + too_large(ask, largest)
     return _answer(request, changes(spec, ask, settings), warnings)
 

@@ -71,6 +71,8 @@ CALLS = {
     ("list", "nodes"),
     ("watch", "nodes"),
     ("get", "nodes"),
+    ("list", "resourcequotas"),
+    ("watch", "resourcequotas"),
     ("list", "pods"),
     ("watch", "pods"),
     ("get", "pods"),
@@ -92,6 +94,26 @@ def test_the_rights_are_what_it_calls():
         # Secrets and webhooks of others are none of its business.
         if rule["resources"] != ["nodes", "pods"] and {"update", "get"} & set(rule["verbs"]):
             assert rule["resourceNames"], rule
+
+
+def test_it_may_take_and_leave_the_leases_of_both_elections_and_no_other():
+    rules = made()["Role", "vgpu-scheduler"]["rules"]
+    named = [rule for rule in rules if rule["resources"] == ["leases"] and "update" in rule["verbs"]]
+    assert [rule["resourceNames"] for rule in named] == [["vgpu-scheduler", "vgpu-scheduler-extender"]]
+    removed = [(one["kind"], one["metadata"]) for one in scheduler_manifests.leases(WISH)]
+    assert removed == [
+        ("Lease", {"name": name, "namespace": "kube-system"}) for name in ("vgpu-scheduler", "vgpu-scheduler-extender")
+    ]
+
+
+def test_users_that_may_write_what_the_kubelet_gave():
+    def options(wish):
+        (ours, _kube) = made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+        return [one for one in ours["command"] if one.startswith(("--may", "--lease"))]
+
+    account = "system:serviceaccount:kube-system:vgpu-scheduler"
+    assert options(WISH) == ["--lease=kube-system/vgpu-scheduler-extender", f"--may-write={account}"]
+    assert options(WISH._replace(may_give=("a", "b")))[-1] == "--may-give=a,b"
 
 
 def test_another_configuration_is_another_pod():

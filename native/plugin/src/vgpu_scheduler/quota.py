@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quotas of namespaces on GPU memory and compute: ``limits.nvidia.com/gpumem`` and ``limits.nvidia.com/gpucores`` under
+``spec.hard`` of a ResourceQuota.
+
+Kubernetes stores these names and counts neither, for a pod names the memory of one GPU and may ask for several. Here a
+pod counts with what it gets of all of its GPUs together, in every dialect. Asked twice: at admission, where a pod that
+is over is refused with the numbers, and at its bind, by the one replica that binds; so two pods that two replicas admit
+in the same moment wait, and are never over together. What a quota was lowered to ends no pod.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from vgpu_plugin._shared.dialects import Ask, Card, Config, PodAsk, size_on
+from vgpu_plugin._shared.dialects_quantity import exact
+
+from . import wire
+from .ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+# A pod that was admitted and is not seen by then was refused by somebody after us, or was never stored.
+UNSEEN = 30.0
+
+
+class Demand(NamedTuple):
+    """Over all GPUs together: MiB and percent of compute."""
+
+    memory_mib: int = 0
+    cores: int = 0
+
+
+class Limit(NamedTuple):
+    """One name of one quota; ``hard`` and the factor in its own unit."""
+
+    quota: str
+    name: str
+    hard: int
+    of: Callable[[Demand], int]
+
+
+def least(ask: PodAsk, cards: Iterable[Card]) -> Demand:
+    """The least that a pod can come to on any of the cards. A size that no card has counts nothing: such a pod is never
+    bound."""
+    known = list(cards)
+
+    def one(ask: Ask) -> Demand:
+        sizes = [size for size in (size_on(ask, card) for card in known) if size is not None]
+        if not sizes:
+            return Demand()
+        return Demand(ask.gpus * min(each.memory_mib for each in sizes), ask.gpus * min(each.cores for each in sizes))
+
+    return _highest([(each.init, each.sidecar, one(each)) for each in ask.asks])
+
+
+def _highest(parts: Iterable[tuple[bool, bool, Demand]]) -> Demand:
+    """The greatest moment of a pod: an init container beside the sidecars, or all others at once."""
+    parts = list(parts)
+    beside = _sum(demand for _init, sidecar, demand in parts if sidecar)
+    moments = [_sum(demand for init, _sidecar, demand in parts if not init)]
+    moments += [_sum((beside, demand)) for init, _sidecar, demand in parts if init]
+    return Demand(max(one.memory_mib for one in moments), max(one.cores for one in moments))
+
+
+def _sum(demands: Iterable[Demand]) -> Demand:
+    every = list(demands)
+    return Demand(sum(one.memory_mib for one in every), sum(one.cores for one in every))
+
+
+class Quotas:
+    """What namespaces may use, and what of that is spoken for. ``ledger`` says what pods hold."""
+
+    def __init__(self, config: Config, ledger: Ledger, now: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._ledger, self._now = config, ledger, now
+        self._limits: dict[str, dict[str, list[Limit]]] = {}
+        # Pods that are stored and have no node yet; and pods that were admitted here and not seen since, until when.
+        self._waiting: dict[str, dict[str, Demand]] = {}
+        self._admitted: dict[str, dict[str, tuple[Demand, float]]] = {}
+
+    # --- facts
+
+    def enter(self, gone: bool, quota: wire.Quota) -> None:
+        """One ResourceQuota as the API server tells it."""
+        space, name = quota.metadata.namespace, quota.metadata.name
+        limits = [] if gone else self._read(name, quota.spec.hard or {})
+        here = self._limits.setdefault(space, {})
+        if limits:
+            here[name] = limits
+        else:
+            here.pop(name, None)
+        if not here:
+            del self._limits[space]
+
+    def enter_all(self, quotas: Iterable[wire.Quota], _began: float = 0.0) -> None:
+        self._limits = {}
+        for quota in quotas:
+            self.enter(False, quota)
+
+    def waits(self, namespace: str, uid: str, ask: PodAsk) -> None:
+        """A pod that is stored and has no node."""
+        self._waiting.setdefault(namespace, {})[uid] = least(ask, self._ledger.cards)
+        self._admitted.get(namespace, {}).pop(uid, None)
+
+    def forget(self, namespace: str, uid: str) -> None:
+        """A pod that has a node now, or is gone."""
+        for table in (self._waiting, self._admitted):
+            here = table.get(namespace)
+            if here is not None:
+                here.pop(uid, None)
+                if not here:
+                    del table[namespace]
+
+    def forget_others(self, there: set[str]) -> None:
+        """After a list: pods that are not ``there`` wait no more."""
+        for space, pods in list(self._waiting.items()):
+            for uid in [uid for uid in pods if uid not in there]:
+                self.forget(space, uid)
+
+    # --- questions
+
+    @property
+    def namespaces(self) -> Iterable[str]:
+        return self._limits.keys()
+
+    def admit(self, namespace: str, uid: str, ask: PodAsk, keep: bool = True) -> str:
+        """ "" or why a new pod is over. Admitted, it counts from now on, unless ``keep`` is false (a dry run)."""
+        if namespace not in self._limits:
+            return ""
+        demand = least(ask, self._ledger.cards)
+        said = self._over(namespace, demand, self._spoken_for(namespace, uid))
+        if not said and keep and uid:
+            self._admitted.setdefault(namespace, {})[uid] = (demand, self._now() + UNSEEN)
+        return said
+
+    def fits(self, namespace: str, ask: PodAsk) -> str:
+        """ "" or why a pod cannot be bound now, whatever GPUs it would get."""
+        if namespace not in self._limits:
+            return ""
+        return self._over(namespace, least(ask, self._ledger.cards), self.held(namespace))
+
+    def takes(self, namespace: str, demand: Demand) -> str:
+        """ "" or why a pod that would come to ``demand`` cannot be bound now."""
+        if namespace not in self._limits:
+            return ""
+        return self._over(namespace, demand, self.held(namespace))
+
+    def held(self, namespace: str) -> Demand:
+        return Demand(*self._ledger.held_in(namespace))
+
+    def rows(self) -> Iterable[tuple[str, Limit, int]]:
+        """(namespace, limit, used) for metrics."""
+        for space, quotas in self._limits.items():
+            used = self.held(space)
+            for limits in quotas.values():
+                for limit in limits:
+                    yield space, limit, limit.of(used)
+
+    # --- inside
+
+    def _read(self, name: str, hard: dict[str, object]) -> list[Limit]:
+        factor = self._config.memory_factor
+        found = []
+        for resource, of in (
+            ("limits." + self._config.memory, lambda demand: -(-demand.memory_mib // factor)),
+            ("limits." + self._config.cores, lambda demand: demand.cores),
+        ):
+            if resource not in hard:
+                continue
+            value = exact(hard[resource])
+            if value is None:
+                # The API server stores no such thing; closed, for nobody knows what it would say.
+                text = "ResourceQuota %s: %s: %r is no quantity; it lets nothing pass"
+                log.warning(text, name, resource, hard[resource])
+            found.append(Limit(name, resource, math.floor(value or 0), of))
+        return found
+
+    def _spoken_for(self, namespace: str, uid: str) -> Demand:
+        """Held, waiting and just admitted; without the pod itself."""
+        now = self._now()
+        admitted = self._admitted.get(namespace, {})
+        for one in [one for one, (_demand, until) in admitted.items() if until < now]:
+            del admitted[one]
+        waiting = self._waiting.get(namespace, {})
+        pods = {**{one: demand for one, (demand, _until) in admitted.items()}, **waiting}
+        # Between its bind and the event of it a pod both holds and waits.
+        counted = (demand for one, demand in pods.items() if one != uid and self._ledger.held(one) is None)
+        return _sum([self.held(namespace), *counted])
+
+    def _over(self, namespace: str, demand: Demand, used: Demand) -> str:
+        for limits in self._limits[namespace].values():
+            for limit in limits:
+                asked, spent = limit.of(demand), limit.of(used)
+                # What asks for nothing of it is not held up by a quota that is spent.
+                if asked and spent + asked > limit.hard:
+                    return (
+                        f"quota {limit.quota} of namespace {namespace}: {limit.name}: {asked} asked for on all GPUs of "
+                        f"the pod together, {spent} of {limit.hard} in use; ask for at most "
+                        f"{max(limit.hard - spent, 0)}, wait until pods of the namespace end, or have the quota raised"
+                    )
+        return ""

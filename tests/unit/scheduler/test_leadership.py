@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The election of the replica that binds: over real HTTP before an API server in memory, and step by step with a clock
+of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from vgpu_scheduler import api as api_module
+from vgpu_scheduler import leadership as leadership_module
+from vgpu_scheduler.api import Access, Api
+from vgpu_scheduler.leadership import QUIET, RECENT, WANTED, Leadership
+
+from .api_double import ApiDouble
+from .samples import faults
+from .test_service import plans, pod_object, pod_path, replica, world
+
+NAME = "kube-system/extender"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/extender"
+
+
+class Listed:
+    """As much of Cluster as an election asks for: lists that are always new."""
+
+    synced = True
+
+    def __init__(self):
+        self.pods = self
+        self.lists = 0
+
+    listed_at = float("inf")
+
+    def list_again(self):
+        self.lists += 1
+
+
+class Clock:
+    def __init__(self):
+        self.time = 1000.0
+
+    def __call__(self):
+        return self.time
+
+
+@pytest.fixture
+def stage():
+    """Runs a story with an API server, a clock, and electors by name."""
+
+    def run(story):
+        async def go():
+            async with ApiDouble() as double, Api(Access(double.url, tls=False), timeout=60.0) as api:
+                clock, busy = Clock(), {}
+                electors = {
+                    name: Leadership(api, Listed(), NAME, name, 15.0, lambda name=name: busy.get(name, False), clock)
+                    for name in ("one", "two", "three")
+                }
+                await story(double, clock, electors, busy)
+
+        asyncio.run(go())
+
+    return run
+
+
+def holder(double):
+    return double.objects[LEASE]["spec"]["holderIdentity"]
+
+
+def test_the_first_takes_it_renews_it_and_the_others_follow(stage):
+    async def story(double, clock, electors, _busy):
+        one, two, _three = electors.values()
+        assert await one.may_bind() and not one.writes()
+        await one.round()
+        assert await one.may_bind() == "" and one.writes() and holder(double) == "one"
+        await two.round()
+        assert "the one that binds is one" in two.why and not two.writes()
+        for _each in range(20):
+            clock.time += 2
+            await one.round()
+            await two.round()
+        assert holder(double) == "one" and await one.may_bind() == ""
+        assert double.objects[LEASE]["spec"]["leaseTransitions"] == 0
+        # One request to renew: the API server is not asked what is known.
+        calls = len(double.calls)
+        await one.round()
+        assert double.calls[calls:] == [("PUT", LEASE)]
+
+    stage(story)
+
+
+def test_a_dead_holder_is_waited_for_and_stops_before_it_is_replaced(stage):
+    async def story(double, clock, electors, _busy):
+        one, two, _three = electors.values()
+        await one.round()
+        clock.time += 3
+        await two.round()
+        # By its own clock the holder binds until a call could outlive its lease.
+        clock.time = 1000 + 15 - api_module.TIMEOUT
+        assert await one.may_bind() == ""
+        clock.time += 0.1
+        assert "about to end" in await one.may_bind() and not one.writes()
+        # The other counts from when it saw the lease, which is later.
+        clock.time = 1000 + 15 + 2.9
+        await two.round()
+        assert holder(double) == "one" and not two.leads
+        clock.time = 1000 + 15 + 3.1
+        await two.round()
+        assert holder(double) == "two" and await two.may_bind() == ""
+        assert double.objects[LEASE]["spec"]["leaseTransitions"] == 1
+        # The former one comes back, and sees that it is over.
+        await one.round()
+        await one.round()
+        assert not one.leads and "the one that binds is two" in await one.may_bind()
+
+    stage(story)
+
+
+def test_the_clocks_of_machines_are_never_compared(stage):
+    """The holder's renewals carry a time that is years away; the lease holds all the same, and ends all the same."""
+
+    async def story(double, clock, electors, _busy):
+        one, two, _three = electors.values()
+        await one.round()
+        for stamp in ("1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"):
+            lease = double.objects[LEASE]
+            lease["spec"]["renewTime"] = stamp
+            await double.put(LEASE, lease)
+            await two.round()
+            clock.time += 10
+            await two.round()
+            assert holder(double) == "one"
+        clock.time += 6
+        await two.round()
+        assert holder(double) == "two"
+
+    stage(story)
+
+
+def test_who_is_called_asks_and_an_idle_holder_hands_over(stage):
+    async def story(double, clock, electors, busy):
+        one, two, three = electors.values()
+        await one.round()
+        one.called()
+        two.called()
+        await two.round()
+        assert double.objects[LEASE]["metadata"]["annotations"][WANTED] == "two"
+        # The holder is called itself: it keeps the lease, whoever asks.
+        await one.round()
+        await one.round()
+        assert holder(double) == "one" and await one.may_bind() == ""
+        clock.time += QUIET + 0.1
+        two.called()
+        await two.round()
+        busy["one"] = True
+        await one.round()
+        await one.round()
+        assert holder(double) == "one"
+        busy["one"] = False
+        await two.round()
+        await one.round()
+        await one.round()
+        assert holder(double) == "" and not one.leads
+        # A third that nobody calls leaves it to who asked.
+        await three.round()
+        assert holder(double) == ""
+        await two.round()
+        assert holder(double) == "two" and await two.may_bind() == "" and two._cluster.lists == 1
+        assert WANTED not in double.objects[LEASE]["metadata"].get("annotations", {})
+
+    stage(story)
+
+
+def test_what_was_handed_over_and_not_taken_is_anybodys(stage):
+    async def story(double, clock, electors, _busy):
+        one, two, three = electors.values()
+        await one.round()
+        two.called()
+        await two.round()
+        clock.time += QUIET + 0.1
+        await one.round()
+        await one.round()
+        assert holder(double) == ""
+        await three.round()
+        clock.time += 15.1
+        await three.round()
+        assert holder(double) == "three"
+
+    stage(story)
+
+
+def test_nobody_asks_for_what_nobody_calls_it_for(stage):
+    async def story(double, clock, electors, _busy):
+        one, two, _three = electors.values()
+        await one.round()
+        two.called()
+        clock.time += RECENT + 0.1
+        await two.round()
+        assert WANTED not in double.objects[LEASE]["metadata"].get("annotations", {})
+
+    stage(story)
+
+
+def test_an_end_in_order_frees_the_lease_at_once(stage):
+    async def story(double, _clock, electors, _busy):
+        one, two, _three = electors.values()
+        await one.round()
+        await two.release()
+        assert holder(double) == "one"
+        await one.release()
+        assert holder(double) == "" and not one.leads
+        await two.round()
+        assert holder(double) == "two"
+
+    stage(story)
+
+
+FAULTS = [403, 404, 409, 500, "hang"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_api_server_that_does_not_answer_makes_nobody_a_leader_and_unmakes_one_in_time(fault, monkeypatch):
+    monkeypatch.setattr(leadership_module, "RETRY", 0.1)
+
+    async def go():
+        async with world(lease=NAME, timeout=0.5, seconds=6.0) as (double, one, _names):
+            await one.until(lambda: one.leadership.leads)
+            double.fault = lambda _method, path: fault if "/leases" in path else None
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            await one.until(lambda: not one.leadership.writes())
+            said = await one.bind(pod, "n0")
+            assert "lease" in said and not double.objects[pod_path("a")]["spec"].get("nodeName")
+            double.fault = None
+            await one.until(lambda: one.leadership.writes())
+            await one.until(lambda: one.cluster.pods.listed_at >= one.leadership._since)
+            assert await one.bind(pod, "n0") == ""
+
+    asyncio.run(go())
+
+
+def test_a_storm_of_electors_never_has_two_that_may_bind(stage):
+    """Random clocks' steps, calls, deaths and awakenings: at no moment may two bind."""
+
+    async def story(_double, clock, electors, busy):
+        chance = random.Random(11)
+        asleep, transitions, last = {}, 0, None
+        for _step in range(600):
+            clock.time += chance.choice((0.1, 0.5, 2.0))
+            for name, one in electors.items():
+                if asleep.get(name, 0) > clock.time:
+                    continue
+                if chance.random() < 0.02:
+                    asleep[name] = clock.time + chance.choice((5, 12, 40))
+                busy[name] = chance.random() < 0.1
+                if chance.random() < 0.2:
+                    one.called()
+                if chance.random() < 0.7:
+                    await one.round()
+            binding = [name for name, one in electors.items() if one.writes()]
+            assert len(binding) <= 1, binding
+            if binding and binding[0] != last:
+                transitions, last = transitions + 1, binding[0]
+        assert transitions > 5
+
+    stage(story)
+
+
+def test_only_the_holder_binds_and_only_once_it_has_listed():
+    async def go():
+        async with world(lease=NAME) as (double, one, names), replica(double, NAME, "two") as two:
+            await one.until(lambda: one.leadership.leads or two.leadership.leads)
+            first, second = (one, two) if one.leadership.leads else (two, one)
+            pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
+            await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
+            assert await first.bind(pods[0], "n0") == ""
+            assert "the one that binds is" in await second.bind(pods[1], "n0")
+            # Both replicas filter: an autoscaler may ask either.
+            assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
+            # What the leader binds last never reaches the other by events.
+            double.silent = True
+            assert await first.bind(pods[1], "n0") == ""
+            await first.leadership.release()
+            first.election.cancel()
+            await asyncio.sleep(0)
+            lists = double.count("GET", "/api/v1/pods")
+            await second.until(lambda: second.leadership.leads)
+            assert second.ledger.held("uid-b") is None or double.count("GET", "/api/v1/pods") > lists
+            await second.until(lambda: second.cluster.pods.listed_at >= second.leadership._since)
+            assert second.ledger.held("uid-b") is not None
+            assert await second.bind(pods[2], "n0") == ""
+            assert "lease" in await first.bind(pods[3], "n0") or "this replica ends" in first.leadership.why
+
+    asyncio.run(go())
+
+
+def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkeypatch):
+    """A kube-scheduler that goes on beside the other replica: it tries each pod until it is bound."""
+    monkeypatch.setattr(leadership_module, "RETRY", 0.2)
+
+    async def go():
+        async with world(nodes=2, gpus=2, lease=NAME, seconds=8.0) as (double, one, names):
+            pods = [await double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(20)]
+            await one.until(lambda: one.leadership.leads)
+            await one.until(lambda: one.cluster.pods.listed_at >= one.leadership._since)
+            async with replica(double, NAME, "two", seconds=8.0) as two:
+
+                async def bound(by, left, rounds):
+                    """As a kube-scheduler does: again and again, what is not bound yet."""
+                    for _round in range(rounds):
+                        answers = [(pod, await by.schedule(pod, names)) for pod in left]
+                        left = [pod for pod, (_where, said) in answers if said and "already assigned" not in said]
+                        if not left:
+                            return
+                        await asyncio.sleep(0.2)
+                    raise AssertionError([pod["metadata"]["name"] for pod in left])
+
+                await bound(one, pods[:6], 200)
+                # In the middle of a bind: it is done, and nobody is told; then the program is gone.
+                double.fault = lambda _method, path: "done" if path.endswith("/binding") else None
+                assert (await one.schedule(pods[6], names))[1]
+                double.fault = None
+                one.election.cancel()
+                await bound(two, pods[6:], 300)
+                assert len(plans(double)) == 20 and faults(double.nodes, plans(double)) == []
+                assert double.count("POST", "/binding") >= 20
+
+    asyncio.run(go())
+
+
+def test_a_plan_is_written_again_by_the_holder_alone(monkeypatch):
+    monkeypatch.setattr(leadership_module, "RETRY", 0.2)
+
+    async def go():
+        async with world(lease=NAME) as (double, one, names), replica(double, NAME, "two") as two:
+            await one.until(lambda: one.leadership.leads or two.leadership.leads)
+            first, second = (one, two) if one.leadership.leads else (two, one)
+            await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert (await first.schedule(pod, names))[1] == ""
+            await second.until(lambda: second.ledger.held("uid-a") is not None)
+            first.cluster.writes = lambda: False
+            stored = dict(double.objects[pod_path("a")])
+            stored["metadata"] = dict(stored["metadata"], annotations={})
+            await double.put(pod_path("a"), stored)
+            await second.until(lambda: second.cluster.drift["plan_deleted"] and first.cluster.drift["plan_deleted"])
+            await second.cluster.repair()
+            await first.cluster.repair()
+            assert double.objects[pod_path("a")]["metadata"]["annotations"] == {}
+            first.cluster.writes = first.leadership.writes
+            await first.until(lambda: double.objects[pod_path("a")]["metadata"]["annotations"])
+
+    asyncio.run(go())
+
+
+def test_the_timeout_of_a_call_is_shorter_than_a_lease_leaves():
+    # Two renewals may be missed, and a bind still has its time.
+    assert api_module.TIMEOUT + 3 * leadership_module.RETRY < 15
