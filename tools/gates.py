@@ -104,6 +104,14 @@ SLOW_GATES = [
         ["tests/page"],
         minutes=2,
     ),
+    Gate(
+        "docs",
+        {
+            "docs environment": ["tools/venv.sh", ".build/docs-env", "requirements/docs.txt", "/usr/bin/python3"],
+            "pages of modules": [".build/docs-env/bin/python", "tools/pages.py"],
+        },
+        minutes=2,
+    ),
     Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
     Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
     Gate(

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages tell people to type exists: commands, options, playbooks, variables, targets, units, files, links."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted(
+    {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("roles/*/README.md"),
+        *(ROOT / one for one in ("inventories/README.md", "playbooks/README.md", "native/plugin/README.md")),
+        *(ROOT / one for one in ("tests/gpu/README.md", "tests/gpu/workloads/README.md") if (ROOT / one).exists()),
+    }
+)
+# Where a path in a page may begin; the page's own folder is tried too.
+FOLDERS = ("changelogs", "docs", "inventories", "molecule", "native", "playbooks", "plugins", "requirements", "roles")
+FOLDERS += ("tests", "tools")
+# Made on a person's machine, or by a build: no page of this repository can show that they exist.
+MADE = ("native/build", "tests/output", "inventories/yours", "inventories/ours")
+PLACEHOLDER = re.compile(r"[<>*{}…$]|\bX\b|%")
+
+spec = importlib.util.spec_from_file_location("vgpu_variables_tool", ROOT / "tools" / "variables.py")
+assert spec and spec.loader
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
+
+
+def read(path: str) -> str:
+    return (ROOT / path).read_text()
+
+
+# Faults that a page shows on purpose.
+SHOWN = {
+    name: ["vgpu_memory_scalling: neither a variable nor a module, package or metric"]
+    for name in ("README.md", "README.zh.md")
+}
+
+
+def known_variables() -> set[str]:
+    from ansible_collections.vgpu.fleet.plugins.module_utils import schema
+
+    found = set(schema.VARIABLES)
+    for role in tables.roles(ROOT):
+        found |= set(tables.options_of(ROOT, role)) | set(tables.defaults_of(ROOT, role))
+        # What a role leaves for others.
+        for file in (ROOT / "roles" / role / "tasks").glob("*.yml"):
+            found |= set(re.findall(r"^\s+(?:register: )?([a-z]\w+)(?::|$)", file.read_text(), re.M))
+    for playbook in ROOT.glob("playbooks/*.yml"):
+        found |= set(re.findall(r"\{\{ ?([a-z_]+) \| default", playbook.read_text()))
+    return found
+
+
+def known_words() -> set[str]:
+    """Other names that begin as a variable of a role does: modules, packages, metrics, programs of tests."""
+    found = {path.stem for path in ROOT.glob("plugins/*/*.py")} | {path.stem for path in ROOT.glob("plugins/filter/*")}
+    found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_plugin/metrics.py")))
+    found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_scheduler/metrics.py")))
+    found |= {path.name for path in (ROOT / "native/plugin/src").iterdir()} | {path.stem for path in ROOT.rglob("*.h")}
+    found |= set(re.findall(r"\b(vgpu_\w+)\(", read("tests/gpu/programs/kernels.h")))
+    found |= {"vgpu_fleet", "vgpu_spin", "mig_parted"}
+    return found
+
+
+PREFIXES = tuple(f"{one}_" for one in ("vgpu", *tables.roles(ROOT)))
+VARIABLES = known_variables()
+WORDS = known_words()
+TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
+CTL = read("native/plugin/src/vgpu_plugin/ctl.py")
+COMMANDS = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', CTL))
+CTL_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', CTL)) | {"--help", "--version"}
+PLUGIN_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', read("native/plugin/src/vgpu_plugin/main.py"))) | {"--help"}
+PLUGIN_OPTIONS |= {
+    "--" + one for one in re.findall(r'Option\(\s*"([a-z-]+)"', read("native/plugin/src/vgpu_plugin/options.py"))
+}
+UNITS = set(
+    re.findall(
+        r"\bvgpu-[a-z-]+(?=\.service)",
+        "".join(
+            path.read_text()
+            for folder in ("roles", "plugins/module_utils")
+            for path in (ROOT / folder).rglob("*.*")
+            if path.suffix in (".py", ".yml")
+        ),
+    )
+)
+
+
+def code_of(text: str) -> list[str]:
+    """Lines of code blocks and the spans between backticks."""
+    blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
+    rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.M | re.S)
+    indented = re.findall(r"(?:^|\n\n)((?:    [^\n]*\n)+)", rest)
+    lines = [line for block in [*blocks, *indented] for line in block.splitlines()]
+    return lines + re.findall(r"`([^`\n]+)`", rest)
+
+
+def findings(text: str, folder: Path = ROOT) -> list[str]:
+    """What a page names that does not exist."""
+    found = []
+    for code in code_of(text):
+        # The program at the start of a command, not the word in a sentence or in the help of another program.
+        for rest in re.findall(r"(?:^\s*|[|;&(] *|exec -it \S+ |\$ |sudo )vgpuctl ([^|;#)]*)", code):
+            words = rest.partition(" -- ")[0].split()
+            command = next((word for word in words if not word.startswith("-")), "")
+            if command.strip("…,.") and command not in COMMANDS and not PLACEHOLDER.search(command):
+                found.append(f"vgpuctl {command}: there are {', '.join(sorted(COMMANDS))}")
+            found += [
+                f"vgpuctl {word}: no such option"
+                for word in words
+                if word[:2] == "--" and word not in CTL_OPTIONS and word != "--"
+            ]
+        if not re.match(r"\s*#", code):
+            for target in re.findall(
+                r"(?:^\s*|[|;&] *|\$ )make ((?:[a-z][a-z0-9-]*(?: |$))+)", code.partition(" #")[0]
+            ):
+                found += [f"make {one}: no such target" for one in target.split() if one not in TARGETS]
+        for one in re.findall(
+            r"(--[a-z][a-z-]+)", code if "device_plugin_options" in code or "vgpu-device-plugin --" in code else ""
+        ):
+            if one not in PLUGIN_OPTIONS:
+                found.append(f"{one}: no option of vgpu-device-plugin")
+        found += [
+            f"{one}.service: no role brings it"
+            for one in re.findall(r"\b(vgpu-[a-z-]+)\.service", code)
+            if one not in UNITS
+        ]
+        found += [
+            f"unit {one}: no role brings it"
+            for one in re.findall(r"(?:systemctl [a-z-]+|journalctl (?:\S+ )*?-u) (vgpu-[a-z-]+)", code)
+            if one not in UNITS
+        ]
+        if re.search(r"ansible-playbook .*(--tags|--skip-tags| -t )", code):
+            found.append("--tags: no task of this collection has a tag")
+        for one in re.findall(r"(?<![\w/.-])[a-z]\w+\b", code):
+            if one.startswith(PREFIXES) and not one.endswith("_") and one not in VARIABLES | WORDS:
+                found.append(f"{one}: neither a variable nor a module, package or metric")
+        for one in re.findall(rf"(?<![\w/.:-])((?:\.\./)*(?:{'|'.join(FOLDERS)})/[\w./+-]*)", code):
+            one = one.rstrip(".,:")
+            if not one.startswith(MADE) and not PLACEHOLDER.search(code) and not exists(one, folder):
+                found.append(f"{one}: no such file")
+    for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        if "://" in link:
+            continue
+        if link and not exists(link, folder):
+            found.append(f"link {link}: no such file")
+        elif anchor and anchor not in anchors(text if not link else (folder / link).read_text()):
+            found.append(f"link {link}#{anchor}: no such heading")
+    return found
+
+
+def anchors(text: str) -> set[str]:
+    """Headings as GitHub makes links of them."""
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def exists(path: str, folder: Path) -> bool:
+    return (ROOT / path).exists() or (folder / path).exists()
+
+
+@pytest.mark.parametrize("page", [str(path.relative_to(ROOT)) for path in PAGES])
+def test_a_page_names_what_exists(page: str) -> None:
+    found = findings(read(page), (ROOT / page).parent)
+    assert [one for one in found if one not in SHOWN.get(page, [])] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("`vgpuctl frobnicate`", "vgpuctl frobnicate"),
+        ("```\nvgpuctl status --yaml\n```", "--yaml"),
+        ("    kubectl get x | vgpuctl convrt -\n", "vgpuctl convrt"),
+        ("`make fleet`", "make fleet"),
+        ("    make demo tset\n", "make tset"),
+        ("`ansible-playbook playbooks/sight.yml`", "playbooks/sight.yml"),
+        ("`vgpu_memory_scalling`", "vgpu_memory_scalling"),
+        ("`upgrade_kubeconf`", "upgrade_kubeconf"),
+        ("```yaml\nverify_stict: false\n```", "verify_stict"),
+        ("`systemctl restart vgpu-plugin`", "unit vgpu-plugin"),
+        ("`vgpu-migs.service`", "vgpu-migs.service"),
+        ("`device_plugin_options: [--metric-listen=:9410]`", "--metric-listen"),
+        ("`ansible-playbook playbooks/site.yml --tags driver`", "--tags"),
+        ("[there](nowhere.md)", "link nowhere.md"),
+        ("[there](#nowhere)", "link #nowhere"),
+        ("[there](README.md#nowhere)", "link README.md#nowhere"),
+        ("`plugins/module_utils/slice.py`", "plugins/module_utils/slice.py"),
+    ],
+)
+def test_what_does_not_exist_is_found(text: str, fault: str) -> None:
+    assert any(fault in one for one in findings(text + "\n"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`vgpuctl exec --ttl 60 -- nvidia-smi --list-gpus`",
+        "`make demo` makes three hosts, and I make nothing else",
+        "`vgpu_plugin_registered`, `vgpu_isolation`, `site_hosts`",
+        "`roles/<role>/README.md`, `native/build/libvgpu.so`",
+        "`systemctl restart vgpu-device-plugin`; `journalctl -n 20 -u vgpu-arbiter`",
+        "[the plugin](native/plugin/README.md#health)",
+        "# A name, with `code`\n\n[above](#a-name-with-code)",
+    ],
+)
+def test_what_exists_is_not_found(text: str) -> None:
+    assert findings(text + "\n") == []
+
+
+# What docs/operations.md says that people will see, and the file that says it.
+PLUGIN = "native/plugin/src/vgpu_plugin"
+RULES = "plugins/module_utils"
+SEEN = {
+    "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconfigure.py",
+    "the configuration was not taken over, the one before stays: ": f"{PLUGIN}/reconfigure.py",
+    "does not exist: the plugin does not run; see: systemctl status vgpu-device-plugin": f"{PLUGIN}/ctl.py",
+    "not registered: ": f"{PLUGIN}/ctl.py",
+    "somebody else": f"{PLUGIN}/ctl_text.py",
+    "once the driver answers for it; see the kernel log for Xid": f"{PLUGIN}/ctl_text.py",
+    "could not be read": f"{PLUGIN}/records.py",
+    "put aside as": f"{PLUGIN}/records.py",
+    "VgpuConfiguration": f"{PLUGIN}/node_label.py",
+    "the device plugin or its configuration differs": f"{RULES}/plan.py",
+    "containers hold slices of the former size until they end": f"{RULES}/plan.py",
+    "[disturbs running work]": f"{RULES}/plan.py",
+    "nothing to do": f"{RULES}/plan.py",
+    "the GPUs have another geometry": f"{RULES}/plan_modes.py",
+    "reload the kernel modules": f"{RULES}/plan_driver.py",
+    "reboot, for ": f"{RULES}/plan_driver.py",
+    "device plugin (no kubelet here)": f"{RULES}/report.py",
+    " advertised by the ": f"{RULES}/report.py",
+    " was not upgraded (": "roles/upgrade/tasks/judge.yml",
+    "the host is back at library ": "roles/upgrade/tasks/return.yml",
+    " are over the limit of ": "native/vcuda/src/memory.c",
+}
+
+
+@pytest.mark.parametrize("words", sorted(SEEN))
+def test_what_operations_quotes_is_what_is_said(words: str) -> None:
+    assert words in read("docs/operations.md"), "the page does not say so any more: take the row out"
+    assert words in read(SEEN[words]), f"{SEEN[words]} says something else now: correct the page"
