@@ -372,9 +372,9 @@ def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
 def parse_ledger(data: bytes) -> dict[str, Any]:
     """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
 
-    Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "used": [..], "context": [..]}], "totals":
-    [{"uuid", "used", "context"}]}`` with bytes in the order of the devices. The tenant can write this file: every
-    figure is what it says about itself.
+    Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
+    [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices. The tenant can write this
+    file: every figure is what it says about itself.
     """
     if len(data) < LEDGER_SLOT_OFFSET:
         raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
@@ -405,7 +405,8 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
         context = _get(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
         pid = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
         if pid or any(used) or any(context):
-            found.append({"slot": slot, "pid": pid, "used": used, "context": context})
+            space = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
+            found.append({"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context})
     return {
         "devices": devices,
         "allocation": _text(get("allocation"), "allocation"),

@@ -47,6 +47,7 @@ VCUDA = Record(
         "oomKiller": Bool(),
         "logLevel": schema.VARIABLES["vgpu_log_level"].kind,
         "legacyPreferred": Bool(),
+        "watch": schema.VARIABLES["vgpu_watch"].kind,
         "devices": ListOf(DEVICE_EXCEPTION),
     }
 )

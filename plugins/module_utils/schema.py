@@ -111,6 +111,12 @@ VARIABLES: dict[str, Variable] = {
     "vgpu_legacy_preferred": Variable(
         Bool(), False, (*VCUDA, "legacyPreferred"), "spreads slices itself where the kubelet, before 1.19, cannot ask"
     ),
+    "vgpu_watch": Variable(
+        Choice("report", "end"),
+        "report",
+        (*VCUDA, "watch"),
+        "what becomes of a container's process that goes round the library: reported, or ended too",
+    ),
     "vgpu_rename_by_default": Variable(
         Bool(), False, ("sharing", "timeSlicing", "renameByDefault"), "time-slicing and mps: resource <name>.shared"
     ),

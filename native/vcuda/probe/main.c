@@ -119,7 +119,7 @@ static void print_measures(bool json, const struct report *report)
 static int usage(FILE *out, int status)
 {
     fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS]\n\n--hold: limit-exact keeps the full slice so "
-                 "long, for somebody to look at it from outside.\nMeasures from inside a slice whether its limits hold. Checks:");
+                 "long, and a way round that is open what it got, for somebody to look at it from outside.\nMeasures from inside a slice whether its limits hold. Checks:");
     for (size_t i = 0; i < CHECKS; i++)
         fprintf(out, "%s %s", i ? "," : "", checks[i].name);
     fprintf(out, ".\nExit status: 0 all held, 1 one is violated, 2 one could not be run, 64 bad arguments.\n");

@@ -91,7 +91,7 @@ struct board {
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
-/* main.c: how long limit-exact holds the full slice, so that somebody outside can look at it. */
+/* main.c: how long limit-exact holds the full slice, and an open way round what it got, so that somebody outside can look at it. */
 extern unsigned hold_ms;
 
 /* fill.c: for checks that take all there is of one device. */

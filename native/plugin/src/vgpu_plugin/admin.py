@@ -32,6 +32,7 @@ class Admin(rpc.AdminServicer):
         notes: Callable[[], list[str]] = list,
         usages: Callable[[], list[container_usage.Usage]] = list,
         configuration: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        watched: Callable[[], api.WatchResponse] = api.WatchResponse,
     ) -> None:
         """``configuration``: the name of the one in force, and why the one that is wanted is not."""
         self._configuration = configuration
@@ -42,6 +43,7 @@ class Admin(rpc.AdminServicer):
         self._registration = registration
         self._notes = notes
         self._usages = usages
+        self.watched = watched
 
     @answered
     def Status(self, request: api.StatusRequest, context: grpc.ServicerContext) -> api.StatusResponse:
@@ -143,6 +145,10 @@ class Admin(rpc.AdminServicer):
                 for one in self._usages()
             ]
         )
+
+    @answered
+    def Watch(self, request: api.WatchRequest, context: grpc.ServicerContext) -> api.WatchResponse:
+        return self.watched()
 
     @answered
     def Lease(self, request: api.LeaseRequest, context: grpc.ServicerContext) -> api.LeaseResponse:

@@ -49,7 +49,8 @@ def parser() -> argparse.ArgumentParser:
     why = commands.add_parser("explain", help="why a GPU, a slice or the node is as it is")
     why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, or the id of a slice")
     figures = commands.add_parser("metrics", help="Prometheus metrics, as --metrics-listen serves them")
-    for one in (status, lease, release, top, pieces, why, figures):
+    found = commands.add_parser("watch", help="processes that go round the library, as the watcher found them")
+    for one in (status, lease, release, top, pieces, why, figures, found):
         one.add_argument("--json", action="store_true", help="for programs")
     other = commands.add_parser("convert", help="settings of another kit as group variables; asks no device plugin")
     other.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file, or a manifest; - for stdin")
@@ -128,7 +129,11 @@ def usage(stub: Any) -> list[dict[str, Any]]:
 
 
 def metrics_of(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
-    return {"status": status(stub, given), "usages": usage(stub)}
+    return {"status": status(stub, given), "usages": usage(stub), "watch": watched(stub, given)}
+
+
+def watched(stub: Any, _given: argparse.Namespace) -> dict[str, Any]:
+    return plain(stub.Watch(api.WatchRequest(), timeout=TIMEOUT_S))
 
 
 def explain(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
@@ -230,6 +235,7 @@ COMMANDS = {
     "slices": status,
     "explain": explain,
     "metrics": metrics_of,
+    "watch": watched,
 }
 # These print by themselves.
 PROGRAMS = {"top": top, "exec": execute, "convert": convert_file}
@@ -238,7 +244,8 @@ TEXTS = {
     "lease": lease_text,
     "slices": ctl_text.slices,
     "explain": explain_text,
-    "metrics": lambda answer: metrics.text(answer["status"], answer["usages"]).rstrip(),
+    "metrics": lambda answer: metrics.text(answer["status"], answer["usages"], answer["watch"]).rstrip(),
+    "watch": ctl_text.watch,
     "release": lambda answer: f"released {answer['released']}",
 }
 

@@ -58,6 +58,21 @@ def top(
     return "\n".join(table(rows, (2, 3, 4, 5, 6, 7, 8))) if len(rows) > 1 else "no container holds a limited slice"
 
 
+def watch(answer: dict[str, Any]) -> str:
+    """The findings of now, then those that are over."""
+    lines = [
+        f"policy {answer['policy']}; {answer['looks']} looks, one each {answer['interval_s']:g} s; a finding is named "
+        f"in {answer['looks_to_name']} looks in a row"
+    ]
+    lines += [f"warning: {answer['fault']}"] if answer["fault"] else []
+    for title, findings in (("now", answer["findings"]), ("before", answer["past"])):
+        for one in findings:
+            name = "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else one["kind"]
+            sent = f"; {one['action']} was sent" if one["action"] else ""
+            lines.append(f"{title}  {name}  {one['reason']}: {one['text']}{sent}")
+    return "\n".join(lines if len(lines) > 1 else [*lines, "no process goes round the library"])
+
+
 def slices(status: dict[str, Any]) -> str:
     holders = {one: record for record in status["allocations"] for one in record["slice_ids"]}
     rows: list[Sequence[object]] = [("SLICE", "RESOURCE", "MODE", "MEMORY MiB", "SM %", "HEALTH", "HELD BY")]

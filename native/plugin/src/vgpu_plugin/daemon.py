@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import grpc
 
-from . import cdi, driver_files, labels, metrics, podresources, sizing, usage, version
+from . import cdi, driver_files, labels, metrics, podresources, sizing, usage, version, watch_setup
 from . import settings as node_settings
 from ._proto import admin_pb2_grpc
 from ._shared import pod_plan
@@ -45,6 +45,7 @@ from .registration import Registration
 from .registrations import Registrations
 from .service import DevicePlugin
 from .static_slices import StaticSlices
+from .watch_rule import INTERVAL_S
 
 if TYPE_CHECKING:
     from .node_label import NodeLabel
@@ -66,13 +67,14 @@ def offered(pool: Pool, settings: node_settings.Settings) -> list[str]:
 
 class Extras(NamedTuple):
     """What is served beside the kubelet: metrics on an address, labels in a file; ``kubeconfig`` and the node's name:
-    how the node's label is followed, empty: it is not.
+    how the node's label is followed, empty: it is not. ``watch_s``: between two looks of the watcher; 0: none.
     """
 
     metrics: str = ""
     labels: bool = False
     kubeconfig: str = ""
     node_name: str = ""
+    watch_s: float = INTERVAL_S
 
 
 class Daemon:
@@ -286,6 +288,7 @@ class Daemon:
         changes.after += [outside.configure, lambda *_: registrations.bring_in_line(offered(pool, changes.settings))]
         label = self._follow_label(allocator)
         violations = usage.Violations()
+        watch = watch_setup.make(source, files, pool, allocator, paths, lambda: changes.settings, self._extras.watch_s)
 
         def usages(holders: Callable[[], dict[str, podresources.Holder] | None]) -> list[usage.Usage]:
             return violations.seen(usage.of_all(records.all(), files, holders))
@@ -299,6 +302,7 @@ class Daemon:
             lambda: changes.notes() + (label.notes() if label is not None else []),
             lambda: usages(lambda: podresources.holders(paths.pod_resources)),
             lambda: (changes.name, changes.fault),
+            lambda: watch_setup.answer(watch.state(), allocator, paths),
         )
         admin = self._serve_admin(service)
         served = self._serve_metrics(service)
@@ -311,6 +315,8 @@ class Daemon:
         watcher = threading.Thread(target=self._health.run, name="health", daemon=True)
         registrations.bring_in_line(offered(pool, settings))
         watcher.start()
+        if self._extras.watch_s:
+            threading.Thread(target=watch.run, name="watch", daemon=True).start()
         if label is not None:
             changes.on_look = lambda: self._tell_node(label, changes, pool)
             for task in (label.run, label.report):
@@ -327,6 +333,7 @@ class Daemon:
         finally:
             notify("STOPPING=1")
             self._health.stop()
+            watch.stop()
             if label is not None:
                 label.stop()
             registrations.stop()
@@ -388,7 +395,7 @@ class Daemon:
 
         def make() -> str:
             status = plain(service.status())
-            return metrics.text(status, plain(service.usage())["usages"])
+            return metrics.text(status, plain(service.usage())["usages"], plain(service.watched()))
 
         try:
             return metrics.Server(self._extras.metrics, make)

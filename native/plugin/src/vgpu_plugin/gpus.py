@@ -93,6 +93,9 @@ class GpuSource(Protocol):
     def fault_of(self, uuid: str) -> str:
         """What speaks against using a GPU now; empty where nothing does."""
 
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        """Bytes of each process that holds a context on a GPU, by its pid here; None: not told. Raises GpuError."""
+
     def driver(self) -> Driver:
         """Versions and compute capabilities. Raises GpuError."""
 
@@ -293,6 +296,18 @@ class Nvml:
         before = self._ecc.setdefault(uuid, errors)
         self._ecc[uuid] = errors
         return f"{errors - before} more uncorrected ECC errors" if errors > before else ""
+
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        nvml = self._nvml
+        try:
+            listed = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        except nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not list the processes: {fault}") from None
+        found: dict[int, int | None] = {}
+        for one in listed:
+            used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
+            found[int(one.pid)] = None if used is None or before is None else before + int(used)
+        return found
 
     def driver(self) -> Driver:
         nvml = self._nvml

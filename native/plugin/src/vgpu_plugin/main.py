@@ -14,6 +14,18 @@ from . import lean, options, version
 from .errors import Fatal
 from .health import CLEAN_S
 from .paths import Paths
+from .watch_rule import INTERVAL_S
+
+
+def seconds(text: str) -> float:
+    """A time of a command line. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 3600, found {text!r}")
+    return value
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,6 +82,13 @@ def parser() -> argparse.ArgumentParser:
         "the pod's service account (default: the label is not followed)",
     )
     out.add_argument("--node-name", default="", help="name of this node (default: NODE_NAME, else the host's name)")
+    out.add_argument(
+        "--watch-interval",
+        type=seconds,
+        default=INTERVAL_S,
+        metavar="SECONDS",
+        help="between two looks for processes that go round the library; 0: none (default: %(default)s)",
+    )
     options.add_to(out)
     out.add_argument("--version", action="version", version=version())
     return out
@@ -98,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = options.overrides(vars(given), os.environ)
     node_name = given.node_name or os.environ.get("NODE_NAME", "")
-    extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name)
+    extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name, given.watch_interval)
     daemon = Daemon(paths, lambda: Nvml(paths.sys_root), None, chosen, given.health_clean_period, extras)
     daemon.stop_on_signals()
     try:

@@ -33,6 +33,11 @@ TYPES = {
     "vgpu_container_wanting": ("gauge", "1 where the container launched, or waited to launch, within the last second."),
     "vgpu_container_held_back": ("gauge", "1 where it wants the GPU and is held back to its share."),
     "vgpu_container_memory_violations_total": ("counter", "Times that it was found with more memory than its limit."),
+    "vgpu_container_watch_finding": ("gauge", "1 where the watcher names processes of the container, by reason."),
+    "vgpu_watch_findings_total": ("counter", "Findings of the watcher since the plugin began, by reason and kind."),
+    "vgpu_watch_looks_total": ("counter", "Looks of the watcher at the GPUs since the plugin began."),
+    "vgpu_watch_blind": ("gauge", "1 where the watcher's last look did not see all."),
+    "vgpu_watch_signals_total": ("counter", "Signals that the watcher sent by its policy."),
     "vgpu_plugin_registered": ("gauge", "1 where the kubelet listens to every resource."),
     "vgpu_plugin_config_refused": ("gauge", "1 where the configuration that is wanted was not taken over."),
     "vgpu_plugin_warnings": ("gauge", "Lines of warning in vgpuctl status."),
@@ -43,8 +48,10 @@ TYPES = {
 log = logging.getLogger(__name__)
 
 
-def text(status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]]) -> str:
-    """``status`` and ``usages`` are the answers of Status and Usage as plain values."""
+def text(
+    status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]], watched: Mapping[str, Any] | None = None
+) -> str:
+    """``status``, ``usages`` and ``watched`` are the answers of Status, Usage and Watch as plain values."""
     found: dict[str, list[str]] = {name: [] for name in TYPES}
 
     def add(name: str, value: float, **labels: object) -> None:
@@ -75,6 +82,16 @@ def text(status: Mapping[str, Any], usages: Iterable[Mapping[str, Any]]) -> str:
         add("vgpu_container_wanting", use["wanting"], **labels)
         add("vgpu_container_held_back", use["held_back"], **labels)
         add("vgpu_container_memory_violations_total", use["violations"], **labels)
+    if watched is not None:
+        for one in watched["findings"]:
+            labels = {key: one[key] for key in ("allocation", "uuid", "namespace", "pod", "container", "reason")}
+            add("vgpu_container_watch_finding", 1, **labels)
+        for one in watched["totals"]:
+            add("vgpu_watch_findings_total", one["count"], reason=one["reason"], kind=one["kind"])
+        add("vgpu_watch_looks_total", watched["looks"])
+        add("vgpu_watch_blind", bool(watched["fault"]))
+        for name in ("sigterm", "sigkill"):
+            add("vgpu_watch_signals_total", watched[name], signal=name.upper())
     add("vgpu_plugin_registered", status["registered"])
     add("vgpu_plugin_config_refused", bool(status["config_fault"]))
     add("vgpu_plugin_warnings", len(status["warnings"]))

@@ -63,6 +63,11 @@ class Settings:
         return bool(self.vcuda.get("multiSlice", "distinct") == "merge")
 
     @property
+    def watch(self) -> str:
+        """What is done about a process that goes round the library: report, or end."""
+        return str(self.vcuda.get("watch", "report"))
+
+    @property
     def requested(self) -> bool:
         """Whether containers get the size that their pod asked for, instead of an equal slice."""
         return bool(self.vcuda.get("sliceSizing", "equal") == "requested")

@@ -253,6 +253,7 @@ def test_node_yaml_of_a_group():
                 "oomKiller": False,
                 "logLevel": 1,
                 "legacyPreferred": False,
+                "watch": "report",
                 "devices": [{"match": {"index": 0}, "splitCount": 1, "memoryScaling": "1.5"}],
             }
         },

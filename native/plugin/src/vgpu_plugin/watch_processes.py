@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a process on a GPU is: the container of which allocation, or none of ours. Read from /proc, never from the
+process's own files.
+
+A container's ledger is a file of a tmpfs that belongs to one allocation alone, so whoever has that very mount is in its
+container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
+namespace of its own) is known by its control group, which it cannot leave. What lives in the host's mount namespace, or
+shares its pid namespace without such a mount, is a process of the host and never anybody's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Of the mount that the container gets; its file may have been replaced on the node since.
+LEDGER_ROOTS = ("/ledger", "/ledger//deleted")
+# Of a pod's control group, with dashes or, by systemd's driver, underscores.
+POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
+# Controllers of version 1 that every runtime gives a container a group of.
+CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
+MOST_GROUPS = 4096
+
+
+@dataclass(frozen=True)
+class Process:
+    """``start`` tells a pid from the same pid given out again; ``own``: (inode of its pid namespace, its pid there)."""
+
+    pid: int
+    start: int
+    name: str
+    own: tuple[int, int]
+
+
+class Processes:
+    """``proc`` is the host's /proc."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        # Control group → allocations of the container that it is; names of groups are not given out twice.
+        self._groups: dict[str, frozenset[str]] = {}
+
+    def process(self, pid: int) -> Process | None:
+        """None where it is gone or about to go: its memory is given back, its GPU perhaps not yet."""
+        try:
+            status = (self._proc / str(pid) / "status").read_text(errors="replace")
+            stat = (self._proc / str(pid) / "stat").read_text(errors="replace")
+            namespace = os.readlink(self._proc / str(pid) / "ns" / "pid")
+            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            if "VmSize" not in fields or fields["State"].split()[0] in ("Z", "X"):
+                return None
+            # The name in parentheses may hold anything; the time of start is the 20th figure after it.
+            start = int(stat.rpartition(")")[2].split()[19])
+            inner = int(fields.get("NSpid", str(pid)).split()[-1])
+            name = "".join(char if char.isprintable() else "?" for char in fields["Name"].strip())
+            return Process(pid, start, name, (_inode(namespace), inner))
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+
+    def of(
+        self, pids: Iterable[int], devices: Mapping[str, str], pods: Callable[[], Mapping[str, frozenset[str]]] = dict
+    ) -> dict[int, frozenset[str]]:
+        """The allocations of the container of each pid; pids of the host and of strangers are left out.
+
+        ``devices``: major:minor of the tmpfs of each allocation → allocation; ``pods``: uid of a pod → allocations of
+        its containers, asked only where somebody hides.
+        """
+        known = set(devices.values())
+        self._groups = {group: mine for group, mine in self._groups.items() if mine <= known}
+        host_mounts, host_pids = self._link(1, "mnt"), self._link(1, "pid")
+        found: dict[int, frozenset[str]] = {}
+        hidden = []
+        for pid in pids:
+            mounts, space = self._link(pid, "mnt"), self._link(pid, "pid")
+            if not mounts or not space or mounts == host_mounts:
+                continue
+            if mine := self._mounted(pid, devices):
+                found[pid] = mine
+                if space != host_pids:
+                    self._learn(pid, mine)
+            elif space != host_pids:
+                hidden.append(pid)
+        if hidden:
+            found |= self._hidden(hidden, devices, pods, host_pids)
+        return found
+
+    def _hidden(
+        self,
+        pids: list[int],
+        devices: Mapping[str, str],
+        pods: Callable[[], Mapping[str, frozenset[str]]],
+        host_pids: str,
+    ) -> dict[int, frozenset[str]]:
+        found: dict[int, frozenset[str]] = {}
+        asked = False
+        for pid in pids:
+            group = self.group(pid)
+            if not group:
+                continue
+            mine = self._of_group(group)
+            if not mine and not asked:
+                # All others of the machine are looked at once: one of the same container shows its mounts.
+                asked = True
+                for one in self._all():
+                    if self._link(one, "pid") not in ("", host_pids) and (shown := self._mounted(one, devices)):
+                        self._learn(one, shown)
+                mine = self._of_group(group)
+            if not mine and (pod := POD.search(group)):
+                of_pod = pods().get(pod.group(1).replace("_", "-"), frozenset())
+                mine = of_pod if len(of_pod) == 1 else frozenset()
+            if mine:
+                found[pid] = mine
+        return found
+
+    def group(self, pid: int) -> str:
+        """The control group of a process, empty where it is the root group or none."""
+        try:
+            lines = (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
+        except OSError:
+            return ""
+        paths = {name: path for _number, name, path in (line.split(":", 2) for line in lines if line.count(":") >= 2)}
+        for name in ("", *CONTROLLERS):
+            for controllers, path in paths.items():
+                if name in controllers.split(",") and path.strip("/"):
+                    return path
+        return ""
+
+    def _learn(self, pid: int, mine: frozenset[str]) -> None:
+        group = self.group(pid)
+        if group and (group in self._groups or len(self._groups) < MOST_GROUPS):
+            self._groups[group] = mine
+
+    def _of_group(self, group: str) -> frozenset[str]:
+        """Of the group or of the nearest one above it: a container may make groups below its own."""
+        while group.strip("/"):
+            if group in self._groups:
+                return self._groups[group]
+            group = group.rpartition("/")[0]
+        return frozenset()
+
+    def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
+        """The allocations whose ledger file is mounted for a process."""
+        try:
+            lines = (self._proc / str(pid) / "mountinfo").read_text(errors="replace").splitlines()
+        except OSError:
+            return frozenset()
+        rows = [line.split(" ", 4) for line in lines]
+        return frozenset(
+            devices[row[2]] for row in rows if len(row) > 4 and row[3] in LEDGER_ROOTS and row[2] in devices
+        )
+
+    def _link(self, pid: int, name: str) -> str:
+        try:
+            return os.readlink(self._proc / str(pid) / "ns" / name)
+        except OSError:
+            return ""
+
+    def _all(self) -> list[int]:
+        try:
+            return [int(name) for name in os.listdir(self._proc) if name.isdigit()]
+        except OSError:
+            return []
+
+
+def _inode(link: str) -> int:
+    """Of ``pid:[4026531836]``."""
+    return int(link.partition("[")[2].rstrip("]"))
+
+
+def device_of(path: Path) -> str:
+    """major:minor of the mount that a path is, as /proc names it; empty where it is no mount of its own."""
+    try:
+        device = os.stat(path).st_dev
+        if device == os.stat(path.parent).st_dev:
+            return ""
+    except OSError:
+        return ""
+    return f"{os.major(device)}:{os.minor(device)}"
