@@ -197,10 +197,22 @@ static enum attempt attempted(const struct fill *fill, const struct bypass *bypa
 
 static const struct bypass *current; /* on_every_device hands nothing on */
 
+/* Others that have it mapped would be ended by the kernel, or be charged wrongly. */
+static bool spoils_the_ledger(const struct bypass *bypass)
+{
+    return bypass->attempt == empty_the_ledger || bypass->attempt == spoil_the_ledger || bypass->holder == lie_in_the_ledger;
+}
+
 static void measure_bypass(const struct fill *fill)
 {
     struct board *board = fill->board;
     struct result *result = &board->result;
+    if (spoils_the_ledger(current) && ledger_in_use()) {
+        result_set(result, NOT_RUN, 0, 0, "bytes",
+                   "%s: another process of the container has the ledger open and would be harmed; run this in a slice of its own",
+                   fill->uuid);
+        return;
+    }
     board->ready = board->go = 0;
     board->status[1] = 0;
     pid_t holder = fork();

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #ifndef F_OFD_GETLK
@@ -97,4 +98,21 @@ int64_t ledger_live_bytes(void)
     }
     close(descriptor);
     return bytes;
+}
+
+bool ledger_in_use(void)
+{
+    const struct timespec nap = {.tv_nsec = 10000000};
+    int descriptor = open(VGPU_PATH_LEDGER, O_RDONLY | O_CLOEXEC);
+    bool used = descriptor >= 0;
+    /* The kernel may still be taking apart a process of the last check. */
+    for (int tries = 0; used && tries < 100; tries++) {
+        struct flock lock = {.l_type = F_WRLCK, .l_start = (off_t)VGPU_LEDGER_ALIVE_BASE, .l_len = VGPU_LEDGER_SLOTS};
+        used = fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+        if (used)
+            nanosleep(&nap, NULL);
+    }
+    if (descriptor >= 0)
+        close(descriptor);
+    return used;
 }

@@ -6,10 +6,12 @@ Real slices, where the same ways are held, are in tests/integration/device_plugi
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
-from conftest import PROBE, Host
+from conftest import MIB, OK, PRELOAD, PROBE, Host
+from test_files import FORCED, container
 from test_probe import run, verdicts
 from test_probe_finds import broken
 
@@ -62,3 +64,26 @@ def test_without_the_library_nothing_is_held(host: Host, name: str) -> None:
         [PROBE, "--checks", name], env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=False
     )
     assert done.returncode != 0, done.stdout
+
+
+SPOILING = ["bypass-ledger-emptied", "bypass-ledger-spoiled", "bypass-ledger-lie"]
+
+
+def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
+    """An emptied file ends with SIGBUS whoever touches its mapping: the container's own work, where that goes on."""
+
+    def spoiled(folder: str) -> dict:
+        environment = dict(host.driver_env)
+        command = [*container(host, PRELOAD, folder=folder), PROBE, "--json", "--checks", ",".join(SPOILING)]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300, check=False)
+        return {one["name"]: (one["verdict"], one["detail"]) for one in json.loads(done.stdout)["checks"]}
+
+    at_work = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
+    at_work.get("alloc", 100 * MIB)
+    found = spoiled("beside")
+    assert [verdict for verdict, _why in found.values()] == ["not-run"] * 3, found
+    assert all("another process" in why for _verdict, why in found.values()), found
+    assert at_work.result("alloc 50 4096") == OK
+    assert host.charged() == host.on_card() > 100 * MIB
+    at_work.end()
+    assert [verdict for verdict, _why in spoiled("alone").values()] == ["held", "held", "open"]

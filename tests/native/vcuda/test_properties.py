@@ -174,6 +174,11 @@ class Container(RuleBasedStateMachine):
             if answers[-1] == OK:
                 process.blocks[registers[process][-1]] = ("alloc", size)
         assert self.total() <= max(self.limit, before)
+        self.three_accounts_agree()
+        # Who was granted its last one is a matter of time: what the next steps may be must not hang on it.
+        for process in self.living:
+            if process.blocks.pop(registers[process][-1], None):
+                assert process.puppet.result(f"free {registers[process][-1]}") == OK
 
     @precondition(lambda self: self.living and len(self.children) < 3)
     @rule(data=st.data())
