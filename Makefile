@@ -122,6 +122,12 @@ docs: apt-base
 	@$(BUILD)/docs-env/bin/python tools/variables.py
 	@$(BUILD)/docs-env/bin/python tools/pages.py
 
+.PHONY: execution-environment
+# The build context of an execution environment for AWX, in .build/ee/context; docs/awx.md builds an image of it.
+execution-environment: apt-base
+	@tools/venv.sh $(BUILD)/docs-env requirements/docs.txt $(PYTHON)
+	@tools/execution_environment.sh
+
 lock: apt-base
 	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }
 	@for name in controller docs plugin scheduler test; do \

@@ -110,6 +110,7 @@ SLOW_GATES = [
         {
             "docs environment": ["tools/venv.sh", ".build/docs-env", "requirements/docs.txt", "/usr/bin/python3"],
             "pages of modules": [".build/docs-env/bin/python", "tools/pages.py"],
+            "execution environment": ["tools/execution_environment.sh"],
         },
         minutes=2,
     ),

@@ -1,0 +1,56 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Makes the build context of the execution environment in .build/ee/context: the collection from a clean export, and what
+# ansible-builder writes. No image is pulled or built. Then asks the build's own reader what the collection needs.
+set -eu
+
+cd "$(dirname "$0")/.."
+root=$PWD
+work=$root/.build/ee
+PATH=$root/.build/docs-env/bin:$PATH
+unset ANSIBLE_CONFIG
+rm -rf "$work"
+mkdir -p "$work/installed"
+tools/export.sh "$work/tree"
+(cd "$work/tree" && ansible-galaxy collection build --output-path "$work" . >/dev/null)
+
+ansible-builder create --file execution-environment.yml --context "$work/context" >"$work/create.log" 2>&1 || {
+    cat "$work/create.log" >&2
+    exit 1
+}
+for file in "$work"/context/Containerfile "$work"/context/_build/requirements.yml "$work"/context/_build/files/*.tar.gz; do
+    if [ ! -s "$file" ]; then
+        echo "execution environment: $file: expected a file, found none; see $work/create.log" >&2
+        exit 1
+    fi
+done
+
+# As the image's build does it: install what the context holds, by the context's own list, then read its needs.
+(cd "$work/context/_build" && ansible-galaxy collection install -r requirements.yml --offline \
+    --collections-path "$work/installed" >"$work/install.log" 2>&1) || {
+    cat "$work/install.log" >&2
+    exit 1
+}
+ansible-builder introspect "$work/installed" >"$work/needs.yml"
+for need in kubernetes gcc make glibc-devel openssh-clients; do
+    if ! grep -q "$need" "$work/needs.yml"; then
+        echo "execution environment: $need: expected among what the collection needs, found in none; see meta/execution-environment.yml" >&2
+        exit 1
+    fi
+done
+# From a project of its own, as AWX runs it: every playbook by its name in the collection, and a mistake in a variable is
+# found by the installed roles and plugins, before any host is asked.
+mkdir "$work/project"
+cd "$work/project"
+export ANSIBLE_COLLECTIONS_PATH="$work/installed"
+for playbook in "$root"/playbooks/*.yml; do
+    name=$(basename "$playbook" .yml)
+    printf -- '---\n- name: %s\n  ansible.builtin.import_playbook: vgpu.fleet.%s\n' "$name" "$name" >"$name.yml"
+    ansible-playbook "$name.yml" -i 'gpu-1,' --syntax-check >/dev/null
+done
+if ansible-playbook site.yml -i 'gpu-1,' -e site_hosts=all -e vgpu_split_counts=3 >"$work/mistake.log" 2>&1 ||
+    ! grep -q 'did you mean .*vgpu_split_count' "$work/mistake.log"; then
+    echo "execution environment: site.yml: expected it to name the mistake vgpu_split_counts; see $work/mistake.log" >&2
+    exit 1
+fi
+echo "execution environment: $work/context (no image was built)"
