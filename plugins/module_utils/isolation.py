@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges the isolation of a slice by three witnesses: the probe inside, nvidia-smi inside, the host outside. Pure.
 
-A check is ``{name, verdict, expected, found, unit, detail}``; the verdict is held, violated, not-run or open. Open is a
-way round that docs/threat-model.md says cannot be stopped from user space; it spoils nothing, and is told.
+A check is ``{name, verdict, expected, found, unit, detail}``; the verdict is held, violated, not-run, open or detected.
+Open is a way round that docs/threat-model.md says cannot be stopped from user space; it spoils nothing, and is told.
+Detected is one that the node's watcher named while it was gone; one that it could see and did not name is violated.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple, Sequence
 
-HELD, VIOLATED, NOT_RUN, OPEN = "held", "violated", "not-run", "open"
+HELD, VIOLATED, NOT_RUN, OPEN, DETECTED = "held", "violated", "not-run", "open", "detected"
+# What the probe may say.
 VERDICTS = (HELD, VIOLATED, NOT_RUN, OPEN)
 MIB = 1 << 20
 
@@ -165,6 +167,22 @@ def of_outside(most_bytes: int | None, looks: int, fault: str, expected: Expecte
     return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", detail)
 
 
+def of_watcher(
+    one: dict[str, Any], named_s: float | None, looks: int, needed: int, fault: str, text: str = ""
+) -> dict[str, Any]:
+    """What becomes of a way round that is open. ``named_s``: seconds until the watcher named it, None: it did not.
+
+    ``looks`` of the watcher while it was held, of which ``needed`` would have done; ``fault``: why it cannot see.
+    """
+    wanted = "named by the watcher"
+    if named_s is not None:
+        return check(one["name"], DETECTED, wanted, f"{named_s:.1f}", "s after it began", text)
+    if fault or looks < needed:
+        why = fault or f"the watcher looked {looks} times meanwhile, {needed} were needed"
+        return dict(one, detail=f"{one['detail']}; not detected: {why}")
+    return check(one["name"], VIOLATED, wanted, f"not in {looks} looks", "", one["detail"])
+
+
 def of_nvidia_smi(rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
     """``nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits`` inside the slice."""
     wanted = f"{expected.uuid}, {expected.memory_mib}"
@@ -181,11 +199,14 @@ def optional(name: str) -> bool:
 
 
 def overall(checks: Sequence[dict[str, Any]]) -> str:
-    """One word for a slice: violated beats not-run beats held, and nothing checked is not a pass. Open says nothing."""
+    """One word for a slice: violated beats not-run beats held, and nothing checked is not a pass.
+
+    Open and detected say nothing.
+    """
     verdicts = [
         one["verdict"]
         for one in checks
-        if one["verdict"] != OPEN and not (one["verdict"] == NOT_RUN and optional(one["name"]))
+        if one["verdict"] not in (OPEN, DETECTED) and not (one["verdict"] == NOT_RUN and optional(one["name"]))
     ]
     if VIOLATED in verdicts:
         return VIOLATED

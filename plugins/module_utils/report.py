@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-HELD, OPEN = "held", "open"
+HELD, OPEN, DETECTED = "held", "open", "detected"
 WIDEST = 44
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
@@ -95,7 +95,7 @@ def isolation_faults(isolation: dict[str, Any]) -> list[str]:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
         for one in result.get("checks") or []:
-            if one["verdict"] not in (HELD, OPEN):
+            if one["verdict"] not in (HELD, OPEN, DETECTED):
                 expected, found = measured(one, "expected"), measured(one, "found")
                 text = f"slice {where}: {one['name']} is {one['verdict']}: expected {expected}, found {found}"
                 faults.append(text + (f"; {one['detail']}" if one.get("detail") else ""))

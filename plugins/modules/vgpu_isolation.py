@@ -17,8 +17,9 @@ description:
     asks C(nvidia-smi) inside the slice, and reads on the host, from the driver, how much memory the processes of the
     slice held.
   - The ways round the library of C(docs/threat-model.md) are tried too, checks whose names begin with C(bypass-). One
-    that user space cannot stop has the verdict V(open), which fails nothing; any other that is granted memory is
-    V(violated).
+    that user space cannot stop is gone once more and held until the watcher of the device plugin names it, then its
+    verdict is V(detected). Where no watcher can look it is V(open), which fails nothing. One that the watcher looks at
+    and does not name, and any other that is granted memory, is V(violated).
   - The lease is given back in any case. It ends by itself when the module is killed.
 attributes:
   check_mode:
@@ -171,7 +172,9 @@ results:
           type: str
           returned: always
         verdict:
-          description: V(held), V(violated), V(not-run) or, of a way round that cannot be stopped, V(open).
+          description:
+            - V(held), V(violated), V(not-run) or, of a way round that cannot be stopped, V(detected) where the watcher
+              of the node named it while it was gone, V(open) where no watcher looked.
           type: str
           returned: always
         expected:
@@ -203,7 +206,7 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_outside
+from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_outside, slice_watch
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import (
     DockerRunner,
@@ -221,6 +224,7 @@ HOLD_MS = 3000
 # What is read of the answers of vgpuctl.
 KEYS = {
     "status": frozenset(("gpus", "slices")),
+    "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
     "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
 }
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
@@ -272,7 +276,8 @@ class BadOption(Exception):
 class SliceCheck:
     """One leased slice, looked at from all sides."""
 
-    def __init__(self, module: AnsibleModule, lease: dict[str, Any], status: dict[str, Any]) -> None:
+    def __init__(self, module: AnsibleModule, plugin: Plugin, lease: dict[str, Any], status: dict[str, Any]) -> None:
+        self._plugin = plugin
         self._params = module.params
         self._lease = lease
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
@@ -369,7 +374,26 @@ class SliceCheck:
         argv = [PROBE, "--json", "--checks", ",".join(ways)]
         outcome = self.runner.run(argv, float(self._params["timeout"]))
         checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, ways)
-        return [one for one in checks if one["name"] in ways or one["name"] == "probe"]
+        mine = [one for one in checks if one["name"] in ways or one["name"] == "probe"]
+        return [self._watch(one) if one["verdict"] == isolation.OPEN else one for one in mine]
+
+    def _watch(self, one: dict[str, Any]) -> dict[str, Any]:
+        """Goes a way round that is open once more, and holds what it gets until the node's watcher names it."""
+        witness = slice_watch.Witness(self._ask_watcher, self._lease["allocation"])
+        if witness.absent:
+            return isolation.of_watcher(one, None, 0, 1, witness.absent)
+        argv = [PROBE, "--json", "--checks", one["name"], "--hold", str(int(witness.hold_s * 1000))]
+        try:
+            self.runner.run(argv, float(self._params["timeout"]), while_running=witness.look)
+        except slice_watch.Named as named:
+            return isolation.of_watcher(one, named.seconds, witness.looks, witness.needed, "", named.text)
+        return isolation.of_watcher(one, None, witness.looks, witness.needed, witness.fault)
+
+    def _ask_watcher(self) -> dict[str, Any] | None:
+        try:
+            return self._plugin.ask("watch")
+        except PluginError:
+            return None
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
         program = self._params["nvidia_smi"]
@@ -391,7 +415,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         "checks": [],
         "nvidia_smi": "",
     }
-    # The probe, a fill that is held, and nvidia-smi twice; 3600 is the plugin's longest.
+    # The probe, a fill and ways round that are held, and nvidia-smi twice; 3600 is the plugin's longest.
     ttl = min(5 * module.params["timeout"] + 60, 3600)
     arguments = ["lease", "--ttl", str(ttl)] + (["--uuid", uuid] if uuid else [])
     try:
@@ -401,7 +425,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
             raise
         return dict(result, detail=str(fault))
     try:
-        one = SliceCheck(module, lease, plugin.ask("status"))
+        one = SliceCheck(module, plugin, lease, plugin.ask("status"))
         result.update(
             uuid=one.slice["uuid"], slice=one.slice["id"], memory_mib=one.slice["memory_mib"], runtime=one.runner.name
         )

@@ -59,6 +59,7 @@ class RealNode:
     kubelet: Manager
     process: subprocess.Popen | None = None
     options: list[str] = field(default_factory=list)
+    program: list[str] = field(default_factory=lambda: [sys.executable, "-m", "vgpu_plugin.main"])
 
     @property
     def socket(self) -> Path:
@@ -69,7 +70,7 @@ class RealNode:
         return self.folder / "vgpuctl"
 
     def command(self) -> list[str]:
-        command = [sys.executable, "-m", "vgpu_plugin.main", "--config", str(self.folder / "node.yaml")]
+        command = [*self.program, "--config", str(self.folder / "node.yaml")]
         for name in ("kubelet", "run", "state", "sys"):
             option = {"kubelet": "kubelet-dir", "run": "run-dir", "state": "state-dir", "sys": "sys-root"}[name]
             command += [f"--{option}", str(self.folder / name)]

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
-from .conftest import BUILD, SLICE_MIB, SPLIT
+from .conftest import BUILD, SLICE_MIB, SOURCES, SPLIT
 
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
 OPTIONAL = {"nvidia-smi"}
 # As docs/threat-model.md says of them.
-OPEN = {"bypass-namespace", "bypass-symbol-table", "bypass-ledger-lie"}
+DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-ledger-lie"}
 
 
 def verdicts(result: dict) -> dict[str, str]:
@@ -30,8 +32,12 @@ def test_whole_slice_holds(node):
     assert rc == 0, result["msg"]
     assert (result["verdict"], one["memory_mib"], one["runtime"]) == ("held", SLICE_MIB, "namespace")
     found = {check["name"]: check for check in one["checks"]}
-    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL == OPEN
-    assert {name: found[name]["verdict"] for name in OPEN} == dict.fromkeys(OPEN, "open")
+    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL == DETECTED
+    # What cannot be stopped from user space was named by the watcher, each in a process of its own.
+    assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
+    assert all(0 < float(found[name]["found"]) < 60 for name in DETECTED)
+    pids = {re.search(r"process (\d+) ", found[name]["detail"])[1] for name in DETECTED}
+    assert len(pids) == len(DETECTED)
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
     # The driver's account, read outside while the probe took all that it could get.
     assert found["outside-memory"]["verdict"] == "held"
@@ -91,6 +97,32 @@ def test_probe_that_lies_is_not_believed(node, tmp_path):
     found = verdicts(result)
     assert (found["gpu-as-leased"], found["limit-as-configured"]) == ("violated", "violated")
     assert found["visible-devices"] == "not-run"  # not reported at all is no pass either
+
+
+def test_without_a_watcher_it_is_open(node):
+    node.end()
+    node.options += ["--watch-interval", "0"]
+    node.start()
+    rc, result = node.isolation(checks=["limit-exact", "bypass-namespace"])
+    assert (rc, verdicts(result)) == (0, {"limit-exact": "held", "bypass-namespace": "open"}), result
+    assert "switched off" in result["results"][0]["checks"][1]["detail"]
+
+
+def test_watcher_that_sees_and_says_nothing_is_red(node, tmp_path):
+    """A plugin whose watcher looks and never names anybody."""
+    silent = tmp_path / "silent"
+    silent.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
+        "from vgpu_plugin import watch_rule\nwatch_rule.judge = lambda *_arguments: []\n"
+        "from vgpu_plugin.main import main\nsys.exit(main())\n"
+    )
+    node.end()
+    node.program = [sys.executable, str(silent)]
+    node.options += ["--watch-interval", "0.2"]
+    node.start()
+    rc, result = node.isolation(checks=["bypass-namespace"])
+    assert (rc, verdicts(result)) == (1, {"bypass-namespace": "violated"}), result
+    assert "named by the watcher" in result["msg"]
 
 
 @pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation as it
-from ansible_collections.vgpu.fleet.plugins.module_utils import slice_outside
+from ansible_collections.vgpu.fleet.plugins.module_utils import slice_outside, slice_watch
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
 from ansible_collections.vgpu.fleet.plugins.module_utils.nvml import NvmlError
 
@@ -233,3 +233,92 @@ def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
     mounts.append(Mount("/gone", str(tmp_path / "same"), True))
     assert slice_outside.missing_mounts(10, mounts, proc) == ["/copy", "/gone"]
     assert slice_outside.missing_mounts(30, mounts, proc) is None
+
+
+WAY = dict(CHECK, name="bypass-namespace", verdict="open", detail="GPU-1: granted")
+WATCHED = [
+    # about, seconds until named, looks, fault, verdict, what is said
+    ("named", 3.21, 2, "", "detected", "3.2"),
+    ("named by one that says that it does not see all", 3.21, 2, "GPU is lost", "detected", "3.2"),
+    ("not named in as many looks as are needed", None, 5, "", "violated", "not in 5 looks"),
+    ("not named in too few looks", None, 4, "", "open", "4 times meanwhile, 5 were needed"),
+    ("the watcher is blind", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
+]
+
+
+@pytest.mark.parametrize(("about", "named", "looks", "fault", "verdict", "said"), WATCHED)
+def test_way_round_and_the_watcher(about, named, looks, fault, verdict, said):
+    found = it.of_watcher(WAY, named, looks, 5, fault)
+    assert (found["name"], found["verdict"]) == ("bypass-namespace", verdict)
+    assert said in f"{found['found']} {found['detail']}"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "whole"), [("open", "held"), ("detected", "held"), ("violated", "violated"), ("not-run", "held")]
+)
+def test_what_a_way_round_does_to_the_whole(verdict, whole):
+    assert it.overall([CHECK, dict(WAY, verdict=verdict)]) == whole
+
+
+def test_probe_cannot_say_that_the_watcher_saw_it():
+    found = it.of_probe(0, report(checks=[dict(WAY, verdict="detected")]), "", False, EXPECTED, ["bypass-namespace"])
+    assert verdicts(found)["bypass-namespace"] == "violated"
+
+
+class Asked:
+    """A clock and the answers of ``vgpuctl watch``, one after the other."""
+
+    def __init__(self, *answers) -> None:
+        self.now, self.answers, self.count = 0.0, list(answers), 0
+
+    def ask(self):
+        self.count += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+def watching(looks=0, pid=None, allocation="a1", interval=2.0, fault="") -> dict:
+    processes = [{"pid": pid}] if pid else []
+    findings = [{"allocation": allocation, "processes": processes, "text": "process x"}] if pid else []
+    return {"looks": looks, "looks_to_name": 2, "interval_s": interval, "fault": fault, "findings": findings}
+
+
+FOUND = [
+    # about, the answer, whether it counts for the run of process 10
+    ("another process of the run", watching(1, 11), True),
+    ("nobody", watching(1), False),
+    ("a process of an earlier run in the same slice", watching(1, 20), False),
+    ("another allocation", watching(1, 11, "b2"), False),
+    ("a process that is gone", watching(1, 99), False),
+    ("no answer", None, False),
+]
+
+
+@pytest.mark.parametrize(("about", "answer", "counts"), FOUND)
+def test_witness(proc, about, answer, counts):
+    asked = Asked(watching(), answer)
+    witness = slice_watch.Witness(asked.ask, "a1", lambda: asked.now, proc)
+    witness.look(10)
+    assert asked.count == 1  # not again at once
+    asked.now = 1.5
+    if counts:
+        with pytest.raises(slice_watch.Named) as named:
+            witness.look(10)
+        assert named.value.seconds == 1.5
+    else:
+        witness.look(10)
+    assert asked.count == 2
+
+
+def test_witness_counts_the_looks_of_its_run(proc):
+    asked = Asked(watching(100), watching(103, fault="blind"))
+    witness = slice_watch.Witness(asked.ask, "a1", lambda: asked.now, proc)
+    assert (witness.absent, witness.looks, witness.needed, witness.hold_s) == ("", 0, 5, 10.0)
+    asked.now = 1.0
+    witness.look(10)
+    assert (witness.looks, witness.fault) == (3, "blind")
+
+
+@pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
+def test_witness_without_a_watcher(proc, answer, said):
+    asked = Asked(answer)
+    assert said in slice_watch.Witness(asked.ask, "a1", lambda: asked.now, proc).absent
