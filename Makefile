@@ -97,6 +97,7 @@ e2e-scheduler: apt-test venv native
 # Outside `make test`: a first run builds Kubernetes out of its Go modules.
 e2e: apt-test venv native
 	@tools/apt.sh $(APT_E2E)
+	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(BIN)/python tests/e2e/run.py $(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(E2E),tests/e2e)
 
 .PHONY: fuzz

@@ -125,6 +125,28 @@ def limit_of(slice_cores: int) -> int:
     return 0 if slice_cores >= 100 else slice_cores
 
 
+def needs(ask: Ask) -> str:
+    """The size on one GPU, in the unit of the pod."""
+    kind, amount = ask.memory
+    words = {
+        MIB: f"{amount} MiB",
+        PERCENT: f"{amount} % of the memory",
+        UNITS: f"{amount} GiB (as {ask.field} counts)",
+        CARD: "all of the memory",
+        SLICE: "an equal slice",
+    }[kind]
+    return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")
+
+
+def asked(ask: PodAsk) -> list[str]:
+    """Lines for a person: the dialect, then each container."""
+    lines = [f"asks in the dialect of {ask.dialect}"]
+    for one in ask.asks:
+        many = f"{one.gpus} GPUs, each" if one.gpus > 1 else "1 GPU"
+        lines.append(f"container {one.container}: {many} {needs(one)}")
+    return lines
+
+
 def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
     """What else is wrong with a pod that asks for GPUs: it leaves the scheduler or the library no say."""
     findings: list[Finding] = []

@@ -47,7 +47,12 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: %(default)s")
     pieces = commands.add_parser("slices", help="every slice: size, health, who holds it")
     why = commands.add_parser("explain", help="why a GPU, a slice or the node is as it is")
-    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, or the id of a slice")
+    why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, the id of a slice, or: pod")
+    why.add_argument("pod", nargs="?", default="", metavar="NAMESPACE/NAME", help="after the word pod: which one")
+    why.add_argument(
+        "--scheduler", default="127.0.0.1:8880", metavar="HOST:PORT", help="for pod (default: %(default)s)"
+    )
+    why.add_argument("--kubeconfig", default="", metavar="FILE", help="for pod (default: KUBECONFIG, ~/.kube/config)")
     figures = commands.add_parser("metrics", help="Prometheus metrics, as --metrics-listen serves them")
     found = commands.add_parser("watch", help="processes that go round the library, as the watcher found them")
     for one in (status, lease, release, top, pieces, why, figures, found):
@@ -63,6 +68,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
+    if given.command == "explain" and given.what == "pod":
+        from . import ctl_pod  # of this command alone
+
+        return ctl_pod.explain(given)
     if given.command in PROGRAMS:
         try:
             return PROGRAMS[given.command](given)

@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
-from vgpu_plugin._shared.dialects import Config, DialectError, read_pod
+from vgpu_plugin._shared.dialects import Config, DialectError, PodAsk, asked, read_pod
 
-from . import reasons
-from .ledger import Ledger
+from .ledger import Answer, Ledger
+from .quota import Quotas
 
 SHOWN = 5
 # Pods that are thought away one by one to see whose end would help.
 MAX_TRIED = 500
 
 
-def explain(pod: dict[str, Any], ledger: Ledger, config: Config) -> list[str]:
+def explain(pod: dict[str, Any], ledger: Ledger, config: Config, quotas: Quotas | None = None) -> list[str]:
     """Lines for a person."""
     metadata = pod.get("metadata") or {}
     key = f"{metadata.get('namespace', 'default')}/{metadata.get('name', '?')}"
@@ -27,15 +26,16 @@ def explain(pod: dict[str, Any], ledger: Ledger, config: Config) -> list[str]:
         return [f"{key}: asks for what cannot be", *(f"  {one}" for one in fault.findings)]
     if not ask.wants_gpus:
         return [f"{key}: asks for no GPU"]
-    lines = [f"{key}: asks in the dialect of {ask.dialect}"]
-    for one in ask.asks:
-        many = f"{one.gpus} GPUs, each" if one.gpus > 1 else "1 GPU"
-        lines.append(f"  container {one.container}: {many} {reasons.needs(one)}")
+    lines = [f"{key}: {asked(ask)[0]}", *(f"  {line}" for line in asked(ask)[1:])]
     if held is not None:
         lines.append(f"  holds on node {held.node}:")
         lines += [f"    {uuid}: {memory} MiB, {cores} %" for uuid, memory, cores, _slots in held.uses]
         return lines
     names = sorted(ledger.nodes)
+    space = str(metadata.get("namespace") or "default")
+    over = quotas.fits(space, ask) if quotas is not None else ""
+    if over:
+        lines.append(f"  {over}")
     answer = ledger.filter(ask, names)
     if not names:
         return [
@@ -43,18 +43,41 @@ def explain(pod: dict[str, Any], ledger: Ledger, config: Config) -> list[str]:
             "  no node tells GPUs that pods may ask parts of; is the device plugin with sliceSizing: requested up?",
         ]
     lines.append(f"  {len(answer.fits)} of {len(names)} nodes have room")
-    if answer.fits:
+    if answer.fits and not over:
         lines.append(f"  it fits on {_some(answer.fits)}: what it waits for is not GPUs; see its events")
-    for text, count in Counter([*answer.failed.values(), *answer.never.values()]).most_common():
-        nodes = [name for name in names if answer.failed.get(name, answer.never.get(name)) == text]
-        lines.append(f"  {count} nodes: {text} ({_some(nodes)})")
+    lines += [f"  {count} nodes: {text} ({nodes})" for count, text, nodes in _reasons(answer, names)]
     if not answer.fits:
-        lines += [f"  {line}" for line in _help(ledger, ask, answer.failed, answer.never)]
+        lines += [f"  {line}" for line in _help(ledger, ask, answer)]
     return lines
 
 
-def _help(ledger: Ledger, ask: Any, failed: dict[str, str], never: dict[str, str]) -> list[str]:
+def sentence(ledger: Ledger, ask: PodAsk, names: list[str], space: str, tried: int) -> tuple[str, str]:
+    """(the reasons, all of it with what would help) for an event on a pod of the namespace ``space``: what a person may
+    read there names no pod of another namespace."""
+    answer = ledger.filter(ask, names)
+    found = _reasons(answer, names)
+    reasons = "; ".join(f"{count} {text}" for count, text, _nodes in found)
+    shown = "; ".join(f"{count} {text} ({nodes})" for count, text, nodes in found)
+    if answer.fits:
+        return reasons, f"{len(answer.fits)} of {len(names)} nodes have room for it now; {shown}"
+    help_ = "; ".join(_help(ledger, ask, answer, tried, space)[:2])
+    return reasons, f"0 of {len(names)} nodes have room: {shown}. {help_[:1].upper()}{help_[1:]}"
+
+
+def _reasons(answer: Answer, names: list[str]) -> list[tuple[int, str, str]]:
+    """(how many nodes, why not, some of them), the most frequent first."""
+    by_text: dict[str, list[str]] = {}
+    for name in names:
+        text = answer.failed.get(name) or answer.never.get(name)
+        if text:
+            by_text.setdefault(text, []).append(name)
+    ranked = sorted(by_text.items(), key=lambda one: -len(one[1]))
+    return [(len(nodes), text, _some(nodes)) for text, nodes in ranked]
+
+
+def _help(ledger: Ledger, ask: PodAsk, answer: Answer, most: int = MAX_TRIED, space: str = "") -> list[str]:
     """The node that comes nearest, and who would have to leave; else what no end of a pod changes."""
+    failed, never = answer.failed, answer.never
     if not failed:
         return [
             "no other pod's end helps: ask for less, for other GPUs, or add a node",
@@ -62,14 +85,16 @@ def _help(ledger: Ledger, ask: Any, failed: dict[str, str], never: dict[str, str
         ]
     best: tuple[int, str, str] | None = None
     for tried, (uid, held) in enumerate((uid, held) for uid, held in ledger.held_by() if held.node in failed):
-        if tried >= MAX_TRIED:
+        if tried >= most:
             break
         name = held.node
         if ledger.filter(ask, [name], {name: [uid]}).fits:
             size = sum(memory for _uuid, memory, _cores, _slots in held.uses)
             best = min(best, (size, held.pod, name)) if best else (size, held.pod, name)
     if best:
-        return [f"it would fit on {best[2]} once {best[1]} ({best[0]} MiB) ends"]
+        size, pod, node = best
+        who = pod if space in ("", pod.partition("/")[0]) else "a pod of another namespace"
+        return [f"it would fit on {node} once {who} ({size} MiB) ends"]
     return ["on no node would the end of one pod alone do; it needs several to end, or a node more"]
 
 

@@ -23,6 +23,7 @@ from . import wire
 from .api import ApiError, Unknown
 from .ledger import Ledger, NoRoom
 from .quota import Demand, Quotas
+from .waits import WaitingPods, Waits
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Extender:
         self.ledger, self.api, self.config = ledger, api, config or Config()
         self.may_bind = may_bind
         self.quotas = Quotas(self.config, ledger)
+        self.waiting = WaitingPods(api, ledger)
         # By uid: the version of the pod that was read, and what it asks for.
         self._waiting: OrderedDict[str, tuple[str, PodAsk]] = OrderedDict()
         # When a pod was bound here, for lists of pods that were begun before.
@@ -76,8 +78,11 @@ class Extender:
             return wire.FilterResult(args.NodeNames)
         over = self.quotas.fits(namespace_of(args.Pod), ask)
         if over:
+            self._waits(args, ask, over)
             return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, over))
         answer = self.ledger.filter(ask, args.NodeNames)
+        if not answer.fits:
+            self._waits(args, ask)
         return wire.FilterResult(answer.fits, answer.failed, answer.never)
 
     def prioritize(self, args: wire.ExtenderArgs) -> list[wire.HostPriority]:
@@ -193,7 +198,13 @@ class Extender:
     def forget(self, namespace: str, uid: str) -> None:
         """A pod that is bound, has ended or is gone asks for nothing more."""
         self._waiting.pop(uid, None)
+        self.waiting.forget(uid)
         self.quotas.forget(namespace, uid)
+
+    def _waits(self, args: wire.ExtenderArgs, ask: PodAsk, over: str = "") -> None:
+        meta = args.Pod.get("metadata") or {}
+        about = {key: str(meta.get(key) or "") for key in ("namespace", "name", "uid")}
+        self.waiting.add(Waits(about, ask, args.NodeNames or [], over))
 
     def _read(self, pod: dict[str, Any]) -> PodAsk:
         """Read once for each version of a pod: filter, prioritize and bind come one after the other."""

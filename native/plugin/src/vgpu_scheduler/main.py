@@ -85,6 +85,7 @@ async def serve(given: argparse.Namespace, access: Access) -> None:
         service = Service(api, extender, cluster, leadership, admission)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
+            tasks.append(group.create_task(extender.waiting.run()))
             runners = [await listen(service.extender_app(), given.extender, None)]
             if given.webhook:
                 tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))

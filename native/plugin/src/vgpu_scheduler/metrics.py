@@ -55,6 +55,7 @@ def render(
     metric("synced", "gauge", [("", int(cluster.synced))])
     metric("binds_total", "counter", ((f'{{outcome="{name}"}}', value) for name, value in extender.counts.items()))
     metric("drift_total", "counter", ((f'{{kind="{name}"}}', value) for name, value in cluster.drift.items()))
+    metric("waiting_events_total", "counter", [("", extender.waiting.events)])
     metric("unplanned_pods", "gauge", [("", len(cluster.unplanned))])
     metric("uncertain_binds", "gauge", [("", len(extender.uncertain))])
     metric("oversold_gpus", "gauge", [("", len(ledger.oversold()))])

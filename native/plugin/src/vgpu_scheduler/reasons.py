@@ -10,8 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from vgpu_plugin._shared.dialects import Ask, PodAsk
-from vgpu_plugin._shared.dialects_resources import CARD, MIB, PERCENT, SLICE, UNITS
+from vgpu_plugin._shared.dialects import PodAsk, needs
 
 from . import placement
 from .table import View
@@ -77,16 +76,3 @@ def text(reason: Reason, ask: PodAsk) -> str:
     if reason == Reason.CORES:
         return f"not {many} with {sizes} and its compute free"
     return f"not all containers fit at once: {sizes}"
-
-
-def needs(ask: Ask) -> str:
-    """The size in the unit of the pod."""
-    kind, amount = ask.memory
-    words = {
-        MIB: f"{amount} MiB",
-        PERCENT: f"{amount} % of the memory",
-        UNITS: f"{amount} GiB (as {ask.field} counts)",
-        CARD: "all of the memory",
-        SLICE: "an equal slice",
-    }[kind]
-    return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")

@@ -116,7 +116,7 @@ class Service:
             pod = await self._api.pod(namespace, name)
         except ApiError as fault:
             return say(fault.status or 502, str(fault))
-        lines = explain.explain(pod, self._extender.ledger, self._extender.config)
+        lines = explain.explain(pod, self._extender.ledger, self._extender.config, self._extender.quotas)
         refusal = await self._leadership.may_bind()
         if refusal:
             lines.append(f"  this replica binds nothing now: {refusal}")

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events on pods that found no node: which limits, on which nodes, and what would help.
+
+The kube-scheduler writes an event of its own that counts equal sentences; ours has what only the ledger knows. It is
+made after the answer, one pod at a time, and seldom: at once when a pod begins to wait, then when the reasons are other
+ones, and before the API server forgets the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from vgpu_plugin._shared.dialects import PodAsk
+
+from . import explain
+from .api import ApiError
+from .ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+REASON = "GpusNotFree"
+# Seconds: between two events of all pods together, of one pod with other reasons, of one pod with the same.
+BETWEEN, CHANGED, AGAIN = 0.2, 60.0, 1800.0
+# Each that is due keeps the names of its nodes; the others come again with their next filter.
+MAX_DUE, MAX_TOLD = 100, 20_000
+# Pods whose end is tried: a filter must not wait for an event for longer than a blink.
+TRIED = 50
+
+
+class Waits(NamedTuple):
+    """A pod that fits nowhere; ``over`` is why its namespace's quota stops it, if that does. ``names``: nodes that were
+    asked for."""
+
+    pod: dict[str, str]
+    ask: PodAsk
+    names: list[str]
+    over: str
+
+
+class Teller(Protocol):
+    async def event(self, pod: dict[str, str], reason: str, message: str) -> None: ...
+
+
+class WaitingPods:
+    def __init__(self, api: Teller, ledger: Ledger, now: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._ledger, self._now = api, ledger, now
+        self._due: OrderedDict[str, Waits] = OrderedDict()
+        # By uid: the reasons that were told, and when.
+        self._told: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self._some = asyncio.Event()
+        self.events = 0
+
+    def add(self, waits: Waits) -> None:
+        """Called within a filter; does next to nothing."""
+        uid = waits.pod.get("uid") or ""
+        told = self._told.get(uid)
+        if not uid or uid in self._due or len(self._due) >= MAX_DUE:
+            return
+        if told is not None and self._now() - told[1] < CHANGED:
+            return
+        self._due[uid] = waits
+        self._some.set()
+
+    def forget(self, uid: str) -> None:
+        """It has a node, or is gone."""
+        self._due.pop(uid, None)
+        self._told.pop(uid, None)
+
+    async def run(self) -> None:
+        while True:
+            await self._some.wait()
+            while self._due:
+                await self.tell()
+                await asyncio.sleep(BETWEEN)
+            self._some.clear()
+
+    async def tell(self) -> None:
+        """About the pod that has waited longest for it."""
+        uid, waits = self._due.popitem(last=False)
+        space = waits.pod.get("namespace") or "default"
+        reasons, text = explain.sentence(self._ledger, waits.ask, waits.names, space, TRIED)
+        if waits.over:
+            reasons = text = waits.over
+        told = self._told.pop(uid, None)
+        if told is not None and told[0] == reasons and self._now() - told[1] < AGAIN:
+            self._told[uid] = told
+            return
+        self._told[uid] = (reasons, self._now())
+        if len(self._told) > MAX_TOLD:
+            self._told.popitem(last=False)
+        try:
+            await self._api.event(waits.pod, REASON, text)
+            self.events += 1
+        except ApiError as fault:
+            log.warning("no event on %s/%s: %s", space, waits.pod.get("name"), fault)

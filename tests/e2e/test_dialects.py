@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both halves of ``requested`` sizing on a real kubelet: pods are admitted by our webhook, placed by the kube-scheduler
+with our extender, started by the kubelet with our device plugin, and limited by our library.
+
+What a pod got is judged by what it says itself (all that it can allocate, to the byte), by the driver's account, and
+by the kubelet's own list of devices.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "tests" / "e2e_scheduler")]
+
+from fleet import Fleet  # noqa: E402
+from kubebox import pods  # noqa: E402
+from kubebox.cluster import PODS  # noqa: E402
+from kubebox.gpunode import LIBRARIES, MIB  # noqa: E402
+from kubebox.pods import WORKER  # noqa: E402
+from kubebox.process import NeverCame, until  # noqa: E402
+from vgpu_plugin._shared import layouts, pod_plan  # noqa: E402
+
+GPUS = ["T4", "T4"]
+CARD, SLOTS = 15360, 10
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SLOTS, "sliceSizing": "requested"}}
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+FILL = [WORKER, "fill"]
+TRIALS, AT_ONCE = 52, 4
+
+
+@pytest.fixture(scope="module")
+def fleet(machine: Any) -> Iterator[Fleet]:
+    """Two replicas of the scheduler at this cluster, and the node's plugin with the node's own rights."""
+    cluster, node = machine
+    made = Fleet(cluster, ROOT / ".build" / "scheduler" / "bin" / "python", ROOT)
+    plain = node.plugin.command
+    node.exchange(GPUS)
+    node.configure(CONFIGURATION)
+    node.plugin.command = [
+        *(*plain, "--kubeconfig", str(cluster.authority.folder / "kubelet.conf")),
+        *("--node-name", cluster.node),
+    ]
+    try:
+        node.start()
+        slices = len(GPUS) * SLOTS
+        until(lambda: cluster.allocatable() == slices, f"{slices} slices at the node")
+        made.start()
+        until(lambda: pod_plan.GPUS in annotations(cluster), f"GPUs that the node tells:\n{node.plugin.tail(5)}")
+        yield made
+        empty(cluster)
+        until(lambda: not node.held(), "kubelet that holds nothing")
+    finally:
+        made.withdraw()
+        node.stop()
+        node.plugin.command = plain
+
+
+def annotations(cluster: Any) -> dict[str, str]:
+    found: dict[str, str] = cluster.node_object().get("metadata", {}).get("annotations") or {}
+    return found
+
+
+def empty(cluster: Any) -> None:
+    left = [pods.Pod(cluster, one["metadata"]["name"]) for one in cluster.api.get(PODS)["items"]]
+    for one in left:
+        one.ask_to_end()
+    for one in left:
+        one.delete()
+
+
+@pytest.fixture
+def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
+    """Makes pods: ``pod("a", {GPU: 1, MEM: 3000})``; all are deleted after the test."""
+    cluster, node = machine
+
+    def make(name: str, limits: dict[str, Any], labels: Any = None, notes: Any = None, **spec: Any) -> pods.Pod:
+        container = pods.container(spec.pop("command", FILL), slices=0)
+        container["resources"] = {"limits": {key: str(value) for key, value in limits.items()}}
+        body = pods.manifest(name, container, **spec)
+        body["metadata"].update(labels=labels or {}, annotations=notes or {})
+        return pods.create(cluster, body)
+
+    yield make
+    empty(cluster)
+    until(lambda: not node.held(), "kubelet that holds nothing")
+
+
+def sizes_on_node(node: Any, name: str) -> list[tuple[int, int]]:
+    """(MiB, percent of the SMs) of each GPU by the limits file of the container that holds the kubelet's ids."""
+    (ids,) = [held for (pod_name, _container), held in node.held().items() if pod_name == name]
+    (allocation,) = [
+        one["id"]
+        for one in node.status()["allocations"]
+        if one["kind"] == "kubelet" and sorted(one["slice_ids"]) == ids
+    ]
+    (path,) = Path("/run/vgpu/allocations", allocation).rglob("limits")
+    return [
+        (one["memory_bytes"] // MIB, one["sm_percent"]) for one in layouts.parse_limits(path.read_bytes())["devices"]
+    ]
+
+
+def held_gpus(node: Any, name: str) -> list[str]:
+    return sorted({one.partition("::")[0] for (pod, _c), ids in node.held().items() if pod == name for one in ids})
+
+
+def planned_gpus(one: pods.Pod) -> list[str]:
+    """Of the annotation that wins."""
+    plan = pod_plan.read_annotations(one.object()["metadata"].get("annotations") or {})
+    assert plan is not None
+    return sorted({device.uuid for part in plan for device in part.devices})
+
+
+def used(node: Any) -> dict[int, int]:
+    return {one["pid"]: one["total"] for gpu in node.gpusimctl("usage", "--json")["gpus"] for one in gpu["processes"]}
+
+
+DIALECTS = [
+    # limits, labels, MiB on each GPU, percent of the SMs as the limits file has it (100: no limit)
+    ("hami", {GPU: 1, MEM: 3000, CORES: 30}, {}, [3000], 30),
+    ("hami-percent", {"nvidia.com/gpumem-percentage": 50}, {}, [7680], 100),
+    ("hami-defaults", {GPU: 1, CORES: 20}, {}, [5000], 20),
+    ("alibaba", {"aliyun.com/gpu-mem": 8}, {"aliyun.com/gpu-count": "2"}, [4096, 4096], 100),
+    ("tencent", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}, {}, [7680], 50),
+    ("nvidia", {GPU: 2}, {}, [CARD, CARD], 100),
+    ("slice", {GPU + ".shared": 1}, {}, [CARD // SLOTS], 10),
+]
+
+
+@pytest.mark.parametrize(("name", "limits", "labels", "sizes", "percent"), DIALECTS, ids=[one[0] for one in DIALECTS])
+def test_each_dialect_is_placed_started_and_limited_as_asked(machine, pod, name, limits, labels, sizes, percent):
+    _cluster, node = machine
+    one = pod(name, limits, labels).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == sizes[0] * MIB
+    one.wait_log(r"^filled \d+$")
+    (pid,) = one.pids()
+    assert used(node)[pid] == sizes[0] * MIB, "all that it can have, to the byte, by the driver's own account"
+    assert sizes_on_node(node, name) == [(size, percent) for size in sizes]
+    assert len(held_gpus(node, name)) == len(sizes) and held_gpus(node, name) == planned_gpus(one)
+    spec = one.object()["spec"]
+    assert spec["schedulerName"] == "vgpu-scheduler"
+    assert spec["containers"][0]["resources"]["limits"][GPU] == str(len(sizes))
+
+
+def test_a_pod_that_goes_round_the_scheduler_gets_no_gpu(machine, pod):
+    """The negative control of the plan: the same node and plugin, the default scheduler and no webhook."""
+    cluster, _node = machine
+    cluster_pod = pod("bare", {GPU: 1}, {"vgpu.fleet/webhook": "ignore"})
+    text = until(lambda: refusal(cluster_pod), "refusal of the device plugin")
+    assert "no plan of its GPUs" in text, text
+    assert cluster.node == cluster_pod.object()["spec"]["nodeName"]
+
+
+def refusal(one: pods.Pod) -> str:
+    status = one.object()["status"]
+    waiting = [each["state"].get("waiting", {}).get("message", "") for each in status.get("containerStatuses", [])]
+    ended = [each.get("lastState", {}).get("terminated", {}).get("message", "") for each in one.statuses()]
+    ended += [each["state"].get("terminated", {}).get("message", "") for each in one.statuses()]
+    return " ".join(filter(None, [status.get("message", ""), *waiting, *ended]))
+
+
+def test_binpack_and_spread_are_seen_on_the_gpus(machine, pod):
+    _cluster, node = machine
+    spread = [pod(f"spread-{n}", {GPU: 1, MEM: 2000}).wait_running() for n in range(2)]
+    assert len({held_gpus(node, one.name)[0] for one in spread}) == 2
+    binpack = {"vgpu.fleet/gpu-policy": "binpack"}
+    packed = [pod(f"packed-{n}", {GPU: 1, MEM: 2100}, notes=binpack).wait_running() for n in range(3)]
+    assert len({held_gpus(node, one.name)[0] for one in packed}) == 1
+
+
+def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
+    """Trials of identity: sizes of which no two are equal, asked for at once on one node."""
+    cluster, node = machine
+    chance = random.Random(20251121)
+    seen, moved = 0, 0
+    while seen < TRIALS:
+        asked = {f"t{seen + n}": chance.randrange(200, 3000) for n in range(AT_ONCE)}
+        assert len(set(asked.values())) == AT_ONCE
+        made = {name: pod(name, {GPU: 1, MEM: size}) for name, size in asked.items()}
+        for name, one in made.items():
+            try:
+                one.wait_running()
+            except NeverCame as fault:
+                raise AssertionError(f"{name}: {fault}\n{node.plugin.tail(20)}") from None
+            assert int(one.wait_log(r"^total (\d+)$").group(1)) == asked[name] * MIB, name
+            one.wait_log(r"^filled \d+$")
+        for name, one in made.items():
+            (pid,) = one.pids()
+            assert used(node)[pid] == asked[name] * MIB, name
+            # The ledger knows the truth, also where the kubelet took another GPU than planned.
+            assert held_gpus(node, name) == planned_gpus(one), name
+            moved += pod_plan.GIVEN in one.object()["metadata"]["annotations"]
+        assert over(fleet) == []
+        seen += AT_ONCE
+        empty(cluster)
+    print(f"{seen} trials, none wrong; the kubelet took another GPU than planned in {moved}")
+
+
+def over(fleet: Fleet) -> list[str]:
+    """GPUs of which bound pods hold more than there is, added up from the API server's objects."""
+    sums: dict[str, int] = {}
+    for one in fleet.api.get(PODS)["items"]:
+        for part in pod_plan.read_annotations(one["metadata"].get("annotations") or {}) or ():
+            for device in part.devices:
+                sums[device.uuid] = sums.get(device.uuid, 0) + device.memory_mib
+    return [f"{uuid}: {total}" for uuid, total in sums.items() if total > CARD]
+
+
+def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
+    cluster, node = machine
+    before = [pod(f"old-{n}", {GPU: 1, MEM: 4000, CORES: 20}).wait_running() for n in range(3)]
+    for one in before:
+        one.wait_log(r"^filled \d+$")
+    memory, held = used(node), node.held()
+    leader = until(fleet.leader, "leader")
+    first, second = leader, next(one for one in fleet.replicas if one is not leader)
+    services = [
+        *(first.kube, first.ours, second.ours, second.kube),
+        *(node.plugin, node.arbiter, cluster.kubelet, cluster.apiserver, cluster.scheduler),
+    ]
+    for n, service in enumerate(services):
+        service.stop()
+        service.start()
+        until(cluster._api_ready, f"API server after {service.name}")
+        # Nothing that runs notices, and new pods come: not at once, but without anybody's help.
+        assert used(node) == memory, service.name
+        name = f"new-{n}"
+        until(lambda name=name: creates(pod, name), f"admission after {service.name}", 120)
+        one = pods.Pod(cluster, name).wait_running()
+        assert int(one.wait_log(r"^total (\d+)$").group(1)) == 500 * MIB, service.name
+        one.delete()
+    until(lambda: node.held() == held, "the same slices at the kubelet")
+    assert used(node) == memory and all(one.restarts() == 0 for one in before)
+    assert over(fleet) == []
+
+
+def creates(pod: Any, name: str) -> bool:
+    from kubebox.api import ApiError
+
+    try:
+        pod(name, {GPU: 1, MEM: 500})
+    except (ApiError, OSError):
+        return False
+    return True

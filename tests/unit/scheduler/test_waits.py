@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events on pods that wait: what they say, how often, and to whom they name whom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from vgpu_plugin._shared.pod_plan import APP, Device, Part
+from vgpu_scheduler import waits as waits_module
+from vgpu_scheduler import wire
+from vgpu_scheduler.api import ApiError
+from vgpu_scheduler.ledger import Ledger
+from vgpu_scheduler.waits import AGAIN, CHANGED, WaitingPods, Waits
+
+from .samples import ask as one_ask
+from .samples import node, pod_ask
+from .test_quota import MEM, quota_object, quota_path
+from .test_service import node_object, pod_object, pod_path, world
+
+
+class Told:
+    def __init__(self):
+        self.events = []
+        self.fault = None
+
+    async def event(self, pod, reason, message):
+        if self.fault:
+            raise self.fault
+        self.events.append((pod["name"], reason, message))
+
+
+def story(go):
+    async def run():
+        clock, told, ledger = [0.0], Told(), Ledger()
+        ledger.set_node("n0", node("n0", 1))
+        ledger.set_node("n1", node("n1", 1))
+        await go(clock, told, ledger, WaitingPods(told, ledger, lambda: clock[0]))
+
+    asyncio.run(run())
+
+
+def about(name, space="default"):
+    return {"namespace": space, "name": name, "uid": f"uid-{name}"}
+
+
+def hold(ledger, name, node_name, memory, space="default"):
+    ledger.hold(
+        f"uid-{name}", f"{space}/{name}", node_name, [Part("m", APP, (Device(f"GPU-{node_name}-0", memory, 0),))]
+    )
+
+
+def test_what_it_says():
+    async def go(_clock, told, ledger, waiting):
+        hold(ledger, "big", "n0", 12000)
+        hold(ledger, "other", "n1", 10000, space="secret")
+        ledger.set_node("n2", node("n2", 1, memory=4000))
+        waiting.add(Waits(about("a"), pod_ask(one_ask(8000)), ["n0", "n1", "n2"], ""))
+        await waiting.tell()
+        ((name, reason, text),) = told.events
+        assert (name, reason) == ("a", "GpusNotFree")
+        assert text.startswith("0 of 3 nodes have room: 2 not a GPU with 8000 MiB free (n0, n1); ")
+        assert "1 not a GPU large enough for 8000 MiB (n2)" in text
+        # The least that would have to go belongs to somebody else: its size is said and not its name.
+        assert (
+            text.endswith("It would fit on n1 once a pod of another namespace (10000 MiB) ends")
+            and "secret" not in text
+        )
+        ledger.release("uid-other")
+        hold(ledger, "other", "n1", 13000, space="secret")
+        waiting.add(Waits(about("b"), pod_ask(one_ask(8000)), ["n0", "n1"], ""))
+        await waiting.tell()
+        assert told.events[-1][2].endswith("It would fit on n0 once default/big (12000 MiB) ends")
+
+    story(go)
+
+
+HELPS = [
+    (pod_ask(one_ask(90000)), "No other pod's end helps: ask for less, for other GPUs, or add a node"),
+    (pod_ask(one_ask(1000, gpus=2)), "2 fewer than 2 GPUs (n0, n1)"),
+    (pod_ask(one_ask(1000), use_models=("a100",)), "2 not a GPU that the pod's annotations take (n0, n1)"),
+]
+
+
+@pytest.mark.parametrize(("asked", "words"), HELPS)
+def test_what_would_help(asked, words):
+    async def go(_clock, told, _ledger, waiting):
+        waiting.add(Waits(about("a"), asked, ["n0", "n1"], ""))
+        await waiting.tell()
+        assert words in told.events[0][2]
+
+    story(go)
+
+
+def test_how_often():
+    """At once; with other reasons after a minute; with the same seldom; never for a pod that is gone."""
+
+    async def go(clock, told, ledger, waiting):
+        for name in ("n0", "n1"):
+            hold(ledger, f"on-{name}", name, 12000)
+        waits = Waits(about("a"), pod_ask(one_ask(8000)), ["n0", "n1"], "")
+
+        async def again(seconds):
+            clock[0] += seconds
+            waiting.add(waits)
+            before = len(told.events)
+            if waiting._due:
+                await waiting.tell()
+            return len(told.events) - before
+
+        assert await again(0) == 1
+        assert [await again(1) for _each in range(30)] == [0] * 30
+        assert await again(CHANGED) == 0, "the same reasons"
+        ledger.drop_node("n1")
+        ledger.set_node("n1", node("n1", 1, memory=4000))
+        assert await again(CHANGED) == 1
+        assert await again(CHANGED) == 0 and await again(AGAIN) == 1
+        clock[0] += 2 * AGAIN
+        waiting.add(waits)
+        waiting.forget("uid-a")
+        assert not waiting._due and not waiting._told
+
+    story(go)
+
+
+def test_faults_and_bounds(monkeypatch):
+    monkeypatch.setattr(waits_module, "MAX_DUE", 3)
+    monkeypatch.setattr(waits_module, "MAX_TOLD", 2)
+
+    async def go(_clock, told, _ledger, waiting):
+        told.fault = ApiError("503", 503)
+        for n in range(10):
+            waiting.add(Waits(about(f"p{n}"), pod_ask(one_ask(90000)), ["n0"], ""))
+        waiting.add(Waits({"namespace": "default", "name": "x", "uid": ""}, pod_ask(), ["n0"], ""))
+        assert len(waiting._due) == 3
+        for _each in range(3):
+            await waiting.tell()
+        assert told.events == [] and list(waiting._told) == ["uid-p1", "uid-p2"] and waiting.events == 0
+
+    story(go)
+
+
+def events_of(double):
+    return [one for path, one in double.objects.items() if "/events/" in path]
+
+
+def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not(monkeypatch):
+    monkeypatch.setattr(waits_module, "BETWEEN", 0.01)
+
+    async def go():
+        async with world(nodes=1, gpus=1) as (double, one, names):
+            task = asyncio.create_task(one.extender.waiting.run())
+            first = await double.put(pod_path("first"), pod_object("first", memory=12000))
+            assert (await one.schedule(first, names))[1] == ""
+            waits = await double.put(pod_path("waits"), pod_object("waits", memory=8000))
+            for _each in range(5):
+                assert (await one.schedule(waits, names))[0] is None
+            await one.until(lambda: events_of(double))
+            await asyncio.sleep(0.2)
+            (event,) = events_of(double)
+            assert event["reason"] == "GpusNotFree" and event["type"] == "Warning"
+            assert event["involvedObject"]["uid"] == "uid-waits" and event["involvedObject"]["name"] == "waits"
+            assert "It would fit on n0 once default/first (12000 MiB) ends" in event["message"]
+            assert "vgpu_scheduler_waiting_events_total 1" in (await one.get("/metrics"))[1]
+            # A quota is a reason too, and the person hears it from both.
+            await double.put(quota_path(), quota_object({MEM: "12500"}))
+            await one.until(lambda: list(one.extender.quotas.namespaces))
+            small = await double.put(pod_path("small"), pod_object("small", memory=700))
+            assert (await one.schedule(small, names))[0] is None
+            await one.until(lambda: len(events_of(double)) == 2)
+            assert "12000 of 12500 in use" in events_of(double)[-1]["message"]
+            text = (await one.get("/explain/default/small"))[1]
+            assert "12000 of 12500 in use" in text and "what it waits for is not GPUs" not in text
+            # Bound or gone, it is forgotten.
+            await double.delete(pod_path("waits"))
+            await one.until(lambda: "uid-waits" not in one.extender.waiting._told)
+            task.cancel()
+
+    asyncio.run(go())
+
+
+def test_a_pod_that_fits_makes_no_event():
+    async def go():
+        async with world(nodes=1, gpus=1) as (double, one, names):
+            await double.put("/api/v1/nodes/n9", node_object("n9"))
+            pod = await double.put(pod_path("a"), pod_object("a"))
+            assert (await one.schedule(pod, [*names, "n9"]))[1] == ""
+            assert not one.extender.waiting._due and not events_of(double)
+            args = wire.ExtenderArgs(pod, names)
+            assert one.extender.filter(args).NodeNames == names
+
+    asyncio.run(go())
