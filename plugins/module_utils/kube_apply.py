@@ -16,7 +16,11 @@ from typing import Any, NamedTuple, Sequence
 # What the server keeps for itself; no difference in these is a change.
 KEPT = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
 # Nobody asks for these in a plural of their own.
-PLURALS = {"NetworkPolicy": "networkpolicies"}
+PLURALS = {
+    "NetworkPolicy": "networkpolicies",
+    "ClusterPolicy": "clusterpolicies",
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+}
 
 
 class Change(NamedTuple):

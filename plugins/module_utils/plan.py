@@ -28,6 +28,8 @@ from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 from .wish import DOCKER_UNIT, ROLES
 
+# How the device plugin may be run besides a systemd service.
+DAEMONSET = "daemonset"
 # Distributions whose packages the roles can install.
 SUPPORTED = {"debian", "ubuntu"}
 # Steps that no role of that name carries out: the proof, and what is cleared away after it.
@@ -318,6 +320,8 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         changes = [f"remove {root}/{one}" for one in found["versions"]]
         if unit.get("present"):
             changes.append(f"remove {unit_name}")
+        if state["files"].get(wanted["daemonset_path"]):
+            changes.append("take this node from the DaemonSet")
         held = len(plan_configs.held(state)) if changes else 0
         notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
@@ -325,7 +329,13 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     rivals, others = rival_plugins.said(found.get("rivals") or [], resources)
     if wanted["rivals"] == "ignore":
         rivals, others = [], [*rivals, *others]
-    faults = [*plan_configs.faults(wish, wanted["kubeconfig"]), *rivals]
+    by_pod = wanted["deploy"] == DAEMONSET
+    faults = [*plan_configs.faults(wish, "in-cluster" if by_pod else wanted["kubeconfig"]), *rivals]
+    if not by_pod and state["files"].get(wanted["daemonset_path"]):
+        faults.append(
+            "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; take it out first: "
+            "device_plugin_state: absent with device_plugin_deploy: daemonset"
+        )
     if faults:
         return NOTHING._replace(errors=faults)
     part = _device_plugin(wanted, state, wish)
@@ -341,11 +351,15 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str
     if found["current"] != version:
         changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
     changes += plan_configs.changes(wanted["config_path"], wish, state)
-    on_disk = state["files"].get(wanted["unit_path"])
+    kind = "daemonset" if wanted["deploy"] == DAEMONSET else "unit"
+    path, text = wanted[kind + "_path"], wanted[kind + "_text"]
+    on_disk = state["files"].get(path)
     if on_disk is None:
-        changes.append(f"write {wanted['unit_path']}")
-    elif wanted["unit_text"] and on_disk["sha256"] != sha256(wanted["unit_text"]):
-        changes.append(f"change {wanted['unit_path']}")
+        changes.append(f"write {path}")
+    elif text and on_disk["sha256"] != sha256(text):
+        changes.append(f"change {path}")
+    if kind == "daemonset" and unit.get("present"):
+        changes.append(f"replace {wanted['unit']} by the DaemonSet")
     if changes:
         held = plan_configs.reshaped(wanted["config_path"], wish, state)
         notes = [f"{held} containers hold slices of the former size until they end"] if held else []
@@ -356,11 +370,14 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str
 def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[str, Any], on_disk: Any) -> Part:
     """All files are as wanted: does the program that runs use them?"""
     name, status = wanted["unit"], state["plugin"]["status"]
-    behind = _service_behind(name, unit, on_disk)
-    if behind:
-        return behind
-    if unit.get("old_driver"):
-        return Part("the running program holds a driver that was replaced", [f"restart {name}"])
+    if wanted["deploy"] == DAEMONSET:
+        name = "the pod of the DaemonSet"
+    else:
+        behind = _service_behind(name, unit, on_disk)
+        if behind:
+            return behind
+        if unit.get("old_driver"):
+            return Part("the running program holds a driver that was replaced", [f"restart {name}"])
     if status is None:
         return Part("the device plugin does not answer vgpuctl", [f"restart {name}"])
     if status.get("version") not in (None, wanted["version"]):

@@ -63,6 +63,9 @@ INPUTS: dict[str, dict[str, Any]] = {
         "config_path": node_config.PATH,
         "kubeconfig": "",
         "rivals": "refuse",
+        "deploy": "systemd",
+        "daemonset_path": "/etc/vgpu/daemonset.json",
+        "daemonset_text": "",
     },
 }
 
@@ -146,7 +149,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     if "device_plugin" in roles:
         part = roles["device_plugin"]
         options["units"].append(part["unit"])
-        options["files"].append(part["unit_path"])
+        options["files"] += [part["unit_path"], part["daemonset_path"]]
         options["plugin_root"] = part["root"]
         options["node_config"] = part["config_path"]
     return options

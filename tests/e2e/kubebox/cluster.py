@@ -227,6 +227,13 @@ class Cluster:
             *("--service-account-private-key-file", str(self.authority.token_key)),
         ]
 
+    def start_controllers(self, *names: str) -> Service:
+        """The controller manager with these controllers alone; a Cluster(controllers=True) has all."""
+        command = [str(self.programs.kubernetes / "kube-controller-manager"), *self._controller_options()]
+        service = self._service("kube-controller-manager", [*command, "--controllers", ",".join(names)])
+        service.start()
+        return service
+
     def write_scheduler_configuration(self, extenders: list[dict[str, Any]]) -> None:
         """The scheduler reads it when it starts."""
         configuration = {

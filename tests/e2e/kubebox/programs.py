@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 E2E = ROOT / "tests" / "e2e"
 VARIABLE = "VGPU_E2E_PROGRAMS"
+PLUGIN_IMAGE = "localhost/vgpu-device-plugin:e2e"
 
 
 class MissingProgram(Exception):
@@ -29,6 +31,7 @@ class Programs:
     nvidia_smi: Path  # the folder of NVIDIA's own nvidia-smi and the file `version`
     image: Path  # a tar of a small Debian root
     runc: Path
+    plugin_image: Path  # a tar of the image of our device plugin, as PLUGIN_IMAGE
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})
@@ -49,6 +52,26 @@ def _said_by(command: list[str]) -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
+def _plugin_image() -> Path:
+    """Built as the role builds it, anew where the sources changed."""
+    tools, out = ROOT / "native" / "plugin" / "tools", ROOT / ".build" / "plugin-image"
+    made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out)]))
+    image = out / f"image-{made['version']}.tar"
+    for old in out.glob("image-*.tar"):
+        if old != image:
+            old.unlink()
+    command = [sys.executable, str(tools / "image.py"), "--archive", made["archive"], "--tag", PLUGIN_IMAGE]
+    _printed([*command, "--out", str(image)])
+    return image
+
+
+def _printed(command: list[str]) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise MissingProgram(f"{' '.join(command)}: exit status {done.returncode}; its message is above")
+    return done.stdout
+
+
 def find() -> Programs:
     """Finds, fetches or builds everything. A first run builds Kubernetes, which takes many minutes."""
     runc = shutil.which("runc", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
@@ -66,4 +89,5 @@ def find() -> Programs:
         nvidia_smi=_said_by([str(ROOT / "tests/native/fetch_nvidia_smi.sh")]),
         image=image,
         runc=Path(runc),
+        plugin_image=_plugin_image(),
     )

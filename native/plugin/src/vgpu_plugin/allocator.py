@@ -289,7 +289,7 @@ class Allocator:
             mounts += self._files.mounts(record)
         if mps := next((one for one in pieces if one.mode == MPS), None):
             envs.update(handover.mps_environment(mps.resource))
-            mounts += handover.mps_mounts(Path(self.settings.flags["mpsRoot"]), mps.resource)
+            mounts += handover.mps_mounts(Path(self.settings.flags["mpsRoot"]), mps.resource, self._paths.host_root)
         envs.update(handover.features(self.settings.config))
         gpus = list({piece.uuid: self._pool.gpu(piece.uuid) for piece in pieces}.values())
         devices = {piece.device: piece for piece in pieces}

@@ -33,6 +33,8 @@ PROGRAM_FOLDERS = ("usr/bin", "usr/local/bin", "usr/sbin", "opt/bin")
 
 CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 CACHE_HEADER, CACHE_ENTRY = 48, 24
+# A path of links that lead to each other ends here.
+MOST_STEPS = 200
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,16 @@ class DriverFiles:
     nodes: tuple[str, ...] = ()
 
 
-def find(driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None) -> DriverFiles:
+def find(
+    driver_root: Path, dev_root: Path, environment: Mapping[str, str] | None = None, host_root: Path = Path("/")
+) -> DriverFiles:
     """What this host has. Libraries come from where the loader would take them: LD_LIBRARY_PATH of this program (only
-    where the driver is in the root folder), then the loader's cache below ``driver_root``.
+    where the driver is in the root folder), then the loader's cache below ``driver_root``. ``host_root``: where this
+    program, in a container, sees the host's root folder; the paths that are returned are the host's.
     """
     environment = os.environ if environment is None else environment
+    if host_root != Path("/"):
+        return _find_below(host_root, driver_root, dev_root)
     cached = loader_cache(driver_root)
     if driver_root == Path("/"):
         for folder in reversed(environment.get("LD_LIBRARY_PATH", "").split(":")):
@@ -60,6 +67,37 @@ def find(driver_root: Path, dev_root: Path, environment: Mapping[str, str] | Non
         tuple(_programs(driver_root, environment)),
         tuple(f"/dev/{name}" for name in CONTROL_NODES if is_node(dev_root / "dev" / name)),
     )
+
+
+def _find_below(host_root: Path, driver_root: Path, dev_root: Path) -> DriverFiles:
+    seen = resolved(host_root, driver_root)
+    cached = {name: driver_root / Path(path).relative_to(seen) for name, path in loader_cache(seen).items()}
+    libraries = [(name, cached[name]) for name in LIBRARIES if name in cached]
+    libraries += [(name, path) for name, path in sorted(cached.items()) if name.startswith(VERSIONED)]
+    real = [(name, resolved(host_root, path)) for name, path in libraries]
+    return DriverFiles(
+        tuple((name, f"/{path.relative_to(host_root)}") for name, path in real if path.is_file()),
+        tuple(f"/{Path(one).relative_to(host_root)}" for one in _programs(seen, {})),
+        tuple(f"/dev/{name}" for name in CONTROL_NODES if is_node(dev_root / "dev" / name)),
+    )
+
+
+def resolved(root: Path, path: Path) -> Path:
+    """``path`` of the host below ``root``, its links followed as on the host: an absolute one begins at ``root``."""
+    out, rest = root, [one for one in path.parts if one != "/"]
+    for _step in range(MOST_STEPS):
+        if not rest:
+            break
+        name = rest.pop(0)
+        if name == "..":
+            out = out.parent if out != root else root
+            continue
+        out /= name
+        if out.is_symlink():
+            link = Path(os.readlink(out))
+            out = root if link.is_absolute() else out.parent
+            rest[:0] = [one for one in link.parts if one != "/"]
+    return out
 
 
 def _beside(folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ Nothing else of the plugin imports pynvml. Tests put another GpuSource in its pl
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import logging
 from dataclasses import dataclass, replace
@@ -108,9 +109,18 @@ class GpuSource(Protocol):
 class Nvml:
     """The driver's own library through nvidia-ml-py."""
 
-    def __init__(self, sys_root: Path = Path("/sys")) -> None:
+    def __init__(self, sys_root: Path = Path("/sys"), library: str = "") -> None:
+        """``library``: the host's NVML where the loader does not find it, as in a container without a runtime of
+        NVIDIA's. Raises GpuError.
+        """
         import pynvml
 
+        if library:
+            try:
+                # Who asks for libnvidia-ml.so.1 later gets this one, by its soname.
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            except OSError as fault:
+                raise GpuError(f"NVML of the host cannot be loaded: {fault}") from None
         self._nvml = pynvml
         self._sys_root = sys_root
         self._events: object = None

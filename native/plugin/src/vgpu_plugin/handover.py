@@ -154,9 +154,9 @@ def mps_environment(resource: str) -> dict[str, str]:
     return {"CUDA_MPS_PIPE_DIRECTORY": f"{MPS_ROOT}/{resource}/pipe"}
 
 
-def mps_mounts(root: Path, resource: str) -> list[tuple[str, str, bool]]:
+def mps_mounts(root: Path, resource: str, host_root: Path = Path("/")) -> list[tuple[str, str, bool]]:
     """The pipes of the resource's control daemon, and the shared memory that its clients and server use."""
     pipe = root / resource / "pipe"
-    if not pipe.is_dir():
+    if not (host_root / str(pipe).lstrip("/")).is_dir():
         raise Refused(f"{pipe} does not exist: the MPS control daemon of {resource} does not run on this node")
     return [(f"{MPS_ROOT}/{resource}/pipe", str(pipe), False), ("/dev/shm", str(root / "shm"), False)]

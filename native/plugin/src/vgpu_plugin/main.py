@@ -49,7 +49,10 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
     out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
     out.add_argument(
-        "--host-root", type=Path, default=defaults.host_root, help="where runtimes' configurations lie (default: /)"
+        "--host-root",
+        type=Path,
+        default=defaults.host_root,
+        help="the host's root folder as this program sees it, for the driver and runtimes' configurations (default: /)",
     )
     out.add_argument(
         "--cdi-dir",
@@ -102,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lean.without_asyncio()
     lean.without_openssl()
     lean.with_few_arenas()
+    from . import driver_files
+    from . import settings as node_settings
     from .daemon import Daemon, Extras
     from .gpus import Nvml
 
@@ -118,7 +123,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.overrides(vars(given), os.environ)
     node_name = given.node_name or os.environ.get("NODE_NAME", "")
     extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name, given.watch_interval)
-    daemon = Daemon(paths, lambda: Nvml(paths.sys_root), None, chosen, given.health_clean_period, extras)
+
+    def open_gpus() -> Nvml:
+        root = paths.host_root
+        if root == Path("/"):
+            return Nvml(paths.sys_root)
+        settings = node_settings.load(paths.config, chosen, bool(given.kubeconfig))
+        found = driver_files.find(settings.driver_root, settings.dev_root, host_root=root).libraries
+        return Nvml(paths.sys_root, next((f"{root}{path}" for name, path in found if name == "libnvidia-ml.so.1"), ""))
+
+    daemon = Daemon(paths, open_gpus, None, chosen, given.health_clean_period, extras)
     daemon.stop_on_signals()
     try:
         if given.purge:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the container image of the device plugin, and a file of it that nodes load without a registry.
+
+    python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
+        --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE]
+
+Without --base the root is Debian's, made by mmdebstrap out of the distribution's packages: its Python is the one that
+the archive must be for. With it, an image that the engine can pull and that has python3 and python3-venv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+CONTAINERFILE = Path(__file__).resolve().parents[1] / "image" / "Containerfile"
+SUITE = "bookworm"
+PACKAGES = "python3-minimal,python3-venv"
+ROOT_IMAGE = f"localhost/vgpu-debian-root:{SUITE}"
+
+
+class ImageError(Exception):
+    """A step failed; the text says which, and its output."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--archive", type=Path, required=True, help="what wheelhouse.py made")
+    parser.add_argument("--tag", required=True, help="name and tag of the image")
+    parser.add_argument("--out", type=Path, required=True, help="file of the image, in docker's format")
+    parser.add_argument("--engine", default="podman", help="podman or docker (default: %(default)s)")
+    parser.add_argument("--base", default="", help=f"image to build on (default: a Debian root, {SUITE})")
+    given = parser.parse_args()
+    try:
+        made = make(given.archive, given.tag, given.out, given.engine, given.base)
+    except ImageError as fault:
+        print(f"image: {fault}", file=sys.stderr)
+        return 1
+    print(json.dumps({"image": given.tag, "file": str(given.out), "made": made}))
+    return 0
+
+
+def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
+    """Builds the image unless its file is there. The file is complete or not there."""
+    if out.exists():
+        return False
+    if shutil.which(engine) is None:
+        raise ImageError(f"{engine} is not installed; install it, or name another with --engine")
+    if not base:
+        base = ROOT_IMAGE
+        if subprocess.run([engine, "image", "inspect", base], capture_output=True, check=False).returncode != 0:
+            make_root(engine, base)
+    with zipfile.ZipFile(archive) as content:
+        version = json.loads(content.read("about.json"))["version"]
+    with tempfile.TemporaryDirectory() as scratch:
+        shutil.copy2(CONTAINERFILE, scratch)
+        shutil.copy2(archive, Path(scratch) / "vgpu-plugin.pyz")
+        options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={version}", "--network", "none"]
+        call(
+            "building the image",
+            [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
+        )
+    part = out.with_name(out.name + ".part")
+    part.unlink(missing_ok=True)
+    call("writing the image's file", [engine, "save", "-o", str(part), tag])
+    os.chmod(part, 0o644)
+    part.rename(out)
+    return True
+
+
+def make_root(engine: str, name: str) -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise ImageError("mmdebstrap is not installed; install it, or name an image with python3-venv with --base")
+    with tempfile.TemporaryDirectory() as scratch:
+        root = f"{scratch}/root.tar"
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", SUITE, root]
+        call("making a Debian root", command)
+        call("importing it", [engine, "import", root, name])
+
+
+def call(what: str, command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode != 0:
+        raise ImageError(f"{what} failed: {' '.join(command)}: exit status {done.returncode}\n{done.stdout[-3000:]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

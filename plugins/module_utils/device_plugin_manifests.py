@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods.
+
+The pods run on the nodes that carry our label, one on each. Every path that the kubelet, a runtime or a container is
+told is the host's, so those folders are mounted under the host's names; the rest of the host is seen below /host,
+read-only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Mapping, NamedTuple, Sequence
+
+NAME = "vgpu-device-plugin"
+# Its keys are named configurations; a node chooses one by the label nvidia.com/device-plugin.config.
+CONFIGS = "vgpu-configs"
+NODE_LABEL = "vgpu.fleet/device-plugin"
+LABEL_VALUE = "daemonset"
+HOST = "/host"
+PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
+RBAC = "rbac.authorization.k8s.io"
+# The API server says of a service account's token on which node its pod runs since this version.
+KNOWS_NODES = (1, 30, 0)
+NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
+# What the kubelet takes as a key of a ConfigMap, and therefore as the name of a file.
+KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}\Z")
+
+
+class Wish(NamedTuple):
+    """``configs``: file name → text of the named configurations. ``options``: of the program. ``kubelet_dir``: the
+    kubelet's folder on the host. ``restrict``: the API server is 1.30 or newer and holds each pod to its own node."""
+
+    image: str
+    namespace: str = "kube-system"
+    configs: Mapping[str, str] = {}
+    options: Sequence[str] = ()
+    config_path: str = "/etc/vgpu/node.yaml"
+    library_root: str = "/usr/local/lib/vgpu"
+    kubelet_dir: str = "/var/lib/kubelet"
+    tolerations: Sequence[dict[str, Any]] = ()
+    environment: Mapping[str, str] = {}
+    pull_policy: str = "IfNotPresent"
+    restrict: bool = True
+
+
+class ConfigsError(Exception):
+    """Named configurations that one ConfigMap cannot hold; the text names them and the hosts."""
+
+
+def union(by_host: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """The named configurations of all hosts as one map, file name → text. Raises ConfigsError where two hosts mean
+    different things by one name: a ConfigMap is the cluster's.
+    """
+    out: dict[str, str] = {}
+    said_by: dict[str, str] = {}
+    for host in sorted(by_host):
+        for name, text in sorted(by_host[host].items()):
+            if not KEY.match(name):
+                raise ConfigsError(f'vgpu_configs of {host}: "{name}" cannot be a key of a ConfigMap')
+            if out.setdefault(name, text) != text:
+                raise ConfigsError(
+                    f"vgpu_configs: {name} is not the same on {said_by[name]} and {host}, and a DaemonSet has one "
+                    f"ConfigMap {CONFIGS} for all nodes; give the two different names"
+                )
+            said_by.setdefault(name, host)
+    return out
+
+
+def manifests(wish: Wish) -> list[dict[str, Any]]:
+    """In the order in which they are applied; removed in the other."""
+    return [*_rights(wish), *(_restriction(wish) if wish.restrict else []), config_map(wish), _daemon_set(wish)]
+
+
+def node(name: str, present: bool = True) -> dict[str, Any]:
+    """The label by which a node is given a pod, for server-side apply; without it, the label is taken back."""
+    labels = {NODE_LABEL: LABEL_VALUE} if present else {}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": NAME}}
+    return dict(meta, namespace=wish.namespace) if namespaced else meta
+
+
+def _rights(wish: Wish) -> list[dict[str, Any]]:
+    def rule(resources: str, verbs: str) -> dict[str, Any]:
+        return {"apiGroups": [""], "resources": resources.split(), "verbs": verbs.split()}
+
+    rules = [
+        rule("nodes", "get list watch patch"),
+        rule("nodes/status", "patch"),
+        rule("pods", "get list"),
+        rule("pods/status", "patch"),
+        rule("events", "create"),
+    ]
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": wish.namespace}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(wish)},
+        {
+            "apiVersion": RBAC + "/v1",
+            "kind": "ClusterRole",
+            "metadata": _meta(wish, namespaced=False),
+            "rules": rules,
+        },
+        {
+            "apiVersion": RBAC + "/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": _meta(wish, namespaced=False),
+            "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": NAME},
+            "subjects": [subject],
+        },
+    ]
+
+
+def _restriction(wish: Wish) -> list[dict[str, Any]]:
+    """RBAC knows no "its own node": a policy refuses what the pod of one node writes about another."""
+    api = "admissionregistration.k8s.io/v1"
+    user = f"system:serviceaccount:{wish.namespace}:{NAME}"
+    mine = f"request.userInfo.extra['{NODE_OF_TOKEN}'][0]"
+    known = f"has(request.userInfo.extra) && '{NODE_OF_TOKEN}' in request.userInfo.extra"
+    nodes = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes", "nodes/status"]}
+    pods = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["pods/status"]}
+    of_node = f"request.resource.resource != 'nodes' || ({known} && object.metadata.name == {mine})"
+    of_pod = f"request.resource.resource != 'pods' || ({known} && oldObject.spec.nodeName == {mine})"
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [nodes, pods]},
+        "matchConditions": [{"name": "ours", "expression": f"request.userInfo.username == '{user}'"}],
+        "validations": [
+            {"expression": of_node, "message": f"{NAME} may change the node that its pod runs on, and no other"},
+            {"expression": of_pod, "message": f"{NAME} may change pods of the node that it runs on, and no others"},
+        ],
+    }
+    meta = _meta(wish, namespaced=False)
+    binding = {"policyName": NAME, "validationActions": ["Deny"]}
+    return [
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": meta, "spec": spec},
+        {"apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding", "metadata": meta, "spec": binding},
+    ]
+
+
+def config_map(wish: Wish) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(wish, CONFIGS), "data": dict(wish.configs)}
+
+
+def arguments(wish: Wish) -> list[str]:
+    return [
+        f"--config={wish.config_path}",
+        f"--host-root={HOST}",
+        f"--kubelet-dir={wish.kubelet_dir}/device-plugins",
+        "--kubeconfig=in-cluster",
+        *wish.options,
+    ]
+
+
+def _volumes(wish: Wish) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """(name, volume, mount) of each."""
+
+    def host(name: str, path: str, kind: str = "DirectoryOrCreate", **mount: Any) -> tuple:
+        return name, {"hostPath": {"path": path, "type": kind}}, {"mountPath": path, **mount}
+
+    folder = wish.config_path.rpartition("/")[0] or "/"
+    out = [
+        ("host", {"hostPath": {"path": "/", "type": "Directory"}}, {"mountPath": HOST, "readOnly": True}),
+        # Those of GPUs, which a driver that is loaded later makes.
+        host("dev", "/dev", "Directory"),
+        host("device-plugins", wish.kubelet_dir + "/device-plugins", "Directory"),
+        host("pod-resources", wish.kubelet_dir + "/pod-resources"),
+        # Each allocation has a tmpfs in here, made by the program, which the containers of pods must see.
+        host("run", "/run/vgpu", mountPropagation="Bidirectional"),
+        host("state", "/var/lib/vgpu"),
+        host("cdi", "/var/run/cdi"),
+        host("library", wish.library_root, readOnly=True),
+        # Written to by nobody, but the runtime makes the mount point of the next one in it.
+        host("etc", folder),
+    ]
+    configs = {"configMap": {"name": CONFIGS}}
+    out.append(("configs", configs, {"mountPath": folder.rstrip("/") + "/configs", "readOnly": True}))
+    if "--labels" in wish.options:
+        out.append(host("features", "/etc/kubernetes/node-feature-discovery/features.d"))
+    return out
+
+
+def _daemon_set(wish: Wish) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": NAME}
+    volumes = _volumes(wish)
+    environment: list[dict[str, Any]] = [
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        # No runtime of NVIDIA's has anything to add: the driver's library is taken from the host.
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
+    ]
+    environment += [{"name": name, "value": str(value)} for name, value in sorted(wish.environment.items())]
+    container = {
+        "name": NAME,
+        "image": wish.image,
+        "imagePullPolicy": wish.pull_policy,
+        # Not the default, which lies in /dev: the runtime would make that file in the host's.
+        "terminationMessagePath": "/termination-log",
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "command": [PROGRAM, *arguments(wish)],
+        "env": environment,
+        # Mounts that others see, and the GPUs' device nodes, need it; nothing less has Bidirectional.
+        "securityContext": {"privileged": True},
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "volumeMounts": [dict(mount, name=name) for name, _volume, mount in volumes],
+    }
+    spec: dict[str, Any] = {
+        "serviceAccountName": NAME,
+        "priorityClassName": "system-node-critical",
+        # The processes that the driver names are the host's.
+        "hostPID": True,
+        # The API server is reached without a network plugin, which may come up later than we do.
+        "hostNetwork": True,
+        "dnsPolicy": "ClusterFirstWithHostNet",
+        "terminationGracePeriodSeconds": 10,
+        "nodeSelector": {NODE_LABEL: LABEL_VALUE},
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+            {"key": "CriticalAddonsOnly", "operator": "Exists"},
+            *wish.tolerations,
+        ],
+        "containers": [container],
+        "volumes": [dict(volume, name=name) for name, volume, _mount in volumes],
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": _meta(wish),
+        "spec": {
+            "selector": {"matchLabels": labels},
+            # Never two on a node: the program locks its state, and the second would end at once.
+            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def as_text(wish: Wish) -> str:
+    """The objects as one JSON list that kubectl applies, for people who apply manifests themselves."""
+    items = {"apiVersion": "v1", "kind": "List", "items": manifests(wish)}
+    return json.dumps(items, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The API object of kube_apply on the library ``kubernetes``, for modules that run where the API can be reached."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from typing import Any, Callable
+
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+
+MISSING = ""
+try:
+    from kubernetes import config
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from kubernetes.dynamic import DynamicClient
+    from urllib3.exceptions import HTTPError
+except ImportError:
+    MISSING = traceback.format_exc()
+
+# Seconds for one answer of the API server.
+ANSWER = 30
+MANAGER = "vgpu.fleet"
+
+
+class Api:
+    """What kube_apply asks of an API server. Paths are ours, without discovery of kinds; but the
+    dynamic client's request is the one call that all versions of the library have."""
+
+    def __init__(self, kubeconfig: str, context: str | None) -> None:
+        self.client = DynamicClient(config.new_client_from_config(kubeconfig, context))
+
+    def _call(self, method: str, path: str, body: dict | None = None, kind: str = "", **query: str) -> dict:
+        params: dict = {"query_params": list(query.items()), "_request_timeout": ANSWER}
+        if kind:
+            params["content_type"] = kind
+        found = self.client.request(method, path, body=body, serialize=False, **params)
+        return json.loads(found.data)
+
+    def get(self, path: str) -> dict | None:
+        try:
+            return self._call("GET", path)
+        except ApiException as fault:
+            if fault.status == 404:
+                return None
+            raise
+
+    def apply(self, path: str, body: dict, dry_run: bool) -> dict:
+        query = {"fieldManager": MANAGER, "force": "true"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return self._call("PATCH", path, body, "application/apply-patch+yaml", **query)
+
+    def delete(self, path: str) -> None:
+        try:
+            self._call("DELETE", path)
+        except ApiException as fault:
+            if fault.status != 404:
+                raise
+
+
+def answer(module: AnsibleModule, run: Callable[[Any, Any], dict]) -> None:
+    """Ends the module with what ``run(module, api)`` returns, or with a sentence about what failed."""
+    if MISSING:
+        module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
+    params = module.params
+    try:
+        result = run(module, Api(params["kubeconfig"], params["context"]))
+    except ApiException as fault:
+        try:
+            said = json.loads(fault.body or "")["message"]
+        except (ValueError, KeyError, TypeError):
+            said = fault.reason
+        module.fail_json(msg=f"the API server answered {fault.status}: {said}; look at the rights of this user")
+    except (ConfigException, OSError) as fault:
+        module.fail_json(msg=f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
+    except HTTPError as fault:
+        module.fail_json(msg=f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
+    except ValueError as fault:
+        module.fail_json(msg=f"the API server of {params['kubeconfig']}: {fault}")
+    module.exit_json(**result)
+
+
+def diff(changes: Any) -> list[dict[str, Any]]:
+    """Changes of kube_apply as Ansible shows them."""
+    return [
+        {"before_header": one.title, "after_header": one.title, "before": one.before or {}, "after": one.after or {}}
+        for one in changes
+    ]

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Kubernetes can run a device plugin: 1.10 and newer.
+
+Its kubelet is the first that has device plugins on without being asked (v1beta1; before, behind the feature gate
+DevicePlugins with another protocol), so an older one would never call us, and no pod would get a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Sequence
+
+OLDEST = (1, 10)
+
+
+def of_text(text: str) -> tuple[int, int] | None:
+    """Major and minor of ``kubelet --version`` or of a version: "Kubernetes v1.34.2", "v1.29.8-eks-a18cd3a",
+    "v1.9.11+icp"; None where there is none.
+    """
+    found = re.search(r"(?:^|\s)v?([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(?:[-+]\S*)?(?:\s|\Z)", text)
+    return (int(found.group(1)), int(found.group(2))) if found else None
+
+
+def refusal(numbers: Sequence[int] | None, who: str) -> str:
+    """Why this version will not do; empty where it does, or where nobody knows it."""
+    if numbers is None or tuple(numbers[:2]) >= OLDEST:
+        return ""
+    found, oldest = (".".join(str(number) for number in one) for one in (numbers, OLDEST))
+    return (
+        f"{who} is Kubernetes {found}; expected {oldest} or newer, for older ones serve no device plugin of this kind. "
+        "Upgrade Kubernetes first"
+    )

@@ -1,0 +1,213 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kube_device_plugin
+short_description: Run the device plugin as a DaemonSet of a Kubernetes cluster, or take it out
+version_added: 0.2.0
+description:
+  - Applies the service account and its rights, the ConfigMap C(vgpu-configs) with the named configurations, and the
+    DaemonSet; labels the nodes that it is to run on.
+  - From Kubernetes 1.30 on a ValidatingAdmissionPolicy holds each pod to its own node and the pods on it.
+  - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
+  - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
+  - Runs where the API can be reached, most often on the controller.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+requirements:
+  - kubernetes (Python package)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+options:
+  state:
+    description:
+      - V(absent) takes the label from the nodes, which ends their pods; the objects go where no other node has it.
+    type: str
+    choices: [present, absent]
+    default: present
+  kubeconfig:
+    description: File that says how the API is reached.
+    type: path
+    required: true
+  context:
+    description: Context of that file; its current one where this is left out.
+    type: str
+  namespace:
+    description: Namespace of the DaemonSet.
+    type: str
+    default: kube-system
+  image:
+    description: Image of the device plugin. Needed for O(state=present).
+    type: str
+  pull_policy:
+    description: When the kubelet asks a registry for the image.
+    type: str
+    choices: [Always, IfNotPresent, Never]
+    default: IfNotPresent
+  nodes:
+    description: Names of the nodes that it runs on. Each must exist.
+    type: list
+    elements: str
+    required: true
+  configs:
+    description:
+      - By host, file name and text of its named configurations. They become keys of one ConfigMap, so two hosts must
+        mean the same by one name.
+    type: dict
+    default: {}
+  exact_configs:
+    description: Whether keys that no host names any more are removed. Not where O(configs) holds a part of the hosts.
+    type: bool
+    default: true
+  config_path:
+    description: The node configuration on each node.
+    type: path
+    default: /etc/vgpu/node.yaml
+  kubelet_dir:
+    description: The kubelet's folder on each node.
+    type: path
+    default: /var/lib/kubelet
+  library_root:
+    description: Folder of the versions of the library on each node.
+    type: path
+    default: /usr/local/lib/vgpu
+  options:
+    description: Options for the program, such as C(--log-level=debug).
+    type: list
+    elements: str
+    default: []
+  environment:
+    description: More variables of its environment.
+    type: dict
+    default: {}
+  tolerations:
+    description: Tolerations of its pods, beside the one for C(nvidia.com/gpu).
+    type: list
+    elements: dict
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Run the device plugin as a DaemonSet on two nodes
+  vgpu.fleet.kube_device_plugin:
+    kubeconfig: ~/.kube/config
+    image: localhost/vgpu-device-plugin:0.2.0
+    nodes: [gpu-1, gpu-2]
+  delegate_to: localhost
+  run_once: true
+
+- name: Take it out
+  vgpu.fleet.kube_device_plugin:
+    kubeconfig: ~/.kube/config
+    nodes: [gpu-1, gpu-2]
+    state: absent
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+objects:
+  description: Objects that were changed, as C(Kind namespace/name).
+  returned: always
+  type: list
+  elements: str
+kubernetes:
+  description: Version of the API server.
+  returned: always
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import device_plugin_manifests, kube_apply, kube_client, kube_version
+
+
+def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
+    return device_plugin_manifests.Wish(
+        params["image"] or "",
+        params["namespace"],
+        device_plugin_manifests.union(params["configs"]),
+        params["options"],
+        params["config_path"],
+        params["library_root"],
+        params["kubelet_dir"],
+        params["tolerations"],
+        params["environment"],
+        params["pull_policy"],
+        restrict=numbers >= device_plugin_manifests.KNOWS_NODES,
+    )
+
+
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
+    params = module.params
+    numbers = kube_apply.numbers(api.get("/version") or {})
+    refusal = kube_version.refusal(numbers, "the API server")
+    if refusal:
+        module.fail_json(msg=refusal)
+    wish = wish_of(params, numbers)
+    nodes = [device_plugin_manifests.node(name, params["state"] == "present") for name in params["nodes"]]
+    known = [one for one in nodes if api.get(kube_apply.path_of(one)) is not None]
+    if params["state"] == "absent":
+        changes = kube_apply.apply(api, known, module.check_mode)
+        selector = f"{device_plugin_manifests.NODE_LABEL}={device_plugin_manifests.LABEL_VALUE}"
+        labelled = (api.get(f"/api/v1/nodes?labelSelector={selector}") or {}).get("items") or []
+        if {one["metadata"]["name"] for one in labelled} <= set(params["nodes"]):
+            changes += kube_apply.remove(api, device_plugin_manifests.manifests(wish), module.check_mode)
+    else:
+        if len(known) < len(nodes):
+            # Server-side apply would make the node.
+            missing = ", ".join(one["metadata"]["name"] for one in nodes if one not in known)
+            module.fail_json(msg=f"the cluster has no node {missing}; set device_plugin_node_name of that host")
+        objects = device_plugin_manifests.manifests(wish)
+        if not params["exact_configs"]:
+            config_map = next(one for one in objects if one["kind"] == "ConfigMap")
+            found = api.get(kube_apply.path_of(config_map)) or {}
+            config_map["data"] = {**(found.get("data") or {}), **config_map["data"]}
+        changes = kube_apply.apply(api, objects + nodes, module.check_mode)
+    return {
+        "changed": bool(changes),
+        "objects": [change.title for change in changes],
+        "kubernetes": "v{}.{}.{}".format(*numbers),
+        "diff": kube_client.diff(changes),
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "kubeconfig": {"type": "path", "required": True},
+            "context": {"type": "str"},
+            "namespace": {"type": "str", "default": "kube-system"},
+            "image": {"type": "str"},
+            "pull_policy": {"type": "str", "choices": ["Always", "IfNotPresent", "Never"], "default": "IfNotPresent"},
+            "nodes": {"type": "list", "elements": "str", "required": True},
+            "configs": {"type": "dict", "default": {}},
+            "exact_configs": {"type": "bool", "default": True},
+            "config_path": {"type": "path", "default": "/etc/vgpu/node.yaml"},
+            "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet"},
+            "library_root": {"type": "path", "default": "/usr/local/lib/vgpu"},
+            "options": {"type": "list", "elements": "str", "default": []},
+            "environment": {"type": "dict", "default": {}},
+            "tolerations": {"type": "list", "elements": "dict", "default": []},
+        },
+        required_if=[("state", "present", ("image",))],
+        supports_check_mode=True,
+    )
+    try:
+        kube_client.answer(module, run)
+    except device_plugin_manifests.ConfigsError as fault:
+        module.fail_json(msg=f"{fault}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device plugin as a DaemonSet: the module as a process at the real API server, our image without a registry, pods
+that get their slices from a plugin that is a pod itself, and its rights.
+
+One of the last files by its name: the node's service is ended here, and the DaemonSet's controller started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from kubebox.api import ApiError
+from kubebox.cluster import PODS, SERVER
+from kubebox.gpunode import LIBRARIES, MIB, PROFILE, STATE
+from kubebox.pods import WORKER
+from kubebox.process import until
+from kubebox.programs import PLUGIN_IMAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+GPUS = ["T4"]
+SPLIT = SLICES = 4
+SLICE = 15360 // SPLIT * MIB
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
+BIG = {"version": "v1", "sharing": {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": 2}}}
+SYSTEM = "/api/v1/namespaces/kube-system"
+DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
+OTHER = "/api/v1/nodes/other-1"
+LABEL = "nvidia.com/device-plugin.config"
+# The simulated driver is a file of the host's, which the plugin sees below /host.
+ENVIRONMENT = {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFILE}"}
+
+
+def call(cluster, check=False, **params):
+    kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
+    given = {"kubeconfig": str(kubeconfig), "nodes": [cluster.node], "_ansible_check_mode": check, **params}
+    if params.get("state") != "absent":
+        configs = {"gpu-1": {"big.yaml": json.dumps(BIG)}}
+        given = {"image": PLUGIN_IMAGE, "pull_policy": "Never", "environment": ENVIRONMENT, "configs": configs, **given}
+    arguments = {"ANSIBLE_MODULE_ARGS": {**given, "_ansible_remote_tmp": "/tmp", "_ansible_keep_remote_files": False}}
+    name = "ansible_collections.vgpu.fleet.plugins.modules.kube_device_plugin"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import runpy; runpy.run_module({name!r}, run_name='__main__')"],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".build" / "collections"), "no_proxy": "*"},
+    )
+    assert done.stdout, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def plugin_pods(cluster) -> list[dict]:
+    selector = "labelSelector=app.kubernetes.io/name%3Dvgpu-device-plugin"
+    return cluster.api.get(f"{SYSTEM}/pods?{selector}")["items"]
+
+
+def status(node) -> dict:
+    try:
+        return node.status()
+    except subprocess.CalledProcessError:
+        return {}
+
+
+def serves(cluster, node, slices: int) -> bool:
+    return bool(status(node).get("registered")) and (cluster.capacity(), cluster.allocatable()) == (slices, slices)
+
+
+def wait_until_it_serves(cluster, node, slices: int, about: str) -> None:
+    try:
+        until(lambda: serves(cluster, node, slices), about, limit_s=120)
+    except Exception as fault:
+        logs = [one.read_text()[-3000:] for one in sorted(cluster.pod_logs.glob("kube-system_*/*/*.log"))]
+        states = [one["status"] for one in plugin_pods(cluster)]
+        raise AssertionError(f"{fault}\npods: {states}\nlogs: {logs}") from None
+
+
+@pytest.fixture(scope="module")
+def deployed(cluster, node):
+    """The service ends, and the DaemonSet takes its place."""
+    node.plugin.stop()
+    cluster.ctr("images", "import", str(cluster.programs.plugin_image))
+    cluster.ctr("images", "label", PLUGIN_IMAGE, "io.cri-containerd.pinned=pinned")
+    controllers = cluster.start_controllers("daemonset-controller", "root-ca-certificate-publisher-controller")
+    found = call(cluster)
+    assert found.get("changed"), found
+    wait_until_it_serves(cluster, node, SLICES, "slices of a plugin that is a pod")
+    yield node
+    call(cluster, state="absent")
+    controllers.stop()
+
+
+def test_api_server_takes_every_object_and_check_mode_changes_nothing(cluster, node):
+    """Strictly: a field that its OpenAPI does not know is an error, as the last object shows."""
+    from vgpu_plugin._shared import device_plugin_manifests as ours
+
+    objects = ours.manifests(ours.Wish("image", configs={"a.yaml": "{}"}, options=["--labels"]))
+    for one in objects:
+        path = path_of_kind(one) + "?dryRun=All&fieldValidation=Strict"
+        assert cluster.api.create(path, one)["kind"] == one["kind"]
+    wrong = json.loads(json.dumps(objects[-1]))
+    wrong["spec"]["template"]["spec"]["hostPid"] = True
+    with pytest.raises(ApiError, match="hostPid"):
+        cluster.api.create(path_of_kind(wrong) + "?dryRun=All&fieldValidation=Strict", wrong)
+    found = call(cluster, check=True)
+    assert (found["changed"], found["kubernetes"]) == (True, "v1.34.2")
+    assert cluster.api.get_or_none(DAEMON_SET) is None
+    assert "vgpu.fleet/device-plugin" not in cluster.node_object()["metadata"]["labels"]
+    missing = call(cluster, nodes=["nowhere"])
+    assert "the cluster has no node nowhere" in missing["msg"]
+    assert cluster.api.get_or_none("/api/v1/nodes/nowhere") is None
+
+
+def path_of_kind(one: dict) -> str:
+    from vgpu_plugin._shared import kube_apply
+
+    return kube_apply.path_of(one).rpartition("/")[0]
+
+
+def test_pod_gets_its_slice_from_a_pod(cluster, deployed, pod):
+    (plugin,) = plugin_pods(cluster)
+    assert plugin["spec"]["nodeName"] == cluster.node
+    assert not call(cluster)["changed"]
+    found = status(deployed)
+    assert found["config_path"] == "/etc/vgpu/node.yaml"
+    one = pod("full", [WORKER, "fill", "take", "1"]).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == SLICE
+    assert one.wait_log(r"^took 1: (\d+)$").group(1) == "2"
+    (pid,) = one.pids()
+    used = {
+        each["pid"]: each["total"] for gpu in deployed.gpusimctl("usage", "--json")["gpus"] for each in gpu["processes"]
+    }
+    assert used[pid] == SLICE
+
+
+def test_pod_of_the_plugin_that_is_deleted_comes_back_and_loses_nothing(cluster, deployed, pod):
+    one = pod("stays", [WORKER, "take", "500"]).wait_running()
+    one.wait_log(r"^took 500: 0$")
+    held = deployed.held()
+    (before,) = plugin_pods(cluster)
+    cluster.api.delete(f"{SYSTEM}/pods/{before['metadata']['name']}", grace_s=1)
+    until(
+        lambda: [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]]), "new pod"
+    )
+    wait_until_it_serves(cluster, deployed, SLICES, "the new pod of the plugin")
+    assert deployed.held() == held
+    assert one.running() and one.restarts() == 0
+    again = pod("second", [WORKER, "take", "500"]).wait_running()
+    again.wait_log(r"^took 500: 0$")
+    assert len({each for ids in deployed.held().values() for each in ids}) == 2
+
+
+def test_label_names_a_key_of_the_config_map(cluster, deployed):
+    """The program's own client at a real API server: watch, condition and event."""
+    path = f"/api/v1/nodes/{cluster.node}"
+
+    def condition() -> dict:
+        found = cluster.node_object()["status"]["conditions"]
+        return next((one for one in found if one["type"] == "VgpuConfiguration"), {})
+
+    cluster.api.patch(path, {"metadata": {"labels": {LABEL: "big"}}})
+    until(lambda: cluster.capacity() == 2, "the named configuration")
+    until(lambda: "big" in condition().get("message", ""), "the condition")
+    assert (condition()["status"], condition()["reason"]) == ("True", "Applied")
+    assert status(deployed)["config_path"] == "/etc/vgpu/configs/big.yaml"
+    cluster.api.patch(path, {"metadata": {"labels": {LABEL: "nowhere"}}})
+    until(lambda: condition().get("reason") == "Refused", "the refusal")
+    events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
+    refused = [one for one in events if one["reason"] == "VgpuConfigurationRefused"]
+    assert refused and refused[-1]["involvedObject"]["name"] == cluster.node
+    assert cluster.capacity() == 2
+    cluster.api.patch(path, {"metadata": {"labels": {LABEL: None}}})
+    until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "the node's own again")
+
+
+def token(cluster) -> str:
+    """As the pod of the plugin has one: bound to it, so the server says on which node it runs."""
+    (plugin,) = plugin_pods(cluster)
+    bound = {"kind": "Pod", "apiVersion": "v1", "name": plugin["metadata"]["name"], "uid": plugin["metadata"]["uid"]}
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"boundObjectRef": bound}}
+    answer = cluster.api.create(f"{SYSTEM}/serviceaccounts/vgpu-device-plugin/token", request)
+    return answer["status"]["token"]
+
+
+def as_plugin(cluster, word: str, method: str, path: str, body: dict | None = None) -> tuple[int, str]:
+    context = ssl.create_default_context(cafile=str(cluster.authority.certificate))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    headers = {"Authorization": f"Bearer {word}", "Content-Type": "application/merge-patch+json"}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with opener.open(urllib.request.Request(SERVER + path, data, headers, method=method), timeout=30) as answer:
+            return answer.status, ""
+    except urllib.error.HTTPError as fault:
+        return fault.code, json.loads(fault.read())["message"]
+
+
+def test_plugin_writes_its_own_node_and_no_other(cluster, deployed):
+    cluster.api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "other-1"}})
+    try:
+        word, mine = token(cluster), f"/api/v1/nodes/{cluster.node}"
+        change = {"metadata": {"annotations": {"vgpu.fleet/tried": "1"}}}
+        # A policy is in force some seconds after it was made.
+        until(lambda: as_plugin(cluster, word, "PATCH", OTHER, change)[0] != 200, "the policy")
+        code, said = as_plugin(cluster, word, "PATCH", OTHER, change)
+        assert code in (403, 422) and "and no other" in said, (code, said)
+        assert as_plugin(cluster, word, "PATCH", f"{OTHER}/status", change)[0] in (403, 422)
+        assert as_plugin(cluster, word, "PATCH", mine, change)[0] == 200
+        assert (
+            as_plugin(cluster, word, "PATCH", mine, {"metadata": {"annotations": {"vgpu.fleet/tried": None}}})[0] == 200
+        )
+        assert as_plugin(cluster, word, "GET", f"{SYSTEM}/secrets")[0] == 403
+        assert as_plugin(cluster, word, "DELETE", OTHER)[0] == 403
+    finally:
+        cluster.api.delete(OTHER)
+
+
+def test_removed_without_a_trace(cluster, deployed):
+    from vgpu_plugin._shared import device_plugin_manifests as ours
+    from vgpu_plugin._shared import kube_apply
+
+    assert call(cluster, check=True, state="absent")["changed"]
+    assert cluster.api.get_or_none(DAEMON_SET) is not None
+    found = call(cluster, state="absent")
+    assert found["changed"], found
+    assert [one for one in ours.manifests(ours.Wish("")) if cluster.api.get_or_none(kube_apply.path_of(one))] == []
+    assert "vgpu.fleet/device-plugin" not in cluster.node_object()["metadata"]["labels"]
+    assert not call(cluster, state="absent")["changed"]
+    # Nobody collects the pods of a DaemonSet here: that controller is not started.
+    for one in plugin_pods(cluster):
+        cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
+    until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+    deployed.plugin.start()
+    until(deployed.registered, "the service of the node, once more")
+    assert cluster.api.get(PODS)["items"] == []
