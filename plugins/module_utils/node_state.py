@@ -8,11 +8,22 @@ import json
 import os
 from typing import Any, Sequence
 
-from . import containerd_text, docker_api, docker_kinds, driver_facts, library_users, mig_nvml, nvml, rival_plugins
+from . import (
+    containerd_text,
+    docker_api,
+    docker_kinds,
+    driver_facts,
+    kube_version,
+    library_users,
+    mig_nvml,
+    nvml,
+    rival_plugins,
+)
 from . import node_config as configs
 from .hardware import Host
 
 MANIFEST = "manifest.json"
+KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
 VGPUCTL = "/usr/local/bin/vgpuctl"
 PROOF = "/var/lib/vgpu/proof.json"
 
@@ -57,10 +68,19 @@ def read(
             "status": plugin_status(host),
             "rivals": rival_plugins.find(host),
         },
+        "kubelet": kubelet(host),
         "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,
         "proof": proof(host),
     }
+
+
+def kubelet(host: Host) -> tuple[int, int] | None:
+    """Major and minor of the host's kubelet; None where there is none, or one that does not tell."""
+    for path in KUBELETS:
+        if os.access(host.path(path), os.X_OK):
+            return kube_version.of_text(host.run([host.path(path), "--version"]).out)
+    return None
 
 
 def named_configs(host: Host, path: str) -> dict[str, str | None]:

@@ -14,6 +14,7 @@ from . import (
     daemon_check,
     daemon_json,
     docker_kinds,
+    kube_version,
     plan_configs,
     plan_engine,
     rival_plugins,
@@ -327,10 +328,13 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         return Part("the device plugin is to be absent", changes, bool(held), notes)
     resources = plan_configs.resources(wish)
     rivals, others = rival_plugins.said(found.get("rivals") or [], resources)
-    if wanted["rivals"] == "ignore":
+    if wanted["rivals"] == "ignore" or wanted["rivals_remove"]:
+        # What is to be removed the role asks the cluster for, and it stops where something else is left.
         rivals, others = [], [*rivals, *others]
+    kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET
     faults = [*plan_configs.faults(wish, "in-cluster" if by_pod else wanted["kubeconfig"]), *rivals]
+    faults += [kubelet] if kubelet else []
     if not by_pod and state["files"].get(wanted["daemonset_path"]):
         faults.append(
             "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; take it out first: "

@@ -63,6 +63,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "config_path": node_config.PATH,
         "kubeconfig": "",
         "rivals": "refuse",
+        "rivals_remove": [],
         "deploy": "systemd",
         "daemonset_path": "/etc/vgpu/daemonset.json",
         "daemonset_text": "",

@@ -173,9 +173,9 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
     assert status(deployed)["config_path"] == "/etc/vgpu/configs/big.yaml"
     cluster.api.patch(path, {"metadata": {"labels": {LABEL: "nowhere"}}})
     until(lambda: condition().get("reason") == "Refused", "the refusal")
-    events = cluster.api.get("/api/v1/namespaces/default/events")["items"]
-    refused = [one for one in events if one["reason"] == "VgpuConfigurationRefused"]
-    assert refused and refused[-1]["involvedObject"]["name"] == cluster.node
+    selector = "fieldSelector=reason%3DVgpuConfigurationRefused"
+    events = until(lambda: cluster.api.get(f"/api/v1/namespaces/default/events?{selector}")["items"], "the event")
+    assert (events[-1]["involvedObject"]["name"], events[-1]["type"]) == (cluster.node, "Warning")
     assert cluster.capacity() == 2
     cluster.api.patch(path, {"metadata": {"labels": {LABEL: None}}})
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "the node's own again")

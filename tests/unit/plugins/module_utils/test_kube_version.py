@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import kube_version
+from ansible_collections.vgpu.fleet.plugins.module_utils import kube_version, node_state
+from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Host
 
 TEXTS = [
     # what is said, major and minor, refused
@@ -30,3 +31,15 @@ def test_version(text, numbers, refused):
     assert bool(said) is refused
     if refused:
         assert "the kubelet of this host is Kubernetes {}.{}; expected 1.10 or newer".format(*numbers) in said
+
+
+@pytest.mark.parametrize(
+    ("folder", "said", "numbers"), [("usr/bin", "v1.9.3", (1, 9)), ("usr/local/bin", "v1.34.2", (1, 34))]
+)
+def test_kubelet_of_a_host_says_it(tmp_path, folder, said, numbers):
+    assert node_state.kubelet(Host(str(tmp_path))) is None
+    program = tmp_path / folder / "kubelet"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho Kubernetes {said}\n")
+    program.chmod(0o755)
+    assert node_state.kubelet(Host(str(tmp_path))) == numbers

@@ -433,6 +433,60 @@ def test_another_owner_of_the_resource_stops_the_run_unless_it_is_ignored():
     assert (other["errors"], len(other["warnings"])) == ([], 1)
 
 
+def test_rivals_to_be_removed_are_the_roles_to_judge():
+    found = made({"device_plugin_rivals_remove": ["DaemonSet a/b"]}, {"plugin.rivals": [RIVAL]})
+    assert (found["errors"], len(found["warnings"])) == ([], 1)
+
+
+KUBELETS = [(None, False), ((1, 9), True), ((1, 10), False), ((1, 34), False)]
+
+
+@pytest.mark.parametrize(("version", "refused"), KUBELETS)
+def test_kubernetes_before_1_10_is_refused(version, refused):
+    told = made({}, {"kubelet": version})["errors"]
+    assert ["the kubelet of this host is Kubernetes 1.9; expected 1.10" in one for one in told] == [True] * refused
+
+
+DAEMONSET = {"device_plugin_deploy": "daemonset", "device_plugin_daemonset_text": "{}"}
+DAEMONSET_FILE = ("files", "/etc/vgpu/daemonset.json")
+BY_POD = {
+    DAEMONSET_FILE: {"sha256": sha256("{}"), "mtime": 900.0},
+    ("files", "/etc/systemd/system/vgpu-device-plugin.service"): None,
+    ("units", "vgpu-device-plugin.service"): {"present": False},
+}
+# What is different on a node of the DaemonSet, and what is done about it.
+PODS = [
+    ({}, ""),
+    ({DAEMONSET_FILE: None}, "write /etc/vgpu/daemonset.json"),
+    ({(*DAEMONSET_FILE, "sha256"): "other"}, "change /etc/vgpu/daemonset.json"),
+    ({("units", "vgpu-device-plugin.service"): dict(RUNNING)}, "replace vgpu-device-plugin.service by the DaemonSet"),
+    ({"plugin.status": None}, "restart the pod of the DaemonSet"),
+    ({"plugin.status.version": "0.0.9"}, "restart the pod of the DaemonSet"),
+    ({"plugin.versions": []}, "install /opt/vgpu/plugin/0.1.0-plug"),
+]
+
+
+@pytest.mark.parametrize(("different", "words"), PODS)
+def test_node_of_the_daemonset(different, words):
+    found = made(DAEMONSET, {**copy.deepcopy(BY_POD), **different})
+    assert found["errors"] == []
+    assert found["roles"][:1] == (["device_plugin"] if words else [])
+    assert not words or words in found["steps"][0]["changes"]
+
+
+def test_from_the_daemonset_back_to_a_service_is_two_steps():
+    (told,) = made({}, BY_POD)["errors"]
+    assert "device_plugin_state: absent with device_plugin_deploy: daemonset" in told
+    gone = made({**DAEMONSET, "device_plugin_state": "absent"}, BY_POD)
+    assert "take this node from the DaemonSet" in gone["steps"][0]["changes"]
+
+
+def test_sizes_that_pods_ask_for_need_no_kubeconfig_of_the_host_in_a_pod():
+    asked = {"vgpu_slice_sizing": "requested"}
+    assert any("device_plugin_kubeconfig" in one for one in made(asked)["errors"])
+    assert made({**asked, **DAEMONSET}, BY_POD)["errors"] == []
+
+
 @pytest.mark.parametrize("state, variables, refused", DRIVERLESS)
 def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
     told = "\n".join(made(variables, state)["errors"])
@@ -545,6 +599,7 @@ def test_what_is_read_is_what_is_compared():
         "/run/vgpu-docker-daemon.pending",
         "/etc/systemd/system/vgpu-arbiter.service",
         "/etc/systemd/system/vgpu-device-plugin.service",
+        "/etc/vgpu/daemonset.json",
     ]
 
 

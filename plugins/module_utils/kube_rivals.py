@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other device plugins of the same GPUs, as the API server knows them: what runs on our nodes, who keeps it running,
+and its removal where somebody consented to exactly that.
+
+Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host alone shows a
+socket and a process (rival_plugins.py); who would start them again after a removal, the cluster knows.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from urllib.parse import quote
+
+# Image → whose plugin it is, and the resources that it offers where it is told nothing else. The first that matches.
+OWNERS = (
+    (re.compile(r"volcano-vgpu-device-plugin"), "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
+    (re.compile(r"gpushare-device-plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
+    (
+        re.compile(r"(?:^|/)gpu-manager\b"),
+        "Tencent's gpu-manager",
+        ("tencent.com/vcuda-core", "tencent.com/vcuda-memory"),
+    ),
+    (re.compile(r"(?:^|/)(?:projecthami/)?hami(?:[:@]|\Z)"), "HAMi's plugin", ("nvidia.com/gpu",)),
+    (re.compile(r"4pdosc/k8s-(?:device-plugin|vdevice)"), "4paradigm's plugin", ("nvidia.com/gpu",)),
+    (re.compile(r"(?:^|/)k8s-device-plugin(?:[:@]|\Z)"), "NVIDIA's plugin", ("nvidia.com/gpu",)),
+)
+# Plugins of other vendors' devices with images of such a name.
+FOREIGN = re.compile(r"(?:^|/)(?:rocm|amd|intel|mellanox|xilinx)(?:/|-)")
+RESOURCE_OPTION = re.compile(r"\A--resource-name[= ](\S+)\Z")
+RESOURCE_VARIABLE = "RESOURCE_NAME"
+OURS = "vgpu-device-plugin"
+MIRROR = "kubernetes.io/config.mirror"
+OVER = ("Succeeded", "Failed")
+# Between two looks at pods that are to end, seconds.
+PAUSE = 1.0
+
+
+class Rival(NamedTuple):
+    """``title`` is what a person consents to: "DaemonSet kube-system/x", "ClusterPolicy y", "Pod default/z", "static
+    pod kube-system/z-node". ``path`` of the object on the API server; empty where it cannot be removed there."""
+
+    title: str
+    owner: str
+    resources: tuple
+    nodes: tuple
+    path: str
+    remedy: str
+
+
+class RivalError(Exception):
+    """Rivals are there, or one did not go; the text names each with its remedy."""
+
+
+def find(api: Any, nodes: Iterable[str]) -> list[Rival]:
+    """Who keeps plugins of other projects running on these nodes, each once."""
+    found: dict[str, Rival] = {}
+    for node in nodes:
+        selector = quote(f"spec.nodeName={node}", safe="")
+        pods = (api.get(f"/api/v1/pods?fieldSelector={selector}") or {}).get("items") or []
+        for pod in pods:
+            who = _whose(pod)
+            if who is None or (pod.get("status") or {}).get("phase") in OVER:
+                continue
+            title, path, remedy = _keeper(api, pod, node)
+            before = found.get(title)
+            resources = tuple(sorted({*who[1], *(before.resources if before else ())}))
+            found[title] = Rival(title, who[0], resources, (*(before.nodes if before else ()), node), path, remedy)
+    return [found[title] for title in sorted(found)]
+
+
+def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
+    """Whose plugin a pod is, and what it offers; None of another pod."""
+    if (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == OURS:
+        return None
+    for container in pod["spec"].get("containers") or []:
+        image = str(container.get("image") or "")
+        if FOREIGN.search(image):
+            continue
+        for pattern, owner, resources in OWNERS:
+            if pattern.search(image):
+                return owner, _said(container) or resources
+    return None
+
+
+def _said(container: dict[str, Any]) -> tuple:
+    """The resource that options or environment of a container name."""
+    words = [str(one) for one in [*(container.get("command") or []), *(container.get("args") or [])]]
+    for number, word in enumerate(words):
+        match = RESOURCE_OPTION.match(word if "=" in word else " ".join(words[number : number + 2]))
+        if match:
+            return (match.group(1),)
+    for one in container.get("env") or []:
+        if one.get("name") == RESOURCE_VARIABLE and one.get("value"):
+            return (str(one["value"]),)
+    return ()
+
+
+def _keeper(api: Any, pod: dict[str, Any], node: str) -> tuple[str, str, str]:
+    """(title, path, remedy) of what would start a pod again, up to the operator."""
+    meta = pod["metadata"]
+    name = f"{meta['namespace']}/{meta['name']}"
+    if MIRROR in (meta.get("annotations") or {}):
+        return f"static pod {name}", "", f"remove its manifest from the folder of static pods on node {node}"
+    owner = _controller(meta)
+    if owner is None:
+        return f"Pod {name}", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", "delete it"
+    path = f"/apis/{owner['apiVersion']}/namespaces/{meta['namespace']}/{owner['kind'].lower()}s/{owner['name']}"
+    title = f"{owner['kind']} {meta['namespace']}/{owner['name']}"
+    above = _controller((api.get(path) or {}).get("metadata") or {})
+    if above is not None and above["kind"] == "ClusterPolicy":
+        policy = f"/apis/{above['apiVersion']}/clusterpolicies/{above['name']}"
+        remedy = "set devicePlugin.enabled=false in it, for the GPU operator starts its plugin again"
+        return f"ClusterPolicy {above['name']}", policy, remedy
+    return title, path, "delete it"
+
+
+def _controller(meta: dict[str, Any]) -> dict[str, Any] | None:
+    owners = meta.get("ownerReferences") or []
+    return next((one for one in owners if one.get("controller")), None)
+
+
+def judge(
+    rivals: Sequence[Rival], resources: Sequence[str], consent: Sequence[str], ignore: bool
+) -> tuple[list[Rival], list[str], list[str]]:
+    """(to remove, errors, warnings). Only what offers a resource of ours is refused; what is removed is what somebody
+    named, whatever it offers.
+    """
+    remove, faults, notes = [], [], []
+    for one in rivals:
+        said = "{} ({}) offers {} on {}".format(one.title, one.owner, ", ".join(one.resources), ", ".join(one.nodes))
+        if one.title in consent and one.path:
+            remove.append(one)
+        elif one.title in consent:
+            faults.append(f"{said}; the API server cannot remove it: {one.remedy}")
+        elif set(one.resources) & set(resources) and not ignore:
+            faults.append(
+                f'{said}, as we do; two owners take it from each other. Either {one.remedy}, or put "{one.title}" into '
+                "device_plugin_rivals_remove, or set device_plugin_rivals: ignore"
+            )
+        else:
+            notes.append(f"{said}; what it gives out of the same GPUs is nobody's account here")
+    gone = [title for title in consent if title not in {one.title for one in rivals}]
+    notes += [f'device_plugin_rivals_remove: "{title}" runs on none of these nodes' for title in gone]
+    return remove, faults, notes
+
+
+def remove(
+    api: Any, rivals: Sequence[Rival], nodes: Sequence[str], timeout: int, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Removes these and waits until their pods have left the nodes. Raises RivalError."""
+    for one in rivals:
+        if one.title.startswith("ClusterPolicy "):
+            name = one.title.partition(" ")[2]
+            version = one.path.partition("/apis/")[2].rpartition("/clusterpolicies/")[0]
+            off = {"apiVersion": version, "kind": "ClusterPolicy", "metadata": {"name": name}}
+            api.apply(one.path, dict(off, spec={"devicePlugin": {"enabled": False}}), False)
+        else:
+            api.delete(one.path)
+    titles = {one.title for one in rivals}
+    left: list[str] = []
+    for _look in range(max(1, int(timeout / PAUSE))):
+        left = [f"{one.title} on {', '.join(one.nodes)}" for one in find(api, nodes) if one.title in titles]
+        if not left:
+            return
+        sleep(PAUSE)
+    raise RivalError(f"after {timeout} s pods of {'; '.join(left)} still run; look at why they do not end")

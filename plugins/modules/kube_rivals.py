@@ -1,0 +1,135 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kube_rivals
+short_description: Find other device plugins of the same GPUs in a cluster, and remove those that somebody named
+version_added: 0.2.0
+description:
+  - Looks at the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
+    names what keeps each running, a DaemonSet, a static pod, the GPU operator or nothing.
+  - Fails where one offers a resource of ours, unless it is named in O(remove) or O(ignore) is set.
+  - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
+  - Runs where the API can be reached, most often on the controller.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+requirements:
+  - kubernetes (Python package)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+options:
+  kubeconfig:
+    description: File that says how the API is reached.
+    type: path
+    required: true
+  context:
+    description: Context of that file; its current one where this is left out.
+    type: str
+  nodes:
+    description: Names of the nodes to look at.
+    type: list
+    elements: str
+    required: true
+  resources:
+    description: Resources that are ours.
+    type: list
+    elements: str
+    default: [nvidia.com/gpu]
+  remove:
+    description:
+      - Consent, by the exact titles that this module tells, such as
+        C(DaemonSet kube-system/nvidia-device-plugin-daemonset).
+      - A DaemonSet or a pod is deleted, on every node where it runs. Of a C(ClusterPolicy) of the GPU operator only
+        C(devicePlugin.enabled) is set to false.
+    type: list
+    elements: str
+    default: []
+  ignore:
+    description: Whether those that offer a resource of ours are told as warnings alone.
+    type: bool
+    default: false
+  timeout:
+    description: Seconds to wait for the pods of what was removed to be gone.
+    type: int
+    default: 120
+"""
+
+EXAMPLES = r"""
+- name: Take NVIDIA's plugin from two nodes
+  vgpu.fleet.kube_rivals:
+    kubeconfig: ~/.kube/config
+    nodes: [gpu-1, gpu-2]
+    remove: [DaemonSet kube-system/nvidia-device-plugin-daemonset]
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+rivals:
+  description: Each with its title, whose it is, its resources, the nodes it runs on, and what to do about it.
+  returned: always
+  type: list
+  elements: dict
+removed:
+  description: Titles of those that were removed, or would be.
+  returned: success
+  type: list
+  elements: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import kube_apply, kube_client, kube_rivals, kube_version
+
+
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
+    params = module.params
+    numbers = kube_apply.numbers(api.get("/version") or {})
+    refusal = kube_version.refusal(numbers, "the API server")
+    if refusal:
+        module.fail_json(msg=refusal)
+    rivals = kube_rivals.find(api, params["nodes"])
+    told = [one._asdict() for one in rivals]
+    remove, faults, notes = kube_rivals.judge(rivals, params["resources"], params["remove"], params["ignore"])
+    for note in notes:
+        module.warn(note)
+    if faults:
+        # Nothing is removed where something else would be left: the node would have two owners, or none.
+        module.fail_json(msg="\n".join(faults), rivals=told)
+    if remove and not module.check_mode:
+        kube_rivals.remove(api, remove, params["nodes"], params["timeout"])
+    titles = [one.title for one in remove]
+    shown = "".join(f"{title}\n" for title in titles)
+    return {"changed": bool(titles), "rivals": told, "removed": titles, "diff": {"before": shown, "after": ""}}
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "kubeconfig": {"type": "path", "required": True},
+            "context": {"type": "str"},
+            "nodes": {"type": "list", "elements": "str", "required": True},
+            "resources": {"type": "list", "elements": "str", "default": ["nvidia.com/gpu"]},
+            "remove": {"type": "list", "elements": "str", "default": []},
+            "ignore": {"type": "bool", "default": False},
+            "timeout": {"type": "int", "default": 120},
+        },
+        supports_check_mode=True,
+    )
+    try:
+        kube_client.answer(module, run)
+    except kube_rivals.RivalError as fault:
+        module.fail_json(msg=f"{fault}")
+
+
+if __name__ == "__main__":
+    main()
