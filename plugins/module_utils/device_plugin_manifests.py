@@ -148,6 +148,7 @@ def arguments(wish: Wish) -> list[str]:
     return [
         f"--config={wish.config_path}",
         f"--host-root={HOST}",
+        "--in-container",
         f"--kubelet-dir={wish.kubelet_dir}/device-plugins",
         "--kubeconfig=in-cluster",
         *wish.options,

@@ -346,9 +346,14 @@ def parse_limits(data: bytes) -> dict[str, Any]:
 
 def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
     """An empty ledger for these devices, in the order of the limits file."""
+    return ledger_head(uuids, allocation).ljust(LEDGER_FILE_SIZE, b"\0")
+
+
+def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
+    """What comes before the slots of an empty ledger. All behind it is zero, and need not be written to a new file."""
     if len(uuids) > MAX_DEVICES:
         raise LayoutError(f"a ledger of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
-    out = bytearray(LEDGER_FILE_SIZE)
+    out = bytearray(LEDGER_SLOT_OFFSET)
     header = {
         "magic": LEDGER_MAGIC,
         "version": LEDGER_VERSION,

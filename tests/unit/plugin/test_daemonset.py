@@ -16,7 +16,7 @@ def test_arguments_are_those_of_the_program():
     """What the program's own parser does not know would end every pod."""
     wish = manifests.Wish("image", options=["--labels"], kubelet_dir="/data/kubelet")
     given = main.parser().parse_args(manifests.arguments(wish))
-    assert (str(given.host_root), given.kubeconfig, given.labels) == ("/host", "in-cluster", True)
+    assert (str(given.host_root), given.in_container, given.kubeconfig) == ("/host", True, "in-cluster")
     assert str(given.kubelet_dir) == "/data/kubelet/device-plugins"
 
 

@@ -149,8 +149,10 @@ class Allocator:
         """The slices for ids of the kubelet: others where it cannot spread them itself (substitution.py)."""
         if any(piece.mode != VCUDA for piece in pieces):
             return ids, pieces
-        _generation, offers = self._pool.offers(pieces[0].resource)
         spread = self.settings.legacy_preferred and not self.kubelet_asks
+        if not spread and not any(one.asked for one in self.records.all()):
+            return ids, pieces
+        _generation, offers = self._pool.offers(pieces[0].resource)
         given = substitute(ids, offers, self.records.all(), spread, self.settings.packed)
         return given, pieces if given == ids else self._pool.resolve(given)
 
@@ -289,7 +291,7 @@ class Allocator:
             mounts += self._files.mounts(record)
         if mps := next((one for one in pieces if one.mode == MPS), None):
             envs.update(handover.mps_environment(mps.resource))
-            mounts += handover.mps_mounts(Path(self.settings.flags["mpsRoot"]), mps.resource, self._paths.host_root)
+            mounts += handover.mps_mounts(Path(self.settings.flags["mpsRoot"]), mps.resource, self._paths.seen_root)
         envs.update(handover.features(self.settings.config))
         gpus = list({piece.uuid: self._pool.gpu(piece.uuid) for piece in pieces}.values())
         devices = {piece.device: piece for piece in pieces}

@@ -248,7 +248,7 @@ class Daemon:
         records.load()
         files = AllocationFiles(paths.allocations, self._mounter)
         allocator = Allocator(paths, settings, pool, records, files)
-        driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.host_root)
+        driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
         allocator.configure(settings, driver)
         log.info("hand-over: %s (%s)", ", ".join(allocator.hand_over.strategies), allocator.hand_over.reason)
         outside = StaticSlices(paths, settings, pool, allocator, files, driver)

@@ -49,10 +49,15 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="records (default: %(default)s)")
     out.add_argument("--sys-root", type=Path, default=defaults.sys_root, help="sysfs, for NUMA (default: %(default)s)")
     out.add_argument(
+        "--in-container",
+        action="store_true",
+        help="this is a pod: the driver is the host's, below --host-root (default: it is where this program runs)",
+    )
+    out.add_argument(
         "--host-root",
         type=Path,
         default=defaults.host_root,
-        help="the host's root folder as this program sees it, for the driver and runtimes' configurations (default: /)",
+        help="the host's root folder, for runtimes' configurations (default: /)",
     )
     out.add_argument(
         "--cdi-dir",
@@ -102,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
     # Sockets are root's alone from the moment they exist.
     os.umask(0o077)
-    lean.without_asyncio()
     lean.without_openssl()
+    lean.without_asyncio()
     lean.with_few_arenas()
     from . import driver_files
     from . import settings as node_settings
@@ -119,13 +124,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.host_root,
         Path(given.cdi_dir) if given.cdi_dir else None,
         configs_dir=given.configs_dir,
+        in_container=given.in_container,
     )
     chosen = options.overrides(vars(given), os.environ)
     node_name = given.node_name or os.environ.get("NODE_NAME", "")
     extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name, given.watch_interval)
 
     def open_gpus() -> Nvml:
-        root = paths.host_root
+        root = paths.seen_root
         if root == Path("/"):
             return Nvml(paths.sys_root)
         settings = node_settings.load(paths.config, chosen, bool(given.kubeconfig))

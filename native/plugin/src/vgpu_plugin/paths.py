@@ -31,6 +31,13 @@ class Paths:
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
     # Where named configurations lie; None: beside node.yaml.
     configs_dir: Path | None = None
+    # Whether this program is in a container, and the host's folders are to be seen below host_root alone.
+    in_container: bool = False
+
+    @property
+    def seen_root(self) -> Path:
+        """Where this program sees the host's root folder, for what has the same name for both else."""
+        return self.host_root if self.in_container else Path("/")
 
     @property
     def configs(self) -> Path:

@@ -7,10 +7,11 @@ Streams of ListAndWatch wait here for the next change.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ._shared.sharing import MIG, VCUDA, Piece
+from ._shared.sharing import MIG, NONE, VCUDA, Piece
 from .errors import BadRequest, NotNow
 from .gpus import Gpu
 
@@ -19,6 +20,16 @@ class Offer(NamedTuple):
     slice: Piece
     gpu: Gpu
     healthy: bool
+
+
+class Shape(NamedTuple):
+    """What a preference is found by: pieces of each device, devices in NVML's order, the ids of whole GPUs, and each
+    GPU's ways to others."""
+
+    totals: dict[str, int]
+    order: tuple[str, ...]
+    whole: frozenset[str]
+    links: dict[str, dict[str, int]]
 
 
 class Pool:
@@ -31,6 +42,7 @@ class Pool:
         self._generation = 0
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._slices = {piece.id: piece for piece in pieces}
+        self._shape: Shape | None = None
         self._sick: dict[str, str] = {}
         self._withheld: dict[str, str] = {}
         self._outside: dict[str, str] = {}
@@ -46,6 +58,16 @@ class Pool:
     @property
     def resources(self) -> list[str]:
         return list(dict.fromkeys(piece.resource for piece in self._slices.values()))
+
+    def shape(self) -> Shape:
+        """Made once for each geometry: the kubelet asks for a preference with every container, of 1600 slices too."""
+        with self._changed:
+            if self._shape is None:
+                totals = Counter(piece.device for piece in self._slices.values())
+                whole = frozenset(piece.id for piece in self._slices.values() if piece.mode == NONE)
+                links = {gpu.uuid: dict(gpu.links) for gpu in self._gpus.values()}
+                self._shape = Shape(dict(totals), tuple(totals), whole, links)
+            return self._shape
 
     def gpu(self, uuid: str) -> Gpu:
         return self._gpus[uuid]
@@ -75,7 +97,7 @@ class Pool:
                 slices.update({one.id: one for one in new})
             self._sick = {uuid: reason for uuid, reason in self._sick.items() if uuid in new_gpus}
             if list(slices.items()) != list(self._slices.items()) or new_gpus != self._gpus:
-                self._gpus, self._slices = new_gpus, slices
+                self._gpus, self._slices, self._shape = new_gpus, slices, None
                 self._bump()
         return waiting
 

@@ -36,25 +36,37 @@ def preferred(
     (``packed``: the most), then the first by index; a second slice of one GPU comes only when every GPU with a free
     slice has given one.
     """
-    different = len(set(available))
-    if size > different:
-        raise BadRequest(f"{size} slices are asked for out of {different} available ones; ask for fewer")
-    missing = [one for one in must_include if one not in set(available)]
+    offers = set(available)
+    if size > len(offers):
+        raise BadRequest(f"{size} slices are asked for out of {len(offers)} available ones; ask for fewer")
+    missing = [one for one in must_include if one not in offers]
     if missing:
         raise BadRequest(f"slice {missing[0]} must be included and is not available; offer it as available")
     rank = {uuid: n for n, uuid in enumerate(order)}
-    free: dict[str, list[str]] = {}
-    for one in sorted(set(available) - set(must_include), key=ordinal, reverse=True):
-        free.setdefault(gpu_of(one), []).append(one)
     chosen = list(must_include)
+    given = frozenset(chosen)
     taken = Counter(gpu_of(one) for one in chosen)
-    offered = Counter(gpu_of(one) for one in available)
-    used = {uuid: totals.get(uuid, 0) - offered[uuid] for uuid in offered}
+    free: dict[str, list[str]] = {}
+    for one in offers:
+        free.setdefault(one.partition("::")[0], []).append(one)
+    used = {uuid: totals.get(uuid, 0) - len(ids) for uuid, ids in free.items()}
+    if given:
+        free = {uuid: [one for one in ids if one not in given] for uuid, ids in free.items()}
+    open_gpus = [uuid for uuid, ids in free.items() if ids]
+    # Of a GPU that was picked, the next slice stands last; most of the others' are never put in order.
+    ordered: set[str] = set()
     while len(chosen) < size:
         uuid = min(
-            (one for one, ids in free.items() if ids),
-            key=lambda one: (taken[one], -used[one] if packed else used[one], rank.get(one, len(rank)), one),
+            open_gpus, key=lambda one: (taken[one], -used[one] if packed else used[one], rank.get(one, len(rank)), one)
         )
-        chosen.append(free[uuid].pop())
+        ids = free[uuid]
+        if uuid not in ordered:
+            # By number: of one GPU, the longer name has the larger one.
+            ids.sort(reverse=True)
+            ids.sort(key=len, reverse=True)
+            ordered.add(uuid)
+        chosen.append(ids.pop())
         taken[uuid] += 1
-    return chosen[:size] if len(must_include) <= size else list(must_include)
+        if not ids:
+            open_gpus.remove(uuid)
+    return chosen

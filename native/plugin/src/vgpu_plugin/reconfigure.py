@@ -41,7 +41,7 @@ class Reconfiguration:
         held: Callable[[], frozenset[str]],
         choice: ConfigChoice | None = None,
     ) -> None:
-        self._host_root = paths.host_root
+        self._seen_root = paths.seen_root
         self._choice = choice or ConfigChoice(paths.config, paths.configs, paths.config_name)
         self._chosen = chosen
         self._source = source
@@ -152,7 +152,7 @@ class Reconfiguration:
             self._refuse(str(fault))
             self._gpus = gpus
             return
-        self._driver = driver_files.find(self.settings.driver_root, self.settings.dev_root, host_root=self._host_root)
+        self._driver = driver_files.find(self.settings.driver_root, self.settings.dev_root, host_root=self._seen_root)
         self._pieces = pieces
         with self._allocator.lock:
             before = self.waiting

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,6 @@ import grpc
 
 from ._proto import deviceplugin_pb2 as api
 from ._proto import deviceplugin_pb2_grpc as rpc
-from ._shared.sharing import NONE
 from .allocator import Allocator, Answer
 from .errors import BadRequest, NoFreeSlice, NotNow, PluginError, Refused, Unknown
 from .gpus import NO_NUMA
@@ -134,26 +132,17 @@ class DevicePlugin(rpc.DevicePluginServicer):
     def GetPreferredAllocation(
         self, request: api.PreferredAllocationRequest, context: grpc.ServicerContext
     ) -> api.PreferredAllocationResponse:
-        pieces = self._pool.slices
-        totals = Counter(piece.device for piece in pieces)
-        order = dict.fromkeys(piece.device for piece in pieces)
-        whole = {piece.id for piece in pieces if piece.mode == NONE}
-        links = {gpu.uuid: dict(gpu.links) for gpu in self._pool.gpus}
+        shape = self._pool.shape()
         packed = self._allocator.settings.packed
         self._allocator.asked_for_preference()
-        answers = [
-            nearest(one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size, links, order)
-            if whole.issuperset(one.available_deviceIDs)
-            else preferred(
-                one.available_deviceIDs,
-                one.must_include_deviceIDs or self._allocator.planned(one.available_deviceIDs, one.allocation_size),
-                one.allocation_size,
-                totals,
-                order,
-                packed,
-            )
-            for one in request.container_requests
-        ]
+        answers = []
+        for one in request.container_requests:
+            available, must, size = list(one.available_deviceIDs), list(one.must_include_deviceIDs), one.allocation_size
+            if shape.whole and shape.whole.issuperset(available):
+                answers.append(nearest(available, must, size, shape.links, shape.order))
+                continue
+            must = must or self._allocator.planned(available, size)
+            answers.append(preferred(available, must, size, shape.totals, shape.order, packed))
         return api.PreferredAllocationResponse(
             container_responses=[api.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]
         )
