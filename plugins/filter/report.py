@@ -12,4 +12,5 @@ class FilterModule:
             "host_report": report.host_report,
             "isolation_brief": report.isolation_brief,
             "isolation_faults": report.isolation_faults,
+            "with_kubernetes": report.with_kubernetes,
         }

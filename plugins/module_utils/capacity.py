@@ -13,7 +13,7 @@ import os
 import socket
 from typing import Any, Sequence
 
-from . import node_config, node_state, nvml, plan_configs, sharing, slices
+from . import capacity_running, node_config, node_state, nvml, plan_configs, report, sharing, slices
 from .hardware import Host
 from .kinds import errors
 
@@ -21,12 +21,20 @@ KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
 SOCKET = KUBELET_DIR + "/kubelet.sock"
 HEALTHY = "Healthy"
+sentence = report.sentence
 
 
 def observe(
-    host: Host, config_path: str = node_config.PATH, kubelet_dir: str = KUBELET_DIR, usage: bool = False
+    host: Host,
+    config_path: str = node_config.PATH,
+    kubelet_dir: str = KUBELET_DIR,
+    usage: bool = False,
+    wanted_text: str = "",
 ) -> dict[str, Any]:
-    """All that the comparison needs of a host. ``usage``: also who holds the slices, which is one more question."""
+    """All that the comparison needs of a host. ``usage``: also what runs, which is two more questions to the plugin;
+    ``wanted_text``: what the group variables make of the file, empty: not compared.
+    """
+    base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
     plugin = node_state.plugin_status(host)
     # A node label may have chosen a named configuration; what the program says it has taken over is what must hold.
@@ -41,7 +49,12 @@ def observe(
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
         "plugin": plugin,
         "proof": node_state.proof(host),
+        "asked_usage": usage,
         "usage": node_state.plugin_usage(host) if usage else [],
+        "watch": node_state.plugin_watch(host) if usage else None,
+        "wanted_text": wanted_text,
+        "base_text": host.text(base_path) if wanted_text else None,
+        "base_path": base_path,
     }
 
 
@@ -75,7 +88,10 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
         "usage": [_use(one) for one in seen.get("usage") or []],
         "fingerprint": node_state.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
+        "notes": [],
+        "missing": missing(seen),
     }
+    drift += capacity_running.wanted(seen.get("wanted_text"), seen.get("base_text"), seen.get("base_path") or "")
     config = _config(seen, drift)
     if config is not None:
         answer["resource"] = node_config.resource_name(config)
@@ -91,9 +107,49 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
     _compare_plugin(seen, answer, config)
     _compare_library(seen, answer)
     _compare_kubelet(seen, answer)
+    if seen.get("asked_usage"):
+        _compare_running(seen, answer, config)
     answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
     answer["ok"] = not drift
     return answer
+
+
+def missing(seen: dict[str, Any]) -> dict[str, str]:
+    """Source that did not answer → why: without it nothing is said of what it alone knows."""
+    found = {}
+    if not seen["nvml"]["ok"]:
+        found["nvml"] = str(seen["nvml"]["error"])
+    if seen["plugin"] is None:
+        found["device plugin"] = "vgpuctl status does not answer"
+    if not seen["kubelet"] and not seen["checkpoint_text"]:
+        found["kubelet"] = "there is none on this host"
+    elif seen["kubelet_fault"]:
+        found["kubelet"] = str(seen["kubelet_fault"])
+    if not seen.get("asked_usage"):
+        found["ledgers"] = "not asked"
+    elif seen["plugin"] is None:
+        found["ledgers"] = "the device plugin does not answer"
+    watch = seen.get("watch")
+    if seen.get("asked_usage") and not watch:
+        found["watcher"] = "the device plugin has none, or does not answer"
+    elif watch and (watch.get("fault") or not watch.get("interval_s")):
+        found["watcher"] = str(watch.get("fault") or "it is switched off")
+    return found
+
+
+def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
+    """Does what runs fit what is written of it?"""
+    status, usages = seen["plugin"] or {}, seen.get("usage") or []
+    drift = answer["drift"]
+    if seen["nvml"]["ok"]:
+        drift += capacity_running.ledgers(usages, answer["gpus"])
+    # With legacyPreferred the kubelet knows a slice under another id, and only the plugin knows which.
+    if answer["kubelet"] and not (slices.vcuda_of(config or {}) or {}).get("legacyPreferred"):
+        drift += capacity_running.allocations(
+            status, capacity_running.held(seen["checkpoint_text"], answer["resources"])
+        )
+    drift += capacity_running.watched(seen.get("watch"))
+    answer["notes"] += capacity_running.older_libraries(status, capacity_running.names(usages))
 
 
 def _use(usage: dict[str, Any]) -> dict[str, Any]:
@@ -253,8 +309,3 @@ def registered(checkpoint_text: str | None, resource: str) -> list[str] | None:
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def sentence(difference: dict[str, str]) -> str:
-    """A difference as one line for a person."""
-    return "{what} {where}: expected {expected}, found {found}; {remedy}".format(**difference)

@@ -162,6 +162,11 @@ def plugin_usage(host: Host) -> list[dict[str, Any]]:
     return usages if isinstance(usages, list) else []
 
 
+def plugin_watch(host: Host) -> dict[str, Any] | None:
+    """What the watcher of the device plugin names; None where there is none."""
+    return _ask_plugin(host, "watch", "--json")
+
+
 def _ask_plugin(host: Host, *arguments: str) -> dict[str, Any] | None:
     if host.file(VGPUCTL) is None:
         return None

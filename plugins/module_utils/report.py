@@ -50,7 +50,8 @@ def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = Non
         for gpu in capacity["gpus"]
     ]
     lines += ["  " + line for line in table(GPU_HEADINGS, rows)]
-    lines += ["  DIFFERS: " + sentence for sentence in capacity.get("sentences") or []]
+    lines += ["  DIFFERS: " + one for one in capacity.get("sentences") or []]
+    lines += ["  NOTE: " + sentence(one) for one in capacity.get("notes") or []]
     for result in (isolation or {}).get("results") or []:
         where = result.get("slice") or result.get("uuid") or "any GPU"
         said = f"  isolation of slice {where}: {result['verdict']}"
@@ -59,6 +60,31 @@ def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = Non
         measures = [(one["name"], one["verdict"], measured(one, "expected"), measured(one, "found")) for one in checks]
         lines += ["  " + line for line in table(CHECK_HEADINGS, measures)] if measures else []
     return lines
+
+
+def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node: str) -> dict[str, Any]:
+    """What vgpu_capacity_info found of a host, with what kube_capacity_info found of its node beside it."""
+    kube = kube or {}
+    missing = dict(capacity.get("missing") or {})
+    seen = (kube.get("nodes") or {}).get(node)
+    if seen is None:
+        missing["kubernetes"] = kube.get("missing") or "not asked"
+        return dict(capacity, missing=missing, kubernetes=None)
+    drift = [*(capacity.get("drift") or []), *seen["drift"]]
+    told = [sentence(one) for one in seen["drift"]]
+    return dict(
+        capacity,
+        missing=missing,
+        kubernetes={key: seen[key] for key in ("ready", "resources", "pods")},
+        drift=drift,
+        sentences=[*(capacity.get("sentences") or []), *told],
+        ok=not drift,
+    )
+
+
+def sentence(difference: dict[str, str]) -> str:
+    """A difference as one line for a person."""
+    return "{what} {where}: expected {expected}, found {found}; {remedy}".format(**difference)
 
 
 def measured(check: dict[str, Any], key: str) -> str:

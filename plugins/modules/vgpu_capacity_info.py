@@ -32,9 +32,18 @@ options:
     type: int
     default: 0
   usage:
-    description: Whether to ask the device plugin also what each container holds of its slices.
+    description:
+      - Whether to ask the device plugin also what runs. Ledgers are then compared with NVML, its records with the
+        kubelet's, processes with their ledgers, and the library of each container with the one that new ones get.
     type: bool
     default: false
+  wanted:
+    description:
+      - What the variables of the host's group make of O(node_config), as the filter P(vgpu.fleet.node_yaml#filter)
+        writes it. Every key that differs is a difference.
+      - Empty means that the file of the node stands for what is wanted.
+    type: str
+    default: ""
   node_config:
     description: Configuration file of the node.
     type: path
@@ -176,6 +185,16 @@ drift:
       description: What to do next.
       type: str
       returned: always
+notes:
+  description: What differs and goes away by itself, in the shape of RV(drift); an older library that is still mapped.
+  returned: always
+  type: list
+  elements: dict
+missing:
+  description: Sources that did not answer, each with the reason; of what they alone know nothing is said.
+  returned: always
+  type: dict
+  sample: {kubelet: there is none on this host}
 sentences:
   description: The differences as one line each.
   returned: always
@@ -202,6 +221,7 @@ def main() -> None:
         argument_spec={
             "timeout": {"type": "int", "default": 0},
             "usage": {"type": "bool", "default": False},
+            "wanted": {"type": "str", "default": ""},
             "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
             "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet/device-plugins"},
         },
@@ -211,7 +231,7 @@ def main() -> None:
     begin = time.monotonic()
     while True:
         answer = capacity.compare(
-            capacity.observe(host, options["node_config"], options["kubelet_dir"], options["usage"])
+            capacity.observe(host, options["node_config"], options["kubelet_dir"], options["usage"], options["wanted"])
         )
         waited = time.monotonic() - begin
         if answer["ok"] or waited >= options["timeout"]:

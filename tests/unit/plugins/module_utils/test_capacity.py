@@ -183,3 +183,161 @@ def test_a_socket_without_a_checkpoint_is_a_kubelet_that_was_not_told():
     found = compared(kubelet=True, checkpoint_text=None)
     assert found["kubelet"] is True
     assert found["ok"] is False
+
+
+# --- what runs (usage) and what the group wants ----------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def usage(used_mib, allocation="a1", uuid="GPU-a", pod="trainer"):
+    named = {"namespace": "default", "pod": pod, "container": "main"} if pod else {}
+    return {"allocation": allocation, "uuid": uuid, "memory_used": used_mib * MIB, "memory_limit": 7680 * MIB, **named}
+
+
+def given(*ids, resource="nvidia.com/gpu", uid="u1", numa=True):
+    text = json.loads(checkpoint(IDS))
+    entry = {
+        "PodUID": uid,
+        "ContainerName": "main",
+        "ResourceName": resource,
+        "DeviceIDs": {"-1": list(ids)} if numa else list(ids),
+    }
+    text["Data"]["PodDeviceEntries"] = [entry]
+    return json.dumps(text)
+
+
+def allocation(*ids, library="0.1.0-x", kind="kubelet", name="a1"):
+    return {"id": name, "kind": kind, "slice_ids": list(ids), "library": library}
+
+
+def used(mib):
+    return {"ok": True, "error": "", "lost": [], "gpus": [dict(GPUS[0], used_mib=mib), GPUS[1]]}
+
+
+FINDING = {
+    "allocation": "a1",
+    "kind": "kubelet",
+    "namespace": "default",
+    "pod": "trainer",
+    "container": "main",
+    "text": "process 7 (x) holds 64 MiB without a live slot",
+}
+WATCHING = {"findings": [], "fault": "", "interval_s": 2.0}
+RUNS = {
+    "asked_usage": True,
+    "usage": [usage(3000)],
+    "nvml": used(3000),
+    "checkpoint_text": given("GPU-a::0"),
+    "plugin": plugin(allocations=[allocation("GPU-a::0")]),
+    "watch": WATCHING,
+}
+
+# About, what is spoiled of a host with one pod, what the differences are about, a word of one of them.
+RUNNING = [
+    ("all agree", {}, [], ""),
+    ("a ledger beyond what the driver has", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),
+    ("within what the library may charge too much", {"nvml": used(2820)}, [], ""),
+    ("the driver has more, for a process of the host", {"nvml": used(9000)}, [], ""),
+    (
+        "two ledgers that are too much together",
+        {"usage": [usage(2000), usage(2000, "b2", pod="")], "nvml": used(3000)},
+        ["ledger"],
+        "4000 MiB charged",
+    ),
+    ("a ledger of the other GPU", {"usage": [usage(3000, uuid="GPU-b")]}, ["ledger"], "GPU-b"),
+    (
+        "a record that no container has",
+        {"checkpoint_text": checkpoint(IDS)},
+        ["allocation"],
+        "expected a container of the kubelet",
+    ),
+    ("a container that has no record", {"plugin": plugin()}, ["allocation"], "a record of GPU-a::0"),
+    (
+        "a lease, of which the kubelet knows nothing",
+        {"plugin": plugin(allocations=[allocation("GPU-a::0"), allocation("GPU-b::0", kind="lease", name="l")])},
+        [],
+        "",
+    ),
+    ("another plugin's container", {"checkpoint_text": given("GPU-a::0", "NIC-1")}, [], ""),
+    ("a process that goes round the library", {"watch": {**WATCHING, "findings": [FINDING]}}, ["process"], "process 7"),
+    ("a check that runs now", {"watch": {**WATCHING, "findings": [dict(FINDING, kind="lease")]}}, [], ""),
+    ("an older kubelet's checkpoint", {"checkpoint_text": given("GPU-a::0", numa=False)}, [], ""),
+]
+
+
+@pytest.mark.parametrize(("about", "spoiled", "what", "words"), RUNNING, ids=[row[0] for row in RUNNING])
+def test_what_runs(about, spoiled, what, words):
+    found = compared(**{**copy.deepcopy(RUNS), **spoiled})
+    assert [one["what"] for one in found["drift"]] == what
+    assert words in "\n".join(capacity.sentence(one) for one in found["drift"])
+    assert all(one["remedy"] for one in found["drift"])
+    assert found["notes"] == []
+
+
+def test_nothing_is_said_of_what_was_not_asked():
+    found = compared(**{**copy.deepcopy(RUNS), "asked_usage": False, "nvml": used(0)})
+    assert (found["drift"], found["missing"]) == ([], {"ledgers": "not asked"})
+
+
+def test_memory_that_was_sold_twice_may_lie_elsewhere():
+    text = node_config.dump(node_config.from_vars({"vgpu_split_count": 2, "vgpu_memory_scaling": "2"}))
+    made = [{**one, "memory_mib": 15360, "sm_percent": 100} for one in slices()]
+    status = plugin(config_sha256=sha256(text), slices=made, allocations=[allocation("GPU-a::0")])
+    found = compared(**{**copy.deepcopy(RUNS), "nvml": used(10), "config_text": text, "plugin": status})
+    assert found["drift"] == []
+
+
+def test_older_library_that_is_still_mapped_is_named_and_no_fault():
+    status = plugin(allocations=[allocation("GPU-a::0", library="0.0.9-older")])
+    found = compared(**{**copy.deepcopy(RUNS), "plugin": status})
+    assert (found["ok"], found["drift"]) == (True, [])
+    (note,) = found["notes"]
+    assert (note["where"], note["expected"], note["found"]) == (
+        "default/trainer/main",
+        "0.1.0-x",
+        "0.0.9-older, still mapped",
+    )
+
+
+def test_split_that_differs_from_the_group_variables():
+    wanted = node_config.dump(node_config.from_vars({"vgpu_split_count": 7, "vgpu_cores_scaling": 1}))
+    found = compared(wanted_text=wanted, base_text=CONFIG, base_path="/etc/vgpu/node.yaml")
+    assert found["ok"] is False
+    (one,) = found["drift"]
+    assert (one["what"], one["where"]) == ("group variables", "/etc/vgpu/node.yaml: sharing.vcuda.splitCount")
+    assert (one["expected"], one["found"]) == ("7", "2")
+    assert compared(wanted_text=CONFIG, base_text=CONFIG, base_path="x")["ok"] is True
+
+
+def test_exception_that_only_the_group_has():
+    wanted = {"vgpu_split_count": 2, "vgpu_cores_scaling": 1}
+    wanted["vgpu_devices"] = [{"match": {"index": 1}, "split_count": 1}]
+    text = node_config.dump(node_config.from_vars(wanted))
+    found = compared(wanted_text=text, base_text=CONFIG, base_path="f")
+    assert [(one["where"], one["expected"], one["found"]) for one in found["drift"]] == [
+        ("f: sharing.vcuda.devices", "not set", "[]"),
+        ("f: sharing.vcuda.devices[0].match.index", "1", "not set"),
+        ("f: sharing.vcuda.devices[0].splitCount", "1", "not set"),
+    ]
+
+
+MISSING = [
+    ({"nvml": {"ok": False, "error": "no driver", "gpus": [], "lost": []}}, "nvml", "no driver"),
+    ({"plugin": None}, "device plugin", "does not answer"),
+    ({"plugin": None}, "ledgers", "does not answer"),
+    ({"kubelet": False, "checkpoint_text": None, "kubelet_fault": "x"}, "kubelet", "there is none"),
+    ({"kubelet_fault": "Connection refused"}, "kubelet", "Connection refused"),
+    ({"watch": None}, "watcher", "has none"),
+    ({"watch": {**WATCHING, "fault": "GPU is lost"}}, "watcher", "GPU is lost"),
+    ({"watch": {**WATCHING, "interval_s": 0.0}}, "watcher", "switched off"),
+]
+
+
+@pytest.mark.parametrize(("spoiled", "source", "words"), MISSING)
+def test_source_that_does_not_answer_is_named(spoiled, source, words):
+    assert words in compared(**{**copy.deepcopy(RUNS), **spoiled})["missing"][source]
+
+
+def test_no_source_is_missing_where_all_answer():
+    assert compared(**copy.deepcopy(RUNS))["missing"] == {}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs on a host against what is written of it: ledgers, NVML, the kubelet's account, the watcher, the library of
+each container, and the variables of the host's group. Pure.
+
+A difference is ``{what, where, expected, found, remedy}``. A note has the same shape and is no fault: it goes away with
+the pod that it names.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MIB = 1 << 20
+# What the library may charge beyond what the driver has: a twin of the watcher's tolerance, the other way round.
+LEAST_MIB, PART = 64, 16
+ABSENT = "not set"
+# Keys that no vgpu_ variable has: where the role vcuda puts the library.
+NOT_OF_THE_GROUP = ("sharing.vcuda.libraryRoot",)
+
+
+def entry(what: str, where: str, expected: Any, found: Any, remedy: str) -> dict[str, str]:
+    return {"what": what, "where": where, "expected": str(expected), "found": str(found), "remedy": remedy}
+
+
+def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[str, str]]:
+    """A file of the node against what the variables of its group make of it; key by key."""
+    if not wanted_text or text is None:
+        return []
+    try:
+        ours, theirs = _flat(json.loads(wanted_text)), _flat(json.loads(text))
+    except ValueError:
+        return []  # a file that cannot be read is told elsewhere
+    keys = [
+        key
+        for key in sorted({*ours, *theirs})
+        if key not in NOT_OF_THE_GROUP and ours.get(key, ABSENT) != theirs.get(key, ABSENT)
+    ]
+    remedy = "run playbooks/site.yml for this host"
+    return [
+        entry("group variables", f"{path}: {key}", ours.get(key, ABSENT), theirs.get(key, ABSENT), remedy)
+        for key in keys
+    ]
+
+
+def _flat(value: Any, path: str = "") -> dict[str, str]:
+    """Leaves by dotted path, as text."""
+    if isinstance(value, dict) and value:
+        pairs = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+    elif isinstance(value, list) and value:
+        pairs = [(f"{path}[{n}]", one) for n, one in enumerate(value)]
+    else:
+        return {path: value if isinstance(value, str) else json.dumps(value)}
+    return {name: leaf for key, one in pairs for name, leaf in _flat(one, key).items()}
+
+
+def names(usages: list[dict[str, Any]]) -> dict[str, str]:
+    """Allocation → pod and container, where Kubernetes has a name for it."""
+    out = {}
+    for one in usages:
+        parts = [one.get(key) for key in ("namespace", "pod", "container")]
+        if one.get("allocation") and all(parts):
+            out[str(one["allocation"])] = "/".join(str(part) for part in parts)
+    return out
+
+
+def ledgers(usages: list[dict[str, Any]], gpus: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """GPUs of which the live slots of all ledgers charge more than the driver has in use: a ledger is stale.
+
+    ``gpus``: rows of vgpu_capacity_info. What is sold more than once may lie in host memory and is left out.
+    """
+    out = []
+    for gpu in gpus:
+        if gpu["slices"] * gpu["slice_mib"] > gpu["memory_mib"]:
+            continue
+        mine = [one for one in usages if one.get("uuid") == gpu["uuid"]]
+        charged = sum(int(one.get("memory_used") or 0) for one in mine) // MIB
+        if charged > gpu["used_mib"] + max(LEAST_MIB, charged // PART):
+            worst = max(mine, key=lambda one: int(one.get("memory_used") or 0))
+            who = names(mine).get(str(worst.get("allocation")), str(worst.get("allocation")))
+            remedy = f"a slot outlives its memory; most is charged to {who}: restart it, and see vgpuctl top"
+            expected = f"at most the {gpu['used_mib']} MiB that the driver has in use"
+            out.append(entry("ledger", str(gpu["uuid"]), expected, f"{charged} MiB charged", remedy))
+    return out
+
+
+def held(checkpoint_text: str | None, resources: list[str]) -> dict[str, list[str]] | None:
+    """Pod uid/container → ids that the kubelet has given it under these resources; None where that cannot be read."""
+    try:
+        entries = json.loads(checkpoint_text or "")["Data"].get("PodDeviceEntries") or []
+        out: dict[str, list[str]] = {}
+        for one in entries:
+            if one["ResourceName"] in resources:
+                ids = one.get("DeviceIDs") or []
+                flat = [name for some in ids.values() for name in some or []] if isinstance(ids, dict) else list(ids)
+                out.setdefault(f"{one['PodUID']}/{one['ContainerName']}", []).extend(flat)
+        return out
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def allocations(status: dict[str, Any], given: dict[str, list[str]] | None) -> list[dict[str, str]]:
+    """The plugin's records against the kubelet's account of the same slices."""
+    if given is None:
+        return []
+    recorded = [one for one in status.get("allocations") or [] if one.get("kind") == "kubelet"]
+    known = {name for ids in given.values() for name in ids}
+    of_plugin = {name for one in recorded for name in one["slice_ids"]}
+    slices = {one["id"] for one in status.get("slices") or []}
+    out = []
+    for one in recorded:
+        if not known & set(one["slice_ids"]):
+            remedy = (
+                "it ends by itself within a minute or two; if it stays: journalctl -u vgpu-device-plugin -u kubelet"
+            )
+            out.append(entry("allocation", one["id"], "a container of the kubelet", "none", remedy))
+    for holder, ids in sorted(given.items()):
+        lost = sorted((set(ids) & slices) - of_plugin)
+        if lost:
+            remedy = "the container's limits are not kept by this plugin: restart vgpu-device-plugin, then the pod"
+            out.append(entry("allocation", holder, f"a record of {', '.join(lost)}", "none", remedy))
+    return out
+
+
+def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[str, str]]:
+    """Notes: containers that map another version of the library than new ones get."""
+    current = status.get("library")
+    return [
+        entry(
+            "library",
+            who.get(one["id"], f"allocation {one['id']}"),
+            current,
+            f"{one['library']}, still mapped",
+            "it goes with its pod; playbooks/upgrade.yml replaces a node's pods a batch at a time",
+        )
+        for one in status.get("allocations") or []
+        if current and one.get("kind") == "kubelet" and one.get("library") and one["library"] != current
+    ]
+
+
+def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
+    """What the watcher names now."""
+    out = []
+    for one in (answer or {}).get("findings") or []:
+        if one.get("kind") == "lease":
+            continue  # of a check that runs now
+        name = "/".join(str(one[key]) for key in ("namespace", "pod", "container") if one.get(key))
+        remedy = "look at that container; vgpu_watch: end ends such processes"
+        where = name or f"allocation {one['allocation']}"
+        out.append(entry("process", where, "all its GPU memory in its ledger", one["text"], remedy))
+    return out
