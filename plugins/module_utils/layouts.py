@@ -89,6 +89,7 @@ LEDGER_FIELDS: Fields = {
     "devices": (384, "768s"),
     "shareable": (1152, "240s"),
     "shareable_file": (1392, "2Q"),
+    "shareable_unmarked": (1408, "Q"),
 }
 LEDGER_SLOT_FIELDS: Fields = {
     "used": (0, "16Q"),

@@ -142,6 +142,7 @@ struct vgpu_ledger {
     char devices[VGPU_MAX_DEVICES][VGPU_UUID_SIZE];
     char shareable[240];        /* path of the file that all shareable handles are descriptors of; empty: none was made */
     uint64_t shareable_file[2]; /* its device (top bit: it is a character device) and inode */
+    uint64_t shareable_unmarked; /* not 0: a process of this container made a handle that shows no mark */
 };
 
 #define VGPU_LEDGER_SLOT_OFFSET 4096u

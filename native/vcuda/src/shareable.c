@@ -7,7 +7,8 @@
  *
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which may be the same in other containers. A byte
  * is 2^62, 30 bits that stand for the container's ledger, 24 for the object, 8 for the handle. Where a mark cannot be set, or
- * does not show, nothing is concluded from it: the memory stays charged until exit, and an import is charged once more.
+ * does not show, nothing is concluded from it: the memory stays charged until exit, the ledger says that there is such a
+ * handle, and from then on an import that cannot be told is charged once more. Before, it is another container's.
  */
 #include "ledger.h"
 
@@ -117,7 +118,12 @@ static uint64_t new_object(int file)
     return 0;
 }
 
-bool shareable_mark(int descriptor, uint64_t *object)
+void shareable_unmarked(void)
+{
+    __atomic_store_n(&ledger_self.map->shareable_unmarked, 1, __ATOMIC_RELEASE);
+}
+
+static bool mark(int descriptor, uint64_t *object)
 {
     bool marked, done = false;
     uint64_t at;
@@ -138,6 +144,14 @@ bool shareable_mark(int descriptor, uint64_t *object)
     close(file);
     if (done)
         *object = mine;
+    return done;
+}
+
+bool shareable_mark(int descriptor, uint64_t *object)
+{
+    bool done = mark(descriptor, object);
+    if (!done)
+        shareable_unmarked();
     return done;
 }
 
@@ -178,12 +192,14 @@ static uint64_t own_byte(int file, int descriptor, uint64_t first, uint64_t coun
 
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
 {
-    bool marked;
+    bool marked = false;
     uint64_t known[2], file[2];
     *object = 0;
-    int all = open_file(ledger_self.map, &marked);
-    if (all < 0)
-        return SHAREABLE_UNKNOWN;
+    int all = descriptor < 0 ? -1 : open_file(ledger_self.map, &marked);
+    if (all < 0) {
+        bool ours = marked || __atomic_load_n(&ledger_self.map->shareable_unmarked, __ATOMIC_ACQUIRE);
+        return ours ? SHAREABLE_UNKNOWN : SHAREABLE_FOREIGN;
+    }
     if (identity(all, known) && identity(descriptor, file) && same(known, file))
         *object = own_byte(all, descriptor, container(ledger_self.file), SPAN) / HANDLES * HANDLES;
     close(all);

@@ -477,13 +477,16 @@ void green_primary_gone(int device);
 /* Marks a descriptor that the driver has just made for an object; *object 0: a new one. False: what is kept alive by it can
  * not be known. */
 bool shareable_mark(int descriptor, uint64_t *object);
+/* This process has made a handle that cannot be marked. */
+void shareable_unmarked(void);
 /* Is any descriptor of the object open, in whatever process? Also where it cannot be known. */
 bool shareable_open(uint64_t object);
 enum shareable_origin {
-    SHAREABLE_UNKNOWN, /* nothing was marked in this container */
+    SHAREABLE_UNKNOWN, /* this container has handles that are not marked: it may be one of them */
     SHAREABLE_OURS,    /* made by a process of this container, and charged there */
     SHAREABLE_FOREIGN,
 };
+/* Of a descriptor; -1: a handle of another kind, which is never marked. */
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
 
 /* --- vmm.c ------------------------------------------------------------------------------------------------- */

@@ -8,8 +8,8 @@
  * Memory that was exported lives until its last shareable handle is closed and its last import is gone, in whatever
  * process. Its maker stays charged until then, once for the container: handles are marked (shareable.c), and who imports one
  * holds a byte of the ledger that stands for it, as with IPC handles (ipc.c). If the maker dies, its slot keeps what it had
- * lent as long as any of both is left. A handle from elsewhere than this container is refused where that can be told, else
- * its memory is charged to the importer too, as soon as it is mapped.
+ * lent as long as any of both is left. A handle from elsewhere than this container is refused; only where the container has
+ * made handles that show no mark, and this may be one of them, its memory is charged to the importer too, once it is mapped.
  */
 #include "ledger.h"
 
@@ -182,8 +182,12 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && object) {
         object->lent = object->device != NULL;
-        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !shareable_mark(*(const int *)shareable, &object->shared))
+        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
             object->kept = true;
+            shareable_unmarked();
+        } else if (!shareable_mark(*(const int *)shareable, &object->shared)) {
+            object->kept = true;
+        }
     } else if (first) {
         ledger_lend(object->device->ledger, object->bytes, false);
     }
@@ -208,15 +212,14 @@ static const struct device *place_of(CUmemGenericAllocationHandle handle)
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     ENTER(cuMemImportFromShareableHandle, (handle, shareable, type));
-    enum shareable_origin origin = SHAREABLE_UNKNOWN;
     uint64_t shared = 0;
     struct block block;
     if (control == CONTROL_BROKEN)
         return memory_broken();
     if (!ledger_join())
         return CUDA_ERROR_NOT_PERMITTED;
-    if (type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        origin = shareable_origin((int)(intptr_t)shareable, &shared);
+    bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    enum shareable_origin origin = shareable_origin(descriptor ? (int)(intptr_t)shareable : -1, &shared);
     if (origin == SHAREABLE_FOREIGN)
         return memory_refuse("an import of memory that another container made");
     struct physical *object = calloc(1, sizeof *object);

@@ -181,8 +181,30 @@ def test_a_handle_of_another_container_is_refused(host: Host) -> None:
     assert bare.result(f"import {IMPORT} {TAKEN}") == OK, "the driver refuses it: this proves nothing"
 
 
-def test_where_no_handle_is_marked_an_import_is_charged_once_more(host: Host) -> None:
-    """No handle was ever marked in that container: nobody can say whose this one is."""
+@pytest.mark.parametrize("first", [False, True])
+def test_a_foreign_handle_is_refused_although_none_was_made_here(host: Host, first: bool) -> None:
+    """Imported and never mapped, it would keep memory of a maker that is gone, charged to nobody."""
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
+    user = host.puppet()
+    assert user.result("init") == OK
+    if not first:  # before its first context, too
+        user.get("ctx", 0)
+    make(maker)
+    take(maker, user)
+    assert user.result(f"import {IMPORT} {TAKEN}") == NOT_SUPPORTED
+    assert "another container" in user.errors()
+    end(maker, True)
+    say(user, f"close-fd {TAKEN}")
+    assert host.on_card() == host.charged()
+
+
+def test_where_a_handle_shows_no_mark_an_import_is_charged_once_more(host: Host) -> None:
+    """Of that container's own handles one is not marked: nobody can say whose this one is."""
+    with host.ledger.open("r+b") as ledger:
+        ledger.seek(layouts.LEDGER_FIELDS["shareable_unmarked"][0])
+        ledger.write(b"\1")
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
     maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
@@ -208,6 +230,8 @@ def test_a_maker_whose_handles_cannot_be_marked_stays_charged(host: Host) -> Non
         ledger.seek(layouts.LEDGER_FIELDS["shareable"][0])
         ledger.write(b"/dev/null\0")
     make(maker)
+    place = layouts.LEDGER_FIELDS["shareable_unmarked"][0]
+    assert host.ledger.read_bytes()[place] == 1
     say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
     assert host.on_card() == before
     assert host.charged() == before + SIZE
