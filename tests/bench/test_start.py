@@ -33,23 +33,26 @@ def test_the_start_of_a_program(bench: Bench, row) -> None:
 
 
 def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
-    """A serial section would show as waiting: far more time on the wall than on the processors."""
+    """A serial section would show as sleep: far more of it than of time on a processor or ready for one, of which alone a
+    busy machine brings more."""
     count = sizes["together"]
     bench.run("crowd", LIBRARY, 1, "start")
     found = {}
     for library in (BARE, LIBRARY, bench.naive):
-        failed, wall, processor, slowest = bench.run("crowd", library, count, "start")[0]
+        failed, wall, processor, slowest, slept, ready = bench.run("crowd", library, count, "start")[0]
         assert failed == 0
-        found[library] = (wall / (processor / (os.cpu_count() or 1)), processor / count / 1000, slowest / 1000)
+        walls = wall / (processor / (os.cpu_count() or 1))
+        found[library] = (slept / ready, processor / count / 1000, slowest / 1000, walls)
     row(
         "together",
-        "at most 4 times the processors' time on the wall",
-        lambda one: one[0] <= 4,
+        "asleep for at most 30 times as long as they run or are ready to, the simulated driver's locks included",
+        lambda one: one[0] <= 30,
         found[LIBRARY],
-        f"{count} at once: {found[LIBRARY][0]:.1f} times the processors' time on the wall (bare {found[BARE][0]:.1f}), "
+        f"{count} at once: asleep for {found[LIBRARY][0]:.2f} of the time in which they ran or were ready (bare "
+        f"{found[BARE][0]:.2f}); {found[LIBRARY][3]:.1f} times the processors' time on the wall, "
         f"{found[LIBRARY][1]:.1f} ms of processor each (bare {found[BARE][1]:.1f}), slowest {found[LIBRARY][2]:.0f} ms",
         found[bench.naive],
-        f"{found[bench.naive][0]:.1f} times the processors' time, slowest {found[bench.naive][2]:.0f} ms",
+        f"asleep for {found[bench.naive][0]:.0f} times that time, slowest {found[bench.naive][2]:.0f} ms",
     )
 
 

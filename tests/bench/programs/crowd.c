@@ -2,7 +2,9 @@
 /*
  * crowd LIBRARY PROCESSES stay      other processes that hold a context and a block each; prints "ready" when all do, and
  *                                   ends them when its standard input ends; a few start at a time
- * crowd LIBRARY PROCESSES start     all start at once; prints "failed  wall µs of all  processor µs of all  slowest µs"
+ * crowd LIBRARY PROCESSES start     all start at once; prints "failed  wall µs of all  processor µs of all  slowest µs
+ *                                   slept µs of all  ready µs of all": of their starts, without a processor because they
+ *                                   waited for something, and in which they ran or were ready to (schedstat's two figures)
  *
  * LIBRARY is preloaded into each ("": none). Half of them use device 1: one device has no room for the contexts of all.
  */
@@ -27,7 +29,7 @@
 struct board {
     pthread_barrier_t start;
     _Atomic unsigned ready, failed;
-    _Atomic uint64_t slowest;
+    _Atomic uint64_t slowest, slept, ready_us;
 };
 
 static uint64_t now(void)
@@ -45,6 +47,18 @@ static struct board *board_open(int descriptor)
     return board;
 }
 
+/* µs for which this process has run or been ready to. */
+static uint64_t ready_us(void)
+{
+    unsigned long long ran = 0, waited = 0;
+    FILE *file = fopen("/proc/self/schedstat", "r");
+    if (file && fscanf(file, "%llu %llu", &ran, &waited) != 2)
+        ran = waited = 0;
+    if (file)
+        fclose(file);
+    return (ran + waited) / 1000;
+}
+
 static int member(struct board *board, bool stay, int device)
 {
     static struct work work;
@@ -52,10 +66,13 @@ static int member(struct board *board, bool stay, int device)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!stay)
         pthread_barrier_wait(&board->start);
-    uint64_t began = now();
+    uint64_t began = now(), before = ready_us();
     if (!work_route(&work, "link") || !work_start(&work, device) || work.driver.cuMemAlloc_v2(&pointer, 1 << 16))
         atomic_fetch_add(&board->failed, 1);
     uint64_t took = now() - began, slowest = atomic_load(&board->slowest);
+    uint64_t ready = ready_us() - before;
+    atomic_fetch_add(&board->ready_us, ready);
+    atomic_fetch_add(&board->slept, took > ready ? took - ready : 0);
     while (took > slowest && !atomic_compare_exchange_weak(&board->slowest, &slowest, took))
         continue;
     atomic_fetch_add(&board->ready, 1);
@@ -105,8 +122,9 @@ int main(int argc, char **argv)
         getrusage(RUSAGE_CHILDREN, &usage);
         uint64_t processor = (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000u +
                              (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-        printf("%u %llu %llu %llu\n", atomic_load(&board->failed) + (processes - atomic_load(&board->ready)),
-               (unsigned long long)wall, (unsigned long long)processor, (unsigned long long)board->slowest);
+        printf("%u %llu %llu %llu %llu %llu\n", atomic_load(&board->failed) + (processes - atomic_load(&board->ready)),
+               (unsigned long long)wall, (unsigned long long)processor, (unsigned long long)board->slowest,
+               (unsigned long long)board->slept, (unsigned long long)board->ready_us);
         return 0;
     }
     while (atomic_load(&board->ready) < processes)

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,6 +78,8 @@ static pid_t start(char **argv, const char *role, int in, int out)
 {
     pid_t child = fork();
     if (child == 0) {
+        /* A survivor that outlived this program would keep its standard error open, and whoever reads that waiting. */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (in >= 0)
             dup2(in, STDIN_FILENO);
         if (out >= 0)
