@@ -33,8 +33,8 @@ def test_the_start_of_a_program(bench: Bench, row) -> None:
 
 
 def test_hundreds_start_at_once(bench: Bench, sizes: dict, row) -> None:
-    """A serial section would show as sleep: far more of it than of time on a processor or ready for one, of which alone a
-    busy machine brings more."""
+    """A serial section would show as sleep: far more of it than of time on a processor or ready for one. A busy machine
+    brings more of the latter alone."""
     count = sizes["together"]
     bench.run("crowd", LIBRARY, 1, "start")
     found = {}
