@@ -78,10 +78,13 @@ def test_the_count_of_naps_finds_a_late_heir(bench: Bench, tmp_path: Path) -> No
     command += [f"-I{native}/include", f"-I{native}/src", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     command += [f"-Wl,--version-script={native}/src/libvgpu.map", "-o", str(tmp_path / "libvgpu.so")]
     subprocess.run([*command, str(late), *map(str, objects)], check=True)
-    found = kill(bench, str(tmp_path / "libvgpu.so"), "alone", 60, 1)
+    for seed in range(1, 21):  # few of the killed hold the lock
+        found = kill(bench, str(tmp_path / "libvgpu.so"), "alone", 60, seed)
+        assert (found.stalled, found.leaked, found.over) == (0, 0, 0)
+        if found.holders:
+            break
     assert found.holders > 0
     assert found.naps > NAPS
-    assert (found.stalled, found.leaked, found.over) == (0, 0, 0)
 
 
 def test_a_kill_at_each_instruction(bench: Bench, sizes: dict, row) -> None:
