@@ -98,7 +98,9 @@ GATES = [
 SLOW_GATES = [
     Gate("native-slow", {}, SLOW_TESTS, minutes=7),
     Gate("bench", {}, ["tests/bench"], minutes=2),
-    Gate("gpu-check-simulated", {}, ["tests/gpu"], minutes=2),
+    Gate("gpu-check-simulated", {}, ["tests/gpu"], ["--ignore=tests/gpu/workloads"], minutes=2),
+    # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
+    Gate("workloads", {"torch for the CPU": ["tests/gpu/workloads/torch_cpu.sh"]}, ["tests/gpu/workloads"], minutes=4),
     Gate("fuzz", {}, ["tests/fuzz"], ["--seconds=60"], minutes=4),
     Gate(
         "page",

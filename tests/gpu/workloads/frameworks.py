@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A first use of each framework that is installed here, in a slice, and the page of what was run.
+
+    vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
+    python3 tests/gpu/workloads/frameworks.py --page            # docs/frameworks.md from the records in runs/
+
+A use has held when its result is right, no more memory is seen than the slice has, and twice the slice is refused. A
+record is kept of frameworks that ran, whether they held or not; of one that is not installed there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+HERE = Path(__file__).resolve().parent
+RUNS = HERE / "runs"
+PAGE = HERE.parents[2] / "docs" / "frameworks.md"
+LIMIT_S = 600
+
+# Each program says: version, right (its result), and where it can be asked, total_mib and refused (twice the slice).
+# The size of the slice in MiB is its only argument. A framework that is missing ends it with ImportError.
+PROGRAMS = {
+    "PyTorch": """
+import torch
+found["version"] = torch.__version__
+found["gpu"] = torch.cuda.get_device_name(0)
+one = torch.arange(1 << 20, dtype=torch.float64, device="cuda")
+found["right"] = one.sum().item() == (1 << 19) * ((1 << 20) - 1)
+found["total_mib"] = torch.cuda.mem_get_info()[1] >> 20
+try:
+    torch.empty(slice_mib << 21, dtype=torch.uint8, device="cuda")
+    found["refused"] = False
+except RuntimeError:
+    found["refused"] = True
+""",
+    "NCCL": """
+import os, torch, torch.distributed as group
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+found["version"] = ".".join(str(one) for one in torch.cuda.nccl.version())
+found["gpu"] = torch.cuda.get_device_name(0)
+group.init_process_group("nccl", rank=0, world_size=1)
+one = torch.ones(1 << 20, device="cuda")
+group.all_reduce(one)
+found["right"] = one.sum().item() == 1 << 20
+group.destroy_process_group()
+""",
+    "TensorFlow": """
+import tensorflow
+found["version"] = tensorflow.__version__
+with tensorflow.device("/GPU:0"):
+    one = tensorflow.ones((1024, 1024))
+    found["right"] = float(tensorflow.reduce_sum(one @ one)) == 2.0**30
+    try:
+        tensorflow.zeros((slice_mib << 1, 1 << 20), dtype=tensorflow.uint8)
+        found["refused"] = False
+    except tensorflow.errors.ResourceExhaustedError:
+        found["refused"] = True
+""",
+    "JAX": """
+import jax, jax.numpy
+found["version"] = jax.__version__
+found["gpu"] = jax.devices("gpu")[0].device_kind
+one = jax.device_put(jax.numpy.ones((1024, 1024)), jax.devices("gpu")[0])
+found["right"] = float((one @ one).sum()) == 2.0**30
+try:
+    jax.numpy.zeros((slice_mib << 1, 1 << 20), dtype=jax.numpy.uint8).block_until_ready()
+    found["refused"] = False
+except RuntimeError:
+    found["refused"] = True
+""",
+    "CuPy": """
+import cupy
+found["version"] = cupy.__version__
+one = cupy.ones((1024, 1024), dtype=cupy.float32)
+found["right"] = float((one @ one).sum()) == 2.0**30
+found["total_mib"] = cupy.cuda.runtime.memGetInfo()[1] >> 20
+try:
+    cupy.zeros(slice_mib << 21, dtype=cupy.uint8)
+    found["refused"] = False
+except cupy.cuda.memory.OutOfMemoryError:
+    found["refused"] = True
+""",
+    "XGBoost": """
+import numpy, xgboost
+found["version"] = xgboost.__version__
+data = numpy.arange(4096, dtype=numpy.float32).reshape(-1, 1)
+model = xgboost.train({"device": "cuda", "tree_method": "hist"}, xgboost.DMatrix(data, label=data[:, 0] > 2048), 5)
+guess = model.predict(xgboost.DMatrix(data))
+found["right"] = bool(((guess > 0.5) == (data[:, 0] > 2048)).mean() > 0.99)
+""",
+}
+FRAME = "import json, sys\nslice_mib, found = int(sys.argv[1]), {{}}\n{}\nprint(json.dumps(found))\n"
+
+HEAD = """\
+# Frameworks
+
+What was run in a slice on a real GPU, with version, date. Made by `tests/gpu/workloads/frameworks.py --page` from the
+records in `tests/gpu/workloads/runs/`: a framework that was not run has no row, and no row is written by hand.
+
+To run what is installed on a node, in a free slice, and make the page anew:
+
+    vgpuctl exec -- python3 tests/gpu/workloads/frameworks.py --run --slice-mib 2194 --driver 535.261.03
+    python3 tests/gpu/workloads/frameworks.py --page
+
+A use has held when its result is right, no more memory is seen than the slice has, and twice the slice is refused.
+
+| framework | version | GPU | driver | slice MiB | seen MiB | result | date |
+|---|---|---|---|---|---|---|---|
+"""
+NONE = "\nNo framework has been run on a GPU yet.\n"
+
+
+def outcome(found: dict[str, Any], slice_mib: int) -> str:
+    """``held``, or what was not right."""
+    faults = []
+    if found.get("right") is not True:
+        faults.append("wrong result")
+    if found.get("total_mib", 0) > slice_mib:
+        faults.append(f"sees {found['total_mib']} MiB")
+    if found.get("refused") is False:
+        faults.append("was given twice the slice")
+    return ", ".join(faults) or "held"
+
+
+def use(name: str, python: str, slice_mib: int) -> dict[str, Any] | None:
+    """One framework in a process of its own; None where it is not installed."""
+    command = [python, "-c", FRAME.format(PROGRAMS[name]), str(slice_mib)]
+    try:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"version": "?", "result": f"took more than {LIMIT_S} s"}
+    last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+    if "ModuleNotFoundError" in last:
+        return None
+    try:
+        found = dict(json.loads(done.stdout.splitlines()[-1]))
+    except (ValueError, IndexError):
+        return {"version": "?", "result": f"ended with {done.returncode}: {last[:120]}"}
+    return {**found, "result": outcome(found, slice_mib)}
+
+
+def page(records: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for one in sorted(records, key=lambda record: (record["framework"].lower(), record["date"])):
+        seen = one.get("total_mib", "not asked")
+        cells = [one["framework"], one["version"], one.get("gpu", "?"), one["driver"], one["slice_mib"], seen]
+        cells += [one["result"], one["date"]]
+        rows.append("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |\n")
+    return HEAD + "".join(rows) + ("" if rows else NONE)
+
+
+def records_in(folder: Path) -> list[dict[str, Any]]:
+    return [record for path in sorted(folder.glob("*.json")) for record in json.loads(path.read_text())]
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", maxsplit=1)[0])
+    parser.add_argument("--run", action="store_true", help="use what is installed, and keep records")
+    parser.add_argument("--page", action="store_true", help="write docs/frameworks.md from the records")
+    parser.add_argument("--slice-mib", type=int, default=0, help="memory of this slice, as vgpuctl slices shows it")
+    parser.add_argument("--driver", default="", help="version of the host's driver")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the records (default: %(default)s)")
+    given = parser.parse_args(words)
+    if given.run == given.page:
+        parser.error("expected one of --run and --page")
+    if given.page:
+        PAGE.write_text(page(records_in(given.runs)))
+        return 0
+    if given.slice_mib < 1 or not given.driver:
+        parser.error("--run: expected --slice-mib and --driver, for a record without them says nothing")
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    records = []
+    for name in PROGRAMS:
+        found = use(name, given.python, given.slice_mib)
+        print(f"{name}: {found['result'] if found else 'not installed'}", flush=True)
+        if found:
+            records.append(
+                {"framework": name, **found, "driver": given.driver, "slice_mib": given.slice_mib, "date": today}
+            )
+    if records:
+        given.runs.mkdir(parents=True, exist_ok=True)
+        (given.runs / f"{today}-{records[0].get('gpu', 'gpu').replace(' ', '-')}.json").write_text(
+            json.dumps(records, indent=1) + "\n"
+        )
+    return 0 if records and all(one["result"] == "held" for one in records) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of frameworks: no row without a record, and what a record says. Frameworks are doubles of a few lines."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import frameworks
+import pytest
+
+GOOD = {"right": True, "total_mib": 2194, "refused": True}
+
+
+@pytest.mark.parametrize(
+    ("found", "result"),
+    [
+        (GOOD, "held"),
+        ({"right": True}, "held"),
+        ({**GOOD, "right": False}, "wrong result"),
+        ({}, "wrong result"),
+        ({**GOOD, "total_mib": 15360}, "sees 15360 MiB"),
+        ({**GOOD, "refused": False}, "was given twice the slice"),
+    ],
+)
+def test_what_has_held(found: dict[str, Any], result: str) -> None:
+    assert frameworks.outcome(found, 2194) == result
+
+
+def test_the_page_is_made_of_the_records() -> None:
+    assert frameworks.PAGE.read_text() == frameworks.page(frameworks.records_in(frameworks.RUNS)), (
+        "docs/frameworks.md has rows without a record, or is old: tests/gpu/workloads/frameworks.py --page"
+    )
+
+
+@pytest.mark.parametrize("name", sorted(frameworks.PROGRAMS))
+def test_programs_are_python(name: str) -> None:
+    ast.parse(frameworks.FRAME.format(frameworks.PROGRAMS[name]))
+
+
+def test_what_ran_is_kept_and_what_is_missing_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of three programs one holds, one gets too much, one is not installed."""
+    programs = {
+        "Good": 'found.update(version="1", gpu="T4", right=True, refused=slice_mib == 2194)',
+        "Greedy": 'found.update(version="2", right=True, refused=False)',
+        "Missing": "import no_such_framework",
+    }
+    monkeypatch.setattr(frameworks, "PROGRAMS", programs)
+    runs = tmp_path / "runs"
+    words = ["--run", "--slice-mib=2194", "--driver=535.261.03", f"--python={sys.executable}", f"--runs={runs}"]
+    assert frameworks.main(words) == 1
+    assert capsys.readouterr().out == "Good: held\nGreedy: was given twice the slice\nMissing: not installed\n"
+    records = frameworks.records_in(runs)
+    assert [(one["framework"], one["result"]) for one in records] == [
+        ("Good", "held"),
+        ("Greedy", "was given twice the slice"),
+    ]
+    text = frameworks.page(records)
+    assert "| Good | 1 | T4 | 535.261.03 | 2194 | not asked | held |" in text
+    assert "Missing" not in text and "No framework" not in text
+    assert "No framework has been run" in frameworks.page([])
+    assert json.loads(next(runs.glob("*.json")).read_text()) == records
+
+
+@pytest.mark.parametrize("words", [["--run"], ["--run", "--slice-mib=2194"], [], ["--run", "--page"]])
+def test_a_record_that_says_nothing_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        frameworks.main(words)
+    assert end.value.code == 2
