@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The role container_runtime on the distribution's real containerd: files that people have, a daemon that refuses, and
-site.yml on a node without docker. What is in force is asked of containerd itself."""
+"""The role container_runtime on the real containerd of Debian 12 (1.6) and 13 (1.7): files that people have, a daemon
+that refuses, and site.yml on a node without docker. What is in force is asked of containerd itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import tomllib
 from conftest import Node, play
-from test_docker import ROLE, run
+from test_docker import ROLE, Run
+from test_docker import run as run_on
 
-HOST = "gpu-t4-1"
+HOSTS = ["gpu-t4-1", "gpu-v100-1"]
+# Debian's release → its containerd.
+VERSIONS = {"12": "1.6.", "13": "1.7."}
 PATH = "/etc/containerd/config.toml"
 CRI = "io.containerd.grpc.v1.cri"
 ENGINE = {"container_runtime_engine": "containerd"}
@@ -40,13 +43,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plays")
 
 
-@pytest.fixture(scope="module")
-def node(nodes: dict[str, Node], folder: Path) -> Node:
+def run(node: Node, folder: Path, role: str = ROLE, *options: str, **variables: Any) -> Run:
+    return run_on(folder, role, *options, host=node.name, **variables)
+
+
+@pytest.fixture(scope="module", params=HOSTS)
+def node(request: pytest.FixtureRequest, nodes: dict[str, Node], folder: Path) -> Node:
     """A host with containerd and NVIDIA's runtime, and nothing of ours in its file."""
-    node = nodes[HOST]
-    ready = run(folder, "vgpu.fleet.nvidia_docker")
+    node = nodes[request.param]
+    ready = run(node, folder, "vgpu.fleet.nvidia_docker")
     assert ready.code == 0, ready.output
     node.shell("DEBIAN_FRONTEND=noninteractive apt-get -qq install -y containerd >/dev/null")
+    release = node.shell(". /etc/os-release; echo $VERSION_ID").strip()
+    if release in VERSIONS:
+        assert node.run("containerd", "--version").split()[2].startswith(VERSIONS[release])
     return node
 
 
@@ -77,11 +87,11 @@ def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> 
     lay_out(node, text)
     before, daemon, lines = facts(node), pid(node), node.read(PATH).splitlines()
 
-    foretold = run(folder, ROLE, "--check", "--diff", **ENGINE)
+    foretold = run(node, folder, ROLE, "--check", "--diff", **ENGINE)
     assert (foretold.code, foretold.changed, facts(node)) == (0, True, before), foretold.output
     assert "default_runtime_name" in foretold.output
 
-    applied = run(folder, **ENGINE)
+    applied = run(node, folder, **ENGINE)
     assert (applied.code, applied.changed) == (0, True), applied.output
     found = in_force(node)
     assert found["containerd"]["default_runtime_name"] == "nvidia"
@@ -94,10 +104,10 @@ def test_check_apply_repeat_undo(node: Node, folder: Path, text: str | None) -> 
     gone = [line for line in lines if line not in node.read(PATH).splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
 
-    again = run(folder, **ENGINE)
+    again = run(node, folder, **ENGINE)
     assert (again.code, again.changed) == (0, False), again.output
 
-    undone = run(folder, container_runtime_state="absent", **ENGINE)
+    undone = run(node, folder, container_runtime_state="absent", **ENGINE)
     assert undone.code == 0, undone.output
     assert facts(node) == before
     # Without the role containerd has another default, so the looks above can see a difference.
@@ -121,7 +131,7 @@ def test_refused_before_anything_is_changed(
     lay_out(node, "version = 2\n")
     node.write(PATH, text)
     before, daemon = facts(node), pid(node)
-    refused = run(folder, **ENGINE, **variables)
+    refused = run(node, folder, **ENGINE, **variables)
     assert refused.code != 0, refused.output
     assert words in refused.said
     assert "Traceback" not in refused.output
@@ -137,7 +147,7 @@ def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder:
     node.write(drop_in, f"[Service]\nExecStartPre=/bin/sh -c '! grep -q nvidia {PATH}'\nRestart=no\n")
     node.run("systemctl", "daemon-reload")
     try:
-        failed = run(folder, **ENGINE)
+        failed = run(node, folder, **ENGINE)
         assert failed.code != 0
         assert "the former file is back, and containerd runs with it" in failed.said
         assert facts(node) == before
@@ -148,11 +158,11 @@ def test_a_daemon_that_does_not_come_back_gets_its_file_back(node: Node, folder:
 
 def test_site_on_a_node_without_docker(node: Node) -> None:
     lay_out(node, None)
-    words = ["--limit", HOST, "-e", "container_runtime_engine=containerd", "-e", "verify_isolation_image="]
+    words = ["--limit", node.name, "-e", "container_runtime_engine=containerd", "-e", "verify_isolation_image="]
     done = play(*words)
     assert done.returncode == 0, done.stdout
     assert in_force(node)["containerd"]["default_runtime_name"] == "nvidia"
     assert node.run("dpkg-query", "-W", "-f", "${db:Status-Status}", "docker.io", check=False) != "installed"
     again = play(*words)
     assert again.returncode == 0, again.stdout
-    assert re.search(rf"^{HOST}\s+: .*changed=0 ", again.stdout, re.MULTILINE), again.stdout
+    assert re.search(rf"^{node.name}\s+: .*changed=0 ", again.stdout, re.MULTILINE), again.stdout

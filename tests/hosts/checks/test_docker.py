@@ -55,8 +55,8 @@ def node(nodes: dict[str, Node], folder: Path) -> Node:
     return node
 
 
-def run(folder: Path, role: str = ROLE, *options: str, **variables: Any) -> Run:
-    play = [{"hosts": HOST, "gather_facts": False, "tasks": [{"ansible.builtin.import_role": {"name": role}}]}]
+def run(folder: Path, role: str = ROLE, *options: str, host: str = HOST, **variables: Any) -> Run:
+    play = [{"hosts": host, "gather_facts": False, "tasks": [{"ansible.builtin.import_role": {"name": role}}]}]
     (folder / "play.yml").write_text(yaml.safe_dump(play))
     (folder / "vars.json").write_text(json.dumps(variables))
     command = [*play_command("site.yml", INVENTORY)]

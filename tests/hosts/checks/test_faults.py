@@ -56,6 +56,11 @@ LEFT = (
 )
 # What programs that run write into all the while: the pages of the arbiter, a process id.
 LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock")
+# Where site.yml puts versions of its own, and the step that does it.
+OWN_PLACES = {
+    "/usr/local/lib/vgpu": "vgpu.fleet.vcuda : Put the version on the host and switch to it",
+    "/opt/vgpu/plugin": "vgpu.fleet.device_plugin : Install the version",
+}
 BUSY = "ps -eo pid,ppid,args | grep -E 'apt-get|dpkg|[A]nsiballZ' | grep -v grep || true"
 
 
@@ -236,3 +241,34 @@ def test_the_comparison_sees_a_half_file(undisturbed: tuple[Ended, list[tuple[st
     ]
     assert found["left in /run and /tmp"] == ["/var/tmp/vgpu-plugin-1.pyz"]
     assert found["active"] and found["processes"]
+
+
+def test_a_disk_that_fills_under_our_own_versions(undisturbed: tuple[Ended, list[tuple[str, float]]]) -> None:
+    """Library and device plugin are unpacked beside their former versions. A disk that is full in the middle is named
+    with host and step; what lies there half stays, room is made, and the next run ends as if nothing had been.
+    """
+    expected, _tasks = undisturbed
+    node = fresh()
+    for place in OWN_PLACES:
+        node.shell(f"mkdir -p {place}; mount -t tmpfs -o size=64k,mode=755 tmpfs {place}")
+    for place, step in OWN_PLACES.items():
+        full = play("--limit", HOST)
+        assert full.returncode == 2, full.stdout
+        failed = next(part for part in full.stdout.split("TASK [") if "fatal: [" in part)
+        assert failed.startswith(step), full.stdout
+        assert f"fatal: [{HOST}]" in failed
+        assert "No space left on device" in failed, failed
+        node.shell(f"mount -o remount,size=512m {place}")
+    healed = play("--limit", HOST)
+    assert healed.returncode == 0, healed.stdout
+    found = differences(expected, look(node))
+    # The mounts themselves, and what is below them, which a look at the other file system does not reach.
+    mounts = found.pop("mounts")
+    assert set(OWN_PLACES) <= set(mounts[1])
+    lacking = [path for path in found.pop("lacking") if not path.startswith(tuple(OWN_PLACES))]
+    assert (lacking, found) == ([], {})
+    for place in OWN_PLACES:
+        left = node.shell(f"find {place} -mindepth 1 -maxdepth 1 -printf '%f '").split()
+        assert len(left) == 2 and "current" in left, f"{place}: expected one version and the link to it, found {left}"
+    again = play("--limit", HOST)
+    assert "changed=0 " in again.stdout, again.stdout

@@ -7,6 +7,8 @@ runs the role again.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -16,11 +18,12 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import INVENTORY, ROOT, Node, environment
+from conftest import INVENTORY, ROOT, Node, environment, play
 
 HOST = "gpu-t4-1"
 APT = "/opt/vgpu-demo/apt"
 SPOILED = "/srv/spoiled"
+BUS, ADDRESS = "/sys/bus/pci/devices", "0000:1b:00.0"
 # Where roles leave something; what apt and dpkg cache and log changes by itself.
 LOOKED_AT = "/etc /usr /opt /srv /var/lib/vgpu"
 
@@ -175,6 +178,49 @@ def test_a_disk_that_is_full(node: Node, tmp_path: Path) -> None:
     assert "the install of nvidia-smi" in run.stdout
     assert f"fatal: [{HOST}]" in run.stdout
     heal(node, tmp_path, before)
+
+
+@contextlib.contextmanager
+def card(node: Node, device: str) -> Iterator[None]:
+    """A GPU on the PCI bus of the host, and no other: laid over sysfs where this host alone sees it."""
+    place = f"{BUS}/{ADDRESS}"
+    facts = {"vendor": "0x10de", "class": "0x030200", "device": device}
+    words = "; ".join(f"echo {value} > {place}/{name}" for name, value in facts.items())
+    node.shell(f"mount -t tmpfs tmpfs {BUS}; mkdir {place}; {words}")
+    try:
+        yield
+    finally:
+        node.shell(f"umount {BUS}")
+
+
+# The card, what is wanted, what the message must hold.
+UNDRIVEN = [
+    ("0x102d", {"nvidia_driver_branch": "535"}, f"branch 535 no longer supports the Kepler GPU at {ADDRESS}"),
+    ("0x2901", {"nvidia_driver_branch": "535"}, f"branch 535 is older than the Blackwell GPU at {ADDRESS}"),
+    ("0x2901", {}, "no branch that drives all GPUs of this host together (Blackwell)"),
+]
+
+
+@pytest.mark.parametrize("device, variables, words", UNDRIVEN, ids=["too old", "too new", "no branch"])
+def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is_installed(
+    node: Node, tmp_path: Path, device: str, variables: dict[str, Any], words: str
+) -> None:
+    before = state(node)
+    with card(node, device):
+        alone = role(DRIVER, tmp_path, **variables)
+        # The plan says so too, and the run ends with it: no role is started.
+        whole = play("--limit", HOST, "-e", json.dumps(variables))
+    for run in (alone, whole):
+        assert run.returncode == 2, run.stdout
+        assert words in " ".join(run.stdout.split())
+        assert f"fatal: [{HOST}]" in run.stdout
+        assert state(node) == before
+    assert "TASK [vgpu.fleet.nvidia_driver" not in whole.stdout
+    if variables and device == UNDRIVEN[0][0]:
+        # Without the card the same wish is met.
+        assert role(DRIVER, tmp_path, **variables).returncode == 0
+        assert role(DRIVER, tmp_path, nvidia_driver_state="absent").returncode == 0
+        assert state(node) == before
 
 
 def interrupted_unpack(node: Node) -> None:

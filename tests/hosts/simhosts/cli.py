@@ -13,6 +13,7 @@ from pathlib import Path
 from . import hardware, image, podman, sources
 from .image import say
 
+RELEASE = "codename of another release of this machine's distribution, such as trixie (default: its own)"
 ERRORS = (podman.PodmanError, image.ImageError, hardware.HardwareError, sources.SourcesError)
 
 
@@ -47,10 +48,10 @@ def generate_proto() -> None:
         raise hardware.HardwareError(f"{' '.join(command)}: status {result.returncode}: {result.stdout[-1000:]}")
 
 
-def up(project: str, names: list[str], profiles: list[Path]) -> None:
+def up(project: str, names: list[str], profiles: list[Path], release: str | None = None) -> None:
     """Bring up several hosts at once."""
     generate_proto()
-    built = image.ensure()
+    built = image.ensure(release=release)
     chosen = [podman.Host(project, name) for name in names]
     with ThreadPoolExecutor(max_workers=4) as pool:
         jobs = [pool.submit(bring_up, host, profile, built) for host, profile in zip(chosen, profiles)]
@@ -64,10 +65,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     sub = commands.add_parser("image", help="build the host image unless it is there; print its tag")
     sub.add_argument("--force", action="store_true", help="build it again")
+    sub.add_argument("--release", help=RELEASE)
     sub = commands.add_parser("up", help="start hosts; the n-th --host gets the n-th --profile")
     sub.add_argument("--project", required=True)
     sub.add_argument("--host", action="append", required=True, dest="hosts")
     sub.add_argument("--profile", action="append", required=True, dest="profiles", type=Path)
+    sub.add_argument("--release", help=RELEASE)
     sub = commands.add_parser("down", help="remove hosts with their volumes")
     sub.add_argument("--project", required=True)
     sub.add_argument("--host", help="only this one")
@@ -86,9 +89,9 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     try:
         if options.command == "image":
-            print(image.ensure(options.force).tag)
+            print(image.ensure(options.force, options.release).tag)
         elif options.command == "up":
-            up(options.project, options.hosts, options.profiles)
+            up(options.project, options.hosts, options.profiles, options.release)
         elif options.command == "down":
             gone = podman.remove(options.project, options.host)
             say(f"removed {', '.join(gone) if gone else 'nothing: no host of project ' + options.project}")

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .podman import ROOT, WORK, podman
-from .sources import Distribution, Source, read_machine
+from .sources import Distribution, Source, of_release, read_machine
 
 HERE = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
 REPOSITORY_NAME = "localhost/vgpu-host"
 # The package whose version the simulated driver must carry, or nvidia-smi reports a mismatch.
 DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-535"}
+# The Python of a release that is not the machine's own; its wheels are for that one.
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 DPKG_OPTIONS = (
     "force-unsafe-io",
     "path-exclude=/usr/share/man/*",
@@ -52,14 +54,28 @@ class Inputs:
     machine: Distribution
     sources: list[Source]
     options: list[str]
-    base: Path
+    # Of all releases, and of this one where it has a list of its own.
+    base: list[Path]
     packages: Path
+    # Empty where the image is of the machine's own release.
+    python: str = ""
 
     @classmethod
-    def read(cls) -> Inputs:
-        """Collect the inputs of this machine."""
+    def read(cls, release: str | None = None) -> Inputs:
+        """Collect the inputs of this machine; ``release`` is the codename of another release of its distribution."""
         machine, sources, options = read_machine()
-        return cls(machine, sources, options, HERE / "image/base.packages", HERE / f"image/{machine.id}.packages")
+        python = ""
+        if release and release != machine.codename:
+            machine, sources = of_release(machine, sources, release)
+            python = PYTHONS[release]
+        packages = HERE / f"image/{machine.id}.packages"
+        base = [HERE / "image/base.packages", HERE / f"image/base.{machine.id}-{machine.version}.packages"]
+        return cls(machine, sources, options, [file for file in base if file.exists()], packages, python)
+
+    @property
+    def archive(self) -> Path:
+        """Where the image lies once it is built; one of each release stays."""
+        return WORK / f"image-{self.machine.codename}-{self.digest}.tar"
 
     @property
     def source_lines(self) -> list[str]:
@@ -69,19 +85,20 @@ class Inputs:
     @property
     def digest(self) -> str:
         """Return twelve hexadecimal digits of all inputs, the python that the wheels are for included."""
-        files = [self.base, self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
-        text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, sys.version])
+        files = [*self.base, self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
+        python = self.python or sys.version
+        text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, python])
         digest = hashlib.sha256(text.encode())
         for file in files:
             digest.update(file.read_bytes())
         return digest.hexdigest()[:12]
 
 
-def ensure(force: bool = False) -> Image:
+def ensure(force: bool = False, release: str | None = None) -> Image:
     """Return the image, built and known to podman; does nothing when it is."""
-    inputs = Inputs.read()
+    inputs = Inputs.read(release)
     tag = f"{REPOSITORY_NAME}:{inputs.digest}"
-    archive = WORK / f"image-{inputs.digest}.tar"
+    archive = inputs.archive
     facts = archive.with_suffix(".json")
     with _lock():
         if force or not (archive.exists() and facts.exists()):
@@ -130,7 +147,8 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
     (work / "sources.list").write_text("\n".join(inputs.source_lines) + "\n")
     (work / "apt.conf").write_text("\n".join(inputs.options) + "\n")
     index = work / "Packages"
-    base = [line for line in inputs.base.read_text().split("\n") if line and not line.startswith("#")]
+    lines = "".join(file.read_text() for file in inputs.base).splitlines()
+    base = [line for line in lines if line and not line.startswith("#")]
     command = ["mmdebstrap", "--variant=minbase", f"--include={','.join(base)}", "--skip=cleanup/apt/lists"]
     command += [f"--dpkgopt={option}" for option in DPKG_OPTIONS]
     if inputs.options:
@@ -140,7 +158,7 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
             command.append(f'--setup-hook=cp -r {login} "$1"/etc/apt/')
     command.append(f'--customize-hook={HERE}/image/customize.sh "$1" {inputs.packages} {wheels} {REQUIREMENTS}')
     command.append(f'--customize-hook=cp "$1"/opt/vgpu-hosts/apt/Packages {index}')
-    partial = archive.with_suffix(".partial")
+    partial = WORK / "image.partial"
     command += [inputs.machine.codename, "-", str(work / "sources.list")]
     with partial.open("wb") as output, log.open("ab") as errors:
         code = subprocess.run(command, stdout=output, stderr=errors, stdin=subprocess.DEVNULL, check=False).returncode
@@ -149,7 +167,7 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
         raise ImageError(f"mmdebstrap: exit status {code}; whole log: {log}\n{tail}")
     version = driver_version(index.read_text(), DRIVER_PACKAGE[inputs.machine.id])
-    for old in [*WORK.glob("image-*.tar"), *WORK.glob("image-*.json")]:
+    for old in WORK.glob(f"image-{inputs.machine.codename}-*"):
         old.unlink()
     partial.rename(archive)
     facts.write_text(json.dumps({"driver_version": version, "distribution": inputs.machine.id}) + "\n")
@@ -157,7 +175,7 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
 
 
 def _wheels(inputs: Inputs, log: Path) -> Path:
-    """Download the pinned wheels for the distribution's own Python, which is the hosts' Python too."""
+    """Download the pinned wheels for the hosts' Python: the machine's own, or that of another release."""
     python = Path("/usr/bin/python3")
     environment, folder = WORK / "pip", WORK / "wheels"
     shutil.rmtree(folder, ignore_errors=True)
@@ -165,6 +183,8 @@ def _wheels(inputs: Inputs, log: Path) -> Path:
     with log.open("wb") as output:
         steps = [[str(environment / "bin/pip"), "download", "-q", "--disable-pip-version-check", "--only-binary=:all:"]]
         steps[0] += ["--require-hashes", "-r", str(REQUIREMENTS), "-d", str(folder)]
+        if inputs.python:
+            steps[0] += ["--python-version", inputs.python]
         if not (environment / "bin/pip").exists():
             steps.insert(0, [str(python), "-m", "venv", str(environment)])
         for step in steps:

@@ -19,6 +19,9 @@ COMPONENTS = {
 }
 # Up to Debian 11 firmware lay in non-free; the component is unknown to its Release files.
 OLD_DEBIAN = {"buster", "bullseye"}
+# Other releases of the machine's distribution that hosts can be made of: codename → version. Their archives are on the
+# same mirrors under the same keys.
+RELEASES = {"debian": {"bookworm": "12", "trixie": "13"}}
 INDEX_FORMAT = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(SOURCESENTRY)"
 
 
@@ -117,6 +120,19 @@ def read_machine() -> tuple[Distribution, list[Source], list[str]]:
         )
     dump = subprocess.run(["apt-config", "dump"], check=True, capture_output=True, text=True).stdout
     return machine, [Source(uri, suite, signed_by(entry)) for suite, uri, entry in targets], apt_options(dump)
+
+
+def of_release(machine: Distribution, found: list[Source], codename: str) -> tuple[Distribution, list[Source]]:
+    """The machine's sources for another release: the same mirrors, suites by the other name. Raises SourcesError."""
+    known = RELEASES.get(machine.id, {})
+    if codename not in known:
+        raise SourcesError(
+            f"--release {codename}: hosts can be made of {', '.join(sorted(known)) or 'its own release alone'} "
+            f"on {machine.id} {machine.version}"
+        )
+    length = len(machine.codename)
+    moved = [Source(one.uri, codename + one.suite[length:], one.signed_by) for one in found]
+    return Distribution(machine.id, known[codename], codename), moved
 
 
 def _targets(machine: Distribution) -> list[tuple[str, str, str]]:

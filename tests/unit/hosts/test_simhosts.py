@@ -52,6 +52,34 @@ def test_only_the_distributions_own_sources(line: str, taken: bool) -> None:
     assert bool(sources.parse_targets(line, "debian")) is taken
 
 
+MACHINE = sources.distribution(BOOKWORM)
+OWN = [
+    sources.Source("http://mirror.example/debian", "bookworm", "/k/debian.gpg"),
+    sources.Source("http://mirror.example/debian", "bookworm-updates", "/k/debian.gpg"),
+    sources.Source("http://mirror.example/security", "bookworm-security/updates", None),
+]
+
+
+def test_another_release_comes_from_the_same_mirrors_under_the_same_keys() -> None:
+    machine, moved = sources.of_release(MACHINE, OWN, "trixie")
+    assert (machine.version, machine.codename) == ("13", "trixie")
+    assert [one.suite for one in moved] == ["trixie", "trixie-updates", "trixie-security/updates"]
+    assert [(one.uri, one.signed_by) for one in moved] == [(one.uri, one.signed_by) for one in OWN]
+
+
+@pytest.mark.parametrize(
+    ("os_release", "release"),
+    [(BOOKWORM, "sid"), ('ID=ubuntu\nVERSION_ID="24.04"\nVERSION_CODENAME=noble\n', "trixie")],
+)
+def test_a_release_that_cannot_be_made_here_is_refused(os_release: str, release: str) -> None:
+    with pytest.raises(sources.SourcesError, match=f"--release {release}: hosts can be made of"):
+        sources.of_release(sources.distribution(os_release), OWN, release)
+
+
+def test_each_release_that_can_be_made_has_a_python() -> None:
+    assert set(image.PYTHONS) == {name for known in sources.RELEASES.values() for name in known}
+
+
 def test_sources_are_listed_once_and_in_order() -> None:
     listing = "Debian|b|http://x/|/a:1\nDebian|b-updates|http://x/|/a:1\nDebian|b|http://x/|/a:1\n"
     assert [target[0] for target in sources.parse_targets(listing, "debian")] == ["b", "b-updates"]
