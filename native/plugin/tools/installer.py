@@ -17,6 +17,12 @@ import tempfile
 import zipfile
 
 OLDEST_PYTHON = (3, 11)
+# With less free space than this a step that failed is taken to have failed for want of it: ensurepip does not say why.
+FULL_BYTES = 1 << 20
+
+
+class StepFailed(Exception):
+    """A step of the installation failed; the text holds its output."""
 
 
 def main() -> int:
@@ -34,10 +40,17 @@ def main() -> int:
             print(f"{target} is there")
             return 0
         shutil.rmtree(target, ignore_errors=True)
-        os.makedirs(given.root, exist_ok=True)
-        with tempfile.TemporaryDirectory() as scratch:
-            archive.extractall(scratch)
-            install(target, scratch)
+        try:
+            os.makedirs(given.root, exist_ok=True)
+            with tempfile.TemporaryDirectory() as scratch:
+                archive.extractall(scratch)
+                install(target, scratch)
+        except (StepFailed, OSError) as fault:
+            # A half installation is of no use, and must not be what fills the disk.
+            reason = full(given.root)
+            shutil.rmtree(target, ignore_errors=True)
+            print(f"{target} was not installed: {reason}{fault}", file=sys.stderr)
+            return 1
     prune(given.root, version)
     print(f"{target} is installed")
     return 0
@@ -52,10 +65,19 @@ def install(target: str, scratch: str) -> None:
         pass
 
 
+def full(root: str) -> str:
+    """Names the disk of the versions where it has no room left; else empty."""
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError:
+        return ""
+    return f"No space left on device: {free >> 10} KiB are free below {root}. " if free < FULL_BYTES else ""
+
+
 def run(command: list[str], what: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
-        sys.exit(f"{what} failed:\n{done.stdout}")
+        raise StepFailed(f"{what} failed:\n{done.stdout}")
 
 
 def prune(root: str, version: str) -> None:

@@ -116,6 +116,19 @@ def test_installation_that_was_cut_off_is_made_anew(archive, installed):
     assert program.exists()
 
 
+def test_full_disk_is_named_and_nothing_half_is_left_on_it(archive, tmp_path):
+    root = tmp_path / "small"
+    root.mkdir()
+    # In a mount namespace of its own, which ends with the shell; what is left is listed inside.
+    script = 'mount -t tmpfs -o size=64k tmpfs "$1" && "$2" "$3" --root "$1"; code=$?; ls "$1"; exit $code'
+    words = ["unshare", "--mount", "sh", "-c", script, "full", str(root), sys.executable, str(archive)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{root}/{VERSION} was not installed: No space left on device: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
 def test_old_versions_go_and_the_current_one_stays(archive, installed):
     for name in ("1.0.0-a", "2.0.0-b"):
         (installed / name).mkdir()
