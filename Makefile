@@ -111,7 +111,7 @@ bench bench-long: apt-test venv native
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/bench --form $(if $(filter bench-long,$@),long,bench)
 
 .PHONY: bench-hosts
-# Remote calls and seconds of site.yml by the number of hosts: BENCH_HOSTS="--first 10 --again 10,30" for the long form.
+# Remote calls and seconds of site.yml by the number of hosts: BENCH_HOSTS="--first 3,10,30" for the long form.
 bench-hosts: apt-test venv collection native
 	@tests/hosts/payload.sh
 	@$(BIN)/python tests/bench/hosts.py $(BENCH_HOSTS)

@@ -5,6 +5,8 @@
 set -eu
 
 cd "$(dirname "$0")/.."
+# molecule looks for ansible's commands by PATH.
+export PATH="$PWD/.build/venv/bin:$PATH"
 export MOLECULE_GLOB='molecule/*/molecule.yml'
 if [ $# -eq 0 ]; then
     set -- --all

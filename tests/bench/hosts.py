@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Remote calls and seconds of site.yml by the number of hosts: a first run and runs that change nothing.
 
-    python tests/bench/hosts.py                            first run on 3 hosts, then runs on 3, 10 and 30
-    python tests/bench/hosts.py --first 10 --again 10,30   needs memory for ten systemd hosts
+    python tests/bench/hosts.py                     first and second run on 3 hosts, then runs on 10 and 30 names
+    python tests/bench/hosts.py --first 3,10,30     first and second runs on as many hosts; needs memory for thirty
 
-The hosts of a first run are systemd hosts (tests/hosts), one container each. A run that changes nothing only reads, so
-more names than hosts may share them: 30 names on 3 hosts cost the controller what 30 hosts do, and the machine that
-both run on less memory. Gates are the calls of the busiest host; seconds are reported, for the machine is seldom alone.
+The hosts of a first run are systemd hosts (tests/hosts), one container each, bare. A run that changes nothing only
+reads, so more names than hosts may share them: 30 names on 3 hosts cost the controller what 30 hosts do, and the
+machine that both run on less memory. Gates are the calls of the busiest host; seconds and growth are reported, for the
+machine is seldom alone.
 """
 
 from __future__ import annotations
@@ -109,41 +110,58 @@ def hostctl(*arguments: str) -> None:
     subprocess.run([str(ROOT / "tests/hosts/hostctl"), *arguments], check=True)
 
 
-def measure(first: int, again: list[int], folder: Path) -> tuple[list[Row], Row]:
+def measure(first: list[int], again: list[int], folder: Path) -> tuple[list[Row], Row]:
     """All rows, and the control: a run that proves isolation each time, which is more than two calls."""
-    names = [f"gpu-t4-{number}" for number in range(1, first + 1)]
-    pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
-    hostctl("up", "--project", PROJECT, *pairs)
-    try:
-        containers = [simpodman.Host(PROJECT, name).container for name in names]
-        # The library is built in it, too, for a cache that is filled would hide what that costs.
-        cold = ["-e", f"vcuda_cache={folder / 'cache'}"]
-        rows = [run("first run", inventory(folder, dict(zip(names, containers))), folder, *cold)]
-        for number in again:
-            many = {f"gpu-{n + 1}": containers[n % len(containers)] for n in range(number)}
-            rows.append(run("nothing to change", inventory(folder, many), folder, *cold))
-        few = inventory(folder, dict(zip(names, containers)))
-        control = run("control: prove always", few, folder, *cold, "-e", "vgpu_verify=always")
-    finally:
-        hostctl("down", "--project", PROJECT)
+    rows = []
+    for count in first:
+        names = [f"gpu-t4-{number}" for number in range(1, count + 1)]
+        pairs = [word for name in names for word in ("--host", name, "--profile", str(PROFILE))]
+        hostctl("up", "--project", PROJECT, *pairs)
+        try:
+            containers = [simpodman.Host(PROJECT, name).container for name in names]
+            # The library is built in it, too, for a cache that is filled would hide what that costs.
+            cold = ["-e", f"vcuda_cache={folder / f'cache-{count}'}"]
+            own = inventory(folder, dict(zip(names, containers)))
+            rows += [run("first run", own, folder, *cold), run("nothing to change", own, folder, *cold)]
+            if count == first[-1]:
+                for number in again:
+                    many = {f"gpu-{n + 1}": containers[n % len(containers)] for n in range(number)}
+                    rows.append(run(f"nothing, on {count} hosts", inventory(folder, many), folder, *cold))
+                control = run("control: prove always", own, folder, *cold, "-e", "vgpu_verify=always")
+        finally:
+            hostctl("down", "--project", PROJECT)
     return rows, control
+
+
+def growth(rows: list[Row], first: bool) -> None:
+    """Print how seconds and calls grow from the fewest hosts to the most. No gate: a busy machine asks a host that
+    starts slowly once more, and that is a call.
+    """
+    kind = sorted((row for row in rows if row.run.startswith("first") == first), key=lambda row: row.hosts)
+    if len(kind) < 2:
+        return
+    few, many = kind[0], kind[-1]
+    print(
+        f"growth, {'first runs' if first else 'nothing to change'}: {few.hosts} to {many.hosts} hosts, "
+        f"{many.hosts / few.hosts:.1f} times: {many.seconds / few.seconds:.1f} times the seconds, "
+        f"calls of the busiest host {few.most} to {many.most}, of the others {few.least} to {many.least}"
+    )
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--first", type=int, default=3, help="hosts of the first run, each a container")
-    parser.add_argument("--again", default="3,10,30", help="numbers of hosts of the runs that change nothing")
+    parser.add_argument("--first", default="3", help="numbers of hosts of first and second runs, each a container")
+    parser.add_argument("--again", default="10,30", help="numbers of names on the last of them; they change nothing")
     options = parser.parse_args(arguments)
-    again = [int(word) for word in options.again.split(",")]
+    first, again = ([int(word) for word in words.split(",") if word] for words in (options.first, options.again))
     with tempfile.TemporaryDirectory(prefix="vgpu-bench-hosts-") as folder:
-        rows, control = measure(options.first, again, Path(folder))
+        rows, control = measure(first, again, Path(folder))
     path = ROOT / ".build" / "bench" / "hosts.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(row) for row in (*rows, control)], indent=1) + "\n")
-    quiet = rows[1:]
-    if len(quiet) > 1:
-        growth = quiet[-1].seconds / quiet[0].seconds
-        print(f"growth: {quiet[-1].hosts / quiet[0].hosts:.1f} times the hosts take {growth:.1f} times the seconds")
+    quiet = [row for row in rows if not row.run.startswith("first")]
+    growth(rows, True)
+    growth(rows, False)
     faults = [f"{row.run}, {row.hosts} hosts: {row.least}..{row.most} calls" for row in rows if not within(row)]
     faults += [f"{row.run}, {row.hosts} hosts: changed={row.changed}" for row in quiet if row.changed]
     if within(control):
