@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
+from vgpu_plugin import records
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._shared import layouts
 from vgpu_plugin.errors import BadRequest, NotNow, Refused
@@ -284,24 +287,23 @@ def test_records_that_cannot_be_read_are_put_aside(node):
 
 
 class Disk:
-    """Writes below a folder fail while ``full``; a rename or removal needs no room and goes on."""
+    """A disk that may be full: a part of the records is written, as a real one lets happen."""
 
-    def __init__(self, monkeypatch, folder: Path) -> None:
+    def __init__(self, monkeypatch) -> None:
         self.full = False
-        write = Path.write_text
+        real = records._overwrite
 
-        def write_text(path, *arguments, **options):
-            if self.full and folder in path.parents:
-                write(path, "{")  # what a full disk leaves: a beginning
-                raise OSError(28, "No space left on device")
-            return write(path, *arguments, **options)
+        def overwrite(path, data):
+            real(path, data[: len(data) // 2] if self.full else data)
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-        monkeypatch.setattr(Path, "write_text", write_text)
+        monkeypatch.setattr(records, "_overwrite", overwrite)
 
 
 @pytest.fixture
-def disk(node, monkeypatch):
-    return Disk(monkeypatch, node.paths.state_dir)
+def disk(monkeypatch):
+    return Disk(monkeypatch)
 
 
 def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
@@ -362,3 +364,20 @@ def test_numa_of_the_gpu_is_told(node):
     devices = [to_device(offer) for offer in pool.offers()[1]]
     assert devices[0].topology == api.TopologyInfo(nodes=[api.NUMANode(ID=1)])
     assert not devices[1].HasField("topology")
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_records_are_whole_at_every_moment(node, monkeypatch, can):
+    """However the file is replaced: who reads it finds what was written down last, longer or shorter than before."""
+    if not can:
+        monkeypatch.setattr("vgpu_plugin.records._exchanged", lambda _one, _other: False)
+    _pool, allocator, _files = node.parts(splitCount=4)
+    made = []
+    for n in range(4):
+        (answer,) = allocator.allocate([[slice_id(node.gpus[0], n)]])
+        made.append(answer.allocation)
+        assert [one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]] == made
+    while made:
+        allocator.forget(made.pop(0))
+        assert [one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]] == made
+    assert oct(node.paths.records.stat().st_mode & 0o777) == "0o600"

@@ -52,3 +52,10 @@ def test_it_would_be_loaded_otherwise():
 )
 def test_what_needs_it_later_has_it(after):
     assert said(LEAN, after)[1] == "CERT_REQUIRED"
+
+
+def test_servers_are_quiet():
+    """By grpc's own name for it: a release that names it otherwise makes an idle program dearer, and this fail."""
+    look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"
+    assert said(LEAN, look)[1] == "1.0"
+    assert said(f"{LEAN}; lean.with_quiet_servers()", look)[1] == "60.0"

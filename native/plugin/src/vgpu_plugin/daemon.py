@@ -172,6 +172,7 @@ class Daemon:
         for path in (
             records,
             records.with_suffix(".broken"),
+            records.with_suffix(".new"),
             self._paths.config_name,
             self._paths.admin_socket,
             self._paths.lock,

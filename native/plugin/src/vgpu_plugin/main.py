@@ -109,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)
     lean.without_openssl()
     lean.without_asyncio()
+    lean.with_quiet_servers()
     lean.with_few_arenas()
     from . import driver_files
     from . import settings as node_settings
