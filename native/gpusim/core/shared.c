@@ -73,6 +73,13 @@ int sim_shared_new(const struct sim_shared *what)
     return found;
 }
 
+void sim_shared_resize(int index, uint64_t bytes)
+{
+    sim_lock();
+    sim_self.state->shared[index].bytes = bytes;
+    sim_unlock();
+}
+
 int sim_shared_handle(int index)
 {
     int fd = open_file(), number = 0;

@@ -216,7 +216,7 @@ struct sim_shared {
     int32_t gpu;
     uint64_t serial; /* of its maker; 0: that holds it no longer, and no process is charged */
     uint64_t bytes, offset;
-    int32_t pid, fd; /* of the maker's memory file */
+    int32_t pid, fd; /* of the maker's memory file; -1: a pool, of which nothing is mapped */
 };
 
 enum sim_event_kind { SIM_EVENT_XID = 1, SIM_EVENT_ECC_SINGLE, SIM_EVENT_ECC_DOUBLE };
@@ -363,6 +363,7 @@ uint64_t sim_instance_total(int gpu, int gi);
 /* ---- memory with a shareable handle (shared.c) --------------------------------------------------------------- */
 
 int sim_shared_new(const struct sim_shared *what); /* of this process; an index, -1: no room */
+void sim_shared_resize(int index, uint64_t bytes); /* a pool has grown or shrunk */
 int sim_shared_handle(int index);                  /* a descriptor that stands for it, -1 */
 int sim_shared_find(int handle, struct sim_shared *what); /* -1: no such descriptor */
 /* Keeps it alive until dropped, or until this process ends (a child does not). NULL: not possible. */

@@ -8,6 +8,7 @@
 #include "graph.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #define POOL_MAGIC 0x504f4c31u
 #define UNIT ((uint64_t)2 << 20)
@@ -19,6 +20,9 @@ struct CUmemPool_st {
     uint64_t threshold, reserved, used, reserved_high, used_high;
     int reuse[3]; /* the three reuse policies: kept, without effect */
     uint64_t access; /* devices */
+    int handle_types;
+    int shared;      /* index + 1 of its shareable handle, 0: none */
+    void *hold;      /* of an import: another process's pool, charged there */
     CUmemoryPool next;
 };
 
@@ -60,13 +64,21 @@ static bool valid(CUmemoryPool pool)
 }
 
 /* Pool's mutex held. */
+static void reserved(CUmemoryPool pool, uint64_t bytes)
+{
+    pool->reserved = bytes;
+    if (pool->shared)
+        sim_shared_resize(pool->shared - 1, bytes);
+}
+
+/* Pool's mutex held. */
 static bool trim(CUmemoryPool pool, uint64_t keep)
 {
     uint64_t needed = (pool->used + UNIT - 1) / UNIT * UNIT, target = keep > needed ? keep : needed;
     if (pool->reserved <= target)
         return false;
     sim_uncharge(driver.devices[pool->device].gpu, SIM_MEMORY, pool->reserved - target);
-    pool->reserved = target;
+    reserved(pool, target);
     return true;
 }
 
@@ -98,7 +110,7 @@ static CUresult reserve(CUmemoryPool pool, uint64_t bytes)
     enum sim_status status = sim_charge(driver.devices[pool->device].gpu, SIM_MEMORY, target - pool->reserved);
     if (status != SIM_OK)
         return status_to_result(status);
-    pool->reserved = target;
+    reserved(pool, target);
     if (target > pool->reserved_high)
         pool->reserved_high = target;
     return CUDA_SUCCESS;
@@ -168,7 +180,7 @@ static CUresult alloc_async(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, C
         return result;
     if (!pool)
         pool = pool_current(stream->context->device);
-    REQUIRE(valid(pool), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(valid(pool) && !pool->hold, CUDA_ERROR_INVALID_VALUE);
     if (!stream->capture)
         return pool_alloc(pool, bytes, out);
     struct op op = {.kind = OP_ALLOC, .as.memory = {.bytes = bytes}};
@@ -271,7 +283,49 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
     REQUIRE(device_valid(props->location.id), CUDA_ERROR_INVALID_DEVICE);
     REQUIRE(device_arena(props->location.id), CUDA_ERROR_OUT_OF_MEMORY);
     *pool = pool_new(props->location.id);
+    if (*pool)
+        (*pool)->handle_types = props->handle_types;
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* What the pool holds outlives its maker while anybody has such a handle, or has imported it. Pointers are not handed on. */
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int type, unsigned long long flags);
+CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int type, unsigned long long flags)
+{
+    ENTER();
+    REQUIRE(handle && flags == 0 && valid(pool), CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(type == 1 && pool->handle_types & 1 && !pool->hold, CUDA_ERROR_NOT_SUPPORTED);
+    pthread_mutex_lock(&pool->mutex);
+    if (!pool->shared)
+        pool->shared = 1 + sim_shared_new(&(struct sim_shared){
+                               .gpu = driver.devices[pool->device].gpu, .bytes = pool->reserved, .pid = getpid(), .fd = -1});
+    int fd = pool->shared ? sim_shared_handle(pool->shared - 1) : -1;
+    pthread_mutex_unlock(&pool->mutex);
+    REQUIRE(fd >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    *(int *)handle = fd;
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags);
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags)
+{
+    ENTER();
+    struct sim_shared shared;
+    REQUIRE(out && flags == 0, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(type == 1, CUDA_ERROR_NOT_SUPPORTED);
+    int index = sim_shared_find((int)(intptr_t)handle, &shared), device = 0;
+    REQUIRE(index >= 0 && shared.fd < 0, CUDA_ERROR_INVALID_VALUE);
+    while (device < driver.count && driver.devices[device].gpu != shared.gpu)
+        device++;
+    REQUIRE(device < driver.count, CUDA_ERROR_INVALID_DEVICE);
+    void *hold = sim_shared_import(index);
+    CUmemoryPool pool = hold ? pool_new(device) : NULL;
+    if (hold && !pool)
+        sim_shared_drop(hold);
+    REQUIRE(pool, CUDA_ERROR_OUT_OF_MEMORY);
+    pool->hold = hold;
+    *out = pool;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool);
@@ -287,6 +341,13 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     pool->magic = 0;
     pool->threshold = 0;
     trim(pool, 0);
+    if (pool->shared && !pool->reserved) {
+        sim_shared_release(pool->shared - 1);
+        pool->shared = 0;
+    }
+    if (pool->hold)
+        sim_shared_drop(pool->hold);
+    pool->hold = NULL;
     pthread_mutex_unlock(&pool->mutex);
     return CUDA_SUCCESS;
 }

@@ -16,6 +16,8 @@ struct pool {
     uint64_t key;
     const struct device *device; /* NULL: its memory is not on a device */
     uint64_t charged;
+    uint64_t shared;      /* the object that its shareable handles stand for; 0: there are none */
+    bool lent;            /* its slot says that others may have what it holds */
     uint64_t outstanding; /* bytes of blocks that the program holds */
     bool destroyed;       /* lives on until its last block is freed */
 };
@@ -55,6 +57,15 @@ static uint64_t attribute(const struct pool *pool, int which, uint64_t otherwise
     return value;
 }
 
+/* Pool locked. What an exported pool holds is lent: its importers keep it when this process dies. */
+static void hold(struct pool *pool, uint64_t bytes)
+{
+    bool more = bytes > pool->charged;
+    if (pool->lent && bytes != pool->charged)
+        ledger_lend(pool->device->ledger, more ? bytes - pool->charged : pool->charged - bytes, more);
+    pool->charged = bytes;
+}
+
 /* Pool locked. Gives back what the pool no longer holds; what it holds beyond its charge waits for pool_settle_up. */
 static void settle_down(struct pool *pool)
 {
@@ -63,7 +74,7 @@ static void settle_down(struct pool *pool)
     uint64_t reserved = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding);
     if (reserved < pool->charged) {
         ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - reserved);
-        pool->charged = reserved;
+        hold(pool, reserved);
     }
 }
 
@@ -101,7 +112,7 @@ void pool_freed(uint64_t key, uint64_t bytes)
     pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
     if (pool->destroyed) {
         uint64_t back = pool->charged > pool->outstanding ? pool->charged - pool->outstanding : 0;
-        pool->charged -= back;
+        hold(pool, pool->charged - back);
         ledger_uncharge(pool->device->ledger, ACCOUNT_USED, back);
     } else {
         settle_down(pool);
@@ -228,14 +239,14 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
+    hold(pool, pool->charged + charged); /* before it is there: who is killed in between has lent it */
     status = call(request);
-    pool->charged += charged;
     if (status == CUDA_SUCCESS) {
         uint64_t held = attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding + request->bytes);
         if (held > pool->charged) {
             status = memory_charge(device, ACCOUNT_USED, held - pool->charged);
             if (status == CUDA_SUCCESS)
-                pool->charged = held;
+                hold(pool, held);
             else
                 take_back(request, pool);
         }
@@ -407,13 +418,58 @@ EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *proper
 FIND(cuMemGetMemPool)
 FIND(cuMemGetDefaultMemPool)
 
-/* Another process's pool: the driver allocates from it for its owner only, who is charged. */
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle, int type, unsigned long long flags)
+{
+    ENTER(cuMemPoolExportToShareableHandle, (shareable, handle, type, flags));
+    (void)control;
+    struct pool *pool = pool_known((uintptr_t)handle);
+    if (!pool || !pool->device)
+        return REAL(cuMemPoolExportToShareableHandle)(shareable, handle, type, flags);
+    lock_take(&pool->lock);
+    bool first = !pool->lent;
+    if (first)
+        ledger_lend(pool->device->ledger, pool->charged, true);
+    pool->lent = true;
+    CUresult status = REAL(cuMemPoolExportToShareableHandle)(shareable, handle, type, flags);
+    if (status == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+        shareable_mark(*(const int *)shareable, &pool->shared);
+    } else if (status == CUDA_SUCCESS) {
+        shareable_unmarked();
+    } else if (first) {
+        ledger_lend(pool->device->ledger, pool->charged, false);
+        pool->lent = false;
+    }
+    lock_drop(&pool->lock);
+    return status;
+}
+
+/*
+ * Another process's pool: the driver allocates from it for its owner only, who is charged. Pointers of it may outlive the
+ * pool here, so its owner's charge is kept for as long as this process lives.
+ */
 EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
 {
     ENTER(cuMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
+    uint64_t object;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (!ledger_join())
+        return CUDA_ERROR_NOT_PERMITTED;
+    bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    bool foreign = shareable_origin(descriptor ? (int)(intptr_t)shareable : -1, &object) == SHAREABLE_FOREIGN;
+    void *loan = foreign ? NULL : ledger_borrow(shareable_lent_byte(object));
+    if (!foreign && !loan)
+        return CUDA_ERROR_NOT_PERMITTED;
+    /* The driver is asked in any case: what is no handle at all is its own to refuse. */
     CUresult status = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
-    if (status == CUDA_SUCCESS && control == CONTROL_ON)
+    if (status != CUDA_SUCCESS) {
+        ledger_return(loan);
+    } else if (foreign) {
+        REAL(cuMemPoolDestroy)(*pool);
+        status = memory_refuse("an import of a pool that another container made");
+    } else {
         pool_add((uintptr_t)*pool, NULL);
+    }
     return status;
 }
 
@@ -430,7 +486,7 @@ EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
         pool->destroyed = true;
         if (pool->device && pool->charged > pool->outstanding) {
             ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - pool->outstanding);
-            pool->charged = pool->outstanding;
+            hold(pool, pool->outstanding);
         }
     }
     lock_drop(&pool->lock);

@@ -190,6 +190,12 @@ static uint64_t own_byte(int file, int descriptor, uint64_t first, uint64_t coun
     return found ? found : own_byte(file, descriptor, at + 1, first + count - at - 1);
 }
 
+uint64_t shareable_lent_byte(uint64_t object)
+{
+    uint64_t last = VGPU_LEDGER_LENT_SPAN - 1;
+    return VGPU_LEDGER_LENT_BASE + (object ? (object * 0x9e3779b97f4a7c15ull >> 32) % VGPU_LEDGER_LENT_SPAN : last);
+}
+
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
 {
     bool marked = false;

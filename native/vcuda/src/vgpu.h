@@ -486,6 +486,8 @@ enum shareable_origin {
     SHAREABLE_OURS,    /* made by a process of this container, and charged there */
     SHAREABLE_FOREIGN,
 };
+/* The byte of the ledger that stands for imports of an object, 0: of one that is not known. */
+uint64_t shareable_lent_byte(uint64_t object);
 /* Of a descriptor; -1: a handle of another kind, which is never marked. */
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
 

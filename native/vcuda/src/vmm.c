@@ -26,8 +26,6 @@ struct physical {
     bool lent; /* its slot says that others may have it */
 };
 
-#define ANY_IMPORT (VGPU_LEDGER_LENT_BASE + VGPU_LEDGER_LENT_SPAN - 1)
-
 static struct lock vmm_lock;
 static struct physical *waiting; /* let go here, open elsewhere */
 
@@ -36,14 +34,9 @@ static struct physical *physical_of(uint64_t owner)
     return (struct physical *)(uintptr_t)owner;
 }
 
-static uint64_t byte_of(uint64_t shared)
-{
-    return VGPU_LEDGER_LENT_BASE + (shared * 0x9e3779b97f4a7c15ull >> 32) % VGPU_LEDGER_LENT_SPAN;
-}
-
 static bool open_elsewhere(const struct physical *object)
 {
-    return object->shared && (shareable_open(object->shared) || ledger_lent_open(byte_of(object->shared)));
+    return object->shared && (shareable_open(object->shared) || ledger_lent_open(shareable_lent_byte(object->shared)));
 }
 
 static void end(struct physical *object)
@@ -209,6 +202,17 @@ static const struct device *place_of(CUmemGenericAllocationHandle handle)
     return device_of(properties.location.id, &status);
 }
 
+/* The driver is asked all the same: what is no handle at all is its own to refuse. */
+static CUresult refuse_import(CUmemGenericAllocationHandle *handle, void *shareable, int type)
+{
+    CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
+    if (status != CUDA_SUCCESS)
+        return status;
+    if (REAL_HAS(cuMemRelease))
+        REAL(cuMemRelease)(*handle);
+    return memory_refuse("an import of memory that another container made");
+}
+
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
 {
     ENTER(cuMemImportFromShareableHandle, (handle, shareable, type));
@@ -221,9 +225,9 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     enum shareable_origin origin = shareable_origin(descriptor ? (int)(intptr_t)shareable : -1, &shared);
     if (origin == SHAREABLE_FOREIGN)
-        return memory_refuse("an import of memory that another container made");
+        return refuse_import(handle, shareable, type);
     struct physical *object = calloc(1, sizeof *object);
-    void *loan = ledger_borrow(origin == SHAREABLE_OURS ? byte_of(shared) : ANY_IMPORT);
+    void *loan = ledger_borrow(shareable_lent_byte(shared));
     if (!object || !loan) {
         ledger_return(loan);
         free(object);

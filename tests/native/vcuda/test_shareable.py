@@ -112,6 +112,46 @@ def test_who_only_looks_on_sees_what_the_dead_had_lent(host: Host) -> None:
     assert onlooker.say("nvml 0")[2] == host.on_card() == context
 
 
+POOL, BLOCK = 40, 41
+EXPORT_POOL = f"call cuMemPoolExportToShareableHandle @{HANDLE} ${POOL} 1 0"
+IMPORT_POOL = f"call cuMemPoolImportFromShareableHandle @{IMPORT} ${TAKEN} 1 0"
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("holds", ["a handle", "an import", "nothing"])
+def test_a_pool_that_others_have_outlives_its_maker(host: Host, three: tuple, killed: bool, holds: str) -> None:
+    maker, user, watcher = three
+    context = host.physical()[watcher.process.pid]
+    say(maker, f"pool-shared {POOL} 0", f"frompool {BLOCK} {SIZE // 2} {POOL}", EXPORT_POOL)
+    say(maker, f"frompool {BLOCK + 1} {SIZE} {POOL}", f"free-async {BLOCK}", "sync")  # it grows, and shrinks again
+    assert account(watcher) == host.on_card() == 3 * context + SIZE
+    take(maker, user)
+    if holds != "a handle":
+        assert holds == "nothing" or user.result(IMPORT_POOL) == OK
+        say(user, f"close-fd {TAKEN}")
+    end(maker, killed)
+    kept = 0 if holds == "nothing" else SIZE
+    assert host.on_card() == 2 * context + kept
+    assert account(watcher) == host.on_card()
+    assert watcher.refused("alloc", LIMIT - 2 * context - kept + 1) == OOM
+    end(user, not killed)
+    assert account(watcher) == host.on_card() == context
+    say(watcher, f"alloc 30 {LIMIT - context}")
+
+
+def test_a_pool_of_another_container_is_refused(host: Host) -> None:
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
+    user, bare = host.puppet().start(), host.puppet(preload=False).start()
+    say(maker, f"pool-shared {POOL} 0", EXPORT_POOL)
+    for puppet in (user, bare):
+        take(maker, puppet)
+    assert user.result(IMPORT_POOL) == NOT_SUPPORTED
+    assert "another container" in user.errors()
+    assert bare.result(IMPORT_POOL) == OK, "the driver refuses it: this proves nothing"
+
+
 def test_handles_made_again_and_again_leave_nothing(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()

@@ -128,7 +128,10 @@ static int allocate(const char *verb, int to, unsigned long long a, unsigned lon
         status = CALL(cuMemAllocAsync_ptsz, &pointer, a, NULL);
     else if (strcmp(verb, "pool") == 0)
         status = CALL(cuMemPoolCreate, (CUmemoryPool *)&pointer, &pool);
-    else if (strcmp(verb, "frompool") == 0)
+    else if (strcmp(verb, "pool-shared") == 0) {
+        pool.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        status = CALL(cuMemPoolCreate, (CUmemoryPool *)&pointer, &pool);
+    } else if (strcmp(verb, "frompool") == 0)
         status = CALL(cuMemAllocFromPoolAsync, &pointer, a, (CUmemoryPool)reg[b], NULL);
     else if (strcmp(verb, "create") == 0)
         status = CALL(cuMemCreate, &pointer, a, &memory, 0);
