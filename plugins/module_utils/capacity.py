@@ -191,6 +191,7 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
     for fault in errors(findings):
         remedy = "correct the variables of the host's group"
         _differ(answer["drift"], "slices", fault.path, "at least one", fault.message, remedy)
+    pieces = _until_free(pieces, seen, answer)
     answer["expected"] = [piece._asdict() for piece in pieces]
     answer["resources"] = sharing.resources_of(pieces, config)
     for gpu in seen["nvml"]["gpus"]:
@@ -204,6 +205,27 @@ def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]
             advertised=0,
         )
         answer["gpus"].append(row)
+
+
+def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
+    """Slices in use are never taken away: of a GPU that waits for them, those of its former split are expected."""
+    status = seen["plugin"] or {}
+    for uuid in status.get("waiting") or []:
+        made = [one for one in status.get("slices") or [] if one["uuid"] == uuid]
+        wanted = [one for one in pieces if one.uuid == uuid]
+        held = sum(bool(one.get("in_use")) for one in made)
+        now = f"{len(made)} of the split before"
+        if not held:
+            remedy = "systemctl restart vgpu-device-plugin"
+            _differ(answer["drift"], "split", uuid, f"{len(wanted)} slices", f"{now}, none in use", remedy)
+            continue
+        remedy = f"nothing to do: the GPU changes when the {held} in use are free"
+        _differ(answer["notes"], "split", uuid, f"{len(wanted)} slices", now, remedy)
+        before = [sharing.Piece(**{key: one[key] for key in sharing.Piece._fields}) for one in made]
+        at = pieces.index(wanted[0]) if wanted else len(pieces)
+        others = [one for one in pieces if one.uuid != uuid]
+        pieces = others[:at] + before + others[at:]
+    return pieces
 
 
 def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:

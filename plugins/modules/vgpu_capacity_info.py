@@ -186,7 +186,9 @@ drift:
       type: str
       returned: always
 notes:
-  description: What differs and goes away by itself, in the shape of RV(drift); an older library that is still mapped.
+  description:
+    - What differs and goes away by itself, in the shape of RV(drift). An older library that is still mapped; a GPU that
+      keeps its former slices until those in use are free.
   returned: always
   type: list
   elements: dict

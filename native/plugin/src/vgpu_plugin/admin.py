@@ -32,10 +32,14 @@ class Admin(rpc.AdminServicer):
         notes: Callable[[], list[str]] = list,
         usages: Callable[[], list[container_usage.Usage]] = list,
         configuration: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        waiting: Callable[[], list[str]] = list,
         watched: Callable[[], api.WatchResponse] = api.WatchResponse,
     ) -> None:
-        """``configuration``: the name of the one in force, and why the one that is wanted is not."""
+        """``configuration``: the name of the one in force, and why the one that is wanted is not;
+        ``waiting``: UUIDs of the GPUs that keep their former slices until those are free.
+        """
         self._configuration = configuration
+        self._waiting = waiting
         self._settings = settings
         self._pool = pool
         self._allocator = allocator
@@ -107,6 +111,7 @@ class Admin(rpc.AdminServicer):
             hand_over_reason=self._allocator.hand_over.reason,
             config_name=name,
             config_fault=refused,
+            waiting=self._waiting(),
         )
 
     def _library(self) -> str:

@@ -33,6 +33,7 @@ from .gpus import Gpu, GpuError, GpuSource
 from .health import CLEAN_S, HealthWatch
 from .health import rules as health_rules
 from .labeller import Labeller
+from .last_offer import LastOffer
 from .leases import Leases
 from .mounts import KernelMounter, Mounter
 from .notify import notify
@@ -174,6 +175,7 @@ class Daemon:
             records.with_suffix(".broken"),
             records.with_suffix(".new"),
             self._paths.config_name,
+            self._paths.last_offer,
             self._paths.admin_socket,
             self._paths.lock,
         ):
@@ -244,7 +246,8 @@ class Daemon:
     def _serve(self, settings: node_settings.Settings, source: GpuSource, gpus: list[Gpu]) -> None:
         paths = self._paths
         settings, pieces = self._first_pieces(gpus, settings)
-        pool = Pool(gpus, pieces)
+        last_offer = LastOffer(paths.last_offer)
+        pool = Pool(gpus, last_offer.before(gpus, pieces))
         records = RecordStore(paths.records)
         records.load()
         files = AllocationFiles(paths.allocations, self._mounter)
@@ -283,6 +286,7 @@ class Daemon:
             allocator,
             lambda: leases.in_use() | outside.in_use(),
             self._choice,
+            last_offer,
         )
         self._health = HealthWatch(source, pool, health_rules(os.environ), changes.look, self._clean_s)
         changes.on_lost = self._health.lost
@@ -303,6 +307,7 @@ class Daemon:
             lambda: changes.notes() + (label.notes() if label is not None else []),
             lambda: usages(lambda: podresources.holders(paths.pod_resources)),
             lambda: (changes.name, changes.fault),
+            lambda: changes.waiting,
             lambda: watch_setup.answer(watch.state(), allocator, paths),
         )
         admin = self._serve_admin(service)
@@ -314,6 +319,7 @@ class Daemon:
         for warning in settings.warnings:
             log.warning("%s", warning)
         watcher = threading.Thread(target=self._health.run, name="health", daemon=True)
+        changes.begin(pieces, driver)
         registrations.bring_in_line(offered(pool, settings))
         watcher.start()
         if self._extras.watch_s:

@@ -49,6 +49,11 @@ class Paths:
         return self.state_dir / "config-name"
 
     @property
+    def last_offer(self) -> Path:
+        """The pieces that were offered last."""
+        return self.state_dir / "offered.json"
+
+    @property
     def pod_resources(self) -> Path:
         """The kubelet's PodResources service lies beside the folder of device plugins."""
         return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"

@@ -18,6 +18,7 @@ from .allocator import Allocator
 from .config_choice import ConfigChoice
 from .errors import Fatal
 from .gpus import Gpu, GpuError, GpuSource
+from .last_offer import LastOffer
 from .options import Option
 from .paths import Paths
 from .pool import Pool
@@ -40,8 +41,10 @@ class Reconfiguration:
         allocator: Allocator,
         held: Callable[[], frozenset[str]],
         choice: ConfigChoice | None = None,
+        last_offer: LastOffer | None = None,
     ) -> None:
         self._seen_root = paths.seen_root
+        self._last_offer = last_offer or LastOffer(paths.last_offer)
         self._choice = choice or ConfigChoice(paths.config, paths.configs, paths.config_name)
         self._chosen = chosen
         self._source = source
@@ -88,6 +91,14 @@ class Reconfiguration:
         if self.waiting:
             return WAITING, f"{force}; {', '.join(self.waiting)}: the old slices stay until the last in use is free"
         return APPLIED, force
+
+    def begin(self, pieces: list[Piece], driver: driver_files.DriverFiles) -> None:
+        """Once at the start, before anything is offered. The pool has what was offered before; GPUs of which nothing is
+        held take ``pieces``, the others wait.
+        """
+        self._pieces, self._driver = pieces, driver
+        if self._update([]):
+            self._tell()
 
     def look(self) -> None:
         """One look at label, file and driver; takes over what changed."""
@@ -154,23 +165,30 @@ class Reconfiguration:
             return
         self._driver = driver_files.find(self.settings.driver_root, self.settings.dev_root, host_root=self._seen_root)
         self._pieces = pieces
-        with self._allocator.lock:
-            before = self.waiting
-            self.waiting = self._pool.update(gpus, pieces, self._held())
-            self._allocator.configure(self.settings, self._driver)
-        for uuid in self.waiting:
-            if uuid not in before:
-                log.warning("GPU %s keeps its old slices until the last one in use is free", uuid)
         self._gpus = gpus
+        with self._allocator.lock:
+            self._update(self.waiting)
+            self._allocator.configure(self.settings, self._driver)
         self._tell()
 
     def _try_again(self) -> None:
         """Whether the slices of a GPU that waits are free by now; nothing else of the node is looked at for it."""
-        with self._allocator.lock:
-            before = self.waiting
-            self.waiting = self._pool.update(self._gpus, self._pieces, self._held())
+        before = self.waiting
+        self._update(before)
         if self.waiting != before:
             self._tell()
+
+    def _update(self, waited: list[str]) -> bool:
+        """Gives the pool what is wanted, as far as it is free; whether the pool has other pieces now."""
+        with self._allocator.lock:
+            before = self._pool.slices
+            self.waiting = self._pool.update(self._gpus, self._pieces, self._held())
+            offered = self._pool.slices
+            self._last_offer.keep(offered)
+        for uuid in self.waiting:
+            if uuid not in waited:
+                log.warning("GPU %s keeps its old slices until the last one in use is free", uuid)
+        return offered != before
 
     def _tell(self) -> None:
         for call in self.after:

@@ -71,6 +71,42 @@ def test_a_host_where_all_agree():
     assert found["library"] == "0.1.0-x"
 
 
+WAITS = [
+    {
+        "id": f"GPU-a::{n}",
+        "uuid": "GPU-a",
+        "memory_mib": 5120,
+        "sm_percent": 33,
+        "resource": "nvidia.com/gpu",
+        "mode": "vcuda",
+        "device": "GPU-a",
+        "health": "Healthy",
+        "in_use": n == 2,
+    }
+    for n in range(3)
+]
+
+
+def test_a_gpu_that_waits_for_slices_in_use_is_no_difference_and_told():
+    ids = [one["id"] for one in WAITS] + IDS[2:]
+    status = plugin(waiting=["GPU-a"], slices=WAITS + slices()[2:])
+    found = compared(plugin=status, checkpoint_text=checkpoint(ids))
+    assert (found["ok"], found["drift"]) == (True, [])
+    assert [piece["id"] for piece in found["expected"]] == ids
+    assert [(gpu["slices"], gpu["advertised"], gpu["slice_mib"]) for gpu in found["gpus"]] == [
+        (3, 3, 5120),
+        (2, 2, 7680),
+    ]
+    assert [(one["what"], one["where"], one["expected"]) for one in found["notes"]] == [("split", "GPU-a", "2 slices")]
+
+
+def test_a_gpu_that_waits_for_nothing_is_a_difference():
+    idle = [{**one, "in_use": False} for one in WAITS]
+    found = compared(plugin=plugin(waiting=["GPU-a"], slices=idle + slices()[2:]))
+    assert found["ok"] is False
+    assert ("split", "GPU-a", "2 slices") in [(one["what"], one["where"], one["expected"]) for one in found["drift"]]
+
+
 def test_whole_gpus_are_slices_without_a_number():
     text = node_config.dump(node_config.from_vars({"vgpu_sharing": "none"}))
     whole = [{"id": gpu["uuid"], "uuid": gpu["uuid"], "memory_mib": 15360, "sm_percent": 100} for gpu in GPUS]
