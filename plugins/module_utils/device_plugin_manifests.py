@@ -17,6 +17,8 @@ NAME = "vgpu-device-plugin"
 CONFIGS = "vgpu-configs"
 NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
+# What the program writes on its node.
+ANNOTATION, CONDITION = "vgpu.fleet/gpus", "VgpuConfiguration"
 HOST = "/host"
 PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
 RBAC = "rbac.authorization.k8s.io"
@@ -76,6 +78,16 @@ def node(name: str, present: bool = True) -> dict[str, Any]:
     """The label by which a node is given a pod, for server-side apply; without it, the label is taken back."""
     labels = {NODE_LABEL: LABEL_VALUE} if present else {}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """What takes back what the program wrote on a node, as (path below the node, patch); empty where it is nothing."""
+    out: list[tuple[str, dict[str, Any]]] = []
+    if ANNOTATION in (found["metadata"].get("annotations") or {}):
+        out.append(("", {"metadata": {"annotations": {ANNOTATION: None}}}))
+    if any(one.get("type") == CONDITION for one in (found.get("status") or {}).get("conditions") or []):
+        out.append(("/status", {"status": {"conditions": [{"$patch": "delete", "type": CONDITION}]}}))
+    return out
 
 
 def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:

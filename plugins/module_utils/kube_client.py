@@ -52,6 +52,9 @@ class Api:
             query["dryRun"] = "All"
         return self._call("PATCH", path, body, "application/apply-patch+yaml", **query)
 
+    def patch(self, path: str, body: dict) -> dict:
+        return self._call("PATCH", path, body, "application/strategic-merge-patch+json")
+
     def delete(self, path: str) -> None:
         try:
             self._call("DELETE", path)

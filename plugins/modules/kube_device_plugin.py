@@ -31,6 +31,7 @@ options:
   state:
     description:
       - V(absent) takes the label from the nodes, which ends their pods; the objects go where no other node has it.
+        So do the annotation and the condition that the program wrote on the nodes; once more after the pods have ended.
     type: str
     choices: [present, absent]
     default: present
@@ -147,6 +148,18 @@ def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
     )
 
 
+def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
+    """What the program wrote on the nodes: to be asked for once its pods have ended, for they would write it again."""
+    changes = []
+    for path in [kube_apply.path_of(one) for one in nodes]:
+        found = api.get(path) or {"metadata": {}}
+        for below, body in device_plugin_manifests.trace(found):
+            if not check:
+                api.patch(path + below, body)
+            changes.append(kube_apply.Change(f"Node {found['metadata']['name']}{below}", body, None))
+    return changes
+
+
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     params = module.params
     numbers = kube_apply.numbers(api.get("/version") or {})
@@ -162,6 +175,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         labelled = (api.get(f"/api/v1/nodes?labelSelector={selector}") or {}).get("items") or []
         if {one["metadata"]["name"] for one in labelled} <= set(params["nodes"]):
             changes += kube_apply.remove(api, device_plugin_manifests.manifests(wish), module.check_mode)
+        changes += take_back(api, known, module.check_mode)
     else:
         if len(known) < len(nodes):
             # Server-side apply would make the node.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,14 +39,14 @@ LABEL = "nvidia.com/device-plugin.config"
 ENVIRONMENT = {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFILE}"}
 
 
-def call(cluster, check=False, **params):
+def call(cluster, check=False, module="kube_device_plugin", **params):
     kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
     given = {"kubeconfig": str(kubeconfig), "nodes": [cluster.node], "_ansible_check_mode": check, **params}
-    if params.get("state") != "absent":
+    if module == "kube_device_plugin" and params.get("state") != "absent":
         configs = {"gpu-1": {"big.yaml": json.dumps(BIG)}}
         given = {"image": PLUGIN_IMAGE, "pull_policy": "Never", "environment": ENVIRONMENT, "configs": configs, **given}
     arguments = {"ANSIBLE_MODULE_ARGS": {**given, "_ansible_remote_tmp": "/tmp", "_ansible_keep_remote_files": False}}
-    name = "ansible_collections.vgpu.fleet.plugins.modules.kube_device_plugin"
+    name = f"ansible_collections.vgpu.fleet.plugins.modules.{module}"
     done = subprocess.run(
         [sys.executable, "-c", f"import runpy; runpy.run_module({name!r}, run_name='__main__')"],
         input=json.dumps(arguments),
@@ -226,17 +227,152 @@ def test_removed_without_a_trace(cluster, deployed):
     from vgpu_plugin._shared import device_plugin_manifests as ours
     from vgpu_plugin._shared import kube_apply
 
+    def traces() -> list[str]:
+        found = cluster.node_object()
+        names = [*(found["metadata"].get("annotations") or {}), *found["metadata"]["labels"]]
+        return [one for one in names if one.startswith("vgpu.fleet/")] + [
+            one["type"] for one in found["status"]["conditions"] if one["type"].startswith("Vgpu")
+        ]
+
+    assert "VgpuConfiguration" in traces()
     assert call(cluster, check=True, state="absent")["changed"]
     assert cluster.api.get_or_none(DAEMON_SET) is not None
     found = call(cluster, state="absent")
     assert found["changed"], found
     assert [one for one in ours.manifests(ours.Wish("")) if cluster.api.get_or_none(kube_apply.path_of(one))] == []
-    assert "vgpu.fleet/device-plugin" not in cluster.node_object()["metadata"]["labels"]
+    end_pods(cluster)
+    call(cluster, state="absent")
+    assert traces() == []
     assert not call(cluster, state="absent")["changed"]
-    # Nobody collects the pods of a DaemonSet here: that controller is not started.
+
+
+def end_pods(cluster) -> None:
+    """The collector of what nobody owns is a controller that is not started here."""
     for one in plugin_pods(cluster):
         cluster.api.delete(f"{SYSTEM}/pods/{one['metadata']['name']}", grace_s=1)
     until(lambda: plugin_pods(cluster) == [], "the end of the plugin's pod")
+
+
+# ---- another plugin on the node
+
+RIVAL = "localhost/k8s-device-plugin:1"
+RIVAL_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/nvidia-device-plugin"
+
+
+@pytest.fixture
+def rival(cluster, deployed):
+    """A DaemonSet by the name of NVIDIA's image, which serves nothing."""
+    cluster.ctr("images", "tag", "--force", "localhost/kubebox:1", RIVAL)
+    labels = {"name": "nvidia-device-plugin"}
+    container = {"name": "c", "image": RIVAL, "imagePullPolicy": "Never"}
+    spec = {"hostNetwork": True, "terminationGracePeriodSeconds": 1, "containers": [container]}
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": "nvidia-device-plugin", "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+    until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "the account")
+    cluster.api.create(RIVAL_SET.rpartition("/")[0], body)
+    until(lambda: rivals(cluster)["rivals"], "the other plugin's pod")
+    yield "DaemonSet kube-system/nvidia-device-plugin"
+    if cluster.api.get_or_none(RIVAL_SET):
+        cluster.api.delete(RIVAL_SET)
+
+
+def rivals(cluster, check=False, **params):
+    return call(cluster, check, module="kube_rivals", **params)
+
+
+def test_another_plugin_is_named_refused_and_removed_with_consent(cluster, rival):
+    found = rivals(cluster)
+    assert found["failed"] and rival in found["msg"] and "nvidia.com/gpu on gpu-1" in found["msg"], found
+    assert cluster.api.get_or_none(RIVAL_SET)
+    assert rivals(cluster, resources=["example.com/gpu"])["removed"] == []
+    assert rivals(cluster, remove=["DaemonSet kube-system/other"])["failed"]
+    assert rivals(cluster, check=True, remove=[rival])["removed"] == [rival]
+    assert cluster.api.get_or_none(RIVAL_SET)
+    # Its pod is collected by a controller that is not started here.
+    selector = "labelSelector=name%3Dnvidia-device-plugin"
+    ending = [one["metadata"]["name"] for one in cluster.api.get(f"{SYSTEM}/pods?{selector}")["items"]]
+    with ThreadPoolExecutor(1) as other:
+        removal = other.submit(rivals, cluster, remove=[rival])
+        until(lambda: not cluster.api.get_or_none(RIVAL_SET), "the removal")
+        for name in ending:
+            cluster.api.delete(f"{SYSTEM}/pods/{name}", grace_s=1)
+        assert removal.result()["removed"] == [rival]
+    assert rivals(cluster)["rivals"] == []
+
+
+# ---- the role
+
+PLAY = """
+- hosts: gpu-1
+  connection: local
+  gather_facts: false
+  vars:
+    ansible_python_interpreter: {python}
+    vgpu_split_count: 4
+    vgpu_configs: {{big: {{split_count: 2}}}}
+    device_plugin_deploy: daemonset
+    device_plugin_api_kubeconfig: {kubeconfig}
+    device_plugin_version: {version}
+    device_plugin_image: {image}
+    device_plugin_image_build: false
+    device_plugin_environment: {environment}
+    device_plugin_node_name: gpu-1
+  roles:
+    - vgpu.fleet.device_plugin
+"""
+
+
+def play(cluster, version: str, *words: str) -> tuple[str, int]:
+    """Runs the role on this node; (all output, changed tasks)."""
+    kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
+    path = cluster.folder / "play.yml"
+    environment = json.dumps(ENVIRONMENT)
+    names = {"python": sys.executable, "kubeconfig": kubeconfig, "version": version, "image": PLUGIN_IMAGE}
+    path.write_text(PLAY.format(environment=environment, **names))
+    program = str(Path(sys.executable).with_name("ansible-playbook"))
+    done = subprocess.run(
+        [program, "-i", "gpu-1,", str(path), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections"), "no_proxy": "*"},
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout, int(done.stdout.rpartition("changed=")[2].split()[0])
+
+
+def test_role_check_apply_repeat_undo(cluster, deployed):
+    """The whole role on this node: from nothing to slices by a pod, and back to nothing."""
+    (archive,) = (ROOT / ".build" / "plugin-image").glob("vgpu-plugin-*.pyz")
+    version = archive.name.removeprefix("vgpu-plugin-").rpartition("-cp")[0]
+    # Where a first run would ask the network for packages; what follows is as ever.
+    subprocess.run(["/usr/bin/python3", str(archive), "--root", "/opt/vgpu/plugin"], check=True, capture_output=True)
+    play(cluster, version, "--check")
+    assert cluster.api.get_or_none(DAEMON_SET) is None
+    _said, changed = play(cluster, version)
+    assert changed > 0
+    assert serves(cluster, deployed, SLICES)
+    assert list(cluster.api.get(f"{SYSTEM}/configmaps/vgpu-configs")["data"]) == ["big.yaml"]
+    said, changed = play(cluster, version)
+    assert changed == 0, said
+    with ThreadPoolExecutor(1) as other:
+        removal = other.submit(play, cluster, version, "-e", "device_plugin_state=absent")
+        until(lambda: not cluster.api.get_or_none(DAEMON_SET), "the removal")
+        end_pods(cluster)
+        removal.result()
+    for one in ("/etc/vgpu/daemonset.json", "/opt/vgpu/plugin", "/usr/local/bin/vgpuctl"):
+        assert not Path(one).exists(), one
+    assert "vgpu.fleet/device-plugin" not in cluster.node_object()["metadata"]["labels"]
+
+
+def test_service_of_the_node_comes_back(cluster, deployed):
+    for folder in ("/etc/vgpu", "/run/vgpu"):  # which the role took with it
+        Path(folder).mkdir(exist_ok=True)
+    deployed.configure(CONFIGURATION)
     deployed.plugin.start()
     until(deployed.registered, "the service of the node, once more")
     assert cluster.api.get(PODS)["items"] == []

@@ -57,8 +57,8 @@ def _plugin_image() -> Path:
     tools, out = ROOT / "native" / "plugin" / "tools", ROOT / ".build" / "plugin-image"
     made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out)]))
     image = out / f"image-{made['version']}.tar"
-    for old in out.glob("image-*.tar"):
-        if old != image:
+    for old in [*out.glob("image-*.tar"), *out.glob("vgpu-plugin-*.pyz")]:
+        if str(old) not in (str(image), made["archive"]):
             old.unlink()
     command = [sys.executable, str(tools / "image.py"), "--archive", made["archive"], "--tag", PLUGIN_IMAGE]
     _printed([*command, "--out", str(image)])

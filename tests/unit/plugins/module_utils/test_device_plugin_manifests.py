@@ -107,6 +107,28 @@ def test_before_1_30_no_policy_is_made(restrict):
     assert ({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds) is restrict
 
 
+GPUS = "vgpu.fleet/gpus"
+READY = {"type": "Ready"}
+OURS = {"type": "VgpuConfiguration"}
+TRACES = [
+    # annotations, conditions, what is patched
+    ({}, [], []),
+    ({"a.b/c": "1"}, [READY], []),
+    ({GPUS: "[]", "a.b/c": "1"}, [READY], [("", {"metadata": {"annotations": {GPUS: None}}})]),
+    (
+        {},
+        [READY, OURS],
+        [("/status", {"status": {"conditions": [{"$patch": "delete", "type": "VgpuConfiguration"}]}})],
+    ),
+]
+
+
+@pytest.mark.parametrize(("annotations", "conditions", "patches"), TRACES)
+def test_what_is_taken_back_of_a_node(annotations, conditions, patches):
+    found = {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
+    assert manifests.trace(found) == patches
+
+
 UNIONS = [
     ({}, {}),
     ({"a": {"x.yaml": "1"}, "b": {"x.yaml": "1", "y.yaml": "2"}}, {"x.yaml": "1", "y.yaml": "2"}),

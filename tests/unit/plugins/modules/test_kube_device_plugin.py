@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the module decides, over an API in memory: nodes that are not there, nodes of others, traces of the program."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.modules import kube_device_plugin as module_under_test
+
+LABEL = "vgpu.fleet/device-plugin"
+DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
+CONFIGS = "/api/v1/namespaces/kube-system/configmaps/vgpu-configs"
+
+
+class Api:
+    """Server-side apply by one manager: a label that is no longer wished for goes."""
+
+    def __init__(self, version="v1.34.2", nodes=("n1", "n2")) -> None:
+        self.objects = {
+            f"/api/v1/nodes/{name}": {"kind": "Node", "metadata": {"name": name, "labels": {}, "annotations": {}}}
+            for name in nodes
+        }
+        self.version = version
+        self.writes = 0
+
+    def get(self, path):
+        if path == "/version":
+            return {"gitVersion": self.version}
+        if path.startswith("/api/v1/nodes?labelSelector="):
+            nodes = [one for one in self.objects.values() if one["kind"] == "Node"]
+            return {"items": [one for one in nodes if LABEL in one["metadata"]["labels"]]}
+        return copy.deepcopy(self.objects.get(path))
+
+    def apply(self, path, body, dry_run):
+        after = copy.deepcopy(body)
+        if body["kind"] == "Node":
+            after = copy.deepcopy(self.objects[path])
+            after["metadata"]["labels"].pop(LABEL, None)
+            after["metadata"]["labels"].update(body["metadata"]["labels"])
+        if not dry_run:
+            self.writes += 1
+            self.objects[path] = after
+        return after
+
+    def patch(self, path, body):
+        self.writes += 1
+        node = self.objects[path.removesuffix("/status")]
+        if path.endswith("/status"):
+            gone = {one["type"] for one in body["status"]["conditions"] if one["$patch"] == "delete"}
+            node["status"]["conditions"] = [one for one in node["status"]["conditions"] if one["type"] not in gone]
+        for name, value in body.get("metadata", {}).get("annotations", {}).items():
+            assert value is None
+            node["metadata"]["annotations"].pop(name)
+
+    def delete(self, path):
+        self.writes += 1
+        self.objects.pop(path, None)
+
+
+class Ended(Exception):
+    pass
+
+
+def call(api, nodes=("n1",), check=False, **more):
+    params = {
+        "state": "present",
+        "namespace": "kube-system",
+        "image": "i",
+        "pull_policy": "Never",
+        "configs": {},
+        "exact_configs": True,
+        "config_path": "/etc/vgpu/node.yaml",
+        "kubelet_dir": "/var/lib/kubelet",
+        "library_root": "/usr/local/lib/vgpu",
+        "options": [],
+        "environment": {},
+        "tolerations": [],
+        "nodes": list(nodes),
+        **more,
+    }
+
+    def fail_json(msg):
+        raise Ended(msg)
+
+    return module_under_test.run(SimpleNamespace(params=params, check_mode=check, fail_json=fail_json), api)
+
+
+def labelled(api):
+    return [name for name in ("n1", "n2") if LABEL in api.objects[f"/api/v1/nodes/{name}"]["metadata"]["labels"]]
+
+
+def test_check_apply_repeat_undo():
+    api = Api()
+    assert call(api, check=True)["changed"] and api.writes == 0
+    assert call(api)["changed"] and labelled(api) == ["n1"]
+    assert not call(api)["changed"]
+    before = api.writes
+    assert call(api, state="absent", check=True)["changed"] and api.writes == before
+    call(api, state="absent")
+    assert labelled(api) == [] and DAEMON_SET not in api.objects
+    assert [path for path in api.objects if "/nodes/" not in path] == []
+    assert not call(api, state="absent")["changed"]
+
+
+@pytest.mark.parametrize("version", ["v1.9.11", "v1.8.0-gke.1"])
+def test_old_kubernetes_is_refused(version):
+    with pytest.raises(Ended, match=r"expected 1\.10 or newer"):
+        call(Api(version))
+
+
+def test_node_that_is_not_there_is_not_made():
+    api = Api()
+    with pytest.raises(Ended, match="no node n3"):
+        call(api, nodes=("n1", "n3"))
+    assert api.writes == 0
+    call(api, nodes=("n3",), state="absent")  # gone from the cluster: nothing to do
+    assert "/api/v1/nodes/n3" not in api.objects
+
+
+def test_objects_stay_while_another_node_has_a_pod():
+    api = Api()
+    call(api, nodes=("n1", "n2"))
+    call(api, nodes=("n1",), state="absent")
+    assert labelled(api) == ["n2"] and DAEMON_SET in api.objects
+    call(api, nodes=("n2",), state="absent")
+    assert labelled(api) == [] and DAEMON_SET not in api.objects
+
+
+def test_part_of_the_hosts_keeps_the_configurations_of_the_others():
+    api = Api()
+    call(api, configs={"n1": {"a.yaml": "1"}})
+    call(api, configs={"n2": {"b.yaml": "2"}}, exact_configs=False)
+    assert api.objects[CONFIGS]["data"] == {"a.yaml": "1", "b.yaml": "2"}
+    call(api, configs={"n2": {"b.yaml": "2"}})
+    assert api.objects[CONFIGS]["data"] == {"b.yaml": "2"}
+
+
+def test_what_the_program_wrote_on_its_node_is_taken_back():
+    api = Api()
+    call(api)
+    node = api.objects["/api/v1/nodes/n1"]
+    node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]", "a.b/c": "1"}
+    node["status"] = {"conditions": [{"type": "Ready"}, {"type": "VgpuConfiguration"}]}
+    call(api, state="absent")
+    node = api.objects["/api/v1/nodes/n1"]
+    assert node["metadata"]["annotations"] == {"a.b/c": "1"}
+    assert node["status"]["conditions"] == [{"type": "Ready"}]
