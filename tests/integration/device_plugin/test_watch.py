@@ -128,10 +128,11 @@ def test_open_way_round_is_named(watched, way, reason):
 def test_honest_tenant_is_never_named(watched, check):
     """Full slices, many processes, memory that comes and goes; two tenants at once."""
     both = [in_pod(watched, name) for name in ("one", "two")]
-    running = [one.probe(check, "1500") for one in both]
-    until(lambda: all(one.poll() is not None for one in running), "the probes' end")
+    goal = watched.vgpuctl("watch")["looks"] + 6
+    while watched.vgpuctl("watch")["looks"] < goal:
+        running = [one.probe(check, "1500") for one in both]
+        until(lambda: all(one.poll() is not None for one in running), "the probes' end")  # noqa: B023 - within its turn
     answer = looks(watched, 2)
-    assert answer["looks"] > 4
     assert (answer["findings"], answer["past"], answer["totals"], answer["fault"]) == ([], [], [], "")
 
 

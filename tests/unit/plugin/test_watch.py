@@ -82,7 +82,7 @@ class Proc:
 
     def add(
         self,
-        number: int,
+        number: int | str,
         mnt: str = "mnt:[9]",
         pid: str = "pid:[77]",
         mounts: str = "",
@@ -158,6 +158,40 @@ def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
     assert processes.of([30], {"0:51": "bbbb"}) == {}
     assert processes.of([30], DEVICES) == {}
+
+
+def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
+    """Without the host's namespaces nobody can tell its processes from those that hide."""
+    proc = Proc(tmp_path)
+    proc.end(1)
+    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(30, group=CONTAINER)
+    assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
+
+
+def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
+    proc = Proc(tmp_path)
+    proc.end(1)
+    proc.add("self", mnt=HOST_MNT, pid=HOST_PID)
+    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(30, group=CONTAINER)
+    proc.add(40, mnt=HOST_MNT, pid=HOST_PID, mounts="0:50=/ledger", group=CONTAINER)
+    assert Processes(tmp_path).of([30, 40], DEVICES) == {30: frozenset({"aaaa"})}
+
+
+def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
+    proc, now, looks = Proc(tmp_path), [100.0], []
+    proc.add(30, group="/docker/other")
+    processes = Processes(tmp_path, lambda: now[0])
+    every = processes._all
+    processes._all = lambda: looks.append(1) or every()
+    for second, count in ((100, 1), (110, 1), (129, 1), (130, 2)):
+        now[0] = float(second)
+        assert processes.of([30], DEVICES) == {}
+        assert len(looks) == count
+    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # its container has one after all
+    now[0] = 161.0
+    assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
 
 
 @pytest.mark.parametrize("gone", [{"state": "Z"}, {"state": "X"}, {"memory": ""}])

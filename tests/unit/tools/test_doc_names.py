@@ -222,6 +222,8 @@ SEEN = {
     "does not exist: the plugin does not run; see: systemctl status vgpu-device-plugin": f"{PLUGIN}/ctl.py",
     "not registered: ": f"{PLUGIN}/ctl.py",
     "somebody else": f"{PLUGIN}/ctl_text.py",
+    "a finding is named": f"{PLUGIN}/ctl_text.py",
+    "`VgpuWatch`": "native/plugin/README.md",
     "once the driver answers for it; see the kernel log for Xid": f"{PLUGIN}/ctl_text.py",
     "could not be read": f"{PLUGIN}/records.py",
     "put aside as": f"{PLUGIN}/records.py",

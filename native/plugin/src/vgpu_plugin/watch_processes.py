@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f
 # Controllers of version 1 that every runtime gives a container a group of.
 CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
 MOST_GROUPS = 4096
+# A look at every process of a machine takes some 20 ms; it is not repeated sooner for the same container.
+VAIN_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,13 @@ class Process:
 class Processes:
     """``proc`` is the host's /proc."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
+    def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
+        self._clock = clock
         # Control group → allocations of the container that it is; names of groups are not given out twice.
         self._groups: dict[str, frozenset[str]] = {}
+        # Control group → when all processes were looked at for it, a container without a slice most likely.
+        self._vain: dict[str, float] = {}
 
     def process(self, pid: int) -> Process | None:
         """None where it is gone or about to go: its memory is given back, its GPU perhaps not yet."""
@@ -70,18 +76,19 @@ class Processes:
         """
         known = set(devices.values())
         self._groups = {group: mine for group, mine in self._groups.items() if mine <= known}
-        host_mounts, host_pids = self._link(1, "mnt"), self._link(1, "pid")
+        # This program's own count as the host's too: it may not be allowed to look at process 1.
+        host_mounts, host_pids = ({self._link(one, kind) for one in (1, "self")} - {""} for kind in ("mnt", "pid"))
         found: dict[int, frozenset[str]] = {}
         hidden = []
         for pid in pids:
             mounts, space = self._link(pid, "mnt"), self._link(pid, "pid")
-            if not mounts or not space or mounts == host_mounts:
+            if not mounts or not space or mounts in host_mounts:
                 continue
             if mine := self._mounted(pid, devices):
                 found[pid] = mine
-                if space != host_pids:
+                if host_pids and space not in host_pids:
                     self._learn(pid, mine)
-            elif space != host_pids:
+            elif host_pids and space not in host_pids:
                 hidden.append(pid)
         if hidden:
             found |= self._hidden(hidden, devices, pods, host_pids)
@@ -92,7 +99,7 @@ class Processes:
         pids: list[int],
         devices: Mapping[str, str],
         pods: Callable[[], Mapping[str, frozenset[str]]],
-        host_pids: str,
+        host_pids: set[str],
     ) -> dict[int, frozenset[str]]:
         found: dict[int, frozenset[str]] = {}
         asked = False
@@ -101,11 +108,14 @@ class Processes:
             if not group:
                 continue
             mine = self._of_group(group)
-            if not mine and not asked:
+            if not mine and not asked and self._clock() - self._vain.get(group, -VAIN_S) >= VAIN_S:
                 # All others of the machine are looked at once: one of the same container shows its mounts.
                 asked = True
+                if len(self._vain) >= MOST_GROUPS:
+                    self._vain.clear()
+                self._vain[group] = self._clock()
                 for one in self._all():
-                    if self._link(one, "pid") not in ("", host_pids) and (shown := self._mounted(one, devices)):
+                    if self._link(one, "pid") not in {"", *host_pids} and (shown := self._mounted(one, devices)):
                         self._learn(one, shown)
                 mine = self._of_group(group)
             if not mine and (pod := POD.search(group)):
@@ -152,7 +162,7 @@ class Processes:
             devices[row[2]] for row in rows if len(row) > 4 and row[3] in LEDGER_ROOTS and row[2] in devices
         )
 
-    def _link(self, pid: int, name: str) -> str:
+    def _link(self, pid: int | str, name: str) -> str:
         try:
             return os.readlink(self._proc / str(pid) / "ns" / name)
         except OSError:
