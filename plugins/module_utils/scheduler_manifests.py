@@ -40,6 +40,8 @@ class Wish(NamedTuple):
     options: Sequence[str] = ()
     # Users of device plugins that are no nodes: they write what the kubelet gave.
     may_give: Sequence[str] = ()
+    # Whether the kube-scheduler knows the option of kube_options.
+    wakes: bool = True
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
@@ -79,6 +81,15 @@ def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
         "httpTimeout": "10s",
         "managedResources": managed,
     }
+
+
+def kube_options(wish: Wish) -> list[str]:
+    """A pod that waits is tried again after a minute at the latest, and not after five.
+
+    The kube-scheduler wakes pods when a node joins or offers more, but asks then for all that a pod names, also what
+    its configuration tells it to leave to an extender. No node has that, so pods that name memory sleep on.
+    """
+    return ["--pod-max-in-unschedulable-pods-duration=60s"] if wish.wakes else []
 
 
 def scheduler_configuration(wish: Wish) -> dict[str, Any]:
@@ -243,7 +254,10 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     kube = {
         "name": "kube-scheduler",
         "image": wish.kube_scheduler_image,
-        "command": ["kube-scheduler", "--config=/etc/vgpu-scheduler/kube-scheduler.yaml", "--bind-address=127.0.0.1"],
+        "command": [
+            *("kube-scheduler", "--config=/etc/vgpu-scheduler/kube-scheduler.yaml", "--bind-address=127.0.0.1"),
+            *kube_options(wish),
+        ],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
         "securityContext": confined,
         "volumeMounts": mounts,

@@ -104,6 +104,11 @@ objects:
   returned: always
   type: list
   elements: str
+manifests:
+  description: All objects as they were applied, for C(kubectl apply) or a repository.
+  returned: O(state=present)
+  type: list
+  elements: dict
 kubernetes:
   description: Version of the API server.
   returned: always
@@ -132,6 +137,9 @@ ANSWER = 30
 MANAGER = "vgpu.fleet"
 # Before, an API server drops the conditions that tell GPU pods from others.
 MATCH_CONDITIONS = (1, 28, 0)
+# From and before: where the kube-scheduler has the option of scheduler_manifests.kube_options. It is deprecated, and a
+# version that has dropped it would not start.
+WAKES = ((1, 24, 0), (1, 35, 0))
 
 
 class Api:
@@ -185,6 +193,7 @@ def run(module: AnsibleModule, api: Api) -> dict:
         node_selector=params["node_selector"],
         tolerations=params["tolerations"],
         may_give=params["may_give"],
+        wakes=WAKES[0] <= numbers < WAKES[1],
     )
     objects = scheduler_manifests.manifests(wish)
     if params["state"] == "absent":
@@ -194,7 +203,9 @@ def run(module: AnsibleModule, api: Api) -> dict:
         changes = kube_apply.apply(api, objects, module.check_mode)
     if not wish.match_conditions and params["state"] == "present" and params["fail_closed"]:
         module.warn(f"Kubernetes {tag} cannot tell GPU pods from others before the webhook: it fails open for all")
+    out = {"manifests": objects} if params["state"] == "present" else {}
     return {
+        **out,
         "changed": bool(changes),
         "objects": [change.title for change in changes],
         "kubernetes": tag,

@@ -21,6 +21,7 @@ sys.path += [str(ROOT / "tests" / "e2e_scheduler")]
 
 from fleet import Fleet  # noqa: E402
 from kubebox import pods  # noqa: E402
+from kubebox.api import ApiError  # noqa: E402
 from kubebox.cluster import PODS  # noqa: E402
 from kubebox.gpunode import LIBRARIES, MIB  # noqa: E402
 from kubebox.pods import WORKER  # noqa: E402
@@ -52,6 +53,7 @@ def fleet(machine: Any) -> Iterator[Fleet]:
         slices = len(GPUS) * SLOTS
         until(lambda: cluster.allocatable() == slices, f"{slices} slices at the node")
         made.start()
+        until(made.admits, "webhook that listens")
         until(lambda: pod_plan.GPUS in annotations(cluster), f"GPUs that the node tells:\n{node.plugin.tail(5)}")
         yield made
         empty(cluster)
@@ -92,18 +94,10 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
     until(lambda: not node.held(), "kubelet that holds nothing")
 
 
-def sizes_on_node(node: Any, name: str) -> list[tuple[int, int]]:
-    """(MiB, percent of the SMs) of each GPU by the limits file of the container that holds the kubelet's ids."""
-    (ids,) = [held for (pod_name, _container), held in node.held().items() if pod_name == name]
-    (allocation,) = [
-        one["id"]
-        for one in node.status()["allocations"]
-        if one["kind"] == "kubelet" and sorted(one["slice_ids"]) == ids
-    ]
-    (path,) = Path("/run/vgpu/allocations", allocation).rglob("limits")
-    return [
-        (one["memory_bytes"] // MIB, one["sm_percent"]) for one in layouts.parse_limits(path.read_bytes())["devices"]
-    ]
+def limits_of(pid: int) -> list[tuple[int, int]]:
+    """(MiB, percent of the SMs) of each GPU by the limits file that a process has before it."""
+    found = layouts.parse_limits(Path(f"/proc/{pid}/root/etc/vgpu/limits").read_bytes())
+    return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in found["devices"]]
 
 
 def held_gpus(node: Any, name: str) -> list[str]:
@@ -129,7 +123,7 @@ DIALECTS = [
     ("alibaba", {"aliyun.com/gpu-mem": 8}, {"aliyun.com/gpu-count": "2"}, [4096, 4096], 100),
     ("tencent", {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 30}, {}, [7680], 50),
     ("nvidia", {GPU: 2}, {}, [CARD, CARD], 100),
-    ("slice", {GPU + ".shared": 1}, {}, [CARD // SLOTS], 10),
+    ("slice", {GPU + ".shared": 1}, {}, [CARD // SLOTS], 100),
 ]
 
 
@@ -141,7 +135,7 @@ def test_each_dialect_is_placed_started_and_limited_as_asked(machine, pod, name,
     one.wait_log(r"^filled \d+$")
     (pid,) = one.pids()
     assert used(node)[pid] == sizes[0] * MIB, "all that it can have, to the byte, by the driver's own account"
-    assert sizes_on_node(node, name) == [(size, percent) for size in sizes]
+    assert limits_of(pid) == [(size, percent) for size in sizes]
     assert len(held_gpus(node, name)) == len(sizes) and held_gpus(node, name) == planned_gpus(one)
     spec = one.object()["spec"]
     assert spec["schedulerName"] == "vgpu-scheduler"
@@ -225,26 +219,39 @@ def test_everything_is_restarted_in_turn_and_pods_run_on(machine, fleet, pod):
         *(node.plugin, node.arbiter, cluster.kubelet, cluster.apiserver, cluster.scheduler),
     ]
     for n, service in enumerate(services):
+        print(f"restarting {service.name}")
         service.stop()
         service.start()
         until(cluster._api_ready, f"API server after {service.name}")
         # Nothing that runs notices, and new pods come: not at once, but without anybody's help.
         assert used(node) == memory, service.name
         name = f"new-{n}"
-        until(lambda name=name: creates(pod, name), f"admission after {service.name}", 120)
-        one = pods.Pod(cluster, name).wait_running()
+        one = until(lambda name=name: runs(cluster, pod, name), f"new pod after {service.name}")
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 500 * MIB, service.name
-        one.delete()
+        until(lambda one=one: gone(one), f"end of {name} after {service.name}")
     until(lambda: node.held() == held, "the same slices at the kubelet")
     assert used(node) == memory and all(one.restarts() == 0 for one in before)
     assert over(fleet) == []
 
 
-def creates(pod: Any, name: str) -> bool:
-    from kubebox.api import ApiError
-
+def gone(one: pods.Pod) -> bool:
+    """An API server that has just started may let a call wait in vain."""
     try:
-        pod(name, {GPU: 1, MEM: 500})
-    except (ApiError, OSError):
+        one.ask_to_end()
+        return one.cluster.api.get_or_none(one.path) is None
+    except OSError:
         return False
-    return True
+
+
+def runs(cluster: Any, pod: Any, name: str) -> pods.Pod | None:
+    """As a controller does: a pod that is refused at admission, or by a kubelet whose device plugin has just left, is
+    made anew."""
+    one = pods.Pod(cluster, name)
+    try:
+        if cluster.api.get_or_none(one.path) is None:
+            pod(name, {GPU: 1, MEM: 500})
+        elif one.phase == "Failed":
+            one.ask_to_end()
+        return one if one.running() else None
+    except (ApiError, OSError):
+        return None

@@ -40,6 +40,7 @@ class Replica:
         path.write_text(yaml.safe_dump(configuration))
         kube = [str(cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
         kube += ["--bind-address", "127.0.0.1", "--secure-port", str(18900 + number)]
+        kube += scheduler_manifests.kube_options(wish)
         # The holder of a lease is named after the host; each half has a host name of its own in a namespace of its own.
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         self.kube = Service(f"kube-{self.name}", [*named, *kube], cluster.logs)

@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from fleet import Fleet
+from kubebox.api import ApiError
 from kubebox.cluster import SERVER
 from vgpu_plugin._shared import scheduler_manifests
 from vgpu_plugin._shared.scheduler_manifests import Wish
@@ -115,6 +117,21 @@ def test_the_role(fleet, tmp_path):
     wish = {"scheduler_image": "x:1", "scheduler_kube_scheduler_repository": "registry.example/kube-scheduler"}
     wish["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
     wish["scheduler_default_memory"] = 700
+    # Only written: nothing is in the cluster afterwards, and each object is one that the API server would take.
+    out = tmp_path / "objects.json"
+    code, said = play(fleet, tmp_path, **wish, scheduler_apply=False, scheduler_manifests_out=str(out))
+    assert code == 0 and there(fleet) == [], said
+    items = json.loads(out.read_text())["items"]
+    assert [one["kind"] for one in items] == KINDS
+    for one in items:
+        path = f"{Fleet.path(one)}/{one['metadata']['name']}?dryRun=All&fieldManager=test"
+        taken = fleet.api.call("PATCH", path, one, "application/apply-patch+yaml")
+        assert taken["metadata"]["name"] == one["metadata"]["name"]
+    broken = next(one for one in items if one["kind"] == "Deployment")
+    broken["spec"]["template"]["spec"]["containers"][0]["image"] = None
+    with pytest.raises(ApiError, match="image"):
+        path = f"{Fleet.path(broken)}/{broken['metadata']['name']}?dryRun=All&fieldManager=test"
+        fleet.api.call("PATCH", path, broken, "application/apply-patch+yaml")
     code, said = play(fleet, tmp_path, **wish)
     assert code == 0 and "changed=1" in said, said
     assert "changed=0" in play(fleet, tmp_path, **wish)[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the container image of the device plugin, and a file of it that nodes load without a registry.
+"""Makes the container image of the device plugin or the scheduler, and a file of it to load without a registry.
 
     python3 tools/image.py --archive .build/wheelhouse/vgpu-plugin-….pyz --tag localhost/vgpu-device-plugin:V \
         --out vgpu-device-plugin-V.tar [--engine podman|docker] [--base IMAGE]
@@ -20,7 +20,9 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-CONTAINERFILE = Path(__file__).resolve().parents[1] / "image" / "Containerfile"
+FOLDER = Path(__file__).resolve().parents[1] / "image"
+# By the name of the archive that goes into it.
+CONTAINERFILES = {"vgpu-plugin": FOLDER / "Containerfile", "vgpu-scheduler": FOLDER / "scheduler.Containerfile"}
 SUITE = "bookworm"
 PACKAGES = "python3-minimal,python3-venv"
 ROOT_IMAGE = f"localhost/vgpu-debian-root:{SUITE}"
@@ -58,11 +60,13 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
         if subprocess.run([engine, "image", "inspect", base], capture_output=True, check=False).returncode != 0:
             make_root(engine, base)
     with zipfile.ZipFile(archive) as content:
-        version = json.loads(content.read("about.json"))["version"]
+        about = json.loads(content.read("about.json"))
+    if about["name"] not in CONTAINERFILES:
+        raise ImageError(f"{archive}: no image is made of {about['name']}, only of {' and '.join(CONTAINERFILES)}")
     with tempfile.TemporaryDirectory() as scratch:
-        shutil.copy2(CONTAINERFILE, scratch)
-        shutil.copy2(archive, Path(scratch) / "vgpu-plugin.pyz")
-        options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={version}", "--network", "none"]
+        shutil.copy2(CONTAINERFILES[about["name"]], Path(scratch) / "Containerfile")
+        shutil.copy2(archive, Path(scratch) / f"{about['name']}.pyz")
+        options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
         call(
             "building the image",
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],

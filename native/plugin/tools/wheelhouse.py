@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes one file that installs the node programs on a host without network: <name>-<version>-cp311-x86_64.pyz.
 
-    python3 tools/wheelhouse.py --out .build/wheelhouse --python 3.11 --arch x86_64 [--version V] [--double]
+    python3 tools/wheelhouse.py --out .build/wheelhouse --python 3.11 --arch x86_64 [--version V] [--double|--scheduler]
     python3 vgpu-plugin-….pyz --root /opt/vgpu/plugin     (on the host)
 
 The file is a zip that Python runs: installer.py, the wheels, and their versions with hashes. Wheels of others come by
-hash from requirements/plugin.txt; ours are built here. The same sources give the same bytes. What exists is kept.
+hash from requirements/plugin.txt, the scheduler's from scheduler.txt; ours are built here. The same sources give the
+same bytes. What exists is kept.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ from pathlib import Path
 PLUGIN = Path(__file__).resolve().parents[1]
 ROOT = PLUGIN.parents[1]
 REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
+# What the scheduler's program needs; its wheel is the whole one.
+OF_SCHEDULER = ROOT / "requirements" / "scheduler.txt"
+DOUBLE, SCHEDULER = "vgpu-kubelet-double", "vgpu-scheduler"
 LOCK = ROOT / "requirements" / "test.txt"
 BUILD_NEEDS = ("grpcio", "grpcio-tools", "protobuf", "setuptools", "typing-extensions", "wheel")
 # Zip cannot hold an earlier time; a fixed one makes equal contents equal bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
-SOURCES = ("native/plugin", "plugins/module_utils", "requirements/plugin.txt")
+SOURCES = ("native/plugin", "plugins/module_utils", "requirements/plugin.txt", "requirements/scheduler.txt")
 
 
 class WheelhouseError(Exception):
@@ -46,34 +50,36 @@ def main() -> int:
     parser.add_argument("--python", default="3.11", help="Python of the host (default: %(default)s)")
     parser.add_argument("--arch", default="x86_64", help="architecture of the host (default: %(default)s)")
     parser.add_argument("--version", default="", help="default: 0.0.0-<digest of the sources>")
-    parser.add_argument("--double", action="store_true", help="the kubelet double instead, for simulated hosts")
+    kind = parser.add_mutually_exclusive_group()
+    for word, name, text in (
+        ("--double", DOUBLE, "the kubelet double instead, for simulated hosts"),
+        ("--scheduler", SCHEDULER, "the scheduler's program instead, for its image"),
+    ):
+        kind.add_argument(word, dest="name", action="store_const", const=name, help=text)
     given = parser.parse_args()
     try:
-        print(
-            json.dumps(
-                make(given.out.resolve(), given.python, given.arch, given.version or own_version(), given.double)
-            )
-        )
+        version = given.version or own_version()
+        print(json.dumps(make(given.out.resolve(), given.python, given.arch, version, given.name or "vgpu-plugin")))
     except WheelhouseError as fault:
         print(f"wheelhouse: {fault}", file=sys.stderr)
         return 1
     return 0
 
 
-def make(out: Path, python: str, arch: str, version: str, double: bool) -> dict[str, object]:
+def make(out: Path, python: str, arch: str, version: str, name: str) -> dict[str, object]:
     """Makes the file unless it is there; one process at a time."""
+    requirements = OF_SCHEDULER if name == SCHEDULER else REQUIREMENTS
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)*-[0-9a-z]+", version):
         raise WheelhouseError(f"version {version!r}: expected digits with dots, a dash, small letters or digits")
-    name = "vgpu-kubelet-double" if double else "vgpu-plugin"
     tag = f"cp{python.replace('.', '')}"
     archive = out / f"{name}-{version}-{tag}-{arch}.pyz"
     with locked(out):
         made = not archive.exists()
         if made:
-            foreign = download(out, python, arch)
+            foreign = download(out, python, arch, requirements)
             with tempfile.TemporaryDirectory(dir=out) as scratch:
-                ours = build_wheels(Path(scratch), out, version, double)
-                pack(archive, name, version, foreign, ours)
+                ours = build_wheels(Path(scratch), out, version, name)
+                pack(archive, name, version, foreign, ours, requirements)
     return {"archive": str(archive), "made": made, "version": version}
 
 
@@ -110,9 +116,9 @@ def call(what: str, command: list[str], **environment: str) -> None:
         raise WheelhouseError(f"{what} failed:\n{done.stdout[-4000:]}")
 
 
-def download(out: Path, python: str, arch: str) -> list[Path]:
+def download(out: Path, python: str, arch: str, requirements: Path) -> list[Path]:
     """The wheels of others for the host's Python, each by its hash; kept for the next version of ours."""
-    key = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    key = hashlib.sha256(requirements.read_bytes()).hexdigest()[:12]
     folder = out / f"wheels-{key}-cp{python.replace('.', '')}-{arch}"
     if not folder.exists():
         fresh = folder.with_name(folder.name + ".part")
@@ -128,18 +134,18 @@ def download(out: Path, python: str, arch: str) -> list[Path]:
             "any",
         ):
             command += ["--platform", tag]
-        call("downloading the wheels", [*command, "-r", str(REQUIREMENTS), "-d", str(fresh)])
+        call("downloading the wheels", [*command, "-r", str(requirements), "-d", str(fresh)])
         fresh.rename(folder)
     return sorted(folder.glob("*.whl"))
 
 
-def build_wheels(scratch: Path, out: Path, version: str, double: bool) -> list[Path]:
+def build_wheels(scratch: Path, out: Path, version: str, name: str) -> list[Path]:
     """Our wheels: the plugin, and the double on request (it uses the plugin's gRPC code)."""
     wheels = scratch / "wheels"
     command = [build_python(out), "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--no-build-isolation", "-w", str(wheels)]
     sources = [PLUGIN]
-    if double:
+    if name == DOUBLE:
         # Built from a copy, for setuptools leaves its scratch files in the tree that it builds.
         sources.append(Path(shutil.copytree(PLUGIN / "kubelet_double", scratch / "kubelet_double")))
     for source in sources:
@@ -147,7 +153,7 @@ def build_wheels(scratch: Path, out: Path, version: str, double: bool) -> list[P
             f"building {source.name}",
             [*command, str(source)],
             VGPU_PLUGIN_VERSION=version,
-            VGPU_PLUGIN_PARTS="node",
+            VGPU_PLUGIN_PARTS="all" if name == SCHEDULER else "node",
             SOURCE_DATE_EPOCH="315532800",
         )
     return sorted(wheels.glob("*.whl"))
@@ -177,8 +183,10 @@ def locked_blocks(path: Path) -> Iterator[tuple[str, str]]:
         yield found.group(1).lower(), found.group(0).rstrip("\\ ")
 
 
-def pack(archive: Path, name: str, version: str, foreign: list[Path], ours: list[Path]) -> None:
-    lines = [block for _name, block in locked_blocks(REQUIREMENTS)]
+def pack(
+    archive: Path, name: str, version: str, foreign: list[Path], ours: list[Path], requirements: Path = REQUIREMENTS
+) -> None:
+    lines = [block for _name, block in locked_blocks(requirements)]
     for wheel in ours:
         project, wheel_version = wheel.name.split("-")[:2]
         lines.append(f"{project}=={wheel_version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}")

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from .api import ApiError
 from .box import CGROUPS
 from .cluster import IMAGE, PODS, Cluster
 from .gpunode import PROFILE, RESOURCE, STATE, STATE_IN_PODS
@@ -156,8 +157,11 @@ class Pod:
 
     def ask_to_end(self) -> None:
         """Deletes it without waiting."""
-        if self.cluster.api.get_or_none(self.path) is not None:
+        try:
             self.cluster.api.delete(self.path, grace_s=1)
+        except ApiError as fault:
+            if fault.code != 404:
+                raise
 
     def delete(self) -> None:
         """Deletes it and waits until the kubelet has ended it: only then the API server forgets it."""

@@ -116,6 +116,15 @@ def test_users_that_may_write_what_the_kubelet_gave():
     assert options(WISH._replace(may_give=("a", "b")))[-1] == "--may-give=a,b"
 
 
+def test_pods_that_wait_are_woken_where_the_kube_scheduler_knows_how():
+    def command(wish):
+        (_ours, kube) = made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+        return kube["command"]
+
+    option = "--pod-max-in-unschedulable-pods-duration=60s"
+    assert option in command(WISH) and option not in command(WISH._replace(wakes=False))
+
+
 def test_another_configuration_is_another_pod():
     def digest(wish):
         return made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["annotations"]

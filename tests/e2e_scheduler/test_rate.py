@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many pods a second are bound: the stock kube-scheduler with our extender against the same program alone, in
+turns, on the same API server and the same simulated nodes.
+
+Pods are stored while no scheduler runs, so their creation is in neither rate. A rate is that of the middle 80 % of the
+pods, by a watch. The gate is a ratio within one run; VGPU_RATE="nodes,pods,rounds" for other sizes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import statistics
+import threading
+import time
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import yaml
+from kubebox.cluster import PODS
+from kubebox.process import NeverCame, Service, until
+from vgpu_plugin._shared import scheduler_manifests
+
+NODES, COUNT, ROUNDS = (int(word) for word in os.environ.get("VGPU_RATE", "200,300,3").split(","))
+# Of the stock program as it is shipped, whose client does 50 requests a second; and with that limit off.
+SHARE, SHARE_UNLIMITED, REQUESTS = 0.8, 0.3, 3.0
+UNLIMITED = {"qps": 5000, "burst": 10000}
+DELAY = 0.15
+
+
+class Bound:
+    """When each pod got its node, by a watch of its own."""
+
+    def __init__(self, api):
+        self.api, self.at, self.ended, self.fault = api, {}, False, None
+        self.version = api.get(PODS)["metadata"]["resourceVersion"]
+        self.thread = threading.Thread(target=self.look, daemon=True)
+        self.thread.start()
+
+    def look(self):
+        try:
+            while not self.ended:
+                self.follow()
+        except (OSError, ValueError, KeyError, http.client.HTTPException) as fault:
+            self.fault = fault
+
+    def follow(self):
+        url = f"{self.api.server}{PODS}?watch=1&resourceVersion={self.version}&timeoutSeconds=60"
+        rest = b""
+        with self.api._opener.open(url, timeout=90) as stream:
+            while not self.ended and (chunk := stream.read1(1 << 20)):
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in filter(None, lines):
+                    pod = json.loads(line)["object"]
+                    self.version = pod["metadata"]["resourceVersion"]
+                    if (pod.get("spec") or {}).get("nodeName"):
+                        self.at.setdefault(pod["metadata"]["name"], time.monotonic())
+
+    def rate(self, count):
+        try:
+            until(lambda: len(self.at) >= count or self.fault, f"{count} pods with a node", 90, 0.05)
+        except NeverCame as fault:
+            raise AssertionError(f"{fault}: {len(self.at)} have one") from None
+        assert self.fault is None, self.fault
+        self.ended = True
+        times = sorted(self.at.values())
+        low, high = count // 10, count * 9 // 10 - 1
+        return (high - low) / (times[high] - times[low])
+
+
+def relay(port):
+    """The control: an extender that needs DELAY more for each answer, as a kube-scheduler sees it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            time.sleep(DELAY)
+            inner = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            inner.request("POST", self.path, body)
+            answer = inner.getresponse()
+            text = answer.read()
+            self.send_response(answer.status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_about):
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+@pytest.fixture
+def schedulers(fleet):
+    """Kube-schedulers that differ in their extender and their client's limit alone; none runs yet. All others are
+    stopped."""
+    program = fleet.replicas[0]
+    for one in fleet.replicas:
+        one.kube.stop()
+    fleet.replicas[1].ours.stop()
+    slow = relay(program.extender)
+    extenders = {"shipped": "", "stock": "", "ours": f"127.0.0.1:{program.extender}"}
+    extenders["control"] = f"127.0.0.1:{slow.server_address[1]}"
+    services = {}
+    for n, (name, address) in enumerate(extenders.items()):
+        configuration = scheduler_manifests.scheduler_configuration(fleet.wish)
+        configuration["leaderElection"] = {"leaderElect": False}
+        limits = {} if name == "shipped" else UNLIMITED
+        configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig), **limits}
+        configuration["profiles"] = [{"schedulerName": "vgpu-scheduler" if address else "stock"}]
+        configuration["extenders"] = [scheduler_manifests.extender({}, address)] if address else []
+        path = fleet.cluster.folder / f"rate-{name}.yaml"
+        path.write_text(yaml.safe_dump(configuration))
+        kube = [str(fleet.cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
+        kube += ["--bind-address", "127.0.0.1", "--secure-port", str(18950 + n)]
+        services[name] = Service(f"rate-{name}", kube, fleet.cluster.logs)
+    yield services
+    slow.shutdown()
+    for service in services.values():
+        service.stop()
+    for one in fleet.replicas:
+        one.start()
+    until(fleet.leader, "leader", 60)
+
+
+def requests(fleet):
+    """Of our program to the API server, by its own count."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    text = opener.open(f"http://127.0.0.1:{fleet.replicas[0].extender}/metrics", timeout=20).read().decode()
+    return sum(int(one) for one in re.findall(r"^vgpu_scheduler_api_requests_total\{.*\} (\d+)$", text, re.MULTILINE))
+
+
+def measured(fleet, service, stock, count):
+    """(pods a second, requests of ours a pod)."""
+    more = {"labels": {"vgpu.fleet/webhook": "ignore"}, "schedulerName": "stock"} if stock else {}
+    for n in range(count):
+        fleet.pod(f"p{n}", {"nvidia.com/gpu": 1} if stock else {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}, **more)
+    watch, before = Bound(fleet.api), requests(fleet)
+    fleet.pause(1)
+    service.start()
+    rate = watch.rate(count)
+    service.stop()
+    used = (requests(fleet) - before) / count
+    for n in range(count):
+        fleet.delete(f"p{n}")
+    watch.thread.join(10)
+    return rate, used
+
+
+def test_the_rate_with_us_and_without(fleet, schedulers):
+    for n in range(NODES):
+        fleet.node(f"node-{n:04d}", 8)
+    rates = {"shipped": [], "stock": [], "ours": []}
+    asked = []
+    for _round in range(ROUNDS):
+        for name in rates:
+            rate, used = measured(fleet, schedulers[name], name != "ours", COUNT)
+            rates[name].append(rate)
+            if name == "ours":
+                asked.append(used)
+    control, _used = measured(fleet, schedulers["control"], False, 60)
+    shipped, stock, ours = (statistics.median(rates[name]) for name in rates)
+    every = {name: [round(one) for one in found] for name, found in rates.items()}
+    print(
+        f"\n{NODES} nodes, {COUNT} pods, pods/s: {every}; with us {100 * ours / shipped:.0f} % of stock as shipped, "
+        f"{100 * ours / stock:.0f} % of stock without its client's limit; {max(asked):.2f} "
+        f"requests a pod; control ({DELAY} s more an answer) {control:.0f} pods/s, load {os.getloadavg()[0]:.0f}"
+    )
+    assert max(asked) <= REQUESTS
+    assert ours >= SHARE * shipped, (ours, shipped)
+    assert ours >= SHARE_UNLIMITED * stock, (ours, stock)
+    assert control < min(SHARE * shipped, SHARE_UNLIMITED * stock), "both turn red on an extender that is slow"
+    assert fleet.faults() == []

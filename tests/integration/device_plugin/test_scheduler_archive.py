@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The archive that the scheduler's image is made of: what is in it, that it installs without network, and that its
+program runs from there alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .conftest import PLUGIN, ROOT
+from .test_archive import VERSION, wheelhouse
+
+IMAGE = PLUGIN / "tools" / "image.py"
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    done = wheelhouse(tmp_path_factory.mktemp("wheelhouse"), "--version", VERSION, "--scheduler")
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout)["archive"])
+
+
+def test_wheels_are_those_of_the_lock_and_ours_is_the_whole_one(archive):
+    locked = (ROOT / "requirements" / "scheduler.txt").read_text()
+    assert archive.name.startswith(f"vgpu-scheduler-{VERSION}-")
+    with zipfile.ZipFile(archive) as content:
+        assert json.loads(content.read("about.json")) == {"name": "vgpu-scheduler", "version": VERSION}
+        wheels = [one for one in content.namelist() if one.endswith(".whl")]
+        (ours,) = [one for one in wheels if "vgpu_fleet" in one]
+        for name in set(wheels) - {ours}:
+            assert hashlib.sha256(content.read(name)).hexdigest() in locked, name
+        scratch = archive.parent / "ours.whl"
+        scratch.write_bytes(content.read(ours))
+    with zipfile.ZipFile(scratch) as wheel:
+        assert "vgpu_scheduler/quota.py" in wheel.namelist() and "vgpu_plugin/_shared/dialects.py" in wheel.namelist()
+
+
+def test_the_program_runs_from_the_installation_alone(archive, tmp_path):
+    environment = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, str(archive), "--root", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    program = tmp_path / VERSION / "bin" / "vgpu-scheduler"
+    plain = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
+    said = subprocess.run([program, "--help"], capture_output=True, text=True, env=plain, cwd=tmp_path, check=True)
+    assert "--lease-seconds" in said.stdout
+    # It comes as far as asking where the API server is.
+    failed = subprocess.run([program], capture_output=True, text=True, env=plain, cwd=tmp_path, check=False)
+    assert failed.returncode == 1 and "this is no pod; name a file with --kubeconfig" in failed.stderr
+
+
+def test_an_image_is_made_of_known_archives_alone(tmp_path):
+    other = tmp_path / "other.pyz"
+    with zipfile.ZipFile(other, "w") as content:
+        content.writestr("about.json", json.dumps({"name": "vgpu-kubelet-double", "version": VERSION}))
+    engine = tmp_path / "engine"
+    engine.write_text("#!/bin/sh\nexit 0\n")
+    engine.chmod(0o755)
+    command = [sys.executable, str(IMAGE), "--archive", str(other), "--tag", "t", "--base", "b"]
+    command += ["--out", str(tmp_path / "out"), "--engine", str(engine)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "no image is made of vgpu-kubelet-double" in done.stderr
