@@ -108,7 +108,7 @@ class Bench(world.Host):  # type: ignore[misc,name-defined]
         env = self.env(preload=False, NAIVE_STATE=str(naive), NAIVE_LIMIT=str(self.limit), NAIVE_CONTEXT=str(CONTEXT))
         return [str(self.programs / program), *(str(one) for one in arguments)], env
 
-    def run(self, program: str, *arguments: object, preload: str = "", timeout: int = 600) -> list:
+    def run(self, program: str, *arguments: object, preload: str = "", timeout: int = 1800) -> list:
         """Its lines as lists of numbers."""
         argv, env = self.command(program, *arguments)
         if preload:
