@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Filters of playbooks/rehearse.yml. Controller only; documented in the .yml files beside."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import rehearsal
+
+
+def rehearsal_plan(hostvars: Mapping[str, Any], names: list, project: str, cache: str, every: bool = False) -> dict:
+    """``hostvars`` of the play, of which only what a rehearsal needs is looked at."""
+    hosts = {}
+    for name in names:
+        every_name = [key for key in hostvars[name] if str(key).startswith(rehearsal.TELLING)]
+        variables = {key: hostvars[name][key] for key in every_name}
+        hosts[name] = {"groups": list(hostvars[name]["group_names"]), "variables": variables}
+    return rehearsal.plan(hosts, project, cache, every)
+
+
+class FilterModule:
+    def filters(self):
+        return {"rehearsal_plan": rehearsal_plan, "rehearsal_leaks": rehearsal.leaks}

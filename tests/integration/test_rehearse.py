@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""playbooks/rehearse.yml with the programs that it calls replaced by ones that keep account: in which order, with which
+inventory, and that the hosts are removed whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+# Each call is one line: program and arguments; what `FAIL` names ends badly.
+STUB = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+case "$0 $*" in *"$FAIL"*) echo "it broke" >&2; exit 3 ;; esac
+case "$0 $*" in *ansible-playbook*) echo "PLAY RECAP: changed=$CHANGED" ;; esac
+"""
+
+
+@dataclass
+class Place:
+    folder: Path
+    inventory: Path
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def rehearse(self, *more: str, fail: str = "nothing at all", changed: int = 0) -> subprocess.CompletedProcess[str]:
+        stubs = self.folder / "stubs"
+        environment = {
+            "PATH": f"{stubs}:{BIN}:{os.environ['PATH']}",
+            "CALLS": str(self.folder / "calls"),
+            "FAIL": fail,
+            "CHANGED": str(changed),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections"),
+        }
+        given = {"__rehearse_root": str(self.folder), "__rehearse_environment": environment}
+        return subprocess.run(
+            [
+                str(BIN / "ansible-playbook"),
+                str(ROOT / "playbooks" / "rehearse.yml"),
+                "-i",
+                str(self.inventory),
+                "-e",
+                json.dumps(given),
+                *more,
+            ],
+            cwd=ROOT,
+            env={**os.environ, **{key: environment[key] for key in ("ANSIBLE_CONFIG", "ANSIBLE_COLLECTIONS_PATH")}},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    (tmp_path / "tests" / "hosts").mkdir(parents=True)
+    for path in (
+        stubs / "make",
+        stubs / "ansible-playbook",
+        *((tmp_path / "tests/hosts" / n) for n in ("hostctl", "payload.sh")),
+    ):
+        path.write_text(STUB)
+        path.chmod(0o755)
+    (stubs / "ansible-inventory").symlink_to(BIN / "ansible-inventory")
+    (tmp_path / ".build" / "rehearse" / "report").mkdir(parents=True)
+    (tmp_path / ".build" / "rehearse" / "report" / "fleet.md").write_text("# the page\n")
+    inventory = tmp_path / "mine"
+    (inventory / "group_vars").mkdir(parents=True)
+    hosts = {"t4": {"hosts": {"a.example.com": {"ansible_host": "192.0.2.7"}, "b.example.com": {}}}}
+    (inventory / "hosts.yml").write_text(yaml.safe_dump({"all": {"children": {"gpu_nodes": {"children": hosts}}}}))
+    group = {
+        "rehearse_gpus": [{"model": "T4", "count": 2}],
+        "vgpu_split_count": 7,
+        "verify_kubeconfig": "/real/cluster",
+    }
+    (inventory / "group_vars" / "t4.yml").write_text(yaml.safe_dump(group))
+    return Place(tmp_path, inventory)
+
+
+def test_whole_rehearsal_in_order(place: Place) -> None:
+    done = place.rehearse()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a.example.com stands for a.example.com, b.example.com" in done.stdout
+    names = [line.split()[:2] for line in place.calls()]
+    assert [one[0] for one in names] == [
+        *("make", "hostctl", "payload.sh", "hostctl"),
+        *["ansible-playbook"] * 4,
+        "hostctl",
+    ]
+    calls = place.calls()
+    assert calls[3] == (
+        "hostctl up --project rehearse --host=a.example.com "
+        f"--profile={place.folder}/.build/rehearse/profiles/a.example.com.profile"
+    )
+    assert [Path(line.split()[1]).name for line in calls[4:8]] == ["site.yml", "site.yml", "verify.yml", "report.yml"]
+    assert all("--limit=a.example.com,localhost" in line for line in calls[4:8])
+    assert calls[8] == "hostctl down --project rehearse"
+    assert "model = T4\ncount = 2" in (place.folder / ".build/rehearse/profiles/a.example.com.profile").read_text()
+
+
+def test_ours_wins_over_the_inventory_and_its_files(place: Place) -> None:
+    """Read by Ansible itself, with the sources in the order that the children get."""
+    assert place.rehearse().returncode == 0
+    line = place.calls()[4]
+    sources = [word for word in line.split() if word.startswith("--inventory=")]
+    assert len(sources) == 2
+    assert sources[0].endswith("/mine")
+    shown = subprocess.run(
+        [str(BIN / "ansible-inventory"), "--host", "a.example.com", *sources],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    found = json.loads(shown.stdout)
+    assert (found["ansible_host"], found["ansible_connection"]) == (
+        "vgpu-rehearse-a.example.com",
+        "containers.podman.podman",
+    )
+    assert (found["verify_kubeconfig"], found["vgpu_split_count"]) == ("", 7)
+
+
+@pytest.mark.parametrize(
+    ("fail", "words"),
+    [
+        ("hostctl up", "Start the simulated hosts"),
+        ("verify.yml", "Run site.yml, run it again"),
+        ("report.yml", "it broke"),
+    ],
+)
+def test_hosts_are_removed_whatever_fails(place: Place, fail: str, words: str) -> None:
+    done = place.rehearse(fail=fail)
+    assert done.returncode != 0
+    assert words in done.stdout
+    assert "it broke" in done.stdout
+    assert place.calls()[-1] == "hostctl down --project rehearse"
+
+
+def test_second_run_that_changes_something_is_a_fault(place: Place) -> None:
+    done = place.rehearse(changed=1)
+    assert done.returncode != 0
+    assert "changed something again" in done.stdout
+    assert place.calls()[-1] == "hostctl down --project rehearse"
+
+
+def test_hosts_may_be_kept_and_removed_later(place: Place) -> None:
+    assert place.rehearse("-e", "rehearse_keep=true").returncode == 0
+    assert "down" not in place.calls()[-1]
+    done = place.rehearse("-e", "rehearse_state=absent")
+    assert done.returncode == 0, done.stdout
+    assert place.calls()[-1] == "hostctl down --project rehearse"
+
+
+BAD = [
+    ("no GPUs declared", {"vgpu_split_count": 7}, "host a.example.com: rehearse_gpus: expected a list"),
+    ("an unknown model", {"rehearse_gpus": [{"model": "V100-16G"}]}, "did you mean V100-16GB?"),
+]
+
+
+@pytest.mark.parametrize(("about", "group", "words"), BAD)
+def test_inventory_that_says_too_little_starts_nothing(place: Place, about: str, group: dict, words: str) -> None:
+    (place.inventory / "group_vars" / "t4.yml").write_text(yaml.safe_dump(group))
+    done = place.rehearse()
+    assert done.returncode != 0
+    assert words in done.stdout
+    assert place.calls() == []
+
+
+def test_host_that_could_be_real_starts_nothing(place: Place) -> None:
+    """A source that Ansible reads after ours: here a plugin of the inventory that has the last word on a host."""
+    late = place.folder / "stubs" / "ansible-inventory"
+    late.unlink()
+    late.write_text(
+        f"#!{sys.executable}\nimport json, subprocess, sys\n"
+        f"shown = json.loads(subprocess.check_output(['{BIN / 'ansible-inventory'}', *sys.argv[1:]]))\n"
+        "shown['_meta']['hostvars']['a.example.com']['ansible_host'] = '192.0.2.7'\nprint(json.dumps(shown))\n"
+    )
+    late.chmod(0o755)
+    done = place.rehearse()
+    assert done.returncode != 0
+    assert "ansible_host: expected 'vgpu-rehearse-a.example.com', found '192.0.2.7'" in done.stdout
+    assert not [line for line in place.calls() if "ansible-playbook" in line or " up " in line]
+
+
+def test_empty_group(place: Place) -> None:
+    done = place.rehearse("-e", "site_hosts=nobody")
+    assert done.returncode != 0
+    assert "no host in nobody" in done.stdout
+
+
+def test_leaves_of_an_earlier_rehearsal_are_not_taken_for_hosts(place: Place) -> None:
+    assert place.rehearse().returncode == 0
+    left = place.folder / ".build/rehearse/inventory/host_vars/gone.json"
+    left.write_text("{}")
+    assert place.rehearse().returncode == 0
+    assert not left.exists()
+    shutil.rmtree(place.folder / ".build/rehearse")

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rehearsal's plan: GPUs that are declared, hosts that stand for others, and that nothing real can be reached."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.plugin_utils import rehearsal
+
+ROOT = Path(__file__).resolve().parents[4]
+T4 = [{"model": "T4", "count": 2}]
+
+
+def host(groups=("gpu_nodes", "t4"), **variables):
+    return {"groups": list(groups), "variables": {"rehearse_gpus": T4, **variables}}
+
+
+def test_models_are_those_of_the_simulated_driver():
+    source = (ROOT / "native/gpusim/core/models.c").read_text()
+    assert tuple(re.findall(r'\{\.key = "([^"]+)"', source)) == rehearsal.MODELS
+
+
+PROFILES = [
+    ("one", [{"model": "T4"}], "[gpu]\nmodel = T4\ncount = 1\n"),
+    ("in another case", [{"model": "a100-80gb", "count": "4"}], "[gpu]\nmodel = A100-80GB\ncount = 4\n"),
+    (
+        "two models",
+        [{"model": "T4", "count": 2}, {"model": "H200"}],
+        "[gpu]\nmodel = T4\ncount = 2\n\n[gpu]\nmodel = H200\ncount = 1\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("about", "gpus", "ends"), PROFILES)
+def test_profile(about, gpus, ends):
+    text, faults = rehearsal.profile(gpus, "host a")
+    assert faults == []
+    assert text.endswith("\n\n" + ends)
+
+
+FAULTS = [
+    ("nothing", None, "expected a list such as"),
+    ("empty", [], "expected a list such as"),
+    ("a word", "T4", "expected a list such as"),
+    ("no model", [{"count": 2}], "expected model and count"),
+    ("another key", [{"model": "T4", "cout": 2}], "expected model and count"),
+    ("an unknown model", [{"model": "A100-80G"}], "did you mean A100-80GB?"),
+    ("a model of nobody", [{"model": "zzz"}], "the simulated driver has T4"),
+    ("no GPU", [{"model": "T4", "count": 0}], "expected a whole number from 1 to 16, found 0"),
+    ("true", [{"model": "T4", "count": True}], "found True"),
+    ("too many together", [{"model": "T4", "count": 10}] * 2, "20 GPUs on one host"),
+]
+
+
+@pytest.mark.parametrize(("about", "gpus", "words"), FAULTS)
+def test_fault_names_host_and_place(about, gpus, words):
+    found = rehearsal.plan({"a": {"groups": [], "variables": {"rehearse_gpus": gpus}}}, "p", "/c")
+    assert (found["hosts"], len(found["faults"])) == ([], 1)
+    assert words in found["faults"][0]
+    assert found["faults"][0].startswith("host a: rehearse_gpus")
+
+
+@pytest.mark.parametrize("name", ["a_b", "-a", "a" * 64, "a/b", ""])
+def test_name_that_no_container_can_have(name):
+    (fault,) = rehearsal.plan({name: host()}, "p", "/c")["faults"]
+    assert "cannot have this name" in fault
+
+
+HOSTS = {
+    "a1": host(vgpu_split_count=7),
+    "a2": host(vgpu_split_count=7),
+    "a3": host(vgpu_split_count=4),
+    "b1": host(("gpu_nodes", "b"), vgpu_split_count=7),
+    "a4": host(vgpu_split_count=7, ansible_host="192.0.2.1", mine=5),
+}
+
+
+@pytest.mark.parametrize(
+    ("every", "stands"),
+    [
+        (False, {"a1": ["a1", "a2", "a4"], "a3": ["a3"], "b1": ["b1"]}),
+        (True, {name: [name] for name in HOSTS}),
+    ],
+)
+def test_one_host_of_each_kind(every, stands):
+    found = rehearsal.plan(HOSTS, "p", "/c", every)
+    assert {one["name"]: one["stands_for"] for one in found["hosts"]} == stands
+    assert [one["container"] for one in found["hosts"]] == [f"vgpu-p-{name}" for name in sorted(stands)]
+
+
+def inventory(names=("a", "b")):
+    return {"_meta": {"hostvars": {name: rehearsal.replaced("p", name, "/c") for name in names}}}
+
+
+def test_nothing_leaks_where_ours_stands():
+    assert rehearsal.leaks(inventory(), ["a", "b"], "p") == []
+
+
+LEAKS = [
+    ("another address", "ansible_host", "192.0.2.7"),
+    ("another connection", "ansible_connection", "ssh"),
+    ("the container of another project", "ansible_host", "vgpu-demo-a"),
+    ("a cluster", "verify_kubeconfig", "~/.kube/config"),
+    ("a build host", "vcuda_build_host", "build.example.com"),
+    ("the plugin by an API server", "device_plugin_api_kubeconfig", "/k"),
+]
+
+
+@pytest.mark.parametrize(("about", "key", "value"), LEAKS)
+def test_what_reaches_out_is_named(about, key, value):
+    spoilt = copy.deepcopy(inventory())
+    spoilt["_meta"]["hostvars"]["a"][key] = value
+    (found,) = rehearsal.leaks(spoilt, ["a", "b"], "p")
+    assert found.startswith(f"host a: {key}: expected")
+    assert repr(value) in found
+
+
+def test_host_that_the_inventory_lost_is_named():
+    assert len(rehearsal.leaks(inventory(["a"]), ["a", "b"], "p")) == len(rehearsal.replaced("p", "b", "")) - 2
+
+
+def test_every_kubeconfig_of_a_role_is_put_out_of_reach():
+    """A role that site.yml runs and that gets a kubeconfig of its own must be thought of here."""
+    known = set(rehearsal.replaced("p", "a", ""))
+    for file in ROOT.glob("roles/*/defaults/main.yml"):
+        for name in re.findall(r"^(\w*kubeconfig): ", file.read_text(), re.MULTILINE):
+            assert name in known, f"{file.parent.parent.name}: {name} could reach a real cluster in a rehearsal"
