@@ -139,7 +139,7 @@ def test_ours_wins_over_the_inventory_and_its_files(place: Place) -> None:
     ("fail", "words"),
     [
         ("hostctl up", "Start the simulated hosts"),
-        ("verify.yml", "Run site.yml, run it again"),
+        ("verify.yml", "Run on the simulated hosts verify.yml"),
         ("report.yml", "it broke"),
     ],
 )
@@ -149,12 +149,14 @@ def test_hosts_are_removed_whatever_fails(place: Place, fail: str, words: str) -
     assert words in done.stdout
     assert "it broke" in done.stdout
     assert place.calls()[-1] == "hostctl down --project rehearse"
+    assert fail in place.calls()[-2]  # nothing was run after it
 
 
 def test_second_run_that_changes_something_is_a_fault(place: Place) -> None:
     done = place.rehearse(changed=1)
     assert done.returncode != 0
-    assert "changed something again" in done.stdout
+    assert "Run on the simulated hosts site.yml again" in done.stdout
+    assert not [line for line in place.calls() if "verify.yml" in line]
     assert place.calls()[-1] == "hostctl down --project rehearse"
 
 
