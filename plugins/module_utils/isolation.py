@@ -176,7 +176,7 @@ def of_watcher(
     """
     wanted = "named by the watcher"
     if named_s is not None:
-        return check(one["name"], DETECTED, wanted, f"{named_s:.1f}", "s after it began", text)
+        return check(one["name"], DETECTED, wanted, f"after {named_s:.1f} s", "", text)
     if fault or looks < needed:
         why = fault or f"the watcher looked {looks} times meanwhile, {needed} were needed"
         return dict(one, detail=f"{one['detail']}; not detected: {why}")
