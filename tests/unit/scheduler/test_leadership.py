@@ -235,7 +235,7 @@ def test_an_api_server_that_does_not_answer_makes_nobody_a_leader_and_unmakes_on
             said = await one.bind(pod, "n0")
             assert "lease" in said and not double.objects[pod_path("a")]["spec"].get("nodeName")
             double.fault = None
-            await one.until(lambda: one.leadership.writes())
+            await one.until(one.leadership.writes)
             await one.until(lambda: one.cluster.pods.listed_at >= one.leadership._since)
             assert await one.bind(pod, "n0") == ""
 
@@ -271,28 +271,30 @@ def test_a_storm_of_electors_never_has_two_that_may_bind(stage):
 
 def test_only_the_holder_binds_and_only_once_it_has_listed():
     async def go():
-        async with world(lease=NAME) as (double, one, names), replica(double, NAME, "two") as two:
-            await one.until(lambda: one.leadership.leads or two.leadership.leads)
-            first, second = (one, two) if one.leadership.leads else (two, one)
-            pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
-            await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
-            assert await first.bind(pods[0], "n0") == ""
-            assert "the one that binds is" in await second.bind(pods[1], "n0")
-            # Both replicas filter: an autoscaler may ask either.
-            assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
-            # What the leader binds last never reaches the other by events.
-            double.silent = True
-            assert await first.bind(pods[1], "n0") == ""
-            await first.leadership.release()
-            first.election.cancel()
-            await asyncio.sleep(0)
-            lists = double.count("GET", "/api/v1/pods")
-            await second.until(lambda: second.leadership.leads)
-            assert second.ledger.held("uid-b") is None or double.count("GET", "/api/v1/pods") > lists
-            await second.until(lambda: second.cluster.pods.listed_at >= second.leadership._since)
-            assert second.ledger.held("uid-b") is not None
-            assert await second.bind(pods[2], "n0") == ""
-            assert "lease" in await first.bind(pods[3], "n0") or "this replica ends" in first.leadership.why
+        async with world(lease=NAME) as found:
+            double, one, names = found
+            async with replica(double, NAME, "two") as two:
+                await one.until(lambda: one.leadership.leads or two.leadership.leads)
+                first, second = (one, two) if one.leadership.leads else (two, one)
+                pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
+                await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
+                assert await first.bind(pods[0], "n0") == ""
+                assert "the one that binds is" in await second.bind(pods[1], "n0")
+                # Both replicas filter: an autoscaler may ask either.
+                assert (await second.verb("filter", {"Pod": pods[1], "NodeNames": names}))[1]["NodeNames"] == names
+                # What the leader binds last never reaches the other by events.
+                double.silent = True
+                assert await first.bind(pods[1], "n0") == ""
+                await first.leadership.release()
+                first.election.cancel()
+                await asyncio.sleep(0)
+                lists = double.count("GET", "/api/v1/pods")
+                await second.until(lambda: second.leadership.leads)
+                assert second.ledger.held("uid-b") is None or double.count("GET", "/api/v1/pods") > lists
+                await second.until(lambda: second.cluster.pods.listed_at >= second.leadership._since)
+                assert second.ledger.held("uid-b") is not None
+                assert await second.bind(pods[2], "n0") == ""
+                assert "lease" in await first.bind(pods[3], "n0") or "this replica ends" in first.leadership.why
 
     asyncio.run(go())
 
@@ -337,23 +339,25 @@ def test_a_plan_is_written_again_by_the_holder_alone(monkeypatch):
     monkeypatch.setattr(leadership_module, "RETRY", 0.2)
 
     async def go():
-        async with world(lease=NAME) as (double, one, names), replica(double, NAME, "two") as two:
-            await one.until(lambda: one.leadership.leads or two.leadership.leads)
-            first, second = (one, two) if one.leadership.leads else (two, one)
-            await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
-            pod = await double.put(pod_path("a"), pod_object("a"))
-            assert (await first.schedule(pod, names))[1] == ""
-            await second.until(lambda: second.ledger.held("uid-a") is not None)
-            first.cluster.writes = lambda: False
-            stored = dict(double.objects[pod_path("a")])
-            stored["metadata"] = dict(stored["metadata"], annotations={})
-            await double.put(pod_path("a"), stored)
-            await second.until(lambda: second.cluster.drift["plan_deleted"] and first.cluster.drift["plan_deleted"])
-            await second.cluster.repair()
-            await first.cluster.repair()
-            assert double.objects[pod_path("a")]["metadata"]["annotations"] == {}
-            first.cluster.writes = first.leadership.writes
-            await first.until(lambda: double.objects[pod_path("a")]["metadata"]["annotations"])
+        async with world(lease=NAME) as found:
+            double, one, names = found
+            async with replica(double, NAME, "two") as two:
+                await one.until(lambda: one.leadership.leads or two.leadership.leads)
+                first, second = (one, two) if one.leadership.leads else (two, one)
+                await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
+                pod = await double.put(pod_path("a"), pod_object("a"))
+                assert (await first.schedule(pod, names))[1] == ""
+                await second.until(lambda: second.ledger.held("uid-a") is not None)
+                first.cluster.writes = lambda: False
+                stored = dict(double.objects[pod_path("a")])
+                stored["metadata"] = dict(stored["metadata"], annotations={})
+                await double.put(pod_path("a"), stored)
+                await second.until(lambda: second.cluster.drift["plan_deleted"] and first.cluster.drift["plan_deleted"])
+                await second.cluster.repair()
+                await first.cluster.repair()
+                assert double.objects[pod_path("a")]["metadata"]["annotations"] == {}
+                first.cluster.writes = first.leadership.writes
+                await first.until(lambda: double.objects[pod_path("a")]["metadata"]["annotations"])
 
     asyncio.run(go())
 

@@ -247,27 +247,29 @@ def test_admission_refuses_with_the_numbers():
 
 def test_what_two_replicas_admitted_at_once_is_bound_within_the_quota():
     async def go():
-        async with world(nodes=2, gpus=4) as (double, one, names), replica(double) as two:
-            await double.put(quota_path(), quota_object({MEM: "9000"}))
-            for each in (one, two):
-                await each.until(lambda each=each: list(each.extender.quotas.namespaces) == ["default"])
-            # Neither sees what the other admits: three each, where three in all may be.
-            pods = [pod_object(f"p{n}") for n in range(6)]
-            answers = [await admission(one if n < 3 else two, made) for n, made in enumerate(pods)]
-            assert all(allowed for allowed, _code, _message in answers)
-            stored = [await double.put(pod_path(made["metadata"]["name"]), made) for made in pods]
-            done = await asyncio.gather(*(one.bind(made, names[n % 2]) for n, made in enumerate(stored)))
-            assert sorted(bool(said) for said in done) == [False] * 3 + [True] * 3
-            assert all("9000 of 9000 in use" in said for said in done if said)
-            late = next(made for made, said in zip(stored, done, strict=True) if said)
-            _status, found = await one.verb("filter", {"Pod": late, "NodeNames": names})
-            assert not found["NodeNames"] and "9000 of 9000" in found["FailedAndUnresolvableNodes"]["n0"]
-            bound = next(made for made, said in zip(stored, done, strict=True) if not said)
-            await double.delete(pod_path(bound["metadata"]["name"]))
-            await one.until(lambda: one.extender.quotas.held("default").memory_mib == 6000)
-            assert (await one.schedule(late, names))[1] == ""
-            events = [made for path, made in double.objects.items() if "/events/" in path]
-            assert {made["reason"] for made in events} == {"GpuQuota"}
+        async with world(nodes=2, gpus=4) as found:
+            double, one, names = found
+            async with replica(double) as two:
+                await double.put(quota_path(), quota_object({MEM: "9000"}))
+                for each in (one, two):
+                    await each.until(lambda each=each: list(each.extender.quotas.namespaces) == ["default"])
+                # Neither sees what the other admits: three each, where three in all may be.
+                pods = [pod_object(f"p{n}") for n in range(6)]
+                answers = [await admission(one if n < 3 else two, made) for n, made in enumerate(pods)]
+                assert all(allowed for allowed, _code, _message in answers)
+                stored = [await double.put(pod_path(made["metadata"]["name"]), made) for made in pods]
+                done = await asyncio.gather(*(one.bind(made, names[n % 2]) for n, made in enumerate(stored)))
+                assert sorted(bool(said) for said in done) == [False] * 3 + [True] * 3
+                assert all("9000 of 9000 in use" in said for said in done if said)
+                late = next(made for made, said in zip(stored, done, strict=True) if said)
+                _status, found = await one.verb("filter", {"Pod": late, "NodeNames": names})
+                assert not found["NodeNames"] and "9000 of 9000" in found["FailedAndUnresolvableNodes"]["n0"]
+                bound = next(made for made, said in zip(stored, done, strict=True) if not said)
+                await double.delete(pod_path(bound["metadata"]["name"]))
+                await one.until(lambda: one.extender.quotas.held("default").memory_mib == 6000)
+                assert (await one.schedule(late, names))[1] == ""
+                events = [made for path, made in double.objects.items() if "/events/" in path]
+                assert {made["reason"] for made in events} == {"GpuQuota"}
 
     asyncio.run(go())
 

@@ -22,11 +22,11 @@ from .test_service import node_object, pod_object, pod_path, world
 class Told:
     def __init__(self):
         self.events = []
-        self.fault = None
+        self.faults = []
 
     async def event(self, pod, reason, message):
-        if self.fault:
-            raise self.fault
+        for fault in self.faults:
+            raise fault
         self.events.append((pod["name"], reason, message))
 
 
@@ -128,7 +128,7 @@ def test_faults_and_bounds(monkeypatch):
     monkeypatch.setattr(waits_module, "MAX_TOLD", 2)
 
     async def go(_clock, told, _ledger, waiting):
-        told.fault = ApiError("503", 503)
+        told.faults = [ApiError("503", 503)]
         for n in range(10):
             waiting.add(Waits(about(f"p{n}"), pod_ask(one_ask(90000)), ["n0"], ""))
         waiting.add(Waits({"namespace": "default", "name": "x", "uid": ""}, pod_ask(), ["n0"], ""))
