@@ -132,7 +132,7 @@ SLOW_GATES = [
     # Kubernetes is built once and then cached; the build alone takes half an hour.
     Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
     Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
-    Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
+    Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=17),
     Gate("molecule-faults", {"molecule faults": ["tools/molecule.sh", "faults"]}, minutes=8),
     Gate("molecule-airgapped", {"molecule airgapped": ["tools/molecule.sh", "airgapped"]}, minutes=6),
     Gate("molecule-packages", {"molecule packages": ["tools/molecule.sh", "packages"]}, minutes=4),
