@@ -16,7 +16,7 @@ from urllib.parse import quote
 # Image → whose plugin it is, and the resources that it offers where it is told nothing else. The first that matches.
 OWNERS = (
     (re.compile(r"volcano-vgpu-device-plugin"), "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
-    (re.compile(r"gpushare-device-plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
+    (re.compile(r"gpushare-(?:device-)?plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
     (
         re.compile(r"(?:^|/)gpu-manager\b"),
         "Tencent's gpu-manager",
@@ -28,6 +28,8 @@ OWNERS = (
 )
 # Plugins of other vendors' devices with images of such a name.
 FOREIGN = re.compile(r"(?:^|/)(?:rocm|amd|intel|mellanox|xilinx)(?:/|-)")
+# Other programs that come in the same images: NVIDIA's discovery and its helpers, HAMi's scheduler and monitor.
+NO_PLUGIN = ("gpu-feature-discovery", "config-manager", "mps-control-daemon", "scheduler", "vGPUmonitor")
 RESOURCE_OPTION = re.compile(r"\A--resource-name[= ](\S+)\Z")
 RESOURCE_VARIABLE = "RESOURCE_NAME"
 OURS = "vgpu-device-plugin"
@@ -76,7 +78,7 @@ def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
         return None
     for container in pod["spec"].get("containers") or []:
         image = str(container.get("image") or "")
-        if FOREIGN.search(image):
+        if FOREIGN.search(image) or _program(container) in NO_PLUGIN:
             continue
         for pattern, owner, resources in OWNERS:
             if pattern.search(image):
@@ -84,9 +86,18 @@ def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
     return None
 
 
+def _words(container: dict[str, Any]) -> list[str]:
+    return [str(one) for one in [*(container.get("command") or []), *(container.get("args") or [])]]
+
+
+def _program(container: dict[str, Any]) -> str:
+    """The first word of what a container runs, without its folder; empty where its image alone says it."""
+    return "".join(_words(container)[:1]).rpartition("/")[2]
+
+
 def _said(container: dict[str, Any]) -> tuple:
     """The resource that options or environment of a container name."""
-    words = [str(one) for one in [*(container.get("command") or []), *(container.get("args") or [])]]
+    words = _words(container)
     for number, word in enumerate(words):
         match = RESOURCE_OPTION.match(word if "=" in word else " ".join(words[number : number + 2]))
         if match:

@@ -11,10 +11,13 @@ import pytest
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import leadership as leadership_module
 from vgpu_scheduler.api import Access, Api
+from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.leadership import QUIET, RECENT, WANTED, Leadership
+from vgpu_scheduler.ledger import Ledger
+from vgpu_scheduler.wire import BindArgs
 
 from .api_double import ApiDouble
-from .samples import faults
+from .samples import faults, node
 from .test_service import plans, pod_object, pod_path, replica, world
 
 NAME = "kube-system/extender"
@@ -240,6 +243,42 @@ def test_an_api_server_that_does_not_answer_makes_nobody_a_leader_and_unmakes_on
             assert await one.bind(pod, "n0") == ""
 
     asyncio.run(go())
+
+
+WHILE_READ = [
+    # what happens while the pod is read, seconds and who asks for the lease; what bind says
+    (0.0, "", ""),
+    (12.0, "", "about to end"),
+    (4.0, "two", "two is called"),
+]
+
+
+@pytest.mark.parametrize(("seconds", "asks", "says"), WHILE_READ)
+def test_a_bind_that_had_to_read_its_pod_asks_again_whether_it_may(seconds, asks, says, stage):
+    async def story(double, clock, electors, _busy):
+        one, two, _three = electors.values()
+        await one.round()
+        ledger = Ledger()
+        ledger.set_node("n0", node("n0", 1))
+        extender = Extender(ledger, one._api, may_bind=one.may_bind)
+        pod = await double.put(pod_path("a"), pod_object("a"))
+
+        async def slow(_namespace, _name):
+            clock.time += seconds
+            if asks:
+                two.called()
+                await two.round()
+                await one.round()
+                await one.round()
+            return pod
+
+        one._api.pod = slow
+        said = (await extender.bind(BindArgs("a", "default", "uid-a", "n0"))).Error
+        assert says in said and (said == "") == (says == "")
+        assert double.count("POST", "/binding") == (not says)
+        assert (ledger.held("uid-a") is not None) == (not says)
+
+    stage(story)
 
 
 def test_a_storm_of_electors_never_has_two_that_may_bind(stage):

@@ -126,6 +126,10 @@ class Extender:
                 ask = self._read(pod)
             except (ApiError, DialectError) as fault:
                 return self._refused(f"pod {key}: {fault}")
+            # The answer took its time: the lease that had enough left before may be about to end, or handed over.
+            refusal = await self.may_bind() if self.may_bind else ""
+            if refusal:
+                return self._refused(f"pod {key} is not bound: {refusal}")
         # From here to hold nothing waits: no other bind comes between the question and the entry.
         before = self.ledger.held(args.PodUID)
         if before is not None:

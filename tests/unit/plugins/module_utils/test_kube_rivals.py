@@ -89,6 +89,31 @@ IMAGES = [
         ("tencent.com/vcuda-core", "tencent.com/vcuda-memory"),
     ),
     ("docker.io/projecthami/volcano-vgpu-device-plugin:v1", {}, "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
+    (
+        "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2",
+        {},
+        "Alibaba's gpushare plugin",
+        ("aliyun.com/gpu-mem",),
+    ),
+    (
+        "projecthami/hami:v2.6.0",
+        {"command": ["nvidia-device-plugin", "--config-file=/x"]},
+        "HAMi's plugin",
+        ("nvidia.com/gpu",),
+    ),
+    (
+        "nvcr.io/nvidia/k8s-device-plugin:v0.17.1",
+        {"command": ["/bin/bash", "-c"], "args": ["/bin/entrypoint.sh"]},
+        "NVIDIA's plugin",
+        ("nvidia.com/gpu",),
+    ),
+    # other programs of the same image
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"command": ["/usr/bin/gpu-feature-discovery"]}, None, ()),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"command": ["config-manager"]}, None, ()),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"args": ["mps-control-daemon"]}, None, ()),
+    ("projecthami/hami:v2.6.0", {"command": ["scheduler", "--resource-name=nvidia.com/gpu"]}, None, ()),
+    ("projecthami/hami:v2.6.0", {"command": ["vGPUmonitor"]}, None, ()),
+    ("4pdosc/k8s-vdevice:latest", {"command": ["scheduler"]}, None, ()),
     # not of NVIDIA's GPUs, or no plugin at all
     ("rocm/k8s-device-plugin:latest", {}, None, ()),
     ("intel/intel-gpu-plugin:0.30", {}, None, ()),
@@ -165,6 +190,16 @@ def test_one_daemon_set_on_many_nodes_is_told_once():
         api.pod(NVIDIA, node=node, keeper="ds")
     (one,) = kube_rivals.find(api, ["n1", "n2"])
     assert one.nodes == ("n1", "n2")
+
+
+def test_what_else_the_operator_runs_of_that_image_stays_and_is_not_waited_for():
+    api = Api()
+    api.pod(NVIDIA, keeper="nvidia-ds", policy=True)
+    api.pod(NVIDIA, name="gfd", keeper="gpu-feature-discovery", policy=True, command=["gpu-feature-discovery"])
+    remove = kube_rivals.judge(kube_rivals.find(api, ["n1"]), OURS, ["ClusterPolicy cluster-policy"], False)[0]
+    kube_rivals.remove(api, remove, ["n1"], 5, sleep=lambda _s: pytest.fail("nothing to wait for"))
+    assert [one["metadata"]["name"] for one in api.pods] == ["gfd-n1"]
+    assert kube_rivals.find(api, ["n1"]) == []
 
 
 def test_what_ended_and_our_own_are_no_rivals():
