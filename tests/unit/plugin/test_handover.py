@@ -332,6 +332,23 @@ def test_slice_in_use_outside_is_withdrawn_and_refused(node):
     allocator.allocate([[used]])
 
 
+def test_slice_whose_ledger_its_container_spoils_stays_in_use(node):
+    outside, pool, _allocator, files = static_slices(node)
+    outside.refresh()
+    used = f"{node.gpus[0].uuid}::1"
+    descriptor = hold(files, used)
+    os.pwrite(descriptor, b"spoilt", 0)
+    outside.refresh()
+    outside.look()
+    assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
+    os.close(descriptor)
+    outside.refresh()  # whole again for the next one
+    outside.look()
+    assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
+    ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
+    assert layouts.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
+
+
 def test_slice_that_is_taken_outside_while_it_is_given_out_is_refused(node, monkeypatch):
     outside, _pool, allocator, files = static_slices(node)
     outside.refresh()

@@ -115,3 +115,12 @@ def test_a_gpu_that_left_is_forgotten(node, kubelet, begin):
     begin(splitCount=2)
     until(lambda: offered(kubelet, node) == [2], "the GPU that is there")
     assert gone.uuid not in node.paths.last_offer.read_text()
+
+
+def test_purge_leaves_nothing_of_it(node):
+    """Of a program that was killed while it wrote, either."""
+    node.paths.state_dir.mkdir(parents=True, exist_ok=True)
+    node.paths.last_offer.write_text("{}")
+    node.paths.last_offer.with_suffix(".new").write_text("{")
+    Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).purge()
+    assert not node.paths.state_dir.exists()

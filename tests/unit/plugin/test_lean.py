@@ -54,6 +54,13 @@ def test_what_needs_it_later_has_it(after):
     assert said(LEAN, after)[1] == "CERT_REQUIRED"
 
 
+def test_python_without_digests_of_its_own_keeps_those_of_openssl():
+    """As Fedora and RHEL build it (--with-builtin-hashlib-hashes=blake2)."""
+    lacks = "sys.modules.update(dict.fromkeys(['_md5', '_sha1', '_sha2', '_sha256', '_sha512', '_sha3']))"
+    after = "import hashlib; print(hashlib.sha256(b'').hexdigest()[:8])"
+    assert said(f"{lacks}; {LEAN}", after)[1] == "e3b0c442"
+
+
 def test_servers_are_quiet():
     """By grpc's own name for it: a release that names it otherwise makes an idle program dearer, and this fail."""
     look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"

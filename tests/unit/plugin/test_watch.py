@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher: its rule on tables, whose a process is on a /proc laid out in a folder, names, and who is ended."""
+"""The watcher: its rule on tables, whom it names, and who is ended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from vgpu_plugin.watch_processes import Process, Processes
 from vgpu_plugin.watch_rule import MEMORY, MIB, NO_SLOT, Account, judge, tolerance
 
 from .conftest import Node
+from .proc_folder import CONTAINER, Proc
 from .samples import until
-
-HOST_MNT, HOST_PID = "mnt:[1]", "pid:[2]"
-POD_UID = "11111111-2222-3333-4444-555555555555"
 
 
 def process(pid: int = 10, space: int = 77) -> Process:
@@ -73,144 +71,6 @@ def test_tolerance_is_twice_the_step_of_the_library():
     assert (tolerance(0, True), tolerance(3200 * MIB, True)) == (64 * MIB, 200 * MIB)
 
 
-class Proc:
-    """A /proc in a folder. Process 1 is the host's."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.add(1, mnt=HOST_MNT, pid=HOST_PID)
-
-    def add(
-        self,
-        number: int | str,
-        mnt: str = "mnt:[9]",
-        pid: str = "pid:[77]",
-        mounts: str = "",
-        group: str = "/",
-        state: str = "S",
-        inner: str = "",
-        name: str = "python",
-        memory: str = "VmSize:\t10 kB\n",
-    ) -> None:
-        folder = self.root / str(number)
-        (folder / "ns").mkdir(parents=True)
-        (folder / "ns" / "mnt").symlink_to(mnt)
-        (folder / "ns" / "pid").symlink_to(pid)
-        rows = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + "".join(
-            f"30 22 {one} {root} /run/vgpu/x rw - tmpfs tmpfs rw\n" for one, root in _pairs(mounts)
-        )
-        (folder / "mountinfo").write_text(rows)
-        (folder / "cgroup").write_text(f"12:pids:/\n0::{group}\n")
-        (folder / "stat").write_text(f"{number} (a ) b) {state} " + " ".join(["0"] * 18) + " 5 0 0\n")
-        (folder / "status").write_text(
-            f"Name:\t{name}\nState:\t{state} (x)\n{memory}NSpid:\t{number}\t{inner or number}\n"
-        )
-
-    def end(self, number: int) -> None:
-        subprocess.run(["rm", "-r", str(self.root / str(number))], check=True)
-
-
-def _pairs(text: str) -> list[list[str]]:
-    return [one.split("=") for one in text.split()]
-
-
-DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
-CONTAINER = "/kubepods.slice/pod-x/cri-1.scope"
-# What is added to a /proc where process 20 of a container with allocation aaaa runs; whose process 30 is then.
-OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
-    ("the ledger is mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
-    ("its file was made anew since", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
-    ("in the host's pid namespace, the ledger mounted", {"pid": HOST_PID, "mounts": "0:51=/ledger"}, {"bbbb"}),
-    ("a process of the host", {"mnt": HOST_MNT, "pid": HOST_PID, "mounts": "0:50=/ledger", "group": CONTAINER}, None),
-    ("a service with mounts of its own", {"pid": HOST_PID, "mounts": "0:50=/ 0:51=/", "group": CONTAINER}, None),
-    ("a container without a slice", {"group": "/docker/other"}, None),
-    ("the node's folders in a container (a monitor)", {"mounts": "0:50=/ 0:51=/", "group": "/docker/m"}, None),
-    ("chroot in the container", {"group": CONTAINER}, {"aaaa"}),
-    ("and a group below its own", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
-    ("a group whose name only begins so", {"group": CONTAINER + "2"}, None),
-    ("all of a pod hides", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
-    ("by systemd's driver", {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"}, {"bbbb"}),
-    ("a pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
-    ("no group", {"group": "/"}, None),
-]
-PODS = {
-    POD_UID: frozenset({"bbbb"}),
-    "99999999-2222-3333-4444-555555555555": frozenset({"aaaa", "bbbb"}),
-}
-
-
-@pytest.mark.parametrize(("about", "what", "owner"), OWNERS, ids=[row[0] for row in OWNERS])
-def test_whose_a_process_is(tmp_path, about, what, owner):
-    proc = Proc(tmp_path)
-    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
-    proc.add(30, **what)
-    found = Processes(tmp_path).of([30, 4711], DEVICES, lambda: PODS)
-    assert found == ({30: frozenset(owner)} if owner else {})
-
-
-def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
-    proc = Proc(tmp_path)
-    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
-    proc.add(30, group=CONTAINER)
-    processes = Processes(tmp_path)
-    assert processes.of([20], DEVICES) == {20: frozenset({"aaaa"})}
-    proc.end(20)  # the one that showed its mounts
-    assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
-    assert processes.of([30], {"0:51": "bbbb"}) == {}
-    assert processes.of([30], DEVICES) == {}
-
-
-def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
-    """Without the host's namespaces nobody can tell its processes from those that hide."""
-    proc = Proc(tmp_path)
-    proc.end(1)
-    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
-    proc.add(30, group=CONTAINER)
-    assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
-
-
-def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
-    proc = Proc(tmp_path)
-    proc.end(1)
-    proc.add("self", mnt=HOST_MNT, pid=HOST_PID)
-    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
-    proc.add(30, group=CONTAINER)
-    proc.add(40, mnt=HOST_MNT, pid=HOST_PID, mounts="0:50=/ledger", group=CONTAINER)
-    assert Processes(tmp_path).of([30, 40], DEVICES) == {30: frozenset({"aaaa"})}
-
-
-def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
-    proc, now, looks = Proc(tmp_path), [100.0], []
-    proc.add(30, group="/docker/other")
-    processes = Processes(tmp_path, lambda: now[0])
-    every = processes._all
-    processes._all = lambda: looks.append(1) or every()
-    for second, count in ((100, 1), (110, 1), (129, 1), (130, 2)):
-        now[0] = float(second)
-        assert processes.of([30], DEVICES) == {}
-        assert len(looks) == count
-    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # its container has one after all
-    now[0] = 161.0
-    assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
-
-
-@pytest.mark.parametrize("gone", [{"state": "Z"}, {"state": "X"}, {"memory": ""}])
-def test_process_that_is_about_to_go_is_none(tmp_path, gone):
-    proc = Proc(tmp_path)
-    proc.add(20)
-    proc.add(30, **gone)
-    processes = Processes(tmp_path)
-    assert processes.process(20) == Process(20, 5, "python", (77, 20))
-    assert processes.process(30) is None
-    assert processes.process(31) is None
-
-
-def test_name_of_a_process_stays_on_its_line(tmp_path):
-    proc = Proc(tmp_path)
-    proc.add(30, name="a\x1b[31m b", inner="7")
-    assert Processes(tmp_path).process(30) == Process(30, 5, "a?[31m b", (77, 7))
-
-
 class Card:
     """A driver that says what the test says."""
 
@@ -243,7 +103,7 @@ class Watched:
             self.card,
             self.files,
             lambda: [self.uuid],
-            lambda: {self.allocation: self.kind},
+            lambda: {self.allocation: self.kind} if self.kind else {},
             policy=lambda: self.policy,
             tell=self.told.append,
             processes=self.processes,
@@ -437,12 +297,25 @@ def test_policy_end(watched):
     assert watched.watch.state().findings[0].action == "SIGTERM"
 
 
-@pytest.mark.parametrize("kind, asked", [("lease", []), ("kubelet", [20]), ("unknown", [20])])
-def test_lease_is_never_ended(watched, kind, asked):
+@pytest.mark.parametrize("kind, asked", [("lease", []), ("kubelet", [20]), ("", [])])
+def test_lease_and_what_nobody_has_a_record_of_are_never_ended(watched, kind, asked):
+    """A lease that is over has files without a record for a moment; longer, where they cannot be removed."""
     watched.run(20, MIB)
     watched.policy, watched.kind = watch.END, kind
     assert watched.look(3) == [NO_SLOT]
     assert sorted(set(watched.ender.asked)) == asked
+
+
+def test_nobody_is_ended_on_what_was_seen_before_the_driver_fell_silent(watched):
+    watched.run(20, MIB)
+    watched.look(2)
+    watched.policy = watch.END
+    watched.card.fault = "NVML does not list the processes: GPU is lost"
+    assert watched.look(8) == [NO_SLOT]
+    assert watched.ender.asked == []
+    watched.card.fault = ""
+    watched.look()
+    assert watched.ender.asked == [20]
 
 
 def test_pid_that_is_another_process_by_now_is_spared(watched):

@@ -176,6 +176,7 @@ class Daemon:
             records.with_suffix(".new"),
             self._paths.config_name,
             self._paths.last_offer,
+            self._paths.last_offer.with_suffix(".new"),
             self._paths.admin_socket,
             self._paths.lock,
         ):

@@ -27,14 +27,27 @@ def without_asyncio() -> None:
 
 
 def without_openssl() -> None:
-    """hashlib loads OpenSSL where it finds it: 5 MB, for a digest that Python has built in."""
-    if "_hashlib" in sys.modules:
+    """hashlib loads OpenSSL where it finds it: 5 MB, for a digest that Python has built in. Some distributions build it
+    with OpenSSL's digests alone, which are needed then.
+    """
+    if "_hashlib" in sys.modules or not _has_digests():
         return
     sys.modules["_hashlib"] = None  # type: ignore[assignment]
     try:
         importlib.import_module("hashlib")
     finally:
         del sys.modules["_hashlib"]
+
+
+def _has_digests() -> bool:
+    """Whether Python has all that hashlib looks for of its own; _sha256 and _sha512 are _sha2 since 3.12."""
+    sha2 = ("_sha2",) if sys.version_info >= (3, 12) else ("_sha256", "_sha512")
+    try:
+        for name in ("_md5", "_sha1", *sha2, "_sha3", "_blake2"):
+            importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def with_quiet_servers() -> None:

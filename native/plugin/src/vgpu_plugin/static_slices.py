@@ -114,7 +114,8 @@ class StaticSlices:
         gpu = self._pool.gpu(piece.uuid)
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, gpu), library)
         wanted = {**record.limits, "deny": denied}
-        if self._files.is_whole(record):
+        # A container that runs keeps its ledger, also where it spoilt it: by a new one nobody would know that it runs.
+        if self._files.is_whole(record) or self._in_use(record.id):
             path = self._files.folder(record.id) / "limits"
             if not layouts.says(path.read_bytes(), wanted):
                 layouts.rewrite_limits(str(path), wanted)

@@ -3,7 +3,8 @@
 of the containers that they belong to, and names what goes round the library.
 
 Named is what was found in two looks, one after the other: a process that begins or ends between the two accounts is
-not. By policy a named process is ended too, never one of the host's and never one of a check's lease.
+not. By policy a named process is ended too: of a container of the kubelet or of a static slice, and on what was seen in
+the same look; never one of the host's, of a check's lease, or of an allocation that nobody has a record of.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,13 +24,15 @@ from . import watch_rule
 from ._shared import layouts
 from .allocation_files import STATIC, AllocationFiles
 from .gpus import GpuError, GpuSource
-from .records import LEASE
+from .records import KUBELET, LEASE
 from .watch_end import Ender
 from .watch_processes import Process, Processes, device_of
 from .watch_rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
-STATIC_KIND = "static"
+STATIC_KIND, UNKNOWN = "static", "unknown"
+# Whose processes may be ended. A lease whose record went before its files is unknown, and no tenant's.
+ENDED = frozenset((KUBELET, STATIC_KIND))
 # A finding is named in so many looks in a row. Within one, a suspicion is looked at again at once, so often.
 LOOKS, TRIES = 2, 3
 TRY_S = 0.004
@@ -152,7 +155,7 @@ class Watch:
         for uuid in self._uuids():
             try:
                 for allocation, suspicion in self._look_at(uuid, devices):
-                    kind = STATIC_KIND if allocation.startswith(STATIC) else kinds.get(allocation, "unknown")
+                    kind = STATIC_KIND if allocation.startswith(STATIC) else kinds.get(allocation, UNKNOWN)
                     found[allocation, uuid, suspicion.reason] = kind, suspicion
             except GpuError as fault:
                 faults.append(f"{uuid}: {fault}")
@@ -268,14 +271,17 @@ class Watch:
                 (log.info if one.kind == LEASE else log.warning)("watcher: %s", one.text())
                 self._tell(one)
         if self._policy() == END:
-            self._end(now)
+            self._end(now, found)
         else:
             self._ender.forget()
 
-    def _end(self, now: float) -> None:
-        """The worst process of each finding is told to end, then made to."""
-        for key, one in list(self._seen.items()):
-            if not one.named or one.kind == LEASE:
+    def _end(self, now: float, found: Iterable[tuple[str, str, str]]) -> None:
+        """The worst process of each finding of this look is told to end, then made to. What is kept of a GPU that was
+        not seen may be over, so nobody is ended for it.
+        """
+        for key in found:
+            one = self._seen[key]
+            if not one.named or one.kind not in ENDED:
                 continue
             # Memory of a container as a whole: the process that is furthest beyond its charge answers for it.
             wanted = (

@@ -126,15 +126,20 @@ class Processes:
         return found
 
     def group(self, pid: int) -> str:
-        """The control group of a process, empty where it is the root group or none."""
+        """The control group of a process, empty where it is the root group or none.
+
+        A hybrid host has version 2 for systemd's services alone: there all containers of a daemon are in the group of
+        that daemon, and only version 1 tells one from another.
+        """
         try:
             lines = (self._proc / str(pid) / "cgroup").read_text(errors="replace").splitlines()
         except OSError:
             return ""
         paths = {name: path for _number, name, path in (line.split(":", 2) for line in lines if line.count(":") >= 2)}
-        for name in ("", *CONTROLLERS):
+        for name in (*CONTROLLERS, ""):
             for controllers, path in paths.items():
-                if name in controllers.split(",") and path.strip("/"):
+                # Seen from a namespace of control groups the root is /../.. or so.
+                if name in controllers.split(",") and path.strip("/."):
                     return path
         return ""
 
