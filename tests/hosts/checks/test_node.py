@@ -127,11 +127,11 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
         (uuid, mib << 20, mib << 20)
     ]
     assert found["checks"], "the probe checked nothing"
-    # What docs/threat-model.md calls open.
+    # What docs/threat-model.md says is not stopped. Whether the watcher names it is not the probe's to know.
     assert {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "held"} == {
-        "bypass-namespace": "detected",
-        "bypass-symbol-table": "detected",
-        "bypass-ledger-lie": "detected",
+        "bypass-namespace": "open",
+        "bypass-symbol-table": "open",
+        "bypass-ledger-lie": "open",
     }
 
 
