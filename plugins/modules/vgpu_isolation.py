@@ -199,208 +199,14 @@ results:
       returned: always
 """
 
-import json
-import os
-import subprocess
-import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_outside, slice_watch
-from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import (
-    DockerRunner,
-    NamespaceRunner,
-    RunnerError,
-    docker_at_hand,
-)
+from ansible_collections.vgpu.fleet.plugins.module_utils import isolation
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_check import BadOption, Plugin, PluginError, SliceCheck
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
 
-LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
-# Where the probe appears in the slice; no workload ever gets it.
-PROBE = "/usr/local/lib/vgpu/vgpu-probe"
 NO_FREE_SLICE = 3
-# A fill that is held so long is hit by a look also on a busy host, where looks come seconds apart.
-HOLD_MS = 3000
-# What is read of the answers of vgpuctl.
-KEYS = {
-    "status": frozenset(("gpus", "slices")),
-    "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
-    "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
-}
-QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
-
-
-class PluginError(Exception):
-    """The device plugin did not do what was asked; ``rc`` is the exit status of vgpuctl."""
-
-    def __init__(self, rc: int, message: str) -> None:
-        self.rc = rc
-        super().__init__(message)
-
-
-class Plugin:
-    """The device plugin of this host, through vgpuctl."""
-
-    def __init__(self, program: str, socket: str) -> None:
-        self._command = [program, "--socket", socket]
-
-    def ask(self, *arguments: str) -> dict[str, Any]:
-        try:
-            done = subprocess.run(
-                [*self._command, *arguments, "--json"], capture_output=True, text=True, timeout=60, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as fault:
-            raise PluginError(
-                1, f"{self._command[0]} {arguments[0]}: {fault}; the role device_plugin installs it"
-            ) from None
-        if done.returncode != 0:
-            raise PluginError(
-                done.returncode, done.stderr.strip() or f"vgpuctl {arguments[0]} ended with {done.returncode}"
-            )
-        try:
-            answer = json.loads(done.stdout)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict) or not KEYS.get(arguments[0], frozenset()) <= set(answer):
-            said = " ".join((done.stdout + " " + done.stderr).split())[:200] or "nothing"
-            raise PluginError(
-                1, f"{self._command[0]} {arguments[0]} answered {said}, expected a JSON object; is it vgpuctl?"
-            )
-        return answer
-
-
-class BadOption(Exception):
-    """An option asks for what is not there."""
-
-
-class SliceCheck:
-    """One leased slice, looked at from all sides."""
-
-    def __init__(self, module: AnsibleModule, plugin: Plugin, lease: dict[str, Any], status: dict[str, Any]) -> None:
-        self._plugin = plugin
-        self._params = module.params
-        self._lease = lease
-        self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
-        gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
-        self._minors = [gpu["minor"]]
-        self._expected = isolation.Expected(self.slice["uuid"], self.slice["memory_mib"])
-        every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
-        # A mount of /dev/null is a word to the NVIDIA runtime, which names a GPU, and no file for the process.
-        self._promised = [one for one in every if one.host_path != "/dev/null"]
-        self._words = [one for one in every if one.host_path == "/dev/null"]
-        paths = [one.container_path for one in self._promised]
-        strangers = [one for one in self._params["omit_mounts"] if one not in paths]
-        if strangers:
-            raise BadOption(
-                f"omit_mounts: {', '.join(strangers)} is not mounted; the plugin's answer has {', '.join(paths)}"
-            )
-        self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
-        self.runner = self._choose_runner()
-        self.smi_table = ""
-
-    def _choose_runner(self) -> Any:
-        params = self._params
-        environment = dict(self._lease["envs"], **{name: str(value) for name, value in params["environment"].items()})
-        reason = docker_at_hand(params["docker"], params["image"]) if params["runtime"] != "namespace" else "not wanted"
-        if params["runtime"] == "docker" and reason:
-            raise RunnerError(f"runtime: docker is asked for, and {reason}")
-        mounts = [*self._mounts, self._probe_mount()]
-        if reason:
-            return NamespaceRunner(mounts, self._minors, environment)
-        lease = self._lease
-        mounts += self._words
-        return DockerRunner(
-            params["docker"], params["image"], mounts, environment, lease["devices"], lease["cdi_devices"]
-        )
-
-    def _probe_mount(self) -> Mount:
-        folders = [os.path.dirname(one.host_path) for one in self._promised if one.container_path == LIBRARY]
-        if not folders:
-            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY}; the GPU is not shared by vcuda")
-        return Mount(PROBE, os.path.join(folders[0], os.path.basename(PROBE)), True)
-
-    def run(self) -> list[dict[str, Any]]:
-        asked = [name for name in self._params["checks"] if name not in isolation.OWN]
-        ways = [name for name in asked if name.startswith(isolation.BYPASS)]
-        wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(isolation.PROBE_CHECKS))
-        checks = self._run_probe(wanted)
-        checks += self._try_ways_round(ways if asked else list(isolation.PROBE_BYPASSES))
-        checks.append(self._run_nvidia_smi())
-        named = self._params["checks"]
-        return [one for one in checks if not named or one["name"] in [*named, "probe"]]
-
-    def _run_probe(self, wanted: list[str]) -> list[dict[str, Any]]:
-        seen: dict[str, Any] = {"missing": None}
-        watch = slice_outside.watch(self._expected.uuid)
-
-        def before_start(pid: int) -> None:
-            seen["missing"] = slice_outside.missing_mounts(pid, self._promised)
-
-        def while_running(pid: int) -> None:
-            if watch is not None:
-                watch.look(pid)
-
-        # The lease is long enough for one more run of the probe after this.
-        deadline = time.monotonic() + self._params["timeout"]
-        argv = [PROBE, "--json", "--checks", ",".join(wanted)]
-        outcome = self.runner.run(argv, float(self._params["timeout"]), before_start, while_running)
-        checks = [isolation.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
-        checks += isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted)
-        filled = isolation.filled(checks)
-        if watch is None:
-            checks.append(isolation.of_outside(None, 0, "the host has no libnvidia-ml.so.1", self._expected, filled))
-        else:
-            checks += self._fill_until_seen(watch, filled, while_running, deadline)
-            watch.close()
-            checks.append(isolation.of_outside(watch.most_bytes, watch.looks, watch.fault, self._expected, filled))
-        return checks
-
-    def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks. Answers
-        what that fill found violated.
-        """
-        blind = watch.most_bytes is None or not filled
-        if blind or isolation.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
-            return []
-        names = isolation.FILLS[:1]
-        argv = [PROBE, "--json", "--checks", ",".join(names), "--hold", str(HOLD_MS)]
-        outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=look)
-        checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, names)
-        return [one for one in checks if one["verdict"] == isolation.VIOLATED]
-
-    def _try_ways_round(self, ways: list[str]) -> list[dict[str, Any]]:
-        if not ways:
-            return []
-        argv = [PROBE, "--json", "--checks", ",".join(ways)]
-        outcome = self.runner.run(argv, float(self._params["timeout"]))
-        checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, ways)
-        mine = [one for one in checks if one["name"] in ways or one["name"] == "probe"]
-        return [self._watch(one) if one["verdict"] == isolation.OPEN else one for one in mine]
-
-    def _watch(self, one: dict[str, Any]) -> dict[str, Any]:
-        """Goes a way round that is open once more, and holds what it gets until the node's watcher names it."""
-        witness = slice_watch.Witness(self._ask_watcher, self._lease["allocation"])
-        if witness.absent:
-            return isolation.of_watcher(one, None, 0, 1, witness.absent)
-        argv = [PROBE, "--json", "--checks", one["name"], "--hold", str(int(witness.hold_s * 1000))]
-        try:
-            self.runner.run(argv, float(self._params["timeout"]), while_running=witness.look)
-        except slice_watch.Named as named:
-            return isolation.of_watcher(one, named.seconds, witness.looks, witness.needed, "", named.text)
-        return isolation.of_watcher(one, None, witness.looks, witness.needed, witness.fault)
-
-    def _ask_watcher(self) -> dict[str, Any] | None:
-        try:
-            return self._plugin.ask("watch")
-        except PluginError:
-            return None
-
-    def _run_nvidia_smi(self) -> dict[str, Any]:
-        program = self._params["nvidia_smi"]
-        outcome = self.runner.run([program, *QUERY], float(self._params["timeout"]))
-        if outcome.rc == 0:
-            self.smi_table = self.runner.run([program], float(self._params["timeout"])).out
-        return isolation.of_nvidia_smi(outcome.rc, outcome.out, outcome.err, self._expected)
 
 
 def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, Any]:
@@ -425,7 +231,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
             raise
         return dict(result, detail=str(fault))
     try:
-        one = SliceCheck(module, plugin, lease, plugin.ask("status"))
+        one = SliceCheck(module.params, plugin, lease, plugin.ask("status"))
         result.update(
             uuid=one.slice["uuid"], slice=one.slice["id"], memory_mib=one.slice["memory_mib"], runtime=one.runner.name
         )
