@@ -11,6 +11,7 @@ the archive must be for. With it, an image that the engine can pull and that has
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import shutil
@@ -50,8 +51,16 @@ def main() -> int:
 
 
 def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
-    """Builds the image unless its file is there. The file is complete or not there."""
-    if out.exists():
+    """Builds the image unless its file is there, made of the same. The file is complete or not there."""
+    with zipfile.ZipFile(archive) as content:
+        about = json.loads(content.read("about.json"))
+    if about["name"] not in CONTAINERFILES:
+        raise ImageError(f"{archive}: no image is made of {about['name']}, only of {' and '.join(CONTAINERFILES)}")
+    recipe = CONTAINERFILES[about["name"]]
+    # A file of another version or under another tag lies at the same path where a person names the path.
+    note = out.with_name(out.name + ".of")
+    made_of = json.dumps({"archive": digest(archive), "recipe": digest(recipe), "tag": tag, "base": base})
+    if out.exists() and note.exists() and note.read_text() == made_of:
         return False
     if shutil.which(engine) is None:
         raise ImageError(f"{engine} is not installed; install it, or name another with --engine")
@@ -59,12 +68,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
         base = ROOT_IMAGE
         if subprocess.run([engine, "image", "inspect", base], capture_output=True, check=False).returncode != 0:
             make_root(engine, base)
-    with zipfile.ZipFile(archive) as content:
-        about = json.loads(content.read("about.json"))
-    if about["name"] not in CONTAINERFILES:
-        raise ImageError(f"{archive}: no image is made of {about['name']}, only of {' and '.join(CONTAINERFILES)}")
     with tempfile.TemporaryDirectory() as scratch:
-        shutil.copy2(CONTAINERFILES[about["name"]], Path(scratch) / "Containerfile")
+        shutil.copy2(recipe, Path(scratch) / "Containerfile")
         shutil.copy2(archive, Path(scratch) / f"{about['name']}.pyz")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
         call(
@@ -75,8 +80,14 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
     part.unlink(missing_ok=True)
     call("writing the image's file", [engine, "save", "-o", str(part), tag])
     os.chmod(part, 0o644)
+    note.unlink(missing_ok=True)
     part.rename(out)
+    note.write_text(made_of)
     return True
+
+
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def make_root(engine: str, name: str) -> None:

@@ -67,3 +67,43 @@ def test_an_image_is_made_of_known_archives_alone(tmp_path):
     command += ["--out", str(tmp_path / "out"), "--engine", str(engine)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "no image is made of vgpu-kubelet-double" in done.stderr
+
+
+MADE_AGAIN = [
+    # what is another the second time, whether the image is made again
+    ({}, False),
+    ({"content": "2"}, True),
+    ({"tag": "t:2"}, True),
+    ({"base": "c"}, True),
+]
+
+
+@pytest.mark.parametrize(("other", "again"), MADE_AGAIN)
+def test_a_file_of_another_image_at_the_same_path_is_replaced(other, again, tmp_path):
+    """The engine is a stand-in that saves what it was asked to build."""
+    engine = tmp_path / "engine"
+    engine.write_text(
+        f"""#!/bin/sh
+case $1 in
+build) for scratch; do :; done; cat "$scratch/vgpu-scheduler.pyz" >{tmp_path}/built; echo "$*" >>{tmp_path}/built ;;
+save) echo "$4" | cat {tmp_path}/built - >"$3" ;;
+esac
+"""
+    )
+    engine.chmod(0o755)
+    out, saved, said = tmp_path / "image.tar", [], []
+    for wish in ({"content": "1", "tag": "t:1", "base": "b"}, {"content": "1", "tag": "t:1", "base": "b", **other}):
+        archive = tmp_path / "archive.pyz"
+        archive.unlink(missing_ok=True)
+        with zipfile.ZipFile(archive, "w") as made:
+            # The moment of writing is in the file otherwise.
+            about = zipfile.ZipInfo("about.json", (2020, 1, 1, 0, 0, 0))
+            made.writestr(about, json.dumps({"name": "vgpu-scheduler", "version": wish["content"]}))
+        command = [sys.executable, str(IMAGE), "--archive", str(archive), "--tag", wish["tag"], "--base", wish["base"]]
+        done = subprocess.run(
+            [*command, "--out", str(out), "--engine", str(engine)], capture_output=True, text=True, check=True
+        )
+        saved.append(out.read_bytes())
+        said.append(json.loads(done.stdout)["made"])
+    assert said == [True, again]
+    assert (saved[0] != saved[1]) == again
