@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the roles device_plugin and verify ask a cluster for several hosts together: by whichever host comes there, for
+exactly those that come there, and nobody goes on where it failed. No cluster is there: the refusal tells who asked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HOSTS = ["a1", "a2", "b1", "b2"]
+WISH = {"name": "Read", "vgpu.fleet.wish": {}, "register": "__device_plugin_wish"}
+ANSWERS = {
+    "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.2"},
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "groups": []},
+    "/api/v1/pods": {"items": []},
+}
+COMMON = {
+    "device_plugin_deploy": "daemonset",
+    "device_plugin_version": "1",
+}
+CAME = [
+    # who comes to the tasks, kubeconfig of each group, who asks and with it who stops
+    (["a1", "a2", "b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["a1", "a2", "b1", "b2"]}),
+    (["b1", "b2"], {"a": "/none/one", "b": "/none/one"}, {"/none/one": ["b1", "b2"]}),
+    (["a2", "b1"], {"a": "/none/one", "b": "/none/two"}, {"/none/one": ["a2"], "/none/two": ["b1"]}),
+]
+
+
+@pytest.mark.parametrize("tasks", ["rivals", "objects"])
+@pytest.mark.parametrize(("came", "files", "stopped"), CAME)
+def test_one_of_those_that_came_asks_for_all_of_them(place, tasks, came, files, stopped):
+    place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
+    for group, file in files.items():
+        place.group(group, device_plugin_api_kubeconfig=file)
+    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": tasks}
+    steps = [WISH, {"name": "Come", "ansible.builtin.import_role": role, "when": f"inventory_hostname in {came}"}]
+    play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "vars": COMMON, "tasks": steps}
+    run = place.play([play])
+    failed = dict(re.findall(r"^(\w+) .*failed=(\d)", run.output, re.MULTILINE))
+    assert [host for host in HOSTS if failed[host] == "1"] == came, run.output
+    for file, hosts in stopped.items():
+        said = re.findall(rf"\[(\w+)[^]]*\]: FAILED! =>[^{{]*{{[^}}]*{file}: ", run.output)
+        assert sorted(said) == hosts, run.output
+    assert run.output.count("Invalid kube-config file") >= len(came)
+
+
+@pytest.fixture
+def api(tmp_path):
+    """An API server that has four nodes and keeps what is applied. (its kubeconfig, object by path)"""
+    objects = {f"/api/v1/nodes/{name}": {"metadata": {"name": name}} for name in HOSTS}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            path = self.path.partition("?")[0]
+            self.say(ANSWERS.get(path) or objects.get(path))
+
+        def do_PATCH(self):
+            path = self.path.partition("?")[0]
+            objects[path] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.say(objects[path])
+
+        def say(self, found):
+            body = json.dumps(found or {"kind": "Status", "message": "not found"}).encode()
+            self.send_response(200 if found else 404)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_about):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    yield str(file), objects
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("came", [["a1", "a2", "b1"], ["a2", "b1"]])
+def test_all_that_came_are_told_the_cluster_and_no_other(place, api, came):
+    file, objects = api
+    place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
+    for host in HOSTS:
+        place.host(host, device_plugin_node_name=host)
+    place.group("a", vgpu_configs={"big": {"split_count": 2}})
+    role = {"name": "vgpu.fleet.device_plugin"}
+    steps = [WISH] + [
+        {
+            "name": f"Come to {tasks}",
+            "ansible.builtin.import_role": {**role, "tasks_from": tasks},
+            "when": f"inventory_hostname in {came}",
+        }
+        for tasks in ("rivals", "objects")
+    ]
+    common = {**COMMON, "device_plugin_api_kubeconfig": file}
+    run = place.play([{"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "vars": common, "tasks": steps}])
+    assert run.code == 0, run.output
+    labels = {name: objects[f"/api/v1/nodes/{name}"]["metadata"].get("labels") for name in HOSTS}
+    ours = {"vgpu.fleet/device-plugin": "daemonset"}
+    assert labels == {name: ours if name in came else None for name in HOSTS}
+    assert list(objects["/api/v1/namespaces/kube-system/configmaps/vgpu-configs"]["data"]) == ["big.yaml"]
+
+
+def test_removal_is_asked_for_by_one_that_came(place, api):
+    """In check mode, for the files of this machine are not this test's."""
+    file, objects = api
+    place.hosts({"a": ["a1", "a2"], "b": ["b1"]})
+    objects["/api/v1/nodes/a2"]["metadata"]["labels"] = {"vgpu.fleet/device-plugin": "daemonset"}
+    for host in HOSTS:
+        place.host(host, device_plugin_node_name=host)
+    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "absent"}
+    steps = [{"name": "Go", "ansible.builtin.import_role": role, "when": "inventory_hostname != 'a1'"}]
+    common = {**COMMON, "device_plugin_api_kubeconfig": file}
+    play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "vars": common, "tasks": steps}
+    run = place.play([play], "--check", "-v")
+    assert run.code == 0, run.output
+    said = re.findall(
+        r"^(?:changed|ok): \[(\w+) -> localhost\] => .*\"objects\": (\[[^]]*\])", run.output, re.MULTILINE
+    )
+    assert len(said) == 2 and {host for host, _objects in said} <= {"a2", "b1"}, run.output
+
+
+EXACT = [
+    # who is in the play, and whether it knows what every host of the inventory names
+    ("gpu_nodes", True),
+    ("a", False),
+]
+
+
+@pytest.mark.parametrize(("hosts", "exact"), EXACT)
+def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exact):
+    place.hosts({"a": ["a1", "a2"], "b": ["b1"]})
+    for group in "ab":
+        place.group(group, device_plugin_deploy="daemonset", device_plugin_api_kubeconfig="/none/one")
+    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "objects"}
+    steps = [WISH, {"name": "Apply", "ansible.builtin.import_role": role}]
+    play = {"name": "Ask", "hosts": hosts, "gather_facts": False, "vars": dict(COMMON), "tasks": steps}
+    run = place.play([play], "-vvv")
+    said = re.findall(r'"exact_configs": (true|false)', run.output)
+    assert set(said) == {str(exact).lower()}, run.output
+
+
+def test_a_batch_asks_kubernetes_for_its_own_hosts(place):
+    place.hosts({"a": ["a1", "a2", "a3"]})
+    place.group("a", verify_kubeconfig="/none/one")
+    capacity = {"changed": False, "plugin": None}
+    steps = [
+        {
+            "name": "Look",
+            "ansible.builtin.set_fact": {"__verify_node": "{{ inventory_hostname }}", "__verify_own": capacity},
+        },
+    ]
+    tasks = yaml.safe_load((ROOT / "roles/verify/tasks/main.yml").read_text())
+    (asks,) = [one for one in tasks if "vgpu.fleet.kube_capacity_info" in one]
+    nodes = asks["vgpu.fleet.kube_capacity_info"]["nodes"]
+    steps.append({"name": "Tell", "ansible.builtin.debug": {"msg": nodes}, "vars": asks["vars"], "run_once": True})
+    play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "serial": 2, "tasks": steps}
+    run = place.play([play])
+    assert run.code == 0, run.output
+    assert re.findall(r'^        "(a\d)": ', run.output, re.MULTILINE) == ["a1", "a2", "a3"], run.output
