@@ -161,21 +161,30 @@ def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exa
     assert set(said) == {str(exact).lower()}, run.output
 
 
-def test_a_batch_asks_kubernetes_for_its_own_hosts(place):
-    place.hosts({"a": ["a1", "a2", "a3"]})
-    place.group("a", verify_kubeconfig="/none/one")
-    capacity = {"changed": False, "plugin": None}
-    steps = [
-        {
-            "name": "Look",
-            "ansible.builtin.set_fact": {"__verify_node": "{{ inventory_hostname }}", "__verify_own": capacity},
-        },
-    ]
+VERIFIED = [
+    # hosts of a batch, who comes there
+    (2, ["a1", "a2", "b1", "b2"]),
+    (4, ["a1", "a2", "b1", "b2"]),
+    (4, ["a2", "b2"]),
+]
+
+
+@pytest.mark.parametrize(("serial", "came"), VERIFIED)
+def test_a_batch_asks_kubernetes_for_its_own_hosts(place, serial, came):
+    place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     tasks = yaml.safe_load((ROOT / "roles/verify/tasks/main.yml").read_text())
-    (asks,) = [one for one in tasks if "vgpu.fleet.kube_capacity_info" in one]
-    nodes = asks["vgpu.fleet.kube_capacity_info"]["nodes"]
-    steps.append({"name": "Tell", "ansible.builtin.debug": {"msg": nodes}, "vars": asks["vars"], "run_once": True})
-    play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "serial": 2, "tasks": steps}
-    run = place.play([play])
+    names = [one["name"] for one in tasks]
+    first, last = names.index("Name the node of the host"), names.index("Lay the two together")
+    own = {"name": "Look", "ansible.builtin.set_fact": {"__verify_own": {"drift": []}}}
+    tell = {"name": "Tell", "ansible.builtin.debug": {"msg": "{{ __verify_capacity.missing.kubernetes }}"}}
+    steps = [{"name": "Come", "when": f"inventory_hostname in {came}", "block": [own, *tasks[first : last + 1], tell]}]
+    common = {"verify_kube_context": "", "verify_timeout": 1, "verify_kube_node": "{{ inventory_hostname }}"}
+    for group in "ab":
+        place.group(group, verify_kubeconfig=f"/none/{group}", **common)
+    play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "serial": serial, "tasks": steps}
+    run = place.play([play], "-vvv")
     assert run.code == 0, run.output
-    assert re.findall(r'^        "(a\d)": ', run.output, re.MULTILINE) == ["a1", "a2", "a3"], run.output
+    said = dict(re.findall(r'^ok: \[(\w+)\] => {\s+"msg": "/none/(\w):', run.output, re.MULTILINE))
+    assert said == {host: host[0] for host in came}, run.output
+    asked = re.findall(r'"nodes": {([^}]*}[^}]*)}', run.output)
+    assert asked and all(len({name[0] for name in re.findall(r'"([ab]\d)"', one)}) <= 1 for one in asked), asked
