@@ -379,8 +379,8 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
-    [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices. The tenant can write this
-    file: every figure is what it says about itself.
+    [..], "lent": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
+    lent is part of what is used. The tenant can write this file: every figure is what it says about itself.
     """
     if len(data) < LEDGER_SLOT_OFFSET:
         raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
@@ -412,7 +412,10 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
         pid = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
         if pid or any(used) or any(context):
             space = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
-            found.append({"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context})
+            lent = _get(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
+            one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
+            one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
+            found.append(one)
     return {
         "devices": devices,
         "allocation": _text(get("allocation"), "allocation"),
@@ -529,13 +532,18 @@ def slot_is_alive(fd: int, slot: int) -> bool:
 
 
 def read_ledger(path: str) -> dict[str, Any]:
-    """parse_ledger of a file, with the slots of dead processes left out."""
+    """parse_ledger of a file, with the slots of dead processes left out. ``lent``: bytes of each device that those had
+    lent, which stay charged for as long as another process holds them; whether one does only the library can tell.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         # A tenant can grow its file: no more is read than a ledger can hold.
         with os.fdopen(os.dup(fd), "rb") as stream:
             ledger = parse_ledger(stream.read(1 << 20))
-        ledger["slots"] = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
+        alive = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
+        dead = [slot for slot in ledger["slots"] if slot not in alive]
+        ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
+        ledger["slots"] = alive
     finally:
         os.close(fd)
     ledger["totals"] = _totals(ledger["devices"], ledger["slots"])

@@ -122,7 +122,7 @@ class Watched:
             self.watch.look()
         return [one.suspicion.reason for one in self.watch.state().findings]
 
-    def charge(self, pid: int, used: int, slot: int = 0, alive: bool = True) -> int:
+    def charge(self, pid: int, used: int, slot: int = 0, alive: bool = True, lent_mib: int = 0) -> int:
         """Writes a slot, and holds its lock as a process does; the descriptor."""
         import fcntl
         import struct
@@ -132,6 +132,7 @@ class Watched:
         base = layouts.LEDGER_SLOT_OFFSET + slot * layouts.LEDGER_SLOT_SIZE
         os.pwrite(descriptor, struct.pack("<Q", used), base)
         os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
+        os.pwrite(descriptor, struct.pack("<I", lent_mib), base + 272)
         if alive:
             lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE + slot, 1, 0)
             fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
@@ -200,6 +201,16 @@ def test_slot_of_a_dead_process_covers_nobody(watched):
     watched.run(20, 70 * MIB)
     os.close(watched.charge(20, 70 * MIB, alive=False))
     assert watched.look(2) == [NO_SLOT]
+
+
+@pytest.mark.parametrize("lent_mib, found", [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
+def test_what_a_dead_process_had_lent_is_charged_still(watched, lent_mib, found):
+    """Who imported it holds it on, and the ledger keeps it in the slot of the dead; never more than that one had."""
+    watched.run(20, 900 * MIB)
+    descriptor = watched.charge(20, 0)
+    os.close(watched.charge(19, 900 * MIB, slot=1, alive=False, lent_mib=lent_mib))
+    assert watched.look(2) == found
+    os.close(descriptor)
 
 
 def test_honest_process_is_not_named_whatever_it_frees(watched):

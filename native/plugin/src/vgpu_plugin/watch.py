@@ -213,7 +213,7 @@ class Watch:
         if before is not None:
             keys = {*account.slots, *before.slots}
             most = {key: max(account.slots.get(key, 0), before.slots.get(key, 0)) for key in keys}
-            account = replace(account, slots=most)
+            account = replace(account, slots=most, lent=max(account.lent, before.lent))
         return watch_rule.judge(seen, account)
 
     def _account(self, uuid: str, allocation: str) -> Account | None:
@@ -242,7 +242,7 @@ class Watch:
         for slot in ledger["slots"]:
             key = slot["pid_namespace"], slot["pid"]
             slots[key] = slots.get(key, 0) + slot["used"][at] + slot["context"][at]
-        return Account(slots, limits["count_context"])
+        return Account(slots, limits["count_context"], ledger["lent"][at])
 
     def _take(self, found: Mapping[tuple[str, str, str], tuple[str, Suspicion]], blind: set[str], fault: str) -> None:
         """Counts looks in a row, names, tells, ends. A GPU that was not seen stays as it was."""

@@ -32,10 +32,12 @@ class Account:
     slots: Mapping[tuple[int, int], int]
     # Whether contexts and code are charged.
     counted: bool = True
+    # What dead processes had lent: whoever imported it holds it on, and is not charged himself.
+    lent: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self.slots.values())
+        return sum(self.slots.values()) + self.lent
 
     def of(self, process: Process) -> int | None:
         """What a process is charged; None without a slot."""
