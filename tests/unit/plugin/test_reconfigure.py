@@ -10,6 +10,7 @@ import pytest
 from vgpu_kubelet_double import podresources
 from vgpu_kubelet_double.endpoint import Endpoint
 from vgpu_plugin import ctl
+from vgpu_plugin import settings as node_settings
 from vgpu_plugin._shared import layouts
 from vgpu_plugin.daemon import Daemon
 
@@ -139,3 +140,20 @@ def test_renamed_resource_is_registered_before_the_old_one_ends(node, kubelet, d
     put(node, node_yaml(node.library_root, splitCount=4, resourceName="example.com/gpu"))
     until(lambda: capacity(kubelet, "example.com/gpu") == 8, "the slices under the new name")
     until(lambda: capacity(kubelet) == -1, "the end of the old one")
+
+
+def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    node.configure(splitCount=4)
+    source = FakeGpus(node.gpus)
+    load = node_settings.load
+
+    def replaced(*arguments):
+        found = load(*arguments)
+        monkeypatch.setattr(node_settings, "load", load)
+        put(node, node_yaml(node.library_root, splitCount=3))
+        return found
+
+    monkeypatch.setattr(node_settings, "load", replaced)
+    running(Daemon(node.paths, lambda: source, node.mounter))
+    until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")

@@ -7,6 +7,7 @@ a GPU whose slices are held keeps its old split until they are free, and the sta
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Callable
@@ -51,10 +52,12 @@ class Reconfiguration:
         self._pool = pool
         self._allocator = allocator
         self._held = held
-        # None: the label names another than the one in force, so the first look takes it over or says why not.
+        # None: another file than the one in force is wanted, or it was replaced since it was read; the first look takes
+        # it over or says why not.
         self._file: tuple[str, int, int, int] | None = None
         if self.name_of(settings) == self._choice.wanted:
-            self._file = self._identity()
+            now = self._identity()
+            self._file = now if _says_the_same(settings) else None
         self._gpus = pool.gpus
         self.settings = settings
         # Called after a change with the driver's files, and with the GPUs that are missing.
@@ -193,3 +196,10 @@ class Reconfiguration:
     def _tell(self) -> None:
         for call in self.after:
             call(self.settings, self._driver)
+
+
+def _says_the_same(settings: node_settings.Settings) -> bool:
+    try:
+        return hashlib.sha256(settings.path.read_bytes()).hexdigest() == settings.sha256
+    except OSError:
+        return False
