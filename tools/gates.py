@@ -99,7 +99,7 @@ GATES = [
 ]
 # In the order of their worth. Minutes: measured on 2 cores; those from bench-hosts on are guesses.
 SLOW_GATES = [
-    Gate("native-slow", {}, SLOW_TESTS, minutes=7),
+    Gate("native-slow", {}, SLOW_TESTS, minutes=11),
     Gate("bench", {}, ["tests/bench"], minutes=2),
     Gate("gpu-check-simulated", {}, ["tests/gpu"], ["--ignore=tests/gpu/workloads"], minutes=2),
     # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
@@ -120,8 +120,8 @@ SLOW_GATES = [
         },
         minutes=2,
     ),
-    Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=8),
-    Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
+    Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=9),
+    Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=5),
     Gate(
         "bench-hosts",
         {
@@ -134,11 +134,11 @@ SLOW_GATES = [
     Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
     Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *NOT_SLOW, *NOT_SANITIZED], minutes=8),
     Gate("native-thread", {}, ["tests/native/vcuda"], ["--sanitizer=thread", *NOT_SLOW, *NOT_SANITIZED], minutes=17),
-    Gate("molecule-faults", {"molecule faults": ["tools/molecule.sh", "faults"]}, minutes=8),
-    Gate("molecule-airgapped", {"molecule airgapped": ["tools/molecule.sh", "airgapped"]}, minutes=6),
-    Gate("molecule-packages", {"molecule packages": ["tools/molecule.sh", "packages"]}, minutes=4),
-    Gate("molecule-docker", {"molecule docker": ["tools/molecule.sh", "docker"]}, minutes=6),
-    Gate("molecule-containerd", {"molecule containerd": ["tools/molecule.sh", "containerd"]}, minutes=8),
+    Gate("molecule-faults", {"molecule faults": ["tools/molecule.sh", "faults"]}, minutes=18),
+    Gate("molecule-airgapped", {"molecule airgapped": ["tools/molecule.sh", "airgapped"]}, minutes=7),
+    Gate("molecule-packages", {"molecule packages": ["tools/molecule.sh", "packages"]}, minutes=8),
+    Gate("molecule-docker", {"molecule docker": ["tools/molecule.sh", "docker"]}, minutes=5),
+    Gate("molecule-containerd", {"molecule containerd": ["tools/molecule.sh", "containerd"]}, minutes=16),
 ]
 printing = threading.Lock()
 
