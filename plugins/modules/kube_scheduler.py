@@ -115,26 +115,10 @@ kubernetes:
   type: str
 """
 
-import json
-import traceback
+from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.basic import AnsibleModule, missing_required_lib
+from ..module_utils import kube_apply, kube_client, scheduler_manifests
 
-from ..module_utils import kube_apply, scheduler_manifests
-
-MISSING = ""
-try:
-    from kubernetes import config
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.config.config_exception import ConfigException
-    from kubernetes.dynamic import DynamicClient
-    from urllib3.exceptions import HTTPError
-except ImportError:
-    MISSING = traceback.format_exc()
-
-# Seconds for one answer of the API server.
-ANSWER = 30
-MANAGER = "vgpu.fleet"
 # Before, an API server drops the conditions that tell GPU pods from others.
 MATCH_CONDITIONS = (1, 28, 0)
 # From and before: where the kube-scheduler has the option of scheduler_manifests.kube_options. It is deprecated, and a
@@ -142,43 +126,7 @@ MATCH_CONDITIONS = (1, 28, 0)
 WAKES = ((1, 24, 0), (1, 35, 0))
 
 
-class Api:
-    """What kube_apply asks of an API server. Paths are ours, without discovery of kinds; but the
-    dynamic client's request is the one call that all versions of the library have."""
-
-    def __init__(self, kubeconfig: str, context: str | None) -> None:
-        self.client = DynamicClient(config.new_client_from_config(kubeconfig, context))
-
-    def _call(self, method: str, path: str, body: dict | None = None, kind: str = "", **query: str) -> dict:
-        params: dict = {"query_params": list(query.items()), "_request_timeout": ANSWER}
-        if kind:
-            params["content_type"] = kind
-        found = self.client.request(method, path, body=body, serialize=False, **params)
-        return json.loads(found.data)
-
-    def get(self, path: str) -> dict | None:
-        try:
-            return self._call("GET", path)
-        except ApiException as fault:
-            if fault.status == 404:
-                return None
-            raise
-
-    def apply(self, path: str, body: dict, dry_run: bool) -> dict:
-        query = {"fieldManager": MANAGER, "force": "true"}
-        if dry_run:
-            query["dryRun"] = "All"
-        return self._call("PATCH", path, body, "application/apply-patch+yaml", **query)
-
-    def delete(self, path: str) -> None:
-        try:
-            self._call("DELETE", path)
-        except ApiException as fault:
-            if fault.status != 404:
-                raise
-
-
-def run(module: AnsibleModule, api: Api) -> dict:
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     params = module.params
     numbers = kube_apply.numbers(api.get("/version") or {})
     tag = "v{}.{}.{}".format(*numbers)
@@ -209,15 +157,7 @@ def run(module: AnsibleModule, api: Api) -> dict:
         "changed": bool(changes),
         "objects": [change.title for change in changes],
         "kubernetes": tag,
-        "diff": [
-            {
-                "before_header": one.title,
-                "after_header": one.title,
-                "before": one.before or {},
-                "after": one.after or {},
-            }
-            for one in changes
-        ],
+        "diff": kube_client.diff(changes),
     }
 
 
@@ -240,24 +180,7 @@ def main() -> None:
         required_if=[("state", "present", ("image", "kube_scheduler_repository"))],
         supports_check_mode=True,
     )
-    if MISSING:
-        module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
-    params = module.params
-    try:
-        result = run(module, Api(params["kubeconfig"], params["context"]))
-    except ApiException as fault:
-        try:
-            said = json.loads(fault.body or "")["message"]
-        except (ValueError, KeyError, TypeError):
-            said = fault.reason
-        module.fail_json(msg=f"the API server answered {fault.status}: {said}; look at the rights of this user")
-    except (ConfigException, OSError) as fault:
-        module.fail_json(msg=f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
-    except HTTPError as fault:
-        module.fail_json(msg=f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
-    except ValueError as fault:
-        module.fail_json(msg=f"the API server of {params['kubeconfig']}: {fault}")
-    module.exit_json(**result)
+    kube_client.answer(module, run)
 
 
 if __name__ == "__main__":
