@@ -82,6 +82,9 @@ class FakeGpus:
     def fault_of(self, uuid: str) -> str:
         return self.faults.get(uuid, "")
 
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        return {}
+
     def driver(self) -> Driver:
         return Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in self.listed})
 

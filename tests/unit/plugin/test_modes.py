@@ -187,6 +187,24 @@ def allocatable(kubelet) -> dict[str, int]:
     return {name: one["allocatable"] for name, one in kubelet.state()["resources"].items() if one["connected"]}
 
 
+def test_resource_whose_name_is_too_long_for_a_socket_is_offered(node, kubelet, running):
+    name = "gpu." + "a-name-of-sixty-three-characters-is-the-longest-of-kubernetes"[:59]
+    write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4, "devices": [0], "rename": name}]}})
+    node.configure()
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    until(lambda: allocatable(kubelet).get(f"nvidia.com/{name}") == 4, "the resource")
+    assert kubelet.run_pod("light", resource=f"nvidia.com/{name}")["ids"]
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", f"{'d' * 253}/{'n' * 63}", f"{'d' * 253}/{'m' * 63}", "a/b"])
+def test_sockets_fit_and_differ(node, resource):
+    paths = dataclasses.replace(node.paths, kubelet_dir=Path("/var/lib/kubelet/device-plugins"))
+    found = paths.endpoint(resource)
+    assert found.parent == paths.kubelet_dir and len(str(found)) <= 107
+    others = ("nvidia.com/gpu.shared", f"{'d' * 253}/{'o' * 63}")
+    assert found not in [paths.endpoint(one) for one in others]
+
+
 def test_several_resources_are_registered(node, kubelet, running):
     parts = {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4, "devices": [0], "rename": "gpu.light"}]}}
     write(node, {**parts, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})

@@ -292,6 +292,29 @@ def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
     assert label._stopping.waited == []
 
 
+def test_annotation_that_goes_while_the_answer_of_its_write_is_on_its_way_is_written_again():
+    label = NodeLabel(None, "node-1", lambda _name: None)
+    written = []
+
+    def patch(_path, change):
+        written.append(change["metadata"]["annotations"])
+        if len(written) == 1:
+            # The server took it, somebody deleted it, the watch said so; only then this answer arrives.
+            label._saw({"metadata": {"annotations": written[0]}})
+            label._saw({"metadata": {"annotations": {}}})
+        else:
+            label._stopping.set()
+        return {"metadata": {"annotations": written[-1]}}
+
+    label._api = SimpleNamespace(patch=patch, server="https://here")
+    label.annotate("vgpu.fleet/gpus", "[]")
+    label._saw({"metadata": {}})
+    label._report()
+    assert label._missing() == {"vgpu.fleet/gpus": "[]"}
+    label._report()
+    assert label._missing() == {} and len(written) == 2
+
+
 def purge(node, **extras) -> None:
     Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(**extras)).purge()
 

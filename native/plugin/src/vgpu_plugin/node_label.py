@@ -169,7 +169,7 @@ class NodeLabel:
         if self._stopping.is_set():
             return
         if missing:
-            self._keep(self._api.patch(self._path, {"metadata": {"annotations": missing}}).get("metadata") or {})
+            self._write(missing)
         if outcome is None or outcome == self._told:
             return
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -186,6 +186,22 @@ class NodeLabel:
         self._api.patch(f"{self._path}/status", {"status": {"conditions": [condition]}})
         self._api.post("/api/v1/namespaces/default/events", self._event(reason, text, now))
         self._told = outcome
+
+    def _write(self, missing: dict[str, str]) -> None:
+        """Writes annotations. They count as found before the call, for what the watch says while the answer is on its
+        way may be newer than the answer; what the server did not keep is wanted again.
+        """
+        with self._news:
+            self._found.update(missing)
+        kept: dict[str, Any] = {}
+        try:
+            answer = self._api.patch(self._path, {"metadata": {"annotations": missing}})
+            kept = (answer.get("metadata") or {}).get("annotations") or {}
+        finally:
+            with self._news:
+                for key, text in missing.items():
+                    if kept.get(key) != text and self._found.get(key) == text:
+                        self._found[key] = None
 
     def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:
         return {

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,8 @@ CONTAINER_LIMITS = "/etc/vgpu/limits"
 CONTAINER_LEDGER = "/run/vgpu/ledger"
 CONTAINER_TENANT = "/run/vgpu/tenant"
 CONTAINER_GPU_PAGE = "/run/vgpu/gpu-"
+
+LONGEST_SOCKET_PATH = 107
 
 
 @dataclass(frozen=True)
@@ -83,5 +87,10 @@ class Paths:
         return self.kubelet_dir / "kubelet_internal_checkpoint"
 
     def endpoint(self, resource: str) -> Path:
-        """Our socket in the kubelet's folder, one for each resource."""
-        return self.kubelet_dir / f"vgpu-{resource.replace('/', '_')}.sock"
+        """Our socket in the kubelet's folder, one for each resource. A resource's name may have 317 characters, the
+        path of a socket 107 bytes (unix(7)): a name that is too long becomes its digest.
+        """
+        named = self.kubelet_dir / f"vgpu-{resource.replace('/', '_')}.sock"
+        if len(os.fsencode(named)) <= LONGEST_SOCKET_PATH:
+            return named
+        return self.kubelet_dir / f"vgpu-{hashlib.sha256(resource.encode()).hexdigest()[:16]}.sock"
