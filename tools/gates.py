@@ -149,72 +149,86 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def run(title: str, command: list[str]) -> bool:
-    """Run one command with its output in a log file; show the log's end when it fails."""
+def run(title: str, command: list[str], lines: int = 60) -> bool:
+    """Run one command with its output in a log file; show the log's last lines when it fails."""
     log = LOGS / (title.replace(" ", "-").replace("/", "-") + ".log")
     started = time.monotonic()
     with log.open("wb") as output:
         code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
     text = [f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)"]
     if code != 0:
-        text += ["       " + line for line in log.read_text(errors="replace").splitlines()[-60:]]
+        text += ["       " + line for line in log.read_text(errors="replace").splitlines()[-lines:]]
         text += [f"       whole log: {log.relative_to(ROOT)}"]
     say("\n".join(text))
     return code == 0
 
 
-def count(report: Path) -> tuple[int, int, list[str]]:
-    """Return passed, failed and the reasons of skipped tests from a JUnit report."""
-    passed = failed = 0
+@dataclass
+class Outcome:
+    """What became of gates; ``failures`` are names for the list at the end of the run."""
+
+    passed: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        """Take another's results in."""
+        self.passed += other.passed
+        self.failures += other.failures
+
+
+def read_report(report: Path, folder: str) -> tuple[Outcome, list[str]]:
+    """Return the results of a JUnit report and the reasons of skipped tests; show where each failed test failed."""
+    outcome = Outcome()
     skipped = []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        if case.find("failure") is not None or case.find("error") is not None:
-            failed += 1
+        name = f"{case.get('classname')}.{case.get('name')}"
+        fault = next((found for kind in ("failure", "error") if (found := case.find(kind)) is not None), None)
+        if fault is not None:
+            outcome.failures.append(f"{folder}: {name}")
+            # What the program logged comes last in a log file, and would hide this.
+            text = [f"  FAIL {folder}: {name}", *(fault.text or fault.get("message") or "").splitlines()[-25:]]
+            say("\n       ".join(text))
         elif (skip := case.find("skipped")) is not None:
-            skipped.append(f"{case.get('classname')}.{case.get('name')}: {skip.get('message')}")
+            skipped.append(f"{name}: {skip.get('message')}")
         else:
-            passed += 1
-    return passed, failed, skipped
+            outcome.passed += 1
+    return outcome, skipped
 
 
-def run_tests(folder: str, options: list[str]) -> tuple[int, int]:
+def run_tests(folder: str, options: list[str]) -> Outcome:
     """Run pytest in one folder and count its tests; a run that collected none has failed."""
     title = " ".join([folder, *(option for option in options if not option.startswith("--ignore"))])
     report = LOGS / (title.replace("/", "-").replace(" ", "-") + ".xml")
     report.unlink(missing_ok=True)
-    fine = run(title, [*PYTEST, f"--junitxml={report}", *options, folder])
+    fine = run(title, [*PYTEST, f"--junitxml={report}", *options, folder], lines=15)
     if not report.exists():
-        return 0, 1
-    passed, failed, skipped = count(report)
+        return Outcome(failures=[f"{title}: ended without a report"])
+    outcome, skipped = read_report(report, folder)
     for test in SLOW_TESTS:
         if f"--ignore={test}" in options and test.startswith(folder + "/"):
             say(f"       {folder}: left out: {test}: `make native-slow` runs it")
     for reason in skipped:
         say(f"       {folder}: left out: {reason}")
-    if passed + failed == 0 or (not fine and failed == 0):
-        failed += 1
-    return passed, failed
+    if not outcome.failures and (not fine or outcome.passed == 0):
+        outcome.failures.append(f"{title}: {'no test was found' if fine else 'pytest failed'}")
+    return outcome
 
 
-def run_gates(gates: list[Gate]) -> tuple[int, int]:
-    """Run gates one after the other; passed and failed of all."""
-    passed = failed = 0
+def run_gates(gates: list[Gate]) -> Outcome:
+    """Run gates one after the other."""
+    outcome = Outcome()
     for gate in gates:
         say(f"{gate.name}: started")
         for title, command in gate.commands.items():
-            fine = run(title, command)
-            passed += fine
-            failed += not fine
+            outcome.add(Outcome(1) if run(title, command) else Outcome(failures=[title]))
         for folder in gate.tests:
-            more_passed, more_failed = run_tests(folder, gate.options)
-            passed += more_passed
-            failed += more_failed
-    return passed, failed
+            outcome.add(run_tests(folder, gate.options))
+    return outcome
 
 
-def run_slow(minutes: int, started: float, only: list[str]) -> tuple[int, int]:
+def run_slow(minutes: int, started: float, only: list[str]) -> Outcome:
     """Run the slow gates that fit, and name the others; ``only`` names those that are wanted, empty: all."""
-    passed = failed = 0
+    outcome = Outcome()
     for gate in SLOW_GATES:
         spent = (time.monotonic() - started) / 60
         if only and gate.name not in only:
@@ -224,10 +238,8 @@ def run_slow(minutes: int, started: float, only: list[str]) -> tuple[int, int]:
             why = f"{spent:.0f} of {minutes} minutes are gone" if minutes else "`make test SLOW_MINUTES=60` runs it"
             say(f"{gate.name}: left out: it takes about {gate.minutes} minutes; {why}")
             continue
-        more_passed, more_failed = run_gates([gate])
-        passed += more_passed
-        failed += more_failed
-    return passed, failed
+        outcome.add(run_gates([gate]))
+    return outcome
 
 
 def main(names: list[str]) -> int:
@@ -243,15 +255,17 @@ def main(names: list[str]) -> int:
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
     wanted = [gate for gate in GATES + SLOW_GATES if gate.name in names] if names else GATES
-    results = [run_gates([BUILD_GATE])]
+    outcome = run_gates([BUILD_GATE])
     lanes = [[gate for gate in wanted if gate.lane == lane] for lane in sorted({gate.lane for gate in wanted})]
     with ThreadPoolExecutor(len(lanes)) as pool:
-        results += pool.map(run_gates, lanes)
+        for one in pool.map(run_gates, lanes):
+            outcome.add(one)
     if not names:
-        results.append(run_slow(slow, started, only))
-    passed, failed = (sum(numbers) for numbers in zip(*results, strict=True))
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+        outcome.add(run_slow(slow, started, only))
+    for failure in outcome.failures:
+        print(f"failed: {failure}")
+    print(f"{outcome.passed} passed, {len(outcome.failures)} failed")
+    return 1 if outcome.failures else 0
 
 
 if __name__ == "__main__":
