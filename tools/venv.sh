@@ -5,6 +5,10 @@ set -eu
 
 dir=$1 lock=$2 python=$3
 stamp=$dir/.lock
+mkdir -p "$(dirname "$dir")"
+# Two processes of one test run may want the same environment at the same moment.
+exec 9>"$dir.making"
+flock 9
 want=$("$python" -c 'import sys; print(sys.version)' | cat - "$lock" | sha256sum)
 [ "$(cat "$stamp" 2>/dev/null || true)" = "$want" ] && exit 0
 

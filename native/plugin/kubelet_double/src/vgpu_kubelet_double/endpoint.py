@@ -30,7 +30,8 @@ class Endpoint:
 
     def connect(self) -> None:
         """Connects and asks for the options. Raises ConnectionError where nobody serves on the plugin's socket."""
-        channel = grpc.insecure_channel(f"unix:{self.socket}")
+        # A kubelet dials anew at each registration; gRPC would share the connection to the plugin that was there before.
+        channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_S)
         except grpc.FutureTimeoutError:
