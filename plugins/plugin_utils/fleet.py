@@ -48,6 +48,9 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "proven": bool(capacity.get("proven")) or isolation.get("verdict") == HELD,
         "gpus": gpus,
         "drift": [dict(one) for one in capacity.get("drift") or []],
+        "notes": [dict(one) for one in capacity.get("notes") or []],
+        "unheard": {str(source): str(why) for source, why in sorted((capacity.get("missing") or {}).items())},
+        "kubernetes": _kubernetes(capacity.get("kubernetes")),
         "isolation": {"verdict": isolation.get("verdict"), "results": results} if results else None,
         "shares": _shares(results),
     }
@@ -81,6 +84,24 @@ def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
         if one in ids
     ]
     return made
+
+
+def _kubernetes(seen: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What Kubernetes shows of a node; None where it was not asked. Of the pods only those that do not run, by name."""
+    if not seen:
+        return None
+    pods = seen.get("pods") or []
+    waiting = [{key: one.get(key) for key in ("pod", "resource", "count", "phase")} for one in pods if _waits(one)]
+    return {
+        "ready": bool(seen.get("ready")),
+        "resources": {str(name): dict(one) for name, one in sorted((seen.get("resources") or {}).items())},
+        "pods": len(pods),
+        "waiting": waiting,
+    }
+
+
+def _waits(pod: Mapping[str, Any]) -> bool:
+    return pod.get("phase") != "Running"
 
 
 def _number(slice_id: str) -> str:

@@ -16,6 +16,15 @@ EVIL = "<img src=x onerror=\"document.title='broken'\"></script><script>document
 SHARE = {"name": "share", "verdict": "held", "expected": "25", "found": "26", "unit": "percent", "detail": ""}
 LIMIT = {"name": "limit-exact", "verdict": "violated", "expected": "5", "found": "6", "unit": "MiB", "detail": EVIL}
 DRIFT = {"what": "slice", "where": "GPU-d::1", "expected": "made", "found": "not made", "remedy": "restart it"}
+NOTE = {"what": "split", "where": "GPU-e", "expected": "7 slices", "found": "4", "remedy": "changes when 1 is free"}
+KUBERNETES = {
+    "ready": True,
+    "resources": {"nvidia.com/gpu": {"capacity": 14, "allocatable": 13, "allocated": 3}},
+    "pods": [
+        {"pod": "ns/trainer", "resource": "nvidia.com/gpu", "count": 1, "phase": "Running"},
+        {"pod": "ns/starts", "resource": "nvidia.com/gpu", "count": 2, "phase": "Pending"},
+    ],
+}
 
 
 def isolation(verdict, *checks):
@@ -26,15 +35,16 @@ def isolation(verdict, *checks):
 def fleet():
     """Five hosts, each in another state."""
     usage = [{"by": "ns/trainer/main", "slices": ["GPU-a::0"], "used_mib": 900}]
+    well = facts(["GPU-a", "GPU-a2"], usage=usage, kubernetes=KUBERNETES)
     a100 = facts(["GPU-d"], 2, ok=False, advertised=["GPU-d::0"], drift=[DRIFT])
     a100["capacity"]["gpus"][0].update(model="A100-80GB", memory_mib=81920, slice_mib=40960)
     a100["groups"] = ["a100"]
     return {
-        "well": {**facts(["GPU-a", "GPU-a2"], usage=usage), "isolation": isolation("held", SHARE)},
+        "well": {**well, "isolation": isolation("held", SHARE)},
         "broken": {**facts(["GPU-b"]), "isolation": isolation("violated", LIMIT)},
         "dark": {"groups": ["t4"], "fault": {"state": "unreachable", "message": "timed out"}},
         "differs": a100,
-        "never-proven": facts(["GPU-e"], proven=False),
+        "never-proven": facts(["GPU-e"], proven=False, notes=[NOTE], missing={"kubernetes": "not asked"}),
     }
 
 
@@ -75,9 +85,13 @@ def test_what_a_host_says_stays_text(page, browser):
             "well",
             ["0: ns/trainer/main, 900 MiB", "1: free", "share", "25 percent", "26 percent", "held: freed, totals"],
         ),
+        (
+            "well",
+            ["Kubernetes: Ready, 2 pods with GPUs", "nvidia.com/gpu 14 13 3", "ns/starts nvidia.com/gpu 2 Pending"],
+        ),
         ("dark", ["timed out"]),
         ("differs", ["A100-80GB", "1: not advertised", "GPU-d::1", "not made", "restart it"]),
-        ("never-proven", ["vcuda", "7 of 7"]),
+        ("never-proven", ["vcuda", "7 of 7", "GPU-e", "changes when 1 is free", "Not heard: kubernetes (not asked)"]),
     ],
 )
 def test_details_of_a_node(page, browser, node, said):
@@ -184,7 +198,9 @@ def test_a_thousand_nodes(make_page, browser, record_property):
     hosts = {}
     for number in range(1000):
         uuids = [f"GPU-219f9bed-a171-c3fc-585e-{number:08}{gpu:04}" for gpu in range(8)]
-        hosts[f"node-{number:04}"] = facts(uuids, 10, proven=False)
+        pods = [dict(KUBERNETES["pods"][1], pod=f"ns/p-{one}") for one in range(5)] + [KUBERNETES["pods"][0]] * 75
+        kubernetes = {**KUBERNETES, "pods": pods}
+        hosts[f"node-{number:04}"] = facts(uuids, 10, proven=False, kubernetes=kubernetes, notes=[NOTE])
         if number % 10:
             hosts[f"node-{number:04}"]["isolation"] = {"verdict": "held", "results": [proof(one) for one in uuids]}
     folder = make_page(hosts)
@@ -203,6 +219,7 @@ def test_the_other_forms(page):
     text = (page / "fleet.md").read_text()
     assert "| differs | differs | 535.261.03 | 0.1.0-5f2c1a | 1 | 1 of 2 | 0 | 1 |" in text
     assert "slice GPU-d::1: expected made, found not made; restart it" in text
+    assert "split GPU-e: expected 7 slices, found 4; changes when 1 is free" in text
     assert "timed out" in text and "limit-exact is violated" in text
 
 

@@ -144,11 +144,26 @@ function details(one) {
       table(["what", "where", "expected", "found", "next step"],
         one.drift.map((drift) => [drift.what, drift.where, drift.expected, drift.found, drift.remedy])));
   }
+  if (one.notes.length) {
+    parts.push(element("h3", {}, "Notes: what goes away by itself"),
+      table(["what", "where", "expected", "found", "when"],
+        one.notes.map((note) => [note.what, note.where, note.expected, note.found, note.remedy])));
+  }
   if (one.gpus.length) {
     parts.push(element("h3", {}, "GPUs"),
       table(["GPU", "model", "mode", "memory", "each slice", "advertised", "slices"], one.gpus.map((gpu) => [
         `${gpu.index} ${gpu.uuid}`, gpu.model, gpu.mode, `${gib(gpu.used_mib)} used of ${gib(gpu.memory_mib)}`,
         `${gpu.slice_mib} MiB, ${gpu.sm_percent} %`, `${gpu.advertised} of ${gpu.slices}`, slices(gpu)])));
+  }
+  if (one.kubernetes) {
+    const kube = one.kubernetes;
+    parts.push(element("h3", {}, `Kubernetes: ${kube.ready ? "Ready" : "not Ready"}, ${kube.pods} pods with GPUs`),
+      table(["resource", "capacity", "allocatable", "allocated"], Object.entries(kube.resources).map(([name, sum]) =>
+        [name, ...["capacity", "allocatable", "allocated"].map((key) => String(sum[key] ?? "none"))])));
+    if (kube.waiting.length) {
+      parts.push(table(["pod that does not run", "resource", "asks for", "phase"],
+        kube.waiting.map((pod) => [pod.pod, pod.resource, String(pod.count), pod.phase ?? "unknown"])));
+    }
   }
   for (const result of one.isolation?.results ?? []) {
     parts.push(element("h3", {}, `Isolation of ${result.slice || result.uuid || "any GPU"} `, state(result.verdict)));
@@ -163,6 +178,8 @@ function details(one) {
   if (!one.isolation && one.proven) parts.push(element("p", { class: "quiet" }, "Isolation was proven before, for what runs now."));
   parts.push(element("p", { class: "quiet" }, `plugin ${one.plugin ?? "unknown"}, resources ${one.resources.join(", ") || "none"}, `
     + (one.kubelet ? "told by the kubelet" : "no kubelet here")));
+  const unheard = Object.entries(one.unheard).map(([source, why]) => `${source} (${why})`);
+  if (unheard.length) parts.push(element("p", { class: "quiet" }, `Not heard: ${unheard.join("; ")}`));
   return parts;
 }
 

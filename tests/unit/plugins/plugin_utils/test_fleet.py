@@ -89,6 +89,36 @@ def test_the_facts_of_a_node():
     assert made["shares"] == [{"wanted": 50.0, "got": 51.0}]
 
 
+NOTE = {"what": "split", "where": "GPU-e", "expected": "7 slices", "found": "4", "remedy": "wait"}
+SUMS = {"nvidia.com/gpu": {"capacity": 4, "allocatable": 4, "allocated": 2}}
+RUNS = {"pod": "ns/a", "resource": "nvidia.com/gpu", "count": 1, "phase": "Running"}
+WAITS = {"pod": "ns/b", "resource": "nvidia.com/gpu", "count": 1, "phase": "Pending"}
+
+
+@pytest.mark.parametrize(
+    "capacity, notes, unheard, kubernetes",
+    [
+        ({}, [], {}, None),
+        ({"notes": [NOTE]}, [NOTE], {}, None),
+        (
+            {"missing": {"nvml": "gone", "kubelet": "none"}, "kubernetes": None},
+            [],
+            {"kubelet": "none", "nvml": "gone"},
+            None,
+        ),
+        (
+            {"kubernetes": {"ready": False, "resources": SUMS, "pods": [RUNS, WAITS]}},
+            [],
+            {},
+            {"ready": False, "resources": SUMS, "pods": 2, "waiting": [WAITS]},
+        ),
+    ],
+)
+def test_what_else_a_node_says(capacity, notes, unheard, kubernetes):
+    made = fleet.node("gpu-1", {"capacity": {**CAPACITY, **capacity}})
+    assert (made["notes"], made["unheard"], made["kubernetes"]) == (notes, unheard, kubernetes)
+
+
 def test_names_of_checks_that_held_stand_once():
     def proof(held):
         return {"verdict": "held", "results": [{"slice": IDS[1], "verdict": "held", "held": held, "checks": []}]}
