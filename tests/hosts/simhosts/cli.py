@@ -53,6 +53,9 @@ def up(project: str, names: list[str], profiles: list[Path], release: str | None
     generate_proto()
     built = image.ensure(release=release)
     chosen = [podman.Host(project, name) for name in names]
+    running = {row["container"] for row in podman.hosts() if row["state"] == "running"}
+    if podman.WATCHES.exists():
+        podman.expect_room(len(running | {host.container for host in chosen}), int(podman.WATCHES.read_text()))
     with ThreadPoolExecutor(max_workers=4) as pool:
         jobs = [pool.submit(bring_up, host, profile, built) for host, profile in zip(chosen, profiles)]
         for host, job in zip(chosen, jobs):

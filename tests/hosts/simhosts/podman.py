@@ -27,6 +27,12 @@ BOOT_TIMEOUT = 90.0
 INIT = "umount /sys/fs/cgroup/systemd/release_agent /sys/fs/cgroup/systemd 2>/dev/null; exec /sbin/init"
 
 
+# All hosts are of one user to the kernel, which counts what watches files by the user. Counted on a finished host:
+# systemd 7, containerd, dbus, arbiter and device plugin 1 each. Without room systemd comes up with units that failed.
+WATCHES = Path("/proc/sys/fs/inotify/max_user_instances")
+WATCHES_A_HOST, WATCHES_OF_OTHERS = 11, 16
+
+
 class PodmanError(Exception):
     """podman refused; the text holds its own words."""
 
@@ -146,6 +152,16 @@ def create(host: Host, image: str) -> None:
         image,
         *("/bin/sh", "-c", INIT),
     )
+
+
+def expect_room(count: int, allowed: int) -> None:
+    """Refuse more hosts on this machine than the kernel lets watch files. Raises PodmanError."""
+    need = count * WATCHES_A_HOST + WATCHES_OF_OTHERS
+    if need > allowed:
+        raise PodmanError(
+            f"{WATCHES}: {count} hosts on this machine need {need} (each {WATCHES_A_HOST}), found {allowed}. "
+            f"Raise it: sysctl -w fs.inotify.max_user_instances={max(256, 2 * need)}"
+        )
 
 
 def boot(host: Host) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "hosts"))
 
-from simhosts import hardware, image, sources
+from simhosts import hardware, image, podman, sources
 from simhosts.slice import docker_command
 
 BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
@@ -129,6 +129,18 @@ def test_minor_numbers(profile: str, minors: list[int]) -> None:
 def test_a_profile_without_gpus_is_refused() -> None:
     with pytest.raises(hardware.HardwareError, match=r"\[gpu\]"):
         hardware.minors("driver_version = 1\n")
+
+
+@pytest.mark.parametrize(("count", "allowed"), [(1, 27), (10, 128), (30, 346)])
+def test_hosts_that_the_kernel_lets_watch_files(count: int, allowed: int) -> None:
+    podman.expect_room(count, allowed)
+
+
+@pytest.mark.parametrize(("count", "allowed", "raised"), [(1, 26, 256), (11, 128, 274), (30, 345, 692)])
+def test_more_hosts_than_the_kernel_lets_watch_files_are_refused(count: int, allowed: int, raised: int) -> None:
+    words = f"{count} hosts .* found {allowed}. Raise it: sysctl -w fs.inotify.max_user_instances={raised}"
+    with pytest.raises(podman.PodmanError, match=words):
+        podman.expect_room(count, allowed)
 
 
 @pytest.mark.parametrize("profile", ["driver_version = 1\n[gpu]\n", "[gpu]\n"])
