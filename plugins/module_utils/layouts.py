@@ -382,6 +382,38 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     [..], "lent": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
     lent is part of what is used. The tenant can write this file: every figure is what it says about itself.
     """
+    devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
+    count = len(devices)
+    found = []
+    for slot in range(slots):
+        base = offset + slot * stride
+        used = _get(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
+        context = _get(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
+        pid = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
+        if pid or any(used) or any(context):
+            space = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
+            lent = _get(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
+            one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
+            one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
+            found.append(one)
+    return {"devices": devices, "allocation": allocation, "slots": found, "totals": _totals(devices, found)}
+
+
+def ledger_devices(path: str) -> list[str]:
+    """The devices of a ledger, by its head alone: whether it can be read, at a hundredth of what its slots cost.
+
+    Raises OSError, and LayoutError for what parse_ledger refuses.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        head = os.read(fd, LEDGER_SLOT_OFFSET)
+        return _ledger_head(head, os.fstat(fd).st_size)[0]
+    finally:
+        os.close(fd)
+
+
+def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]:
+    """Devices, allocation, count, offset and size of the slots; ``size`` is that of the file. Raises LayoutError."""
     if len(data) < LEDGER_SLOT_OFFSET:
         raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
 
@@ -397,31 +429,14 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
             )
         )
     count, slots, offset, stride = get("device_count"), get("slot_count"), get("slot_offset"), get("slot_size")
-    if count > MAX_DEVICES or slots > LEDGER_SLOTS or stride < 264 or offset + slots * stride > len(data):
+    if count > MAX_DEVICES or slots > LEDGER_SLOTS or stride < 264 or offset + slots * stride > size:
         raise LayoutError(
             f"the ledger names {count} devices and {slots} slots of {stride} bytes at {offset}, "
-            f"more than its {len(data)} bytes hold"
+            f"more than its {size} bytes hold"
         )
     names = get("devices")
     devices = [_text(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}") for i in range(count)]
-    found = []
-    for slot in range(slots):
-        base = offset + slot * stride
-        used = _get(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
-        context = _get(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
-        pid = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
-        if pid or any(used) or any(context):
-            space = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
-            lent = _get(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
-            one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
-            one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
-            found.append(one)
-    return {
-        "devices": devices,
-        "allocation": _text(get("allocation"), "allocation"),
-        "slots": found,
-        "totals": _totals(devices, found),
-    }
+    return devices, _text(get("allocation"), "allocation"), slots, offset, stride
 
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:

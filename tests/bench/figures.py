@@ -66,7 +66,9 @@ FIGURES = {
     "plugin-start": Figure("device plugin: start to all slices at the kubelet, 8 × 10", "≤ 300 ms", "14 ms (Go)"),
     "plugin-memory": Figure("device plugin: resident, 16 × 100", "≤ 50 MB", "27 MB; 45 MB (Go)"),
     "plugin-idle": Figure("device plugin: idle, 16 × 100", "≤ 0.1 % of a core", "0.011 %; 0.037 % (Go)"),
+    "plugin-idle-cdi": Figure("device plugin: idle, 8 × 10, each slice offered by CDI too", "≤ 0.1 % of a core", "-"),
     "plugin-allocate": Figure("device plugin: Allocate over an empty call, p50, 8 × 10", "≤ 1 ms", "0 (Go, no files)"),
+    "plugin-allocate-calls": Figure("device plugin: system calls on files of an Allocate", "few", "0 (Go, no files)"),
     "plugin-preferred": Figure("device plugin: preference of 8 out of 1600, p50", "≤ 3 ms", "6.7 ms; 20 ms (Go)"),
     "plugin-again": Figure("device plugin: new kubelet socket to registered", "≤ 100 ms", "4 ms; 3 ms (Go)"),
     "scheduler-1000": Figure("scheduler: filter + prioritize, 1 000 nodes, 20 000 pods", "p99 ≤ 5 ms", "403 ms median"),
@@ -111,6 +113,7 @@ SIZES = {
     "shares": {"short": 1, "bench": 4, "long": 8},
     "seconds": {"short": 2, "bench": 5, "long": 20},
     "together": {"short": 100, "bench": 300, "long": 300},
+    "idle": {"short": 0, "bench": 25, "long": 65},
     "scheduled": {"short": 100, "bench": 400, "long": 2000},
 }
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -31,6 +32,7 @@ from vgpu_plugin._shared import layouts, pod_plan  # noqa: E402
 GPUS = ["T4", "T4"]
 CARD, SLOTS = 15360, 10
 CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SLOTS, "sliceSizing": "requested"}}
+EVENTS = "/api/v1/namespaces/default/events"
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 FILL = [WORKER, "fill"]
 TRIALS, AT_ONCE = 52, 4
@@ -194,6 +196,62 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
         seen += AT_ONCE
         empty(cluster)
     print(f"{seen} trials, none wrong; the kubelet took another GPU than planned in {moved}")
+
+
+def events(cluster: Any, one: pods.Pod, reason: str) -> list[dict[str, Any]]:
+    chosen = f"involvedObject.name={one.name},involvedObject.uid={one.uid},reason={reason}"
+    items: list[dict[str, Any]] = cluster.api.get(EVENTS + "?fieldSelector=" + quote(chosen))["items"]
+    return items
+
+
+def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod):
+    """Every slice of the planned GPU is leased to checks on the host, of which the scheduler knows nothing."""
+    cluster, node = machine
+    planned, other = (gpu["uuid"] for gpu in sorted(node.status()["gpus"], key=lambda gpu: gpu["index"]))
+    wanted = {GPU: 1, MEM: 9000}, {}, {"nvidia.com/use-gpuuuid": planned}
+    leases = []
+    try:
+        for _number in range(SLOTS):
+            leases.append(node.vgpuctl("lease", "--uuid", planned, "--ttl", "900")["allocation"])
+        until(lambda: cluster.allocatable() == SLOTS, "leased slices that pods cannot have")
+        one = pod("moved", *wanted).wait_running()
+        assert int(one.wait_log(r"^total (\d+)$").group(1)) == 9000 * MIB
+        notes = one.object()["metadata"]["annotations"]
+        written = [pod_plan.read_plan(notes[key]) for key in (pod_plan.PLAN, pod_plan.GIVEN)]
+        assert [[(device.uuid, device.memory_mib) for part in plan for device in part.devices] for plan in written] == [
+            [(planned, 9000)],
+            [(other, 9000)],
+        ]
+        assert held_gpus(node, "moved") == [other]
+        assert events(cluster, one, "VgpuNoRoom") == []
+        # Another of that size does not fit beside it on the only GPU that the kubelet has left: refused, and told.
+        refused = pod("no-room", *wanted)
+        (event, *_more) = until(lambda: events(cluster, refused, "VgpuNoRoom"), "event at the pod")
+        assert "9000 MiB are asked for, 9000 of 15360 are held by others" in event["message"]
+        assert pod_plan.GIVEN not in refused.object()["metadata"]["annotations"]
+        assert not refused.running()
+    finally:
+        for allocation in leases:
+            node.vgpuctl("release", allocation)
+        until(lambda: cluster.allocatable() == len(GPUS) * SLOTS, "all slices for pods again")
+
+
+def test_watcher_tells_at_the_pod_who_goes_round_the_library(machine, pod):
+    cluster, node = machine
+    honest = pod("honest", {GPU: 1, MEM: 3000}).wait_running()
+    honest.wait_log(r"^filled \d+$")
+    probe = ["/usr/local/bin/vgpu-probe", "--json", "--checks", "bypass-symbol-table", "--hold", "60000"]
+    rogue = pod("rogue", {GPU: 1, MEM: 2000}, command=probe)
+    (event, *more) = until(lambda: events(cluster, rogue, "VgpuWatch"), f"event at the pod:\n{node.plugin.tail(5)}")
+    assert more == [], "once a minute at most"
+    assert (event["type"], event["source"]["component"]) == ("Warning", "vgpu-device-plugin")
+    (found,) = [one for one in node.vgpuctl("watch")["findings"] if one["pod"] == "rogue"]
+    assert (found["namespace"], found["container"], found["reason"]) == ("default", "main", "no-slot")
+    assert event["message"] == found["text"]
+    assert {one["pid"] for one in found["processes"]} <= set(rogue.pids()), "named by the host's numbers"
+    assert [found["uuid"]] == held_gpus(node, "rogue")
+    assert events(cluster, honest, "VgpuWatch") == [], "the negative control: it fills its slice beside"
+    assert rogue.running(), "this node's policy is to report"
 
 
 def over(fleet: Fleet) -> list[str]:

@@ -3,7 +3,15 @@
 
 from __future__ import annotations
 
-from kubebox.gpunode import LIBRARIES, MIB
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from kubebox import pods
+from kubebox.cluster import SERVER
+from kubebox.gpunode import LIBRARIES, MIB, RESOURCE
+from kubebox.modules import run_module
 from kubebox.pods import WORKER
 from kubebox.process import until
 
@@ -83,8 +91,6 @@ def test_deleted_pod_frees_its_slice(node, pod):
 
 
 def test_two_containers_of_a_pod_have_a_limit_each(cluster, node):
-    from kubebox import pods
-
     pair = [pods.container([WORKER, "fill"], name=name) for name in ("left", "right")]
     one = pods.create(cluster, pods.manifest("pair", *pair)).wait_running()
     try:
@@ -101,3 +107,84 @@ def test_more_slices_than_gpus_is_refused_with_a_sentence(node, pod):
     status = one.object()["status"]
     assert status["reason"] == "UnexpectedAdmissionError"
     assert "vgpu_multi_slice" in status["message"] or "one GPU" in status["message"], status["message"]
+
+
+# A device plugin with a fault: it offers one slice more than its GPU was split into.
+GREEDY = """
+import sys
+from vgpu_plugin import settings
+honest = settings.make_slices
+def make(gpus, config):
+    made = honest(gpus, config)
+    return [*made, made[-1]._replace(id=made[-1].uuid + "::99")]
+settings.make_slices = make
+from vgpu_plugin.main import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def look(cluster, node):
+    """Answers what the host says of itself, and what Kubernetes shows of it beside that."""
+    program = Path("/usr/local/bin/vgpuctl")
+    paths = node.environment["PYTHONPATH"]
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m vgpu_plugin.ctl "$@"\n')
+    program.chmod(0o755)
+    kubeconfig = cluster.authority.kubeconfig("capacity", SERVER, "/O=system:masters/CN=capacity")
+
+    # An allocation ends up to two minutes after its pod.
+    def ask(timeout: int = 180, usage: bool = True) -> tuple[dict, dict]:
+        host = run_module("vgpu_capacity_info", timeout=timeout, usage=usage)
+        assert "ok" in host, host
+        kube = run_module("kube_capacity_info", timeout=timeout, kubeconfig=str(kubeconfig), nodes={cluster.node: host})
+        assert kube["missing"] == "", kube
+        return host, kube["nodes"][cluster.node]
+
+    yield ask
+    os.unlink(program)
+
+
+def test_capacity_is_shown_pod_by_pod_as_it_is_held(cluster, node, pod, look):
+    host, kube = look()
+    assert (host["ok"], host["drift"], kube["drift"]) == (True, [], [])
+    assert (kube["found"], kube["ready"], kube["pods"]) == (True, True, [])
+    ended = pod("ended", ["/bin/true"])
+    ended.wait_phase("Succeeded")  # holds nothing any more, and is listed nowhere
+    pod("one", [WORKER, "take", "700"]).wait_running().wait_log(r"^took 700: 0$")
+    pair = [pods.container(WAIT, name=name) for name in ("left", "right")]
+    pods.create(cluster, pods.manifest("pair", *pair)).wait_running()
+    host, kube = look()
+    assert (host["drift"], kube["drift"]) == ([], [])
+    assert kube["resources"] == {RESOURCE: {"capacity": SPLIT, "allocatable": SPLIT, "allocated": 3}}
+    assert sorted((one["pod"], one["count"], one["phase"]) for one in kube["pods"]) == [
+        ("default/one", 1, "Running"),
+        ("default/pair", 2, "Running"),
+    ]
+    # The same by the node's own ledgers: each container with the slice that the kubelet says it holds.
+    held = {f"default/{name}/{container}": ids for (name, container), ids in node.held().items()}
+    assert {one["by"]: one["slices"] for one in host["usage"]} == held
+    used = {one["by"]: one["used_mib"] for one in host["usage"]}
+    assert used["default/one/main"] > 700 > used["default/pair/left"] > 0
+
+
+def test_capacity_names_the_slice_that_is_one_too_many(cluster, node, look):
+    plain = node.plugin.command
+    node.plugin.stop()
+    node.plugin.command = [sys.executable, "-c", GREEDY, *plain[plain.index("vgpu_plugin.main") + 1 :]]
+    try:
+        node.plugin.start()
+        until(lambda: cluster.capacity() == SPLIT + 1, "the slice that is too many at the API server")
+        host, kube = look(timeout=0, usage=False)
+        assert host["ok"] is False
+        assert {one["what"] for one in host["drift"]} == {"slice", "advertised"}
+        assert all("::99" in one["where"] + one["found"] for one in host["drift"]), host["drift"]
+        (one,) = kube["drift"]
+        assert (one["what"], one["where"]) == ("Kubernetes capacity", f"{cluster.node} {RESOURCE}")
+        assert (one["expected"], one["found"]) == (str(SPLIT), str(SPLIT + 1))
+    finally:
+        node.plugin.stop()
+        node.plugin.command = plain
+        node.plugin.start()
+        until(lambda: (cluster.capacity(), cluster.allocatable()) == (SPLIT, SPLIT), "the slices that there are")
+    host, kube = look(usage=False)
+    assert (host["drift"], kube["drift"]) == ([], [])

@@ -21,6 +21,7 @@ import pytest
 from kubebox.api import ApiError
 from kubebox.cluster import PODS, SERVER
 from kubebox.gpunode import LIBRARIES, MIB, PROFILE, STATE
+from kubebox.modules import run_module
 from kubebox.pods import WORKER
 from kubebox.process import until
 from kubebox.programs import PLUGIN_IMAGE
@@ -41,22 +42,11 @@ ENVIRONMENT = {"GPUSIM_STATE": f"/host{STATE}", "GPUSIM_PROFILE": f"/host{PROFIL
 
 def call(cluster, check=False, module="kube_device_plugin", **params):
     kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
-    given = {"kubeconfig": str(kubeconfig), "nodes": [cluster.node], "_ansible_check_mode": check, **params}
+    given = {"kubeconfig": str(kubeconfig), "nodes": [cluster.node], **params}
     if module == "kube_device_plugin" and params.get("state") != "absent":
         configs = {"gpu-1": {"big.yaml": json.dumps(BIG)}}
         given = {"image": PLUGIN_IMAGE, "pull_policy": "Never", "environment": ENVIRONMENT, "configs": configs, **given}
-    arguments = {"ANSIBLE_MODULE_ARGS": {**given, "_ansible_remote_tmp": "/tmp", "_ansible_keep_remote_files": False}}
-    name = f"ansible_collections.vgpu.fleet.plugins.modules.{module}"
-    done = subprocess.run(
-        [sys.executable, "-c", f"import runpy; runpy.run_module({name!r}, run_name='__main__')"],
-        input=json.dumps(arguments),
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".build" / "collections"), "no_proxy": "*"},
-    )
-    assert done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return run_module(module, check, **given)
 
 
 def plugin_pods(cluster) -> list[dict]:

@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service vgpu.v1.Admin for root on this host; vgpuctl and the isolation check are its clients."""
+"""The service vgpu.v1.Admin for root on this host, served by admin_socket.py; vgpuctl is its client."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 
-import grpc
-
 from . import usage as container_usage
 from . import version
 from ._proto import admin_pb2 as api
-from ._proto import admin_pb2_grpc as rpc
 from .allocator import Allocator
 from .errors import PluginError
 from .leases import Leases
 from .pool import Pool
 from .records import LEASE
-from .service import answered, to_message
+from .service import to_message
 from .settings import Settings
 
 
-class Admin(rpc.AdminServicer):
+class Admin:
     def __init__(
         self,
         settings: Callable[[], Settings],
@@ -49,8 +46,7 @@ class Admin(rpc.AdminServicer):
         self._usages = usages
         self.watched = watched
 
-    @answered
-    def Status(self, request: api.StatusRequest, context: grpc.ServicerContext) -> api.StatusResponse:
+    def Status(self, request: api.StatusRequest) -> api.StatusResponse:
         return self.status()
 
     def status(self) -> api.StatusResponse:
@@ -120,8 +116,7 @@ class Admin(rpc.AdminServicer):
         except PluginError:
             return ""
 
-    @answered
-    def Usage(self, request: api.UsageRequest, context: grpc.ServicerContext) -> api.UsageResponse:
+    def Usage(self, request: api.UsageRequest) -> api.UsageResponse:
         return self.usage()
 
     def usage(self) -> api.UsageResponse:
@@ -151,16 +146,13 @@ class Admin(rpc.AdminServicer):
             ]
         )
 
-    @answered
-    def Watch(self, request: api.WatchRequest, context: grpc.ServicerContext) -> api.WatchResponse:
+    def Watch(self, request: api.WatchRequest) -> api.WatchResponse:
         return self.watched()
 
-    @answered
-    def Lease(self, request: api.LeaseRequest, context: grpc.ServicerContext) -> api.LeaseResponse:
+    def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
         answer = self._leases.lease(request.uuid, request.ttl_s)
         return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
 
-    @answered
-    def Release(self, request: api.ReleaseRequest, context: grpc.ServicerContext) -> api.ReleaseResponse:
+    def Release(self, request: api.ReleaseRequest) -> api.ReleaseResponse:
         self._leases.release(request.allocation)
         return api.ReleaseResponse()

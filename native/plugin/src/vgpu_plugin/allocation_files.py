@@ -47,35 +47,42 @@ class AllocationFiles:
         rw = f"{folder}/rw"
         # Nobody but root reaches the files by this path; containers get bind mounts. So the ledger can be writable
         # for every user that a container may run as.
-        if not _made(root, parents=True):
-            os.chmod(root, 0o700)
-        _made(folder)
+        fresh = self._folder_is_new(root, folder)
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
-        _replace(f"{folder}/limits", layouts.pack_limits(record.limits), 0o444)
-        _replace(f"{folder}/ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444)
-        for uuid in uuids:
-            _replace(f"{folder}/{_gpu_page(uuid)}", layouts.pack_gpu_page(uuid, record.id), 0o444)
         # The last container may have filled the tmpfs through its files; there must be room beside them for new ones.
-        for name in ("ledger", "tenant"):
+        for name in () if fresh else ("ledger", "tenant"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{rw}/{name}")
-        _replace(f"{rw}/ledger", layouts.ledger_head(uuids, record.id), 0o666, layouts.LEDGER_FILE_SIZE)
-        _replace(f"{rw}/tenant", layouts.pack_tenant_page(uuids, record.id), 0o666)
+        # Nobody has a file of a new folder yet, so each is written where it belongs. Who looks in before all are there,
+        # the arbiter or the watcher, reads the limits first and goes by them: they come last, and all at once.
+        write = _write if fresh else _replace
+        write(f"{folder}/ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444)
+        for uuid in uuids:
+            write(f"{folder}/{_gpu_page(uuid)}", layouts.pack_gpu_page(uuid, record.id), 0o444)
+        write(f"{rw}/ledger", layouts.ledger_head(uuids, record.id), 0o666, layouts.LEDGER_FILE_SIZE)
+        write(f"{rw}/tenant", layouts.pack_tenant_page(uuids, record.id), 0o666)
+        _replace(f"{folder}/limits", layouts.pack_limits(record.limits), 0o444)
+
+    @staticmethod
+    def _folder_is_new(root: str, folder: str) -> bool:
+        if not _made(root, parents=True):
+            os.chmod(root, 0o700)
+        return _made(folder)
 
     def mounts(self, record: Record) -> list[tuple[str, str, bool]]:
         """(container path, host path, read-only) of what the container gets; contract 1 of the design."""
-        folder = self.folder(record.id)
+        folder = f"{self._root}/{record.id}"
         # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
         return [
-            (CONTAINER_LIBRARY, str(Path(record.library) / LIBRARY_FILE), True),
-            (CONTAINER_PRELOAD, str(folder / "ld.so.preload"), True),
-            (CONTAINER_LIMITS, str(folder / "limits"), True),
-            (CONTAINER_LEDGER, str(folder / "rw" / "ledger"), False),
-            (CONTAINER_TENANT, str(folder / "rw" / "tenant"), False),
+            (CONTAINER_LIBRARY, f"{record.library}/{LIBRARY_FILE}", True),
+            (CONTAINER_PRELOAD, f"{folder}/ld.so.preload", True),
+            (CONTAINER_LIMITS, f"{folder}/limits", True),
+            (CONTAINER_LEDGER, f"{folder}/rw/ledger", False),
+            (CONTAINER_TENANT, f"{folder}/rw/tenant", False),
             *(
-                (CONTAINER_GPU_PAGE + device["uuid"], str(folder / _gpu_page(device["uuid"])), True)
+                (CONTAINER_GPU_PAGE + device["uuid"], f"{folder}/{_gpu_page(device['uuid'])}", True)
                 for device in record.limits["devices"]
             ),
         ]
@@ -89,16 +96,16 @@ class AllocationFiles:
 
     def is_whole(self, record: Record) -> bool:
         """Whether every file is there, and limits and ledger can be read."""
-        folder = self.folder(record.id)
+        folder = f"{self._root}/{record.id}"
         try:
-            layouts.parse_limits((folder / "limits").read_bytes())
-            with open(folder / "rw" / "ledger", "rb") as stream:
-                ledger = layouts.parse_ledger(stream.read(layouts.LEDGER_FILE_SIZE))
+            with open(f"{folder}/limits", "rb") as stream:
+                layouts.parse_limits(stream.read())
+            devices = layouts.ledger_devices(f"{folder}/rw/ledger")
         except (OSError, layouts.LayoutError):
             return False
         uuids = [device["uuid"] for device in record.limits["devices"]]
         mounts = self.mounts(record)
-        return ledger["devices"] == uuids and all(Path(host).exists() for _inside, host, _read_only in mounts)
+        return devices == uuids and all(os.path.exists(host) for _inside, host, _read_only in mounts)
 
     def present(self) -> list[str]:
         """The allocations that have a folder."""
@@ -109,7 +116,12 @@ class AllocationFiles:
         return [one for one in self._folders() if one.startswith(STATIC)]
 
     def _folders(self) -> list[str]:
-        return sorted(entry.name for entry in self._root.iterdir() if entry.is_dir()) if self._root.is_dir() else []
+        # scandir has the kind of each entry from the folder itself; the watcher asks every two seconds.
+        try:
+            with os.scandir(self._root) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     @staticmethod
     def static_name(slice_id: str) -> str:
@@ -139,12 +151,18 @@ def _replace(path: str, data: bytes, mode: int, size: int | None = None) -> None
     all behind ``data`` being zero.
     """
     fresh = path + ".new"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        descriptor = os.open(fresh, flags, 0o600)
+        _write(fresh, data, mode, size)
     except FileExistsError:  # of a program that was killed, or of a tenant
         os.unlink(fresh)
-        descriptor = os.open(fresh, flags, 0o600)
+        _write(fresh, data, mode, size)
+    os.replace(fresh, path)
+
+
+def _write(path: str, data: bytes, mode: int, size: int | None = None) -> None:
+    """A file that is not there yet. Raises FileExistsError where it is."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o600)
     try:
         view = memoryview(data)
         while view:
@@ -154,4 +172,3 @@ def _replace(path: str, data: bytes, mode: int, size: int | None = None) -> None
         os.fchmod(descriptor, mode)
     finally:
         os.close(descriptor)
-    os.replace(fresh, path)

@@ -77,6 +77,8 @@ class Allocator:
         self.lock = threading.RLock()
         # Sizes that are decided and not yet written down: the API server is told in between, without the lock.
         self._sizing: dict[str, Record] = {}
+        # The library's folder that ``current`` led to last, and what tells it from others.
+        self._library: tuple[str, tuple[int, int] | None] = ("", None)
 
     def configure(self, settings: node_settings.Settings, driver: DriverFiles) -> None:
         """From now on allocations are made by these settings; those that exist stay as they are."""
@@ -269,11 +271,16 @@ class Allocator:
 
     def library(self) -> Path:
         """The version folder that ``current`` names now. Raises Refused where there is no library."""
-        current = self.settings.library_root / "current"
-        folder = current.resolve()
-        if not (folder / LIBRARY_FILE).is_file():
+        current = f"{self.settings.library_root}/current"
+        # Every Allocate asks. A link is followed anew only where it leads to another folder than the one known.
+        folder, known = self._library
+        now = _folder_of(current)
+        if now is None or now != known or now != _folder_of(folder):
+            folder = os.path.realpath(current)
+            self._library = folder, now
+        if not os.path.isfile(f"{folder}/{LIBRARY_FILE}"):
             raise Refused(f"{current}/{LIBRARY_FILE} does not exist on this node; the role vcuda installs it")
-        return folder
+        return Path(folder)
 
     def _make_files(self, record: Record) -> None:
         try:
@@ -444,3 +451,12 @@ class Allocator:
             self._files.remove(allocation)
         except OSError as fault:
             log.warning("allocation %s: its files remain: %s", allocation, fault)
+
+
+def _folder_of(path: str) -> tuple[int, int] | None:
+    """Tells the folder that a path leads to from every other; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from . import ctl_text, metrics, version
 from ._proto import admin_pb2 as api
-from ._proto import admin_pb2_grpc as rpc
+from .admin_socket import EXHAUSTED, Client, Fault
 from .paths import Paths
 from .plain import plain
 
@@ -75,13 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command in PROGRAMS:
         try:
             return PROGRAMS[given.command](given)
-        except grpc.RpcError as fault:
-            return complain(fault, given.socket)
+        except Fault as fault:
+            return complain(fault)
     try:
-        with grpc.insecure_channel(f"unix:{given.socket}") as channel:
-            answer = COMMANDS[given.command](rpc.AdminStub(channel), given)
-    except grpc.RpcError as fault:
-        return complain(fault, given.socket)
+        answer = COMMANDS[given.command](Client(given.socket, TIMEOUT_S), given)
+    except Fault as fault:
+        return complain(fault)
     print(json.dumps(answer, indent=1) if given.json else TEXTS[given.command](answer))
     return 0
 
@@ -102,20 +99,17 @@ def convert_file(given: argparse.Namespace) -> int:
     return 0
 
 
-def complain(fault: Any, socket: Path) -> int:
-    code, text = fault.code(), fault.details()
-    if code == grpc.StatusCode.UNAVAILABLE and not socket.exists():
-        text = f"{socket} does not exist: the plugin does not run; see: systemctl status vgpu-device-plugin"
-    print(f"vgpuctl: {text}", file=sys.stderr)
-    return NO_FREE_SLICE if code == grpc.StatusCode.RESOURCE_EXHAUSTED else FAILED
+def complain(fault: Fault) -> int:
+    print(f"vgpuctl: {fault}", file=sys.stderr)
+    return NO_FREE_SLICE if fault.code == EXHAUSTED else FAILED
 
 
-def status(stub: Any, _given: argparse.Namespace) -> dict[str, Any]:
-    return plain(stub.Status(api.StatusRequest(), timeout=TIMEOUT_S))
+def status(plugin: Client, _given: argparse.Namespace) -> dict[str, Any]:
+    return plain(plugin.call("Status", api.StatusRequest()))
 
 
-def lease(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
-    found = stub.Lease(api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl), timeout=TIMEOUT_S)
+def lease(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
+    found = plugin.call("Lease", api.LeaseRequest(uuid=given.uuid, ttl_s=given.ttl))
     answer = plain(found.answer)
     return {
         "allocation": found.allocation,
@@ -128,25 +122,25 @@ def lease(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def release(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
-    stub.Release(api.ReleaseRequest(allocation=given.allocation), timeout=TIMEOUT_S)
+def release(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
+    plugin.call("Release", api.ReleaseRequest(allocation=given.allocation))
     return {"released": given.allocation}
 
 
-def usage(stub: Any) -> list[dict[str, Any]]:
-    return list(plain(stub.Usage(api.UsageRequest(), timeout=TIMEOUT_S))["usages"])
+def usage(plugin: Client) -> list[dict[str, Any]]:
+    return list(plain(plugin.call("Usage", api.UsageRequest()))["usages"])
 
 
-def metrics_of(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
-    return {"status": status(stub, given), "usages": usage(stub), "watch": watched(stub, given)}
+def metrics_of(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
+    return {"status": status(plugin, given), "usages": usage(plugin), "watch": watched(plugin, given)}
 
 
-def watched(stub: Any, _given: argparse.Namespace) -> dict[str, Any]:
-    return plain(stub.Watch(api.WatchRequest(), timeout=TIMEOUT_S))
+def watched(plugin: Client, _given: argparse.Namespace) -> dict[str, Any]:
+    return plain(plugin.call("Watch", api.WatchRequest()))
 
 
-def explain(stub: Any, given: argparse.Namespace) -> dict[str, Any]:
-    found = status(stub, given)
+def explain(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
+    found = status(plugin, given)
     return {"what": given.what, "lines": ctl_text.explain(found, given.what)}
 
 
@@ -157,22 +151,21 @@ def explain_text(answer: dict[str, Any]) -> str:
 def top(given: argparse.Namespace) -> int:
     before: dict[tuple[str, str], float] | None = None
     then = 0.0
-    with grpc.insecure_channel(f"unix:{given.socket}") as channel:
-        stub = rpc.AdminStub(channel)
-        while True:
-            usages, now = usage(stub), time.monotonic()
-            if given.json:
-                print(json.dumps({"usages": usages}, indent=1))
-            else:
-                clear = "" if given.once or not sys.stdout.isatty() else "\033[H\033[2J"
-                print(clear + ctl_text.top(usages, before, now - then), flush=True)
-            if given.once or given.json:
-                return 0
-            before, then = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in usages}, now
-            try:
-                time.sleep(given.interval)
-            except KeyboardInterrupt:
-                return 0
+    plugin = Client(given.socket, TIMEOUT_S)
+    while True:
+        usages, now = usage(plugin), time.monotonic()
+        if given.json:
+            print(json.dumps({"usages": usages}, indent=1))
+        else:
+            clear = "" if given.once or not sys.stdout.isatty() else "\033[H\033[2J"
+            print(clear + ctl_text.top(usages, before, now - then), flush=True)
+        if given.once or given.json:
+            return 0
+        before, then = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in usages}, now
+        try:
+            time.sleep(given.interval)
+        except KeyboardInterrupt:
+            return 0
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -181,24 +174,23 @@ def execute(given: argparse.Namespace) -> int:
     if not program:
         print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
         return FAILED
-    with grpc.insecure_channel(f"unix:{given.socket}") as channel:
-        stub = rpc.AdminStub(channel)
-        found = lease(stub, given)
-        try:
-            gpus = {one["uuid"]: one for one in status(stub, given)["gpus"]}
-            uuids = [one.partition("::")[0] for one in found["ids"]]
-            wanted = {
-                "mounts": [[one["container_path"], one["host_path"], one["read_only"]] for one in found["mounts"]],
-                "minors": [gpus[one]["minor"] for one in uuids if one in gpus],
-                "envs": found["envs"],
-            }
-            command = [sys.executable, "-m", f"{__package__}.enter", json.dumps(wanted), *program]
-            with contextlib.suppress(KeyboardInterrupt):
-                done = subprocess.run(command, env=_environment(), check=False)
-                return done.returncode if done.returncode >= 0 else 128 - done.returncode
-            return 128 + signal.SIGINT
-        finally:
-            stub.Release(api.ReleaseRequest(allocation=found["allocation"]), timeout=TIMEOUT_S)
+    plugin = Client(given.socket, TIMEOUT_S)
+    found = lease(plugin, given)
+    try:
+        gpus = {one["uuid"]: one for one in status(plugin, given)["gpus"]}
+        uuids = [one.partition("::")[0] for one in found["ids"]]
+        wanted = {
+            "mounts": [[one["container_path"], one["host_path"], one["read_only"]] for one in found["mounts"]],
+            "minors": [gpus[one]["minor"] for one in uuids if one in gpus],
+            "envs": found["envs"],
+        }
+        command = [sys.executable, "-m", f"{__package__}.enter", json.dumps(wanted), *program]
+        with contextlib.suppress(KeyboardInterrupt):
+            done = subprocess.run(command, env=_environment(), check=False)
+            return done.returncode if done.returncode >= 0 else 128 - done.returncode
+        return 128 + signal.SIGINT
+    finally:
+        plugin.call("Release", api.ReleaseRequest(allocation=found["allocation"]))
 
 
 def _environment() -> dict[str, str]:

@@ -11,16 +11,12 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-import grpc
-
-from . import cdi, driver_files, labels, metrics, podresources, sizing, usage, version, watch_setup
+from . import admin_socket, cdi, driver_files, labels, metrics, podresources, sizing, usage, version, watch_setup
 from . import settings as node_settings
-from ._proto import admin_pb2_grpc
 from ._shared import pod_plan
 from ._shared.sharing import Piece
 from .admin import Admin
@@ -336,7 +332,7 @@ class Daemon:
             notify(f"READY=1\nSTATUS={summary}")
             while not self._stopping.wait(HOUSEKEEPING_S):
                 self._keep_house(
-                    leases.expire, collector.collect, outside.refresh, outside.look, lambda: usages(lambda: None)
+                    leases.expire, collector.collect, outside.keep, outside.look, lambda: usages(lambda: None)
                 )
         finally:
             notify("STOPPING=1")
@@ -347,7 +343,7 @@ class Daemon:
             registrations.stop()
             if served is not None:
                 served.stop()
-            admin.stop(grace=1.0).wait()
+            admin.stop()
             # The health thread sits in the driver's wait; it ends by itself and holds nothing that matters.
             watcher.join(STREAM_JOIN_S)
 
@@ -410,12 +406,8 @@ class Daemon:
         except (OSError, ValueError) as fault:
             raise Fatal(f"metrics cannot be served on {self._extras.metrics}: {fault}") from None
 
-    def _serve_admin(self, service: Admin) -> grpc.Server:
-        self._paths.admin_socket.unlink(missing_ok=True)
-        server = grpc.server(ThreadPoolExecutor(max_workers=4, thread_name_prefix="admin"))
-        admin_pb2_grpc.add_AdminServicer_to_server(service, server)
-        # The umask of main makes the socket root's alone from its first moment.
-        server.add_insecure_port(f"unix:{self._paths.admin_socket}")
-        server.start()
-        os.chmod(self._paths.admin_socket, 0o600)
-        return server
+    def _serve_admin(self, service: Admin) -> admin_socket.Server:
+        try:
+            return admin_socket.Server(self._paths.admin_socket, service)
+        except OSError as fault:
+            raise Fatal(f"{self._paths.admin_socket} cannot be served: {fault}; vgpuctl asks there") from None

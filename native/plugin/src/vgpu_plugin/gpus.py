@@ -126,6 +126,8 @@ class Nvml:
         self._events: object = None
         # Uncorrected ECC errors of each GPU when it was last found well.
         self._ecc: dict[str, int] = {}
+        # NUMA nodes by PCI address: they change with the machine alone.
+        self._numa: dict[str, int] = {}
         # The GPUs whose ways to each other are known, and these.
         self._linked: tuple[str, ...] = ()
         self._links: dict[str, tuple[tuple[str, int], ...]] = {}
@@ -140,6 +142,7 @@ class Nvml:
     def reopen(self) -> None:
         self.close()
         self._events = None
+        self._numa.clear()
         self._open()
 
     def gpus(self) -> list[Gpu]:
@@ -213,10 +216,15 @@ class Nvml:
             memory_mib=slices.mib(nvml.nvmlDeviceGetMemoryInfo(handle).total),
             minor=minor,
             pci=pci,
-            numa_node=numa_node(self._sys_root, pci),
+            numa_node=self._numa_node(pci),
             mig_enabled=self._mig_mode(handle),
             mig=self._mig(handle),
         )
+
+    def _numa_node(self, pci: str) -> int:
+        if pci not in self._numa:
+            self._numa[pci] = numa_node(self._sys_root, pci)
+        return self._numa[pci]
 
     def _mig_mode(self, handle: object) -> bool:
         nvml = self._nvml

@@ -104,7 +104,7 @@ def choose(root: Path) -> tuple[str, str]:
 def accepts_mounts(root: Path) -> bool:
     """Whether the NVIDIA runtime of the host takes mounts as a request for GPUs."""
     accepts = r"^\s*accept-nvidia-visible-devices-as-volume-mounts\s*=\s*true\b"
-    return re.search(accepts, _text(root / RUNTIME_CONFIG), re.MULTILINE) is not None
+    return re.search(accepts, _text(f"{root}/{RUNTIME_CONFIG}"), re.MULTILINE) is not None
 
 
 def cri_with_cdi(root: Path) -> str:
@@ -135,9 +135,10 @@ def kubelet_version(root: Path) -> tuple[int, int]:
     return 0, 0
 
 
-def _text(path: Path) -> str:
+def _text(path: str | Path) -> str:
     try:
-        return path.read_text(errors="replace")
+        with open(path, encoding="utf-8", errors="replace") as stream:
+            return stream.read()
     except OSError:
         return ""
 

@@ -24,12 +24,13 @@ class Offer(NamedTuple):
 
 class Shape(NamedTuple):
     """What a preference is found by: pieces of each device, devices in NVML's order, the ids of whole GPUs, and each
-    GPU's ways to others."""
+    GPU's ways to others; ``limited``: the GPUs that the sharing library shares."""
 
     totals: dict[str, int]
     order: tuple[str, ...]
     whole: frozenset[str]
     links: dict[str, dict[str, int]]
+    limited: tuple[str, ...]
 
 
 class Pool:
@@ -66,7 +67,8 @@ class Pool:
                 totals = Counter(piece.device for piece in self._slices.values())
                 whole = frozenset(piece.id for piece in self._slices.values() if piece.mode == NONE)
                 links = {gpu.uuid: dict(gpu.links) for gpu in self._gpus.values()}
-                self._shape = Shape(dict(totals), tuple(totals), whole, links)
+                limited = tuple(dict.fromkeys(one.uuid for one in self._slices.values() if one.mode == VCUDA))
+                self._shape = Shape(dict(totals), tuple(totals), whole, links, limited)
             return self._shape
 
     def gpu(self, uuid: str) -> Gpu:

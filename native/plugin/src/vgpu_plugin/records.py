@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,13 +82,17 @@ class RecordStore:
             log.warning("%s", self.warnings[-1])
 
     def _save(self, records: dict[str, Record]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".new")
         # Each record is put into words once: the whole file is written with every allocation.
         words = {one.id: self._words.get(one.id) or json.dumps(vars(one)) for one in records.values()}
         text = ",\n".join(words.values())
         try:
-            _overwrite(fresh, f'{{"version": {FORMAT}, "allocations": [\n{text}\n]}}\n'.encode())
+            data = f'{{"version": {FORMAT}, "allocations": [\n{text}\n]}}\n'.encode()
+            try:
+                _overwrite(fresh, data)
+            except FileNotFoundError:  # the folder is not there
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                _overwrite(fresh, data)
             if not _exchanged(fresh, self._path):
                 os.replace(fresh, self._path)
         except OSError:
@@ -138,8 +143,16 @@ def _overwrite(path: Path, data: bytes) -> None:
 
 def _exchanged(one: Path, other: Path) -> bool:
     """Lets two files change places in one step; False where one is not there, or the file system or libc cannot."""
-    try:
-        exchange = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
+    exchange = _renameat2()
+    if exchange is None:
         return False
     return bool(exchange(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0)
+
+
+@functools.lru_cache(maxsize=1)
+def _renameat2() -> Callable[..., int] | None:
+    try:
+        found: Callable[..., int] = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return None
+    return found

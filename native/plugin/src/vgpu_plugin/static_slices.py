@@ -30,6 +30,8 @@ from .settings import Settings
 # Each slice has a mount of its own; more than this many would slow every mount on the host.
 MOST_SLICES = 256
 OUTSIDE = "used by a container outside Kubernetes"
+# Every so many looks of ``keep`` all is looked at, also what shows no sign of a change.
+WHOLE_EVERY = 6
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +53,43 @@ class StaticSlices:
         self._files = files
         self._driver = driver
         self._told = ""
+        # What ``keep`` goes by, as it was after the last refresh, and how many looks ago that was.
+        self._signs: tuple[object, ...] = ()
+        self._looks = 0
+        # Name of a slice's folder → the bytes of its limits that say what is wanted, and this.
+        self._said: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
         with self._allocator.lock:
             self._settings, self._driver = settings, driver
         self.refresh()
+
+    def keep(self) -> None:
+        """``refresh`` where something shows that it may be needed, and now and then without: it reads every file of
+        every slice, and on most nodes nobody touches them between two looks.
+        """
+        with self._allocator.lock:
+            self._looks += 1
+            if self._looks >= WHOLE_EVERY or self._signs != self._signs_now():
+                self.refresh()
+
+    def _signs_now(self) -> tuple[object, ...]:
+        """Cheap to see: geometry, holders, library, and when files and folders were changed or replaced."""
+        if self._paths.cdi_dir is None:
+            return ()
+        try:
+            library = str(self._allocator.library())
+        except PluginError as fault:
+            library = str(fault)
+        kinds = (cdi.GPU_KIND, cdi.NVIDIA_KIND, cdi.SLICE_KIND)
+        seen = [f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds]
+        seen += [str(one) for one in (self._paths.cdi_dir, *self._paths.cdi_dirs_of_others)]
+        for piece in self._offered():
+            folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
+            # A use of the slice writes its ledger; what a tenant did to it there is looked at afterwards.
+            seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
+        # The shape is made anew with every change of the pool's pieces or GPUs.
+        return (id(self._pool.shape()), frozenset(self._held()), library, *map(_identity, seen))
 
     def refresh(self) -> None:
         """Brings folders and CDI files in line with pool, library and driver. Faults are told, and end nothing."""
@@ -65,6 +99,7 @@ class StaticSlices:
                 fault = ""
             except (OSError, PluginError, layouts.LayoutError) as error:
                 fault = f"slices cannot be offered by CDI: {error}"
+            self._looks, self._signs = 0, self._signs_now()
         if fault and fault != self._told:
             log.warning("%s", fault)
         self._told = fault
@@ -99,7 +134,13 @@ class StaticSlices:
             return
         library = str(self._allocator.library())
         held = self._held()
-        devices = [(piece.id, self._make(piece, library, piece.id in held)) for piece in offered]
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        flags = {uuid: self._settings.limit_flags([gpu]) for uuid, gpu in by_uuid.items()}
+        self._said = {name: said for name, said in self._said.items() if name in wanted}
+        devices = [
+            (piece.id, self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held))
+            for piece in offered
+        ]
         cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, devices))
 
     def _offered(self) -> list[Piece]:
@@ -109,27 +150,30 @@ class StaticSlices:
             return []
         return pieces
 
-    def _make(self, piece: Piece, library: str, denied: bool) -> dict[str, Any]:
-        """The folder of one slice, where it is not whole yet; its edits."""
-        gpu = self._pool.gpu(piece.uuid)
-        record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, gpu), library)
+    def _make(self, piece: Piece, gpu: Gpu, flags: dict[str, Any], library: str, denied: bool) -> dict[str, Any]:
+        """The folder of one slice, where it is not whole yet; its edits. ``flags``: of its GPU's limits."""
+        record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         wanted = {**record.limits, "deny": denied}
         # A container that runs keeps its ledger, also where it spoilt it: by a new one nobody would know that it runs.
         if self._files.is_whole(record) or self._in_use(record.id):
             path = self._files.folder(record.id) / "limits"
-            if not layouts.says(path.read_bytes(), wanted):
-                layouts.rewrite_limits(str(path), wanted)
+            found = path.read_bytes()
+            if self._said.get(record.id) != (found, wanted):
+                if layouts.says(found, wanted):
+                    self._said[record.id] = found, wanted
+                else:
+                    layouts.rewrite_limits(str(path), wanted)
         else:
             self._files.make(Record(record.id, record.kind, record.slice_ids, wanted, library))
         mounts = [cdi.mount(inside, host, ro) for inside, host, ro in self._files.mounts(record)]
         return {"deviceNodes": cdi.gpu_nodes(gpu, self._settings.dev_root), "mounts": mounts}
 
-    def _limits(self, piece: Piece, gpu: Gpu) -> dict[str, Any]:
+    def _limits(self, piece: Piece, flags: dict[str, Any]) -> dict[str, Any]:
         device = {"uuid": piece.uuid, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
         return {
             "allocation": self._files.static_name(piece.id),
             "devices": [device],
-            **self._settings.limit_flags([gpu]),
+            **flags,
         }
 
     def _held(self) -> set[str]:
@@ -138,7 +182,8 @@ class StaticSlices:
     def _in_use(self, name: str) -> bool:
         """Whether a process holds a slot of the slice's ledger: the kernel's answer, not the tenant's."""
         try:
-            descriptor = os.open(self._files.folder(name) / "rw" / "ledger", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            path = f"{self._paths.allocations}/{name}/rw/ledger"
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return False
         try:
@@ -182,3 +227,12 @@ class StaticSlices:
         cdi.remove(folder)
         for name in self._files.static():
             self._files.remove(name)
+
+
+def _identity(path: str) -> tuple[int, int, int]:
+    """Tells a file from what it was and from another of its name; zeros where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -150,11 +150,17 @@ class Watch:
         found: dict[tuple[str, str, str], tuple[str, Suspicion]] = {}
         faults = []
         blind = set()
-        devices = self._devices()
+        # Whose each ledger is, is asked where somebody is on a GPU: most looks at an idle node find nobody.
+        devices: dict[str, str] | None = None
         kinds = self._kinds()
         for uuid in self._uuids():
             try:
-                for allocation, suspicion in self._look_at(uuid, devices):
+                listed = self._source.processes(uuid)
+                if not listed:
+                    continue
+                if devices is None:
+                    devices = self._devices()
+                for allocation, suspicion in self._look_at(uuid, listed, devices):
                     kind = STATIC_KIND if allocation.startswith(STATIC) else kinds.get(allocation, UNKNOWN)
                     found[allocation, uuid, suspicion.reason] = kind, suspicion
             except GpuError as fault:
@@ -170,9 +176,10 @@ class Watch:
                 out[device] = allocation
         return out
 
-    def _look_at(self, uuid: str, devices: Mapping[str, str]) -> list[tuple[str, Suspicion]]:
-        listed = self._source.processes(uuid)
-        if not listed or not devices:
+    def _look_at(
+        self, uuid: str, listed: Mapping[int, int | None], devices: Mapping[str, str]
+    ) -> list[tuple[str, Suspicion]]:
+        if not devices:
             return []
         owners = self._processes.of(listed, devices, self._pods)
         out = []

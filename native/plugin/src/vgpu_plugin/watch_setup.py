@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 from . import checkpoint, podresources, watch
 from ._proto import admin_pb2 as api
-from ._shared.sharing import VCUDA
 from .allocation_files import AllocationFiles
 from .allocator import Allocator
 from .errors import PluginError
@@ -40,7 +39,7 @@ def make(
     interval_s: float,
 ) -> Watch:
     def uuids() -> list[str]:
-        return list(dict.fromkeys(piece.uuid for piece in pool.slices if piece.mode == VCUDA))
+        return list(pool.shape().limited)
 
     def kinds() -> Mapping[str, str]:
         return {record.id: record.kind for record in allocator.records.all()}

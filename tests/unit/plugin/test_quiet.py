@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plugin does while nothing happens: it looks at little, and still sees whatever changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from vgpu_plugin import cdi, gpus, static_slices, watch
+from vgpu_plugin._shared import layouts
+from vgpu_plugin.gpus import Nvml
+from vgpu_plugin.records import KUBELET
+
+from .samples import until
+from .test_handover import specs
+from .test_handover import static_slices as made
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """How often the slices for containers outside Kubernetes were looked at as a whole."""
+    seen = []
+    whole = cdi.common_edits
+    monkeypatch.setattr(static_slices.cdi, "common_edits", lambda *given: seen.append(1) or whole(*given))
+    return seen
+
+
+def test_nothing_is_read_while_nothing_changes(node, looks):
+    outside, _pool, _allocator, _files = made(node, splitCount=3)
+    outside.refresh()
+    for _time in range(static_slices.WHOLE_EVERY - 1):
+        outside.keep()
+    assert len(looks) == 1
+    outside.keep()
+    assert len(looks) == 2, "all is looked at now and then, whatever shows"
+
+
+def folder_of(files, pool) -> Path:
+    return files.folder(files.static_name(pool.slices[0].id))
+
+
+CHANGES = {
+    "a CDI file is gone": lambda node, files, pool, allocator: (
+        node.paths.cdi_dir / cdi.file_name(cdi.SLICE_KIND)
+    ).unlink(),
+    "a CDI file says something else": lambda node, files, pool, allocator: (
+        node.paths.cdi_dir / cdi.file_name(cdi.GPU_KIND)
+    ).write_text("{}"),
+    "a folder is gone": lambda node, files, pool, allocator: files.remove(files.static_name(pool.slices[0].id)),
+    "a file is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "ld.so.preload").unlink(),
+    "limits were changed": lambda node, files, pool, allocator: layouts.rewrite_limits(
+        str(folder_of(files, pool) / "limits"),
+        {"allocation": "x", "devices": [{"uuid": pool.slices[0].uuid, "memory_bytes": 1, "sm_percent": 1}]},
+    ),
+    "the ledger was spoilt": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").write_bytes(
+        b"spoilt"
+    ),
+    "the ledger is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "rw/ledger").unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
+    outside, pool, allocator, files = made(node, splitCount=3)
+    outside.refresh()
+    # Times of files are those of the clock's ticks: a change within the tick of the last look would not show.
+    for path in (*node.paths.cdi_dir.rglob("*"), *node.paths.allocations.rglob("*"), node.paths.cdi_dir):
+        os.utime(path, (1, 1))
+    outside.refresh()
+    looks.clear()
+    wanted = specs(node)
+    limits = layouts.parse_limits((folder_of(files, pool) / "limits").read_bytes())
+    outside.keep()
+    assert not looks
+    CHANGES[change](node, files, pool, allocator)
+    outside.keep()
+    assert len(looks) == 1
+    assert specs(node) == wanted
+    folder = folder_of(files, pool)
+    found = layouts.parse_limits((folder / "limits").read_bytes())
+    assert found["devices"] == limits["devices"]
+    assert layouts.parse_ledger((folder / "rw/ledger").read_bytes())["devices"] == [pool.slices[0].uuid]
+    outside.keep()
+    assert len(looks) == 1, "and it is quiet again"
+
+
+def test_another_library_or_holder_is_seen(node, looks):
+    outside, pool, allocator, files = made(node, splitCount=3)
+    outside.refresh()
+    node.install_library("0.2.0-bbbbbbbbbbbb")
+    outside.keep()
+    (first, *_rest) = specs(node)["vgpu.fleet/slice"]["devices"]
+    assert "/0.2.0-bbbbbbbbbbbb/libvgpu.so" in str(first)
+    allocator.grant([pool.slices[0].id], KUBELET)
+    outside.keep()
+    assert layouts.parse_limits((folder_of(files, pool) / "limits").read_bytes())["deny"] is True
+    assert len(looks) == 3
+
+
+# ---- the library's folder
+
+
+def test_library_is_followed_wherever_current_leads(node):
+    """A link is read anew only where it leads elsewhere; each way in which it may is a row."""
+    _pool, allocator, _files = node.parts()
+    first = node.library_root / "0.1.0-aaaaaaaaaaaa"
+    current = node.library_root / "current"
+    first = allocator.library()
+    assert first == current.resolve() == allocator.library()
+    second = node.install_library("0.3.0-cccccccccccc")
+    assert allocator.library() == second.resolve()
+    # The folder itself gets another name, and the link too: the same inode, another path.
+    renamed = second.rename(node.library_root / "0.4.0-dddddddddddd")
+    current.unlink()
+    current.symlink_to(renamed.name)
+    assert allocator.library() == renamed.resolve()
+    # Another folder under the old name: the same path, another inode.
+    shutil.rmtree(renamed)
+    node.install_library(renamed.name)
+    assert allocator.library() == renamed.resolve()
+    (renamed / "libvgpu.so").unlink()
+    with pytest.raises(Exception, match=r"current/libvgpu\.so does not exist"):
+        allocator.library()
+
+
+# ---- the files of an allocation
+
+
+def test_limits_come_last_and_whole(node, monkeypatch):
+    """The arbiter and the watcher go by the limits; whoever looks in while they are made finds none, or all."""
+    pool, allocator, files = node.parts()
+    order = []
+    for name in ("open", "replace"):
+        whole = getattr(os, name)
+
+        def seen(path, *rest, whole=whole, **named):
+            order.append(Path(rest[0] if isinstance(rest[0], str) else path).name)
+            return whole(path, *rest, **named)
+
+        monkeypatch.setattr(f"vgpu_plugin.allocation_files.os.{name}", seen)
+    answer = allocator.grant([pool.slices[0].id], KUBELET)
+    uuid = pool.slices[0].uuid
+    made_first = ["ld.so.preload", f"gpu-{uuid}", "ledger", "tenant", "limits.new", "limits"]
+    assert [one for one in order if "allocations" not in one][: len(made_first)] == made_first
+    assert sorted(one.name for one in files.folder(answer.allocation).iterdir()) == sorted(
+        ["ld.so.preload", f"gpu-{uuid}", "limits", "rw"]
+    )
+
+
+def test_half_made_folder_of_a_killed_program_is_made_whole(node):
+    pool, allocator, files = node.parts()
+    answer = allocator.grant([pool.slices[0].id], KUBELET)
+    folder = files.folder(answer.allocation)
+    (folder / "limits").unlink()
+    (folder / "limits.new").write_bytes(b"half")
+    (folder / "rw/tenant").write_bytes(b"")
+    record = allocator.records.get(answer.allocation)
+    assert not files.is_whole(record)
+    files.make(record)
+    assert files.is_whole(record)
+    assert (folder / "rw/tenant").stat().st_size == layouts.TENANT_FILE_SIZE
+
+
+# ---- the head of a ledger
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"VGPULED1",
+        layouts.pack_ledger(["GPU-1"])[:-1],
+        b"X" + layouts.pack_ledger(["GPU-1"])[1:],
+        layouts.pack_ledger(["GPU-1", "GPU-2"]),
+        layouts.pack_ledger(["GPU-1"]) + b"more",
+    ],
+)
+def test_head_says_what_the_whole_ledger_says(tmp_path, data):
+    path = tmp_path / "ledger"
+    path.write_bytes(data)
+    try:
+        expected = layouts.parse_ledger(data)["devices"]
+    except layouts.LayoutError as fault:
+        with pytest.raises(layouts.LayoutError) as found:
+            layouts.ledger_devices(str(path))
+        assert str(found.value) == str(fault)
+    else:
+        assert layouts.ledger_devices(str(path)) == expected
+
+
+# ---- the driver and the watcher
+
+
+def test_numa_nodes_are_read_once_until_the_driver_is_opened_anew(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(gpus, "numa_node", lambda _root, pci: read.append(pci) or 1)
+    one = Nvml.__new__(Nvml)
+    one._numa, one._sys_root, one._events = {}, tmp_path, None
+    assert [one._numa_node("a"), one._numa_node("a"), one._numa_node("b")] == [1, 1, 1]
+    assert read == ["a", "b"]
+    monkeypatch.setattr(one, "close", lambda: None)
+    monkeypatch.setattr(one, "_open", lambda: None)
+    one.reopen()
+    one._numa_node("a")
+    assert read == ["a", "b", "a"]
+
+
+class Source:
+    def __init__(self) -> None:
+        self.on: dict[str, dict[int, int | None]] = {}
+        self.asked: list[str] = []
+
+    def processes(self, uuid):
+        self.asked.append(uuid)
+        return self.on.get(uuid, {})
+
+
+def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
+    pool, allocator, files = node.parts()
+    allocator.grant([pool.slices[0].id], KUBELET)
+    mounts = []
+    source = Source()
+    uuids = [gpu.uuid for gpu in node.gpus]
+    one = watch.Watch(source, files, lambda: uuids, dict, device=lambda path: mounts.append(path) or "")
+    one.look()
+    assert (source.asked, mounts) == (uuids, [])
+    source.on = {uuid: {1: 1} for uuid in uuids}
+    one.look()
+    assert len(mounts) == 1, "and once a look, however many GPUs are busy"
+
+
+def test_gpus_that_the_library_shares_change_with_the_pool(node):
+    pool, _allocator, _files = node.parts()
+    uuids = tuple(gpu.uuid for gpu in node.gpus)
+    assert pool.shape().limited == uuids
+    pool.update(node.gpus[:1], [one for one in pool.slices if one.uuid == uuids[0]], frozenset())
+    assert pool.shape().limited == uuids[:1]
+    until(lambda: pool.shape() is pool.shape(), "one shape")
