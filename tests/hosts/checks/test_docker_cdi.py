@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`docker run --device vgpu.fleet/slice=…` on a host that `site.yml` made: a real dockerd that knows CDI (25 and later),
+the files that the device plugin wrote, and no Kubernetes in between. Limits are read from inside, by the probe."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import INVENTORY, ROOT, Node, environment, play_command
+from simhosts.hardware import IMAGE_NAME
+from simhosts.podman import podman
+
+HOST = "gpu-v100-1"
+MIB = 1 << 20
+FIRST_WITH_CDI = 25
+# docker 25 to 28.1 are told; later ones know it by themselves.
+CDI = {"container_runtime_docker_extra": {"features": {"cdi": True}}, "container_runtime_restart": "always"}
+# What the simulated driver needs of its host, as a real one needs the kernel; and the program that measures.
+NEEDED = ("/etc/gpusim:/etc/gpusim:ro", "/dev/shm/gpusim.state:/dev/shm/gpusim.state")
+PROBE = "/usr/local/lib/vgpu/current/vgpu-probe"
+
+
+def site(**variables: object) -> None:
+    command = [*play_command("site.yml", INVENTORY), "--limit", HOST, "--extra-vars", json.dumps(variables)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def node(nodes: dict[str, Node]) -> Node:
+    node = nodes[HOST]
+    site()
+    version = node.run("docker", "version", "--format", "{{.Server.Version}}").strip()
+    if int(version.partition(".")[0]) < FIRST_WITH_CDI:
+        pytest.skip(f"docker {version} knows no CDI devices; a host of Debian 13 has one that does")
+    return node
+
+
+@pytest.fixture(scope="module")
+def told(node: Node) -> Node:
+    """The same host after docker was told to take CDI devices."""
+    site(**CDI)
+    return node
+
+
+def docker(node: Node, device: str, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    words = ["podman", "exec", node.container, "docker", "run", "--network=none", *options]
+    words += [word for mount in (*NEEDED, f"{PROBE}:{PROBE}:ro") for word in ("--volume", mount)]
+    words += ["--device", device] if device else []
+    return subprocess.run([*words, IMAGE_NAME, *command], capture_output=True, text=True, timeout=120, check=False)
+
+
+def measured(node: Node, device: str, checks: str) -> dict:
+    done = docker(node, device, PROBE, "--json", "--checks", checks, options=("--rm",))
+    assert done.stdout.startswith("{"), done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def slices(node: Node) -> list[dict]:
+    return node.json("vgpuctl", "slices", "--json")["slices"]
+
+
+def until(what: Callable[[], bool], about: str) -> None:
+    limit = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < limit, f"never came: {about}"
+        time.sleep(0.5)
+
+
+def test_docker_that_was_not_told_refuses_the_device(node: Node) -> None:
+    """The control: without the feature no container is started, rather than one without a limit."""
+    one = slices(node)[-1]["id"]
+    refused = docker(node, f"vgpu.fleet/slice={one}", "true", options=("--rm",))
+    assert refused.returncode == 125
+    assert "cdi" in refused.stderr.lower()
+
+
+def test_container_in_a_slice_is_limited(told: Node) -> None:
+    one = slices(told)[-1]
+    report = measured(told, f"vgpu.fleet/slice={one['id']}", "totals,limit-exact")
+    (gpu,) = report["devices"]
+    assert (gpu["total_cuda"], gpu["total_nvml"]) == (one["memory_mib"] * MIB, one["memory_mib"] * MIB)
+    assert {check["name"]: check["verdict"] for check in report["checks"]} == {"totals": "held", "limit-exact": "held"}
+
+
+def test_whole_gpu_is_not_limited(told: Node) -> None:
+    gpu = told.json("vgpuctl", "status", "--json")["gpus"][-1]
+    report = measured(told, f"vgpu.fleet/gpu={gpu['uuid']}", "totals")
+    assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
+
+
+def test_container_that_asks_for_nothing_finds_no_driver(told: Node) -> None:
+    report = measured(told, "", "totals")
+    assert report["devices"] == []
+    assert "libcuda.so.1: cannot open" in report["checks"][0]["detail"]
+
+
+@pytest.fixture
+def tenant(told: Node, tmp_path: Path) -> Iterator[str]:
+    """A container that holds all memory of a slice; gives the slice's id."""
+    one = slices(told)[-1]["id"]
+    subprocess.run(["cc", "-std=c11", "-O1", "-o", tmp_path / "fill", Path(__file__).with_name("fill.c")], check=True)
+    podman("cp", str(tmp_path / "fill"), f"{told.container}:/root/fill")
+    # It holds what it has until its input ends, and a detached container's stays open.
+    options = ("--detach", "--interactive", "--name", "vgpu-tenant", "--volume", "/root/fill:/fill:ro")
+    started = docker(told, f"vgpu.fleet/slice={one}", "/fill", options=options)
+    assert started.returncode == 0, started.stderr
+    yield one
+    told.run("docker", "rm", "--force", "vgpu-tenant", check=False)
+    told.run("rm", "--force", "/root/fill")
+
+
+def test_kubelet_is_not_offered_what_docker_runs(told: Node, tenant: str) -> None:
+    def health() -> str:
+        return next(one["health"] for one in slices(told) if one["id"] == tenant)
+
+    until(lambda: health() == "Unhealthy", "the slice to be withdrawn")
+    told.run("docker", "rm", "--force", "vgpu-tenant")
+    until(lambda: health() == "Healthy", "the slice to come back")
+
+
+def test_second_run_changes_nothing(told: Node) -> None:
+    command = [*play_command("site.yml", INVENTORY), "--limit", HOST, "--extra-vars", json.dumps(CDI)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "changed=0 " in done.stdout.splitlines()[-2]) == (0, True), done.stdout[-2000:]
