@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docker run --device vgpu.fleet/slice=…` on a host that `site.yml` made: a real dockerd that knows CDI (25 and later),
+"""`docker run --device vgpu.fleet/slice=…` on a host that `site.yml` made: a real dockerd that knows CDI (from 25 on),
 the files that the device plugin wrote, and no Kubernetes in between. Limits are read from inside, by the probe."""
 
 from __future__ import annotations
