@@ -13,6 +13,7 @@ from vgpu_plugin import ctl
 from vgpu_plugin import settings as node_settings
 from vgpu_plugin._shared import layouts
 from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.registrations import Registrations
 
 from .conftest import FakeGpus
 from .samples import node_yaml, until
@@ -157,3 +158,22 @@ def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kube
     monkeypatch.setattr(node_settings, "load", replaced)
     running(Daemon(node.paths, lambda: source, node.mounter))
     until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")
+
+
+def test_nothing_is_registered_after_the_end():
+    """A look at the configuration may still be under way while the program ends."""
+    made = []
+
+    class One:
+        def run(self):
+            made.append("ran")
+
+        def stop(self):
+            made.append("stopped")
+
+    registrations = Registrations(lambda resource: One())
+    registrations.bring_in_line(["nvidia.com/gpu"])
+    registrations.stop()
+    registrations.bring_in_line(["nvidia.com/gpu", "nvidia.com/gpu.light"])
+    assert made == ["ran", "stopped"]
+    assert registrations.state() == (False, "")

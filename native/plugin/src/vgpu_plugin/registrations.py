@@ -21,10 +21,15 @@ class Registrations:
         self._make = make
         self._lock = threading.Lock()
         self._running: dict[str, tuple[Registration, threading.Thread]] = {}
+        self._stopped = False
 
     def bring_in_line(self, resources: Sequence[str]) -> None:
-        """Starts what is new before it ends what is gone, so that no pod finds neither."""
+        """Starts what is new before it ends what is gone, so that no pod finds neither. Nothing after ``stop``: a change
+        that is taken over while the program ends must not bring a registration back that nobody stops.
+        """
         with self._lock:
+            if self._stopped:
+                return
             for resource in resources:
                 if resource not in self._running:
                     one = self._make(resource)
@@ -56,6 +61,7 @@ class Registrations:
 
     def stop(self) -> None:
         with self._lock:
+            self._stopped = True
             running, self._running = list(self._running.values()), {}
         for one, _thread in running:
             one.stop()
