@@ -24,8 +24,8 @@ class Registrations:
         self._stopped = False
 
     def bring_in_line(self, resources: Sequence[str]) -> None:
-        """Starts what is new before it ends what is gone, so that no pod finds neither. Nothing after ``stop``: a change
-        that is taken over while the program ends must not bring a registration back that nobody stops.
+        """Starts what is new before it ends what is gone, so that no pod finds neither. Nothing after ``stop``: a
+        change that is taken over while the program ends must not bring a registration back that nobody stops.
         """
         with self._lock:
             if self._stopped:
