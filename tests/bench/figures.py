@@ -41,6 +41,7 @@ FIGURES = {
         "≤ 60 instructions (20 ns; 25 where a clock costs 14), nothing locked",
         "319 instructions, 31 ns",
     ),
+    "turns": Figure("launches of two kernels in turns, SM limit in force", "as those of one kernel", "not measured"),
     "pair": Figure(
         "cuMemAlloc + cuMemFree over the bare pair",
         "≤ 300 instructions (100 ns), no system call",

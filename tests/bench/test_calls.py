@@ -133,6 +133,25 @@ def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
     )
 
 
+def test_launches_of_two_kernels_in_turns(bench: Bench, sizes: dict, row) -> None:
+    """Kernels of one grid, whose handles lie near each other, keep what each costs: else every launch of one makes the
+    other a stranger, that is measured by itself. So a launch in the middle goes into the driver but once."""
+    bench.write_limits(sm_percent=90, core_policy="force")
+    ours, theirs = (
+        [int(median(column)) for column in zip(*bench.run("steps", library, "link", "turns", sizes["calls"], 0))]
+        for library in (LIBRARY, bench.naive)
+    )
+    row(
+        "turns",
+        "one call of the driver, nothing locked",
+        lambda one: one[4] == 1 and one[2] == 0,
+        ours,
+        f"{ours[4]} calls of the driver, {ours[2]} locked",
+        theirs,
+        f"{theirs[4]} calls of the driver, {theirs[2]} locked",
+    )
+
+
 def test_the_pair_is_flat_beside_other_processes(bench: Bench, sizes: dict, row) -> None:
     counts = [0, 10, 100, *([1000] if sizes["others"] >= 1000 else [])]
     found, naive = {}, {}

@@ -2,44 +2,51 @@
 /* What kernels take, and what a finished segment is charged. Pure: see pace.h. */
 #include "pace.h"
 
+#define LEAST_NS 200u
 #define STREAK 8u /* so many segments in a row far over the prediction: the kernels have become slower, not the neighbours */
 
-unsigned cost_find(struct costs *costs, uint64_t key, uint64_t *ns, bool *known)
+static uint64_t entry_of(uint32_t key, double ns)
 {
-    unsigned index = cost_index(key);
-    struct cost *cost = &costs->entry[index];
-    if (atomic_load_explicit(&cost->key, memory_order_relaxed) != key) {
-        atomic_store_explicit(&cost->seen, 0, memory_order_relaxed);
-        atomic_store_explicit(&cost->ns, (uint32_t)COST_UNKNOWN_NS, memory_order_relaxed);
-        atomic_store_explicit(&cost->key, key, memory_order_relaxed);
+    uint32_t whole = ns < LEAST_NS ? LEAST_NS : ns < UINT32_MAX ? (uint32_t)(ns + 0.5) : UINT32_MAX;
+    return key | (uint64_t)whole << 32;
+}
+
+unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known)
+{
+    unsigned index = (unsigned)cost_index(key);
+    uint64_t entry = atomic_load_explicit(&costs->entry[index], memory_order_relaxed);
+    if ((uint32_t)entry != key) {
+        entry = entry_of(key, COST_UNKNOWN_NS);
+        atomic_store_explicit(&costs->seen[index], 0, memory_order_relaxed);
+        atomic_store_explicit(&costs->entry[index], entry, memory_order_relaxed);
     }
-    *ns = atomic_load_explicit(&cost->ns, memory_order_relaxed);
-    *known = atomic_load_explicit(&cost->seen, memory_order_relaxed) != 0;
+    *ns = entry >> 32;
+    *known = atomic_load_explicit(&costs->seen[index], memory_order_relaxed) != 0;
     return index;
 }
 
 static void learn(struct costs *costs, const struct segment *segment, uint64_t took, double gain)
 {
-    if (segment->count == 1) {
-        struct cost *cost = &costs->entry[segment->items[0]];
-        uint32_t seen = atomic_load_explicit(&cost->seen, memory_order_relaxed);
-        double old = atomic_load_explicit(&cost->ns, memory_order_relaxed), fresh = took < UINT32_MAX ? (double)took : UINT32_MAX;
-        double next = seen ? old + gain * (fresh - old) : fresh;
-        atomic_store_explicit(&cost->ns, (uint32_t)(next < 200 ? 200 : next), memory_order_relaxed);
-        atomic_store_explicit(&cost->seen, seen < 1000 ? seen + 1 : seen, memory_order_relaxed);
-        return;
-    }
     /* Of several launches only the sum is known: each is corrected by the same ratio. The costs of now count, not those of
      * the launch: segments that were under way together would correct the same error again and again. */
     double sum = 0;
-    for (uint32_t i = 0; i < segment->count; i++)
-        sum += atomic_load_explicit(&costs->entry[segment->items[i]].ns, memory_order_relaxed);
-    double step = 1.0 + gain / segment->count * ((double)took / (sum > 1 ? sum : 1) - 1.0);
-    for (uint32_t i = 0; i < segment->count; i++) {
-        struct cost *cost = &costs->entry[segment->items[i]];
-        double next = atomic_load_explicit(&cost->ns, memory_order_relaxed) * step;
-        next = next < 200 ? 200 : next > UINT32_MAX ? UINT32_MAX : next;
-        atomic_store_explicit(&cost->ns, (uint32_t)(next + 0.5), memory_order_relaxed);
+    for (uint64_t i = 0; i < segment->count; i++)
+        sum += (double)(atomic_load_explicit(&costs->entry[segment->items[i]], memory_order_relaxed) >> 32);
+    double step = 1.0 + gain / (double)segment->count * ((double)took / (sum > 1 ? sum : 1) - 1.0);
+    for (uint64_t i = 0; i < segment->count; i++) {
+        _Atomic uint64_t *entry = &costs->entry[segment->items[i]];
+        uint64_t old = atomic_load_explicit(entry, memory_order_relaxed);
+        double next = (double)(old >> 32) * step;
+        if (segment->count == 1) {
+            _Atomic uint32_t *times = &costs->seen[segment->items[i]];
+            uint32_t seen = atomic_load_explicit(times, memory_order_relaxed);
+            if (!seen)
+                next = (double)took;
+            atomic_store_explicit(times, seen < 1000 ? seen + 1 : seen, memory_order_relaxed);
+        }
+        /* A key that came between keeps its place. */
+        atomic_compare_exchange_strong_explicit(entry, &old, entry_of((uint32_t)old, next), memory_order_relaxed,
+                                                memory_order_relaxed);
     }
 }
 

@@ -8,14 +8,6 @@
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 
-/* The key of a kernel's cost: its function and the parts of its shape that vary most (every instruction counts here). Two
- * that collide are taken for one, and settled by what they took all the same. */
-static inline uint64_t mix(const void *function, unsigned gx, unsigned gy)
-{
-    unsigned shape = gx * 0x2c1b3c6du + gy * 0x297a2d39u;
-    return (uint64_t)(uintptr_t)function ^ (uint64_t)shape << 32;
-}
-
 /* The thread's device has no limit, and the limits file has not changed since that was seen. */
 static inline bool off(void)
 {
@@ -23,32 +15,30 @@ static inline bool off(void)
 }
 
 /* True: the launch is counted and may go. In the order that keeps the least at hand at any time. */
-static inline bool fast(uint64_t key, uintptr_t stream)
+static inline bool fast(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
-    uint32_t ticks = limiter_ticks();
-    if (ticks - thread->ticks > thread->gap)
-        return false;
-    thread->ticks = ticks;
     struct flow *flow = thread->current;
     if (thread->ready != atomic_load_explicit(&vgpu_launch_epoch, memory_order_relaxed) || flow->stream != stream)
         return false;
     uint64_t item = cost_index(key);
-    const struct cost *cost = &vgpu_costs.entry[item];
-    if (atomic_load_explicit(&cost->key, memory_order_relaxed) != key)
+    __asm__("" : "+r"(item));
+    uint64_t cost = atomic_load_explicit(&vgpu_costs.entry[item], memory_order_relaxed);
+    if ((uint32_t)cost != key)
         return false;
-    uint64_t sum = flow->segment.predicted + atomic_load_explicit(&cost->ns, memory_order_relaxed);
-    uint32_t count = flow->segment.count;
-    if (sum >= SEGMENT_NS || count >= SEGMENT_LAUNCHES) /* a flow at rest is full */
+    uint64_t count = flow->segment.count, ns = cost >> 32;
+    flow->segment.items[count] = (uint16_t)item; /* of no account until `count` says so */
+    if (!segment_looks(count, ns))
+        limiter_unlooked(thread);
+    else if (flow->segment.predicted + ns >= SEGMENT_NS || count >= SEGMENT_LAUNCHES || !limiter_looked(thread, limiter_ticks())) /* a flow at rest is full */
         return false;
-    flow->segment.predicted = sum;
-    flow->segment.items[count] = (uint16_t)item;
-    flow->segment.count = count + 1;
+    flow->segment.predicted += ns;
+    flow->segment.count++;
     return true;
 }
 
 /* The same for a thread that goes from one of its streams to another. */
-static bool fast_other(uint64_t key, uintptr_t stream)
+static bool fast_other(uint32_t key, uintptr_t stream)
 {
     struct thread_state *thread = &vgpu_thread;
     struct flow *flow = &thread->flow[flow_index(stream)];
@@ -91,7 +81,7 @@ static bool there(enum function function, CUresult *status)
     }
 
 #define SHAPE unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz
-#define KERNEL_KEY mix(function, gx, gy)
+#define KERNEL_KEY cost_key(function, gx, gy)
 
 /*
  * The hot ones. A compiler that is told all eleven parameters moves those on the stack to the same place again before it
@@ -151,7 +141,7 @@ KERNEL(cuLaunchKernel_ptsz, WITH_EXTRA, (function, gx, gy, gz, bx, by, bz, share
 KERNEL(cuLaunchCooperativeKernel, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), false)
 KERNEL(cuLaunchCooperativeKernel_ptsz, WITHOUT_EXTRA, (function, gx, gy, gz, bx, by, bz, shared, stream, parameters), true)
 
-#define CONFIG_KEY mix(function, config->gridDimX, config->gridDimY)
+#define CONFIG_KEY cost_key(function, config->gridDimX, config->gridDimY)
 /* The driver's own error for a call without a configuration. */
 static const CUlaunchConfig no_config;
 #define EX(symbol, per_thread) \
@@ -189,7 +179,7 @@ EX(cuLaunchKernelEx_ptsz, true)
             return status; \
         if (off()) \
             return graph_memory_run(exec, stream, REAL(symbol)); \
-        limiter_before(&ticket, mix(exec, 0, 0), stream, per_thread); \
+        limiter_before(&ticket, cost_key(exec, 0, 0), stream, per_thread); \
         status = graph_memory_run(exec, stream, REAL(symbol)); \
         limiter_after(&ticket, status); \
         return status; \
@@ -199,11 +189,11 @@ GRAPH(cuGraphLaunch, false)
 GRAPH(cuGraphLaunch_ptsz, true)
 
 /* The calls of before CUDA 4. The shape is kept in the function, so the function and the grid are all that is known. */
-LAUNCH(cuLaunch, (CUfunction function), (function), mix(function, 1, 1), CU_STREAM_LEGACY, false)
+LAUNCH(cuLaunch, (CUfunction function), (function), cost_key(function, 1, 1), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGrid, (CUfunction function, int width, int height), (function, width, height),
-       mix(function, (unsigned)width, (unsigned)height), CU_STREAM_LEGACY, false)
+       cost_key(function, (unsigned)width, (unsigned)height), CU_STREAM_LEGACY, false)
 LAUNCH(cuLaunchGridAsync, (CUfunction function, int width, int height, CUstream stream), (function, width, height, stream),
-       mix(function, (unsigned)width, (unsigned)height), stream, false)
+       cost_key(function, (unsigned)width, (unsigned)height), stream, false)
 
 /* One kernel on several devices: the current device's part stands for all of them; every part waits for it. */
 EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned int count, unsigned int flags)
@@ -223,7 +213,7 @@ EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, u
             limiter_forget_thread();
         const CUDA_LAUNCH_PARAMS *one = &list[0];
         limiter_before(&ticket,
-                       mix(one->function, one->gridDimX, one->gridDimY),
+                       cost_key(one->function, one->gridDimX, one->gridDimY),
                        one->hStream, false);
     }
     status = REAL(cuLaunchCooperativeKernelMultiDevice)(list, count, flags);

@@ -51,7 +51,7 @@ static void calibrate(struct thread_state *thread, uint32_t ticks, uint64_t now)
             atomic_store_explicit(&calibrated, true, memory_order_relaxed);
         }
     }
-    thread->gap = atomic_load_explicit(&gap_ticks, memory_order_relaxed);
+    limiter_set_gap(thread, atomic_load_explicit(&gap_ticks, memory_order_relaxed));
 }
 
 /* --- segments ------------------------------------------------------------------------------------------ */
@@ -269,7 +269,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
     }
 }
 
-void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool per_thread)
+void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool per_thread)
 {
     struct thread_state *thread = &vgpu_thread;
     enum control control = vgpu_enter();
@@ -296,7 +296,7 @@ void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool p
     struct flow *flow = flow_of(thread, flow_stream(stream, per_thread));
     unsigned item = cost_find(&vgpu_costs, key, &cost, &known);
     calibrate(thread, ticks, now);
-    bool gap = ticks - thread->ticks > thread->gap;
+    bool gap = ticks - thread->ticks > thread->window;
     /* After a pause its end would be marked too late: what the host did meanwhile is not the GPU's work. */
     if (flow->segment.count && gap)
         drop(thread, flow, now);
@@ -325,7 +325,7 @@ void limiter_after(struct ticket *ticket, CUresult status)
     struct flow *flow = ticket->flow;
     if (!flow)
         return;
-    thread->ticks = limiter_ticks();
+    thread->ticks = limiter_ticks() - thread->behind;
     if (status != CUDA_SUCCESS) {
         drop(thread, flow, limiter_now());
         return;

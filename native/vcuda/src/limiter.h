@@ -52,8 +52,9 @@ struct flow {
 struct thread_state {
     uint32_t off;    /* sequence of the limits file | 1 for which this thread's device has no limit */
     uint32_t ready;  /* equals vgpu_launch_epoch while what follows is true of the current context */
-    uint32_t ticks;  /* of the last launch */
-    uint32_t gap;    /* so many ticks without a launch: the stream may have run dry */
+    uint32_t ticks;  /* `behind` before the clock was last read for a launch, and a gap later for each launch since */
+    uint32_t gap;    /* launches so many ticks apart: the stream may have run dry */
+    uint32_t behind, window; /* so many gaps that what all flows are granted fits; a gap more */
     struct flow *current; /* of the last launch */
     struct limited *limited;
     CUcontext context;
@@ -87,6 +88,32 @@ static inline uint32_t limiter_ticks(void)
 #endif
 }
 
+/* The clock is not read before each launch (segment_looks): one that goes unlooked is granted a gap. */
+#define LIMITER_GRANTS (FLOWS * (SEGMENT_LOOK_LAUNCHES - 1))
+static inline void limiter_set_gap(struct thread_state *thread, uint32_t gap)
+{
+    thread->gap = gap;
+    thread->behind = LIMITER_GRANTS * gap;
+    thread->window = thread->behind + gap;
+}
+
+static inline void limiter_unlooked(struct thread_state *thread)
+{
+    thread->ticks += thread->gap;
+}
+
+/* It is read now. False: the launches since it was last read were further apart than a gap. */
+static inline bool limiter_looked(struct thread_state *thread, uint32_t ticks)
+{
+    uint32_t passed = ticks - thread->ticks;
+    if (passed > thread->window)
+        return false;
+    passed -= thread->behind;
+    __asm__("" : "+r"(passed) : : "memory"); /* to keep what memory has as well takes registers, and pushes for them */
+    thread->ticks += passed;
+    return true;
+}
+
 /* The stream as the program names it. The same name is another stream where default streams are per thread. */
 #define FLOW_PER_THREAD ((uintptr_t)1 << (sizeof(uintptr_t) * 8 - 1))
 static inline uintptr_t flow_stream(CUstream stream, bool per_thread)
@@ -106,7 +133,7 @@ struct ticket {
     uint64_t ns;
     bool fence_after;
 };
-void limiter_before(struct ticket *ticket, uint64_t key, CUstream stream, bool per_thread);
+void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool per_thread);
 void limiter_after(struct ticket *ticket, CUresult status);
 /* The thread's current context has changed, or may have. */
 void limiter_forget_thread(void);

@@ -70,20 +70,23 @@ uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, c
 #define COST_ENTRIES (1u << COST_BITS)
 #define COST_UNKNOWN_NS (2 * MS) /* what a kernel is taken for that was never measured: few of them are queued at once */
 
-struct cost {
-    _Atomic uint64_t key;
-    _Atomic uint32_t ns;
-    _Atomic uint32_t seen;
-};
 struct costs {
-    struct cost entry[COST_ENTRIES];
+    _Atomic uint64_t entry[COST_ENTRIES]; /* the key below, the nanoseconds above: a launch reads both at once */
+    _Atomic uint32_t seen[COST_ENTRIES];
 };
-static inline unsigned cost_index(uint64_t key)
+/* The key of a kernel's cost: its function and the parts of its shape that vary most (every instruction counts here). Two
+ * that collide are taken for one, and settled by what they took all the same. */
+static inline uint32_t cost_key(const void *function, unsigned gx, unsigned gy)
 {
-    return (unsigned)((key * 0x61c88647u) >> (64 - COST_BITS)); /* a constant that fits into the instruction */
+    return (uint32_t)(uintptr_t)function ^ (gx * 0x2c1b3c6du + gy * 0x297a2d39u);
+}
+/* Drivers give functions that lie near each other: keys that differ in a few low bits must not meet. */
+static inline uint64_t cost_index(uint32_t key)
+{
+    return key * 0xc2b2ae35u >> (32 - COST_BITS);
 }
 /* The entry of a key, made new if another key had it. *known: it has been measured. */
-unsigned cost_find(struct costs *costs, uint64_t key, uint64_t *ns, bool *known);
+unsigned cost_find(struct costs *costs, uint32_t key, uint64_t *ns, bool *known);
 
 /* --- segments ---------------------------------------------------------------------------------------- */
 
@@ -92,12 +95,23 @@ unsigned cost_find(struct costs *costs, uint64_t key, uint64_t *ns, bool *known)
 
 struct segment {
     uint64_t predicted;
-    uint32_t count;
+    uint64_t count;
     bool known;     /* all its launches had been measured before */
     bool begun;     /* it has a begin event of its own: no time of the host before it is in it */
     uint64_t exclusive_ns; /* from its begin on nobody else runs for so long, by the arbiter's word; 0: not known */
-    uint16_t items[SEGMENT_LAUNCHES];
+    uint16_t items[SEGMENT_LAUNCHES + 1]; /* one more, for the launch that finds it full */
 };
+/*
+ * Is the clock to be looked at before this launch? A reading costs several times as much as all else of a launch, so one of
+ * four launches of short kernels pays for it: after a pause that nobody has seen, no more than 15 microseconds of work go
+ * unasked. What looks also bounds the segment.
+ */
+#define SEGMENT_LOOK_NS (5 * US)
+#define SEGMENT_LOOK_LAUNCHES 4u
+static inline bool segment_looks(uint64_t count, uint64_t cost)
+{
+    return count % SEGMENT_LOOK_LAUNCHES == 0 || cost >= SEGMENT_LOOK_NS;
+}
 static inline void segment_start(struct segment *segment)
 {
     segment->predicted = 0;

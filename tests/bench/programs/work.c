@@ -11,7 +11,8 @@ CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, c
 nvmlReturn_t nvmlInit_v2(void);
 
 /* One microsecond a kernel: what is queued has mostly run when the next is launched. */
-static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel quick 1\n";
+static const char image[] = ".version 7.0\n.target sm_50\n.address_size 64\n"
+                            "// .gpusim kernel quick 1\n// .gpusim kernel other 1\n";
 
 bool work_route(struct work *work, const char *route)
 {
@@ -67,6 +68,7 @@ static bool kernel(struct work *work)
 {
     CUmodule module;
     return work->kernel || (work->driver.cuModuleLoadData(&module, image) == CUDA_SUCCESS &&
+                            work->driver.cuModuleGetFunction(&work->other, module, "other") == CUDA_SUCCESS &&
                             work->driver.cuModuleGetFunction(&work->kernel, module, "quick") == CUDA_SUCCESS);
 }
 
@@ -76,6 +78,12 @@ bool work_before(struct work *work, const char *call)
         return work->driver.cuMemAlloc_v2(&work->held, 4096) == CUDA_SUCCESS;
     if (strcmp(call, "launch") == 0)
         return kernel(work);
+    if (strcmp(call, "turns") == 0) {
+        CUfunction last = work->kernel;
+        work->kernel = work->other;
+        work->other = last;
+        return kernel(work);
+    }
     return true;
 }
 
@@ -89,6 +97,7 @@ bool work_call(struct work *work, const char *call)
     case 'f':
         return work->driver.cuMemFree_v2(work->held) == CUDA_SUCCESS;
     case 'l':
+    case 't':
         return work->driver.cuLaunchKernel(work->kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) == CUDA_SUCCESS;
     case 'i':
         return work->driver.cuMemGetInfo_v2(&free_bytes, &total) == CUDA_SUCCESS;

@@ -32,7 +32,7 @@ struct driver {
 
 struct work {
     struct driver driver;
-    CUfunction kernel;
+    CUfunction kernel, other;
     CUdeviceptr held; /* by "alloc", for the next "free" */
 };
 
@@ -47,7 +47,8 @@ bool work_start(struct work *work, int device);
 bool work_nvml(void);
 /* Blocks that stay, so that a table of them is as full as asked. */
 bool work_fill(struct work *work, unsigned long blocks);
-/* One call of: pair (allocate and free), free, launch, info, nothing. false: the driver refused. */
+/* One call of: pair (allocate and free), free, launch, turns (launches of two kernels, one after the other), info,
+ * nothing. false: the driver refused. */
 bool work_before(struct work *work, const char *call); /* what the call needs and is not measured */
 bool work_call(struct work *work, const char *call);
 

@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a launch does before it goes, with the library's own inline functions and without a driver or a clock.
+ *   costs entries BASE STEP COUNT GX GY  in how many entries of the table of costs so many functions lie
+ *   costs looks NS...                    for each launch of a segment of kernels that take so long: is the clock looked at?
+ *   costs pauses GAP TICKS...            launches at these readings after one at BEGAN; "-": one that nobody looks for.
+ *                                        For each that is looked for: 1 there was no pause, 0 there was
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "limiter.h"
+
+#define BEGAN 0xffff0000u /* the counter wraps soon after */
+
+static unsigned entries(char **word)
+{
+    static bool taken[COST_ENTRIES];
+    uintptr_t function = strtoull(word[0], NULL, 0), step = strtoull(word[1], NULL, 0);
+    unsigned found = 0;
+    for (unsigned i = 0, count = (unsigned)atoi(word[2]); i < count; i++, function += step) {
+        uint64_t item = cost_index(cost_key((const void *)function, (unsigned)atoi(word[3]), (unsigned)atoi(word[4])));
+        found += !taken[item];
+        taken[item] = true;
+    }
+    return found;
+}
+
+int main(int argc, char **argv)
+{
+    static struct thread_state thread;
+    if (argc == 7 && !strcmp(argv[1], "entries"))
+        printf("%u\n", entries(argv + 2));
+    else if (argc > 2 && !strcmp(argv[1], "looks"))
+        for (int i = 2; i < argc; i++)
+            printf("%d\n", segment_looks((uint64_t)i - 2, strtoull(argv[i], NULL, 0)));
+    else if (argc > 3 && !strcmp(argv[1], "pauses")) {
+        limiter_set_gap(&thread, (uint32_t)strtoul(argv[2], NULL, 0));
+        thread.ticks = BEGAN - thread.behind;
+        for (int i = 3; i < argc; i++)
+            if (!strcmp(argv[i], "-"))
+                limiter_unlooked(&thread);
+            else
+                printf("%d\n", limiter_looked(&thread, BEGAN + (uint32_t)strtoul(argv[i], NULL, 0)));
+    } else
+        return 2;
+    return 0;
+}

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a launch within budget looks at: its kernel's entry among the costs, and now and then the clock."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import compile_program
+
+
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory):
+    program: Path = compile_program(tmp_path_factory.mktemp("costs"), "costs", "costs.c")
+
+    def run(*words: object) -> list:
+        done = subprocess.run([program, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
+        return [int(line) for line in done.stdout.split()]
+
+    return run
+
+
+# Of 200 keys thrown at random into 4096 entries some five meet another.
+@pytest.mark.parametrize("base", [0x55D1C0A01000, 0x7F3A00000010, 0x1000])
+@pytest.mark.parametrize("step", [0x10, 0x40, 0xC0, 0x200, 0x240, 0x1000, 0x4010, 0x10000])
+@pytest.mark.parametrize("shape", [(1, 1), (132, 1), (4096, 64)])
+def test_functions_that_lie_near_each_other_have_entries_of_their_own(
+    costs, base: int, step: int, shape: tuple
+) -> None:
+    assert costs("entries", base, step, 200, *shape)[0] >= 180
+
+
+def test_a_function_has_an_entry_for_each_grid(costs) -> None:
+    keys = [costs("entries", 0x55D1C0A01000, 0, 1, x, y)[0] for x, y in ((1, 1), (2, 1))]
+    assert keys == [1, 1]
+    assert costs("entries", 0x55D1C0A01000, 0, 200, 7, 7) == [1], "one kernel, one entry"
+
+
+LOOKS = [
+    ([1000] * 9, [1, 0, 0, 0, 1, 0, 0, 0, 1]),
+    ([4999] * 5, [1, 0, 0, 0, 1]),
+    ([5000] * 5, [1, 1, 1, 1, 1]),
+    ([200, 200, 2_000_000, 200, 200], [1, 0, 1, 0, 1]),
+]
+
+
+@pytest.mark.parametrize(("kernels", "looks"), LOOKS)
+def test_the_clock_is_looked_at_before_long_kernels_and_one_in_four(costs, kernels: list, looks: list) -> None:
+    assert costs("looks", *kernels) == looks
+
+
+def test_little_work_goes_without_a_look(costs) -> None:
+    """What README.md says goes unasked after a pause: 15 microseconds."""
+    for took in (200, 1000, 4999, 5000, 60_000):
+        unasked = most = 0
+        for looked in costs("looks", *[took] * 64):
+            unasked = 0 if looked else unasked + took
+            most = max(most, unasked)
+        assert most <= 15_000
+
+
+GAP = 46_000
+PAUSES = [
+    ("at once", [0], [1]),
+    ("a gap later", [GAP], [1]),
+    ("more than a gap later", [GAP + 1], [0]),
+    ("three unlooked, a gap each", ["-", "-", "-", 4 * GAP], [1]),
+    ("three unlooked, and a pause", ["-", "-", "-", 4 * GAP + 1], [0]),
+    ("what was granted is used up by the next look", ["-", "-", "-", 10, 10 + GAP + 1], [1, 0]),
+    ("four flows, none of them looked for", ["-"] * 12 + [50], [1]),
+    ("over and over", [word for i in range(1, 9) for word in ("-", "-", "-", 4 * GAP * i)], [1] * 8),
+    ("half of the counter", [1 << 31], [0]),
+    ("nearly all of it", [(1 << 32) - 14 * GAP], [0]),
+]
+
+
+@pytest.mark.parametrize(("words", "answers"), [row[1:] for row in PAUSES], ids=[row[0] for row in PAUSES])
+def test_pauses_are_found(costs, words: list, answers: list) -> None:
+    assert costs("pauses", GAP, *words) == answers
