@@ -123,7 +123,7 @@ class Applier:
             self.applied = "reload"
 
     def allow_restart(self, info: dict[str, Any]) -> None:
-        self.containers = self.host.containers()
+        self.containers = self.host.containers(answers=bool(info))
         keys = ", ".join(self.restart_keys)
         if self.options.restart == "never":
             raise ApplyError(f"nothing was written: a restart of docker is needed (keys: {keys}), and restart is never")

@@ -9,6 +9,8 @@ import socket
 from typing import Any
 
 SOCKET = "/run/docker.sock"
+# A daemon on a loaded node takes longer than ten seconds at times, and one that is taken for dead gets a restart.
+ANSWER_S = 60.0
 # What of the daemon's long answer the plan compares.
 FIELDS = ("ServerVersion", "DefaultRuntime", "Runtimes", "CgroupDriver", "LiveRestoreEnabled", "ContainersRunning")
 
@@ -24,7 +26,7 @@ class _SocketConnection(http.client.HTTPConnection):
         self.sock.connect(self.socket_path)
 
 
-def get(target: str, path: str = SOCKET, timeout: float = 10.0) -> Any:
+def get(target: str, path: str = SOCKET, timeout: float = ANSWER_S) -> Any:
     """The answer of the daemon to a GET, None where none answers or it refuses."""
     connection = _SocketConnection(path, timeout)
     try:
@@ -38,13 +40,15 @@ def get(target: str, path: str = SOCKET, timeout: float = 10.0) -> Any:
         connection.close()
 
 
-def info(path: str = SOCKET, timeout: float = 10.0) -> dict[str, Any] | None:
+def info(path: str = SOCKET, timeout: float = ANSWER_S) -> dict[str, Any] | None:
     """The fields of ``docker info`` that matter here, None where no daemon answers."""
     answer = get("/info", path, timeout)
     return {field: answer.get(field) for field in FIELDS} if isinstance(answer, dict) else None
 
 
-def containers(path: str = SOCKET, timeout: float = 10.0) -> list[str]:
-    """The names of the running containers."""
-    rows = get("/containers/json", path, timeout) or []
+def containers(path: str = SOCKET, timeout: float = ANSWER_S) -> list[str] | None:
+    """The names of the running containers, None where no daemon answers."""
+    rows = get("/containers/json", path, timeout)
+    if not isinstance(rows, list):
+        return None
     return sorted(str((row.get("Names") or [row.get("Id", "")])[0]).lstrip("/") for row in rows)

@@ -41,8 +41,8 @@ def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
 class DockerHost:
     """The real host; tests put another object in its place."""
 
-    def __init__(self, service: str = "docker", address: str = docker_api.SOCKET) -> None:
-        self.service, self.address = service, address
+    def __init__(self, service: str = "docker", address: str = docker_api.SOCKET, proc: str = "/proc") -> None:
+        self.service, self.address, self.proc = service, address, proc
 
     def unit(self) -> dict[str, str]:
         """LoadState, ActiveState, SubState, UnitFileState, MainPID and Result of the service; empty without systemd."""
@@ -69,13 +69,14 @@ class DockerHost:
         except (OSError, ValueError):
             return []
 
-    def info(self) -> dict[str, Any] | None:
-        """What ``docker info`` shows, or None while the daemon does not answer."""
-        return docker_api.info(self.address) if self.active() else None
+    def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
+        """What ``docker info`` shows, or None while the daemon does not answer within so many seconds."""
+        return docker_api.info(self.address, timeout) if self.active() else None
 
-    def containers(self) -> list[str]:
-        """The names of the running containers."""
-        return docker_api.containers(self.address)
+    def containers(self, answers: bool = True) -> list[str]:
+        """The names of the running containers; of a daemon that does not answer, the ids that its shims hold."""
+        named = docker_api.containers(self.address) if answers else None
+        return shims(self.proc) if named is None else named
 
     def is_program(self, path: str) -> bool:
         return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
@@ -121,7 +122,7 @@ class DockerHost:
         end = time.monotonic() + timeout
         seen = None
         while True:
-            info = self.info()
+            info = self.info(max(1.0, end - time.monotonic()))
             if info is not None and condition(info):
                 return info
             seen = info or seen
@@ -129,6 +130,23 @@ class DockerHost:
                 what = "answers, but not with what the file says" if seen else "does not answer"
                 raise DockerHostError(f"the daemon {what} after {timeout:.0f} s\n{self.journal()}".strip())
             time.sleep(0.25)
+
+
+def shims(proc: str = "/proc") -> list[str]:
+    """Docker's containers by the programs that hold them, which live and die without the daemon: the first twelve
+    digits of each id. containerd's namespace of docker is moby; before containerd 1.3 the id was in the work folder.
+    """
+    found = []
+    for pid in filter(str.isdigit, os.listdir(proc)):
+        try:
+            with open(os.path.join(proc, pid, "cmdline"), "rb") as stream:
+                words = stream.read().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        options = dict(zip(words[1:], words[2:]))
+        if os.path.basename(words[0]).startswith("containerd-shim") and options.get("-namespace") == "moby":
+            found.append((options.get("-id") or os.path.basename(options.get("-workdir", "unknown")))[:12])
+    return sorted(found)
 
 
 def without_config_file(flags: list[str]) -> list[str]:

@@ -278,6 +278,25 @@ def test_a_policy_decides_over_a_restart(node: Node, folder: Path, theirs: str) 
     assert not running(node)
 
 
+def test_a_daemon_that_does_not_answer_is_not_taken_for_one_that_runs_nothing(
+    node: Node, folder: Path, theirs: str
+) -> None:
+    """Its containers live without it, and a restart would end them: they are found by the programs that hold them."""
+    before, daemon = facts(node), pid(node)
+    identity = node.run("docker", "inspect", "--format", "{{.Id}}", theirs).strip()
+    node.run("kill", "-STOP", daemon)
+    try:
+        refused = run(folder)
+    finally:
+        node.run("kill", "-CONT", daemon)
+    assert refused.code != 0
+    assert (
+        f"(keys: of a daemon that does not answer) and would stop the running containers {identity[:12]}"
+        in refused.said
+    )
+    assert (facts(node), pid(node), running(node)) == (before, daemon, True)
+
+
 def test_live_restore_keeps_containers_over_a_restart(node: Node, folder: Path, theirs: str) -> None:
     # Taken over by a reload, so the restart that follows is one that containers live through.
     prepared = run(folder, container_runtime_docker_extra={"live-restore": True})

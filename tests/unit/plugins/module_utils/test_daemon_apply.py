@@ -31,6 +31,7 @@ class Daemon:
         self.at_boot = True
         self.masked = False
         self.deaf = False  # reloads without taking anything over
+        self.silent = False  # runs and does not answer
         self.state = self.read() if running else {}
 
     def read(self) -> dict:
@@ -53,7 +54,7 @@ class Daemon:
         return self.command_line if self.running else []
 
     def info(self) -> dict | None:
-        if not self.running:
+        if not self.running or self.silent:
             return None
         runtimes = {"runc": {"path": "runc"}, **self.state.get("runtimes", {})}
         return {
@@ -62,8 +63,8 @@ class Daemon:
             "LiveRestoreEnabled": self.state.get("live-restore", False),
         }
 
-    def containers(self) -> list[str]:
-        return self.names
+    def containers(self, answers: bool = True) -> list[str]:
+        return [] if answers and self.silent else self.names
 
     def is_program(self, path: str) -> bool:
         return path in self.programs
@@ -80,6 +81,7 @@ class Daemon:
 
     def restart(self) -> None:
         self.calls.append("restart")
+        self.silent = False
         self.running = self.fails_with is None or self.fails_with not in self.read()
         if not self.running:
             raise DockerHostError("systemctl restart docker: exit status 1")
@@ -228,6 +230,22 @@ def test_restart_policy(path: Path, policy: str, names: list, alive: bool, done:
     else:
         with pytest.raises(ApplyError, match="nothing was written"):
             run(path, daemon, {"log-driver": "local"}, restart=policy)
+        assert daemon.calls == []
+
+
+@pytest.mark.parametrize(("policy", "names", "_alive", "done"), [row for row in POLICIES if not row[2]])
+def test_restart_policy_of_a_daemon_that_does_not_answer(
+    path: Path, policy: str, names: list, _alive: bool, done: bool
+) -> None:
+    path.write_text("{}")
+    daemon = Daemon(path)
+    daemon.names, daemon.silent = names, True
+    if done:
+        assert run(path, daemon, {}, restart=policy).containers == names
+        assert daemon.calls == ["restart"]
+    else:
+        with pytest.raises(ApplyError, match="keys: of a daemon that does not answer"):
+            run(path, daemon, {}, restart=policy)
         assert daemon.calls == []
 
 

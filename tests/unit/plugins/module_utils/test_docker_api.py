@@ -64,7 +64,7 @@ def test_info(tmp_path: Path, answer: bytes, version: str | None) -> None:
 
 def test_no_daemon(tmp_path: Path) -> None:
     assert docker_api.info(str(tmp_path / "nothing")) is None
-    assert docker_api.containers(str(tmp_path / "nothing")) == []
+    assert docker_api.containers(str(tmp_path / "nothing")) is None
 
 
 def test_containers(tmp_path: Path) -> None:
