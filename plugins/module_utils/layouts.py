@@ -28,6 +28,8 @@ LEDGER_MIN_READER = 1
 LEDGER_SLOTS = 1024
 LEDGER_SLOT_OFFSET = 4096
 LEDGER_ALIVE_BASE = 0x40000000
+LEDGER_LENT_BASE = 0x60000000
+LEDGER_LENT_SPAN = 0x10000000
 
 GPU_PAGE_MAGIC = b"VGPUGPU1"
 GPU_PAGE_VERSION = 1
@@ -538,38 +540,71 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
     ]
 
 
-def slot_is_alive(fd: int, slot: int) -> bool:
-    """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
-    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LEDGER_ALIVE_BASE + slot, 1, 0)
+def _is_locked(fd: int, first: int, count: int) -> bool:
     # A write lock is probed with a descriptor that may be read-only: GETLK only asks.
+    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
     answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
     return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
 
 
+def slot_is_alive(fd: int, slot: int) -> bool:
+    """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
+    return _is_locked(fd, LEDGER_ALIVE_BASE + slot, 1)
+
+
+def _handle_is_open(fd: int, head: bytes) -> bool:
+    """Whether a descriptor that stands for memory of this ledger is open anywhere: the twin of shareable.c, which says
+    what the bytes are. There the file of all handles is opened by the name that the ledger has; here, where a tenant
+    could have written any name, the kernel's list of locks is read instead. True where it cannot be.
+    """
+    if not _get(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
+        return False
+    inode = _get(head, 0, len(head), LEDGER_FIELDS, "shareable_file")[1]
+    status = os.fstat(fd)
+    mixed = ((status.st_dev * 0x9E3779B97F4A7C15 ^ status.st_ino) * 0xFF51AFD7ED558CCD) & 0xFFFFFFFFFFFFFFFF
+    first = 1 << 62 | (mixed >> 34) << 32
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as stream:
+            lines = stream.readlines()
+    except OSError:
+        return True
+    for line in lines:
+        words = line.split()
+        if "OFDLCK" not in words or words[-3].rpartition(":")[2] != str(inode) or not words[-2].isdigit():
+            continue
+        if first <= int(words[-2]) < first + (1 << 32):
+            return True
+    return False
+
+
 def read_ledger(path: str) -> dict[str, Any]:
     """parse_ledger of a file, with the slots of dead processes left out. ``lent``: bytes of each device that those had
-    lent, which stay charged for as long as another process holds them; whether one does only the library can tell.
+    lent. They stay charged, and are in ``totals``, for as long as another process holds any of them.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         # A tenant can grow its file: no more is read than a ledger can hold.
         with os.fdopen(os.dup(fd), "rb") as stream:
-            ledger = parse_ledger(stream.read(1 << 20))
+            data = stream.read(1 << 20)
+        ledger = parse_ledger(data)
         alive = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
         dead = [slot for slot in ledger["slots"] if slot not in alive]
         ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
         ledger["slots"] = alive
+        held = any(ledger["lent"]) and (
+            _is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or _handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
+        )
     finally:
         os.close(fd)
     ledger["totals"] = _totals(ledger["devices"], ledger["slots"])
+    for one, lent in zip(ledger["totals"], ledger["lent"]):
+        one["used"] += lent if held else 0
     return ledger
 
 
 def any_slot_is_alive(fd: int) -> bool:
     """Whether any process holds a slot of the open ledger."""
-    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, LEDGER_ALIVE_BASE, LEDGER_SLOTS, 0)
-    answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
-    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+    return _is_locked(fd, LEDGER_ALIVE_BASE, LEDGER_SLOTS)
 
 
 def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

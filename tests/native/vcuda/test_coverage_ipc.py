@@ -98,7 +98,9 @@ def test_a_dead_makers_memory_stays_charged_while_it_is_open(host: Host, two: tu
     say(user, f"alloc 30 {LIMIT - context - SIZE}", "free 30")
     third = host.puppet().start()  # it may not take the slot that the memory is charged in
     assert third.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
+    assert host.charged() == 2 * context + SIZE, "as the node reads it"
     say(user, "call cuIpcCloseMemHandle $20")
+    assert host.charged() == 2 * context
     say(third, f"alloc 30 {LIMIT - 2 * context}")
     assert host.charged() == host.on_card() == LIMIT
 

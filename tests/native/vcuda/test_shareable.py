@@ -98,8 +98,13 @@ def test_a_death_frees_what_nobody_else_has(
     assert host.on_card() == LIMIT
 
 
+def on_the_node(host: Host) -> int:
+    """What the device plugin and vgpuctl show: all of the account, read from outside."""
+    return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(host.ledger))["totals"])
+
+
 def test_who_only_looks_on_sees_what_the_dead_had_lent(host: Host) -> None:
-    """A process without a slot, as nvidia-smi is: it reads the ledger and repairs nothing."""
+    """A process without a slot, as nvidia-smi is: it reads the ledger and repairs nothing. So does the node."""
     maker, user, onlooker = host.puppet().start(), host.puppet().start(), host.puppet()
     context = host.physical()[user.process.pid]
     make(maker)
@@ -108,8 +113,10 @@ def test_who_only_looks_on_sees_what_the_dead_had_lent(host: Host) -> None:
     kept = host.on_card()
     assert kept == context + SIZE, "on this driver it is gone with its maker: this proves nothing"
     assert onlooker.say("nvml 0")[1:4] == [LIMIT, kept, LIMIT - kept]
+    assert on_the_node(host) == kept
     say(user, f"close-fd {TAKEN}")
-    assert onlooker.say("nvml 0")[2] == host.on_card() == context
+    assert onlooker.say("nvml 0")[1:4] == [LIMIT, context, LIMIT - context]
+    assert on_the_node(host) == host.on_card() == context, "what nobody has any more is not counted either"
 
 
 POOL, BLOCK = 40, 41
