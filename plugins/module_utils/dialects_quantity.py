@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from .kinds import show
@@ -26,7 +27,13 @@ def exact(value: Any) -> Fraction | None:
     """The quantity as a fraction, None where the value is not one."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
-    found = QUANTITY.match(str(value).strip())
+    return _exact(str(value).strip())
+
+
+@lru_cache(maxsize=1024)
+def _exact(text: str) -> Fraction | None:
+    """Pods of one job say the same again and again."""
+    found = QUANTITY.match(text)
     if found is None:
         return None
     sign, digits, suffix = found.groups()

@@ -8,6 +8,7 @@ card; Alibaba GiB in total over the GPUs of the pod label; Tencent hundredths of
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .dialects_quantity import QuantityError, whole
@@ -147,13 +148,19 @@ def read_container(
 
 def _refuse_typos(values: _Values, config: Config) -> None:
     """A mistyped name would be no request to us and keep the pod waiting for ever, or run it without its limit."""
-    known = [config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also]
-    known += [config.priority, GPU_MEM, GPU_CORE, VCUDA_CORE, VCUDA_MEMORY]
-    stems = tuple(name.split("/")[0] + "/" + re.split("[-.]", name.split("/")[1])[0][:3] for name in known)
+    known, stems = _names(config)
     for name in sorted({*values.limits, *values.requests} - {*known, *OF_NVIDIA}):
         if str(name).startswith(stems):
             message = f'is no resource of GPU sharing; did you mean "{nearest(name, known)}"?'
             values.fault(name, message)
+
+
+@lru_cache(maxsize=8)
+def _names(config: Config) -> tuple[list[str], tuple[str, ...]]:
+    """Every name by which a pod may ask, and how names begin that are meant to be one of them."""
+    known = [config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also]
+    known += [config.priority, GPU_MEM, GPU_CORE, VCUDA_CORE, VCUDA_MEMORY]
+    return known, tuple(name.split("/")[0] + "/" + re.split("[-.]", name.split("/")[1])[0][:3] for name in known)
 
 
 def _mapping(value: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import yaml
@@ -144,35 +145,52 @@ def requests(fleet):
     return sum(int(one) for one in re.findall(r"^vgpu_scheduler_api_requests_total\{.*\} (\d+)$", text, re.MULTILINE))
 
 
+def processor(fleet, kube):
+    """Seconds of processor time that each program has used, all of its threads."""
+    services = {"API server": fleet.cluster.apiserver, "etcd": fleet.cluster.etcd, "kube-scheduler": kube}
+    services["ours"] = fleet.replicas[0].ours
+    return {name: seconds(service.pid) for name, service in services.items()}
+
+
+def seconds(pid):
+    """utime and stime, fields 14 and 15 of proc(5); the name before them may hold blanks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measured(fleet, service, stock, count):
-    """(pods a second, requests of ours a pod)."""
+    """(pods a second, requests of ours a pod, milliseconds of processor time a pod by program)."""
     more = {"labels": {"vgpu.fleet/webhook": "ignore"}, "schedulerName": "stock"} if stock else {}
     for n in range(count):
         fleet.pod(f"p{n}", {"nvidia.com/gpu": 1} if stock else {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000}, **more)
     watch, before = Bound(fleet.api), requests(fleet)
     fleet.pause(1)
     service.start()
+    began = processor(fleet, service)
     rate = watch.rate(count)
+    ended = processor(fleet, service)
     service.stop()
     used = (requests(fleet) - before) / count
+    spent = {name: 1000 * (ended[name] - began[name]) / count for name in ended}
     for n in range(count):
         fleet.delete(f"p{n}")
     watch.thread.join(10)
-    return rate, used
+    return rate, used, spent
 
 
 def test_the_rate_with_us_and_without(fleet, schedulers):
     for n in range(NODES):
         fleet.node(f"node-{n:04d}", 8)
     rates = {name: [] for name in schedulers if name != "control"}
-    asked = []
+    asked, spent = [], {name: [] for name in rates}
     for _round in range(ROUNDS):
         for name in rates:
-            rate, used = measured(fleet, schedulers[name], name.startswith("stock"), COUNT)
+            rate, used, costs = measured(fleet, schedulers[name], name.startswith("stock"), COUNT)
             rates[name].append(rate)
+            spent[name].append(costs)
             if name.startswith("ours"):
                 asked.append(used)
-    control, _used = measured(fleet, schedulers["control"], False, 60)
+    control, _used, _costs = measured(fleet, schedulers["control"], False, 60)
     middle = {name: statistics.median(found) for name, found in rates.items()}
     share = middle["ours"] / middle["stock"]
     unlimited = middle["ours-unlimited"] / middle["stock-unlimited"]
@@ -182,6 +200,10 @@ def test_the_rate_with_us_and_without(fleet, schedulers):
         f"{100 * unlimited:.0f} % without the limit of the client; {max(asked):.2f} requests a pod; "
         f"control ({DELAY} s more an answer) {control:.0f} pods/s, load {os.getloadavg()[0]:.0f}"
     )
+    for name, found in spent.items():
+        each = {program: statistics.median(one[program] for one in found) for program in found[0]}
+        words = ", ".join(f"{program} {cost:.1f}" for program, cost in each.items())
+        print(f"processor time a pod, {name}: {words}; together {sum(each.values()):.1f} ms")
     assert max(asked) <= REQUESTS
     assert share >= SHARE, middle
     assert unlimited >= SHARE_UNLIMITED, middle

@@ -210,8 +210,11 @@ class Leadership:
         self.leads, self.why = leads, why
 
     async def _pause(self) -> None:
+        # wait_for of Python 3.11 loses a cancellation that comes together with what it waits for: who is asked to end
+        # in the moment of a call would go on for ever.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), RETRY)
+            async with asyncio.timeout(RETRY):
+                await self._wake.wait()
         self._wake.clear()
         left = self._asked + LEAST - time.monotonic()
         if left > 0:

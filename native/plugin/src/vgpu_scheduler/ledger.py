@@ -18,6 +18,7 @@ from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
 from vgpu_plugin._shared.pod_plan import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
 
 from . import placement, reasons, search
+from .memo import FITS, Judged, Memo
 from .reasons import Reason
 from .table import GpuTable, View
 
@@ -61,6 +62,7 @@ class Ledger:
     def __init__(self, node_policy: str = BINPACK, gpu_policy: str = SPREAD) -> None:
         self.node_policy, self.gpu_policy = node_policy, gpu_policy
         self._table = GpuTable()
+        self._memo = Memo(self._table, self._judge)
         self._held: dict[str, Held] = {}
         # Also of nodes that are gone: their pods hold again when the node comes back.
         self._pods_of: dict[str, set[str]] = {}
@@ -126,16 +128,15 @@ class Ledger:
         known = rows >= 0
         inside = rows[known]
         listed = np.array(names, object)
-        view = self._view(inside, listed[known], without)
-        allowed = placement.allowed_by(self._table, inside, view, ask)
-        fits = self._fits(view, ask, allowed, listed[known])
+        codes = self._codes(ask, inside, listed[known], without)
+        fits = codes == FITS
         failed: dict[str, str] = {}
         never: dict[str, str] = {}
         if not known.all():
             never.update(dict.fromkeys(listed[~known].tolist(), reasons.NO_GPUS))
         if not fits.all():
             missing = ~fits
-            codes = reasons.of(_rows(view, missing), ask, allowed[missing])
+            codes = codes[missing]
             lost = listed[known][missing]
             for code in np.unique(codes):
                 reason = Reason(int(code))
@@ -151,7 +152,9 @@ class Ledger:
         known = rows >= 0
         scores = np.zeros(len(names), np.int64)
         if known.any():
-            scores[known] = self._scores(rows[known], ask)
+            inside = rows[known]
+            one = len(ask.asks) == 1
+            scores[known] = self._memo.ask(ask, inside).scores if one else self._scores(inside, ask)
         return scores.tolist()
 
     def place(self, ask: PodAsk, node: str) -> tuple[Part, ...]:
@@ -269,6 +272,23 @@ class Ledger:
                         view.shares[n, columns[uuid]] -= slots
         return view
 
+    def _codes(
+        self, ask: PodAsk, rows: np.ndarray, names: np.ndarray, without: Mapping[str, Iterable[str]] | None
+    ) -> np.ndarray:
+        """FITS or a Reason for each row."""
+        if without is None and len(ask.asks) == 1:
+            return self._memo.ask(ask, rows).codes
+        view = self._view(rows, names, without)
+        allowed = placement.allowed_by(self._table, rows, view, ask)
+        return _reasoned(self._fits(view, ask, allowed, names), view, ask, allowed)
+
+    def _judge(self, ask: PodAsk, rows: np.ndarray) -> Judged:
+        """Of pods with one container alone: with several, whether a row is searched depends on the others."""
+        view = self._table.view(rows)
+        allowed = placement.allowed_by(self._table, rows, view, ask)
+        fits = placement.fit(view, ask.asks[0], allowed).all.sum(axis=1) >= ask.asks[0].gpus
+        return Judged(_reasoned(fits, view, ask, allowed), self._scores(rows, ask))
+
     def _fits(self, view: View, ask: PodAsk, allowed: np.ndarray, names: np.ndarray) -> np.ndarray:
         if len(ask.asks) == 1:
             ok: np.ndarray = placement.fit(view, ask.asks[0], allowed).all.sum(axis=1) >= ask.asks[0].gpus
@@ -331,6 +351,14 @@ class Ledger:
             near += together
         scores: np.ndarray = np.rint(MAX_SCORE * near / max(len(ask.asks), 1)).astype(np.int64)
         return scores
+
+
+def _reasoned(fits: np.ndarray, view: View, ask: PodAsk, allowed: np.ndarray) -> np.ndarray:
+    codes = np.full(len(fits), FITS, np.int8)
+    missing = ~fits
+    if missing.any():
+        codes[missing] = reasons.of(_rows(view, missing), ask, allowed[missing])
+    return codes
 
 
 def _rows(view: View, mask: np.ndarray) -> View:

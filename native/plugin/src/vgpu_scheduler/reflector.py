@@ -77,10 +77,10 @@ class Reflector:
                 if stream.done():
                     version = stream.result()
             finally:
-                for task in (stream, asked):
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, ApiError):
-                        await task
+                stream.cancel()
+                asked.cancel()
+                # Not one after the other with their ends suppressed: that would suppress our own end as well.
+                await asyncio.gather(stream, asked, return_exceptions=True)
             # Something between may end every stream at once.
             if time.monotonic() - opened < PAUSE:
                 await self._pause()
@@ -109,5 +109,7 @@ class Reflector:
         return version
 
     async def _pause(self) -> None:
+        # wait_for of Python 3.11 loses a cancellation that comes together with what it waits for.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._again.wait(), PAUSE)
+            async with asyncio.timeout(PAUSE):
+                await self._again.wait()

@@ -14,6 +14,7 @@ import numpy as np
 from vgpu_plugin._shared.pod_plan import NodeGpu, Use
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
+USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)
 
 
 class View(NamedTuple):
@@ -36,9 +37,13 @@ class View(NamedTuple):
 class GpuTable:
     def __init__(self, rows: int = 64, columns: int = 8) -> None:
         # MiB fit in 32 bits, and so does percent times MiB (2^24 * 100).
-        self._fields = {name: np.zeros((rows, columns), np.int32) for name in FIELDS}
+        # One block, so that rows of all fields are taken in one go.
+        self._block = np.zeros((len(FIELDS), rows, columns), np.int32)
         self._usable = np.zeros((rows, columns), bool)
         self._there = np.zeros((rows, columns), bool)
+        # Of each row, the number of the change that was its last.
+        self.versions = np.zeros(rows, np.int64)
+        self._changes = 0
         self._row: dict[str, int] = {}
         self._column: list[dict[str, int]] = [{} for _each in range(rows)]
         self._free = list(range(rows - 1, -1, -1))
@@ -70,16 +75,17 @@ class GpuTable:
         row = self._row[name]
         if len(gpus) > self._usable.shape[1]:
             self._grow_columns(len(gpus))
-        for array in (*self._fields.values(), self._usable, self._there):
-            array[row] = 0
+        self._block[:, row] = 0
+        self._usable[row] = self._there[row] = False
         self._column[row] = {gpu.uuid: n for n, gpu in enumerate(gpus)}
         self.gpus[name] = tuple(gpus)
         for n, gpu in enumerate(gpus):
             values = (gpu.memory_mib, gpu.capacity_mib, gpu.slice_mib, gpu.slice_cores, gpu.slots, 0, 0, 0)
             for field, value in zip(FIELDS, (*values, self._model(gpu.model), gpu.numa), strict=True):
-                self._fields[field][row, n] = value
+                self._field(field)[row, n] = value
             self._usable[row, n] = gpu.healthy
             self._there[row, n] = True
+        self._changed(row)
 
     def drop(self, name: str) -> None:
         row = self._row.pop(name)
@@ -88,6 +94,7 @@ class GpuTable:
         self._column[row] = {}
         self._names[row] = ""
         self._free.append(row)
+        self._changed(row)
 
     def add(self, name: str, uses: Mapping[str, Use], sign: int) -> None:
         """Put on (+1) or take off (-1) what a pod takes; GPUs that the node has not are left out."""
@@ -95,9 +102,9 @@ class GpuTable:
         for uuid, use in uses.items():
             column = self._column[row].get(uuid)
             if column is not None:
-                self._fields["memory"][row, column] += sign * use.memory_mib
-                self._fields["cores"][row, column] += sign * use.cores
-                self._fields["shares"][row, column] += sign * use.slots
+                # memory, cores, shares.
+                self._block[USE, row, column] += (sign * use.memory_mib, sign * use.cores, sign * use.slots)
+        self._changed(row)
 
     def rows(self, names: Sequence[str]) -> np.ndarray:
         """The row of each name, -1 where the table has no such node."""
@@ -105,7 +112,7 @@ class GpuTable:
         return np.fromiter([row.get(name, -1) for name in names], np.intp, len(names))
 
     def view(self, rows: np.ndarray) -> View:
-        fields = {name: array[rows] for name, array in self._fields.items()}
+        fields = dict(zip(FIELDS, self._block[:, rows], strict=True))
         return View(**fields, usable=self._usable[rows], there=self._there[rows])
 
     def columns_of(self, uuids: Iterable[str], rows: np.ndarray) -> np.ndarray:
@@ -121,8 +128,16 @@ class GpuTable:
     def use(self, name: str) -> dict[str, Use]:
         """What is in use of each GPU of a node."""
         row = self._row[name]
-        memory, cores, shares = (self._fields[field][row] for field in ("memory", "cores", "shares"))
+        memory, cores, shares = self._block[USE, row]
         return {uuid: Use(int(memory[n]), int(cores[n]), int(shares[n])) for uuid, n in self._column[row].items()}
+
+    def _field(self, name: str) -> np.ndarray:
+        array: np.ndarray = self._block[FIELDS.index(name)]
+        return array
+
+    def _changed(self, row: int) -> None:
+        self._changes += 1
+        self.versions[row] = self._changes
 
     def _model(self, model: str) -> int:
         if model not in self._models:
@@ -133,6 +148,7 @@ class GpuTable:
         old = len(self._names)
         self._resize(((0, old), (0, 0)))
         self._names = np.concatenate([self._names, np.full(old, "", object)])
+        self.versions = np.concatenate([self.versions, np.zeros(old, np.int64)])
         self._column += [{} for _each in range(old)]
         self._free = list(range(2 * old - 1, old - 1, -1))
 
@@ -140,5 +156,5 @@ class GpuTable:
         self._resize(((0, 0), (0, columns - self._usable.shape[1])))
 
     def _resize(self, more: tuple[tuple[int, int], tuple[int, int]]) -> None:
-        self._fields = {name: np.pad(array, more) for name, array in self._fields.items()}
+        self._block = np.pad(self._block, ((0, 0), *more))
         self._usable, self._there = np.pad(self._usable, more), np.pad(self._there, more)

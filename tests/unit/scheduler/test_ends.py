@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs for ever ends when it is told to, at whichever of its steps that is."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from vgpu_scheduler import wire
+from vgpu_scheduler.leadership import Leadership
+from vgpu_scheduler.reflector import Reflector
+
+STEPS = 60
+
+
+class NoCluster:
+    synced = True
+
+
+class Nothing:
+    """An API server that has nothing and ends each watch after a step."""
+
+    async def list(self, _path, kind, **_query):
+        yield kind(wire.ListMeta("1"), [])
+
+    async def watch(self, *_about, **_query):
+        await asyncio.sleep(0)
+        return
+        yield
+
+    async def json(self, *_about):
+        await asyncio.sleep(0)
+        return {"metadata": {}, "spec": {"holderIdentity": "another", "leaseDurationSeconds": 15}}
+
+
+def reflector():
+    def nothing(*_about):
+        return None
+
+    one = Reflector(Nothing(), "/api/v1/nodes", wire.Node, wire.NodeList, nothing, nothing)
+    return one.run(), one._again
+
+
+def leadership():
+    one = Leadership(Nothing(), NoCluster(), "kube-system/x", "me")
+    return one.run(), one._wake
+
+
+async def steps(count):
+    for _each in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("made", [reflector, leadership])
+@pytest.mark.parametrize("between", range(6))
+def test_it_ends_at_every_step_also_when_it_is_woken_just_before(made, between):
+    async def ends_after(count):
+        run, event = made()
+        task = asyncio.create_task(run)
+        await steps(count)
+        event.set()
+        await steps(between)
+        task.cancel()
+        done, _waits = await asyncio.wait([task], timeout=20)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        return bool(done)
+
+    async def go():
+        # At once: one that does not end is waited for only once.
+        ends = await asyncio.gather(*(ends_after(count) for count in range(STEPS)))
+        assert [count for count, ended in enumerate(ends) if not ended] == []
+
+    asyncio.run(go())

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is remembered of nodes: the same answers as a ledger that remembers nothing, and few looks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from vgpu_scheduler import memo as memo_module
+from vgpu_scheduler.ledger import Ledger, NoRoom
+
+from .samples import PERCENT, ask, node, pod_ask
+
+ASKS = [
+    pod_ask(ask(3000)),
+    pod_ask(ask(9000, cores=30)),
+    pod_ask(ask(50, kind=PERCENT)),
+    pod_ask(ask(3000, gpus=2)),
+    pod_ask(ask(3000), node_policy="spread"),
+    pod_ask(ask(3000, gpus=2), node_policy="topology"),
+    pod_ask(ask(3000), avoid_models=("t4",)),
+    pod_ask(ask(3000), use_uuids=("gpu-n3-1",)),
+    pod_ask(ask(3000), ask(5000)),
+]
+
+# By uid, of what the ledger under test holds.
+PLANS: dict = {}
+
+
+def fresh(ledger):
+    """The same facts in a ledger that has been asked nothing."""
+    made = Ledger()
+    for name, gpus in ledger.nodes.items():
+        made.set_node(name, gpus)
+    for uid, held in ledger.held_by():
+        parts = PLANS[uid]
+        made.hold(uid, held.pod, held.node, parts)
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_as_without_remembering(seed):
+    chance = random.Random(seed)
+    ledger = Ledger()
+    PLANS.clear()
+    names = [f"n{n}" for n in range(9)]
+    for name in names[:6]:
+        ledger.set_node(name, node(name, chance.choice((1, 2, 4)), model=chance.choice(("Tesla T4", "V100"))))
+    for step in range(150):
+        one = chance.choice(ASKS)
+        answer, other = ledger.filter(one, names), fresh(ledger)
+        assert answer == other.filter(one, names), step
+        assert ledger.prioritize(one, names) == other.prioritize(one, names), step
+        what = chance.random()
+        if what < 0.5 and answer.fits:
+            name = chance.choice(answer.fits)
+            try:
+                plan = ledger.place(one, name)
+            except NoRoom:
+                continue
+            PLANS[f"u{step}"] = plan
+            ledger.hold(f"u{step}", "default/p", name, plan)
+        elif what < 0.7 and PLANS:
+            uid = chance.choice(sorted(PLANS))
+            ledger.release(uid)
+            del PLANS[uid]
+        elif what < 0.8:
+            name = chance.choice(names)
+            if name in ledger.nodes:
+                ledger.drop_node(name)
+            else:
+                ledger.set_node(name, node(name, 2, healthy=chance.random() < 0.7))
+
+
+def test_only_what_changed_is_looked_at_again():
+    ledger = Ledger()
+    names = [f"n{n}" for n in range(100)]
+    for name in names:
+        ledger.set_node(name, node(name, 2))
+    one, memo = pod_ask(ask(3000)), ledger._memo
+    ledger.filter(one, names)
+    assert memo.looked == 100
+    for n in range(10):
+        ledger.prioritize(one, names)
+        ledger.filter(one, names)
+        ledger.hold(f"u{n}", "default/p", "n7", ledger.place(one, "n7"))
+    # Ten changes of one node, the last of which nobody asked about.
+    assert memo.looked == 109
+    # A preemption thinks pods away; nothing of that is remembered.
+    ledger.filter(one, names, {"n7": ["u1"]})
+    assert memo.looked == 109
+    ledger.filter(pod_ask(ask(3001)), names)
+    assert memo.looked == 209
+
+
+def test_a_change_that_is_not_counted_is_seen_by_these_tests(monkeypatch):
+    """The control: without the table's count the answer of before stands."""
+    ledger = Ledger()
+    ledger.set_node("n0", node("n0", 1))
+    one = pod_ask(ask(16160))
+    assert ledger.filter(one, ["n0"]).fits == ["n0"]
+    PLANS.clear()
+    PLANS["u"] = ledger.place(one, "n0")
+    monkeypatch.setattr(ledger._table, "_changed", str)
+    ledger.hold("u", "default/p", "n0", PLANS["u"])
+    assert ledger.filter(one, ["n0"]).fits == ["n0"]
+    assert fresh(ledger).filter(one, ["n0"]).fits == []
+
+
+def test_what_is_remembered_is_bounded_and_grows_with_the_table():
+    ledger = Ledger()
+    ledger.set_node("n0", node("n0", 1))
+    for n in range(memo_module.MAX_ASKS + 5):
+        ledger.filter(pod_ask(ask(1000 + n)), ["n0"])
+    assert len(ledger._memo._known) == memo_module.MAX_ASKS
+    names = [f"n{n}" for n in range(300)]
+    for name in names:
+        ledger.set_node(name, node(name, 1))
+    assert ledger.filter(pod_ask(ask(1000 + n)), names).fits == names
