@@ -14,7 +14,7 @@ export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 APT_BASE  := python3 python3-venv gcc libc6-dev make
 APT_HOSTS := podman runc conmon mmdebstrap dpkg-dev apt-utils uidmap
 APT_TEST  := shellcheck clang libclang-rt-dev git strace iproute2 util-linux procps gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
-APT_E2E   := openssl iproute2 util-linux podman mmdebstrap
+APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-plugins
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down test test-fast lint sanity unit integration native-test native-slow page gpu-check molecule molecule-all native venv collection docs lock clean apt-base apt-hosts apt-test

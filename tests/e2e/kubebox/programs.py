@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 E2E = ROOT / "tests" / "e2e"
 VARIABLE = "VGPU_E2E_PROGRAMS"
 PLUGIN_IMAGE = "localhost/vgpu-device-plugin:e2e"
+SCHEDULER_IMAGE = "localhost/vgpu-scheduler:e2e"
 
 
 class MissingProgram(Exception):
@@ -32,6 +33,7 @@ class Programs:
     image: Path  # a tar of a small Debian root
     runc: Path
     plugin_image: Path  # a tar of the image of our device plugin, as PLUGIN_IMAGE
+    scheduler_image: Path  # the same of our scheduler, as SCHEDULER_IMAGE
 
     def to_json(self) -> str:
         return json.dumps({name: str(path) for name, path in asdict(self).items()})
@@ -52,15 +54,15 @@ def _said_by(command: list[str]) -> Path:
     return Path(done.stdout.strip().splitlines()[-1])
 
 
-def _plugin_image() -> Path:
+def _our_image(name: str, tag: str, *options: str) -> Path:
     """Built as the role builds it, anew where the sources changed."""
-    tools, out = ROOT / "native" / "plugin" / "tools", ROOT / ".build" / "plugin-image"
-    made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out)]))
+    tools, out = ROOT / "native" / "plugin" / "tools", ROOT / ".build" / name
+    made = json.loads(_printed([sys.executable, str(tools / "wheelhouse.py"), "--out", str(out), *options]))
     image = out / f"image-{made['version']}.tar"
-    for old in [*out.glob("image-*.tar"), *out.glob("vgpu-plugin-*.pyz")]:
+    for old in [*out.glob("image-*.tar"), *out.glob("vgpu-*.pyz")]:
         if str(old) not in (str(image), made["archive"]):
             old.unlink()
-    command = [sys.executable, str(tools / "image.py"), "--archive", made["archive"], "--tag", PLUGIN_IMAGE]
+    command = [sys.executable, str(tools / "image.py"), "--archive", made["archive"], "--tag", tag]
     _printed([*command, "--out", str(image)])
     return image
 
@@ -89,5 +91,6 @@ def find() -> Programs:
         nvidia_smi=_said_by([str(ROOT / "tests/native/fetch_nvidia_smi.sh")]),
         image=image,
         runc=Path(runc),
-        plugin_image=_plugin_image(),
+        plugin_image=_our_image("plugin-image", PLUGIN_IMAGE),
+        scheduler_image=_our_image("scheduler-image", SCHEDULER_IMAGE, "--scheduler"),
     )

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler as it is deployed: the module's Deployment run by the kubelet from our image, in a network of pods; the
+webhook called through its Service, without a kube-proxy; a pod that it admits, places and binds, and that runs.
+
+The kube-scheduler beside it is the real one, in an image that is made of its binary alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubebox import images, pods
+from kubebox.api import ApiError
+from kubebox.cluster import PODS, SERVER
+from kubebox.gpunode import LIBRARIES, MIB
+from kubebox.pods import WORKER
+from kubebox.process import NeverCame, until
+from kubebox.programs import SCHEDULER_IMAGE
+from vgpu_plugin._shared import pod_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+GPUS, SLOTS = ["T4"], 10
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SLOTS, "sliceSizing": "requested"}}
+NAME = "vgpu-scheduler"
+SYSTEM = "/api/v1/namespaces/kube-system"
+DEPLOYMENT = f"/apis/apps/v1/namespaces/kube-system/deployments/{NAME}"
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/{NAME}-extender"
+OURS = f"labelSelector=app.kubernetes.io/name%3D{NAME}"
+REPOSITORY = "localhost/kube-scheduler"
+GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
+# What turns a Deployment into pods, and a Service into their addresses.
+CONTROLLERS = (
+    "deployment-controller",
+    "replicaset-controller",
+    "endpoints-controller",
+    "endpointslice-controller",
+    "garbage-collector-controller",
+    "root-ca-certificate-publisher-controller",
+)
+# Each pod has a wire of its own to the node; the API server's address is the node's.
+NETWORK = {
+    "cniVersion": "0.4.0",
+    "name": "pods",
+    "plugins": [
+        {
+            "type": "ptp",
+            "ipMasq": False,
+            "ipam": {"type": "host-local", "subnet": "10.77.0.0/24", "routes": [{"dst": "0.0.0.0/0"}]},
+        }
+    ],
+}
+
+
+def call(cluster: Any, check: bool = False, **params: Any) -> dict[str, Any]:
+    """The module as a process, as a controller runs it."""
+    kubeconfig = cluster.authority.kubeconfig("admin-of-module", SERVER, "/O=system:masters/CN=module")
+    given = {"kubeconfig": str(kubeconfig), "_ansible_check_mode": check, **params}
+    if params.get("state") != "absent":
+        given = {"image": SCHEDULER_IMAGE, "kube_scheduler_repository": REPOSITORY, **given}
+    arguments = {"ANSIBLE_MODULE_ARGS": {**given, "_ansible_remote_tmp": "/tmp", "_ansible_keep_remote_files": False}}
+    name = "ansible_collections.vgpu.fleet.plugins.modules.kube_scheduler"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import runpy; runpy.run_module({name!r}, run_name='__main__')"],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".build" / "collections"), "no_proxy": "*"},
+    )
+    assert done.stdout, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert not found.get("failed"), found
+    return found
+
+
+def load_images(cluster: Any) -> None:
+    version = cluster.api.get("/version")["gitVersion"].partition("+")[0].partition("-")[0]
+    name, root = f"{REPOSITORY}:{version}", cluster.folder / "kube-scheduler-root.tar"
+    with tarfile.open(root, "w") as stream:
+        for folder in ("usr", "usr/local", "usr/local/bin", "tmp"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            stream.addfile(entry, io.BytesIO())
+        entry = tarfile.TarInfo("usr/local/bin/kube-scheduler")
+        content = (cluster.programs.kubernetes / "kube-scheduler").read_bytes()
+        entry.size, entry.mode = len(content), 0o755
+        stream.addfile(entry, io.BytesIO(content))
+    packed = cluster.folder / "kube-scheduler.tar"
+    images.archive(root, name, packed)
+    for file, image in ((packed, name), (cluster.programs.scheduler_image, SCHEDULER_IMAGE)):
+        cluster.ctr("images", "import", str(file))
+        cluster.ctr("images", "label", image, "io.cri-containerd.pinned=pinned")
+    root.unlink()
+    packed.unlink()
+
+
+def our_pods(cluster: Any) -> list[dict[str, Any]]:
+    found = cluster.api.get(f"{SYSTEM}/pods?{OURS}")["items"]
+    return [one for one in found if not one["metadata"].get("deletionTimestamp")]
+
+
+def ready(cluster: Any, count: int = 2) -> bool:
+    """As the Deployment counts, of its newest template and no other."""
+    found = cluster.api.get(DEPLOYMENT)
+    status = found.get("status") or {}
+    same = status.get("observedGeneration") == found["metadata"]["generation"]
+    return same and [status.get(key, 0) for key in ("replicas", "updatedReplicas", "readyReplicas")] == [count] * 3
+
+
+def wait_until_ready(cluster: Any, about: str) -> None:
+    try:
+        until(lambda: ready(cluster), about, limit_s=240)
+    except NeverCame as fault:
+        states = [one["status"] for one in our_pods(cluster)]
+        logs = [one.read_text()[-2000:] for one in sorted(cluster.pod_logs.glob(f"kube-system_{NAME}*/*/*.log"))]
+        raise AssertionError(f"{fault}\npods: {json.dumps(states)[:6000]}\nlogs: {logs}") from None
+
+
+def gpu_pod(name: str, limits: dict[str, Any]) -> dict[str, Any]:
+    container = pods.container([WORKER, "fill"], slices=0)
+    container["resources"] = {"limits": {key: str(value) for key, value in limits.items()}}
+    return pods.manifest(name, container)
+
+
+def refused(cluster: Any, body: dict[str, Any]) -> str:
+    """ "" where the API server would store the pod, else why not. Nothing is stored."""
+    try:
+        cluster.api.create(f"{PODS}?dryRun=All", body)
+    except ApiError as fault:
+        return str(fault)
+    return ""
+
+
+@pytest.fixture(scope="module")
+def deployed(machine: Any) -> Iterator[Any]:
+    cluster, node = machine
+    network = cluster.folder / "cni" / "05-pods.conflist"
+    network.write_text(json.dumps(NETWORK))
+    load_images(cluster)
+    plain = node.plugin.command
+    node.exchange(GPUS)
+    node.configure(CONFIGURATION)
+    kubeconfig = str(cluster.authority.folder / "kubelet.conf")
+    node.plugin.command = [*plain, "--kubeconfig", kubeconfig, "--node-name", cluster.node]
+    controllers = cluster.start_controllers(*CONTROLLERS)
+    try:
+        node.start()
+        until(lambda: cluster.allocatable() == SLOTS, f"{SLOTS} slices at the node")
+        assert call(cluster)["changed"]
+        wait_until_ready(cluster, "two replicas that are ready")
+        until(lambda: not refused(cluster, gpu_pod("try", {MEM: 1000})), "admission through the Service", 120)
+        yield cluster
+    finally:
+        call(cluster, state="absent")
+        until(lambda: our_pods(cluster) == [], "the end of the scheduler's pods")
+        controllers.stop()
+        network.unlink()
+        node.stop()
+        node.plugin.command = plain
+
+
+@pytest.fixture
+def pod(deployed: Any, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
+    cluster, node = machine
+    made: list[pods.Pod] = []
+
+    def make(name: str, limits: dict[str, Any]) -> pods.Pod:
+        made.append(pods.create(cluster, gpu_pod(name, limits)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.ask_to_end()
+    for one in made:
+        one.delete()
+    until(lambda: not node.held(), "kubelet that holds nothing")
+
+
+def holder(cluster: Any) -> str:
+    """The name of the pod that binds: identities begin with the host's name, which is the pod's."""
+    found = cluster.api.get_or_none(LEASE) or {}
+    return str((found.get("spec") or {}).get("holderIdentity") or "").rpartition("_")[0]
+
+
+def test_the_deployment_is_what_runs(deployed):
+    """Two pods on a network of their own, as the user of the manifest, nothing started twice."""
+    found = our_pods(deployed)
+    assert len(found) == 2 and len({one["status"]["podIP"] for one in found}) == 2
+    for one in found:
+        assert one["status"]["podIP"].startswith("10.77.0.") and not one["spec"].get("hostNetwork")
+        states = {each["name"]: each for each in one["status"]["containerStatuses"]}
+        assert {each["restartCount"] for each in states.values()} == {0}, states
+        assert states[NAME]["image"].endswith("vgpu-scheduler:e2e") and set(states) == {NAME, "kube-scheduler"}
+        told = in_container(deployed, one, "id", "-u").stdout.split()
+        assert told == ["65532"]
+        assert in_container(deployed, one, "touch", "/opt/x").returncode != 0, "the root is read-only"
+    slices = deployed.api.get(
+        "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices"
+        f"?labelSelector=kubernetes.io/service-name%3D{NAME}"
+    )["items"]
+    addresses = {address for one in slices for each in one.get("endpoints") or [] for address in each["addresses"]}
+    assert addresses == {one["status"]["podIP"] for one in found}
+    assert not call(deployed)["changed"]
+
+
+def in_container(cluster: Any, one: dict[str, Any], *words: str) -> subprocess.CompletedProcess:
+    """A command in the container of our program, as ``kubectl exec`` would have it."""
+    states = {each["name"]: each for each in one["status"]["containerStatuses"]}
+    container = states[NAME]["containerID"].rpartition("/")[2]
+    name = f"t{uuid.uuid4().hex[:8]}"
+    done: subprocess.CompletedProcess = cluster.ctr(
+        "tasks", "exec", "--exec-id", name, "--user", "65532", container, *words, check=False
+    )
+    return done
+
+
+def test_a_pod_is_admitted_placed_bound_and_runs_in_its_size(deployed, pod):
+    one = pod("sized", {MEM: 3000})
+    made = one.object()
+    assert made["spec"]["schedulerName"] == NAME
+    assert made["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
+    one.wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == 3000 * MIB
+    (part,) = pod_plan.read_plan(one.object()["metadata"]["annotations"][pod_plan.PLAN])
+    assert [device.memory_mib for device in part.devices] == [3000]
+    names = {each["metadata"]["name"] for each in our_pods(deployed)}
+    assert holder(deployed) in names
+    assert "101" in refused(deployed, gpu_pod("odd", {"nvidia.com/gpumem-percentage": 101}))
+
+
+def test_why_a_pod_waits_is_told_where_the_readme_says(deployed, pod):
+    one = pod("big", {MEM: 12000}).wait_running()
+    waits = pod("waits", {MEM: 9000})
+    until(waits.why_not_scheduled, "a reason")
+    bound_by = next(each for each in our_pods(deployed) if each["metadata"]["name"] == holder(deployed))
+    text = in_container(deployed, bound_by, "vgpu-scheduler", "--explain", "default/waits").stdout
+    assert "not a GPU with 9000 MiB free" in text and "default/big" in text, text
+    one.ask_to_end()
+    waits.wait_running()
+
+
+def test_the_pod_that_binds_is_deleted_and_another_binds(deployed, pod):
+    first = holder(deployed)
+    deployed.api.delete(f"{SYSTEM}/pods/{first}", grace_s=1)
+    one = pod("after", {MEM: 1000}).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == 1000 * MIB
+    assert holder(deployed) not in ("", first)
+    wait_until_ready(deployed, "two replicas again")
+
+
+def test_admission_has_no_gap_while_another_configuration_rolls_out(deployed, pod):
+    stays = pod("stays", {MEM: 2000}).wait_running()
+    before = {one["metadata"]["name"] for one in our_pods(deployed)}
+    said, stop = [], threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            said.append(refused(deployed, gpu_pod("asks", {MEM: 1000})))
+            time.sleep(0.2)
+
+    asks = threading.Thread(target=ask)
+    asks.start()
+    try:
+        assert call(deployed, config={"defaultMemoryMiB": 700})["changed"]
+        wait_until_ready(deployed, "two replicas of the new configuration")
+        until(lambda: not before & {one["metadata"]["name"] for one in our_pods(deployed)}, "the end of the old ones")
+    finally:
+        stop.set()
+        asks.join(60)
+    assert len(said) > 5 and set(said) == {""}, set(said)
+    one = pod("default", {"nvidia.com/gpucores": 20}).wait_running()
+    assert int(one.wait_log(r"^total (\d+)$").group(1)) == 700 * MIB
+    assert stays.running() and stays.restarts() == 0
+
+
+def test_without_pods_of_it_gpu_pods_are_refused_and_others_are_not(deployed):
+    deployed.api.patch(DEPLOYMENT, {"spec": {"replicas": 0}})
+    try:
+        until(lambda: our_pods(deployed) == [], "the end of both")
+        until(lambda: refused(deployed, gpu_pod("gpu", {MEM: 1000})), "refusal")
+        assert NAME in refused(deployed, gpu_pod("gpu", {MEM: 1000}))
+        assert refused(deployed, pods.manifest("plain", pods.container(["true"], slices=0))) == ""
+    finally:
+        assert call(deployed)["changed"]
+        wait_until_ready(deployed, "two replicas again")
+    until(lambda: not refused(deployed, gpu_pod("gpu", {MEM: 1000})), "admission", 120)
+
+
+def test_it_is_removed_and_its_pods_end(deployed):
+    assert call(deployed, state="absent")["changed"]
+    until(lambda: our_pods(deployed) == [], "the end of the scheduler's pods")
+    assert deployed.api.get_or_none(DEPLOYMENT) is None
+    assert refused(deployed, gpu_pod("gpu", {MEM: 1000})) == ""
+    assert not call(deployed, state="absent")["changed"]
