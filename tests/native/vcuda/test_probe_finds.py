@@ -50,7 +50,7 @@ MUTANTS = {
     "no lock": ("account.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
     "no credit for a free": ("memory.c", CREDITED, "0", {"freed"}),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
-    "a way that grants nothing": ("pool.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
+    "a way that grants nothing": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
     "no credit for a context": ("context.c", CREDIT, ";", {"freed"}),
     "charged for the check alone": (
         "memory.c",
