@@ -21,11 +21,11 @@ def load():
     lock = ROOT / "requirements/scheduler.txt"
     subprocess.run([ROOT / "tools/venv.sh", ENVIRONMENT, lock, sys.executable], check=True)
 
-    def run(nodes: int, pods_per_node: int, calls: int) -> dict:
+    def run(nodes: int, pods_per_node: int, calls: int, *kinds: int) -> dict:
         command = [ENVIRONMENT / "bin/python", ROOT / "tests/bench/programs/scheduler_load.py"]
         # One thread: the time of others would be counted by none.
         env = {**os.environ, "PYTHONPATH": str(ROOT / "native/plugin/src"), "OPENBLAS_NUM_THREADS": "1"}
-        words = [str(word) for word in (nodes, pods_per_node, calls)]
+        words = [str(word) for word in (nodes, pods_per_node, calls, *kinds)]
         done = subprocess.run([*command, *words], env=env, stdout=subprocess.PIPE, text=True, check=True)
         found = json.loads(done.stdout)
         assert found["oversold"] == 0 and found["fits"] > 0
@@ -49,6 +49,20 @@ def test_filter(load, row, sizes):
         f"{told(full)}; with 1 pod a node {told(empty)}",
         full["control"] / empty["control"],
         f"adding up the pods at each call: {full['control']:.0f} ms, with 1 pod a node {empty['control']:.0f} ms",
+    )
+
+
+def test_pods_of_jobs(load, row, sizes):
+    """Pods that ask for the same look only at the nodes that changed since the last of them."""
+    different, same = load(5000, 20, sizes["scheduled"]), load(5000, 20, sizes["scheduled"], 4)
+    row(
+        "scheduler-jobs",
+        "at most 0.8 times the time of pods that all differ",
+        lambda ratio: ratio <= 0.8,
+        same["p50"] / different["p50"],
+        f"{told(same)}; of pods that all differ {told(different)}",
+        different["p50"] / different["p50"],
+        "nothing remembered: the time of pods that all differ",
     )
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the scheduler's extender in a process of its own: NODES PODS_PER_NODE CALLS; prints one JSON object.
+"""Measures the scheduler's extender in a process of its own: NODES PODS_PER_NODE CALLS [KINDS]; prints one JSON object.
 
 A call is what the kube-scheduler asks for one pod: filter and prioritize, from the bytes of the request to the bytes of
 the answer, every node named. Then the pod is placed and held, so that no two calls ask the same ledger. Times are
 processor time of this thread, for the machine is seldom alone; wall times are given beside.
+
+KINDS: how many different asks there are, as of the pods of so many jobs; each its own where it is left out.
 
 The control does what a first attempt does: it adds up the pods of each node at each call, and looks at GPUs one by one.
 """
@@ -79,7 +81,8 @@ def control(ledger: Ledger, need: int, cores: int) -> int:
 
 
 def main() -> None:
-    nodes, pods_per_node, calls = (int(word) for word in sys.argv[1:])
+    nodes, pods_per_node, calls, *rest = (int(word) for word in sys.argv[1:])
+    kinds = rest[0] if rest else calls
     chance = random.Random(nodes)
     ledger = Ledger()
     extender = Extender(ledger, None)  # type: ignore[arg-type]
@@ -87,7 +90,8 @@ def main() -> None:
     decode = wire.msgspec.json.Decoder(wire.ExtenderArgs).decode
     took, wall, fits = [], [], 0
     for number in range(calls):
-        made = pod(number, chance)
+        made = pod(number, chance) if kinds == calls else pod(number % kinds, random.Random(number % kinds))
+        made["metadata"]["uid"] = f"new-{number}"
         asked = json.dumps({"Pod": made, "Nodes": None, "NodeNames": names}).encode()
         began, began_wall = time.thread_time(), time.perf_counter()
         answer = extender.filter(decode(asked))
