@@ -100,6 +100,11 @@ e2e: apt-test venv native
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(BIN)/python tests/e2e/run.py $(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(E2E),tests/e2e)
 
+.PHONY: packages-rpm
+# nvidia_driver and nvidia_docker on real dnf and zypper, in a Debian root that has both (tests/rpm); needs root.
+packages-rpm: apt-test venv collection
+	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(RPM),tests/rpm)
+
 .PHONY: fuzz
 # Seconds of each fuzzer run in every test; here minutes.
 fuzz: apt-test venv

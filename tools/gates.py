@@ -130,6 +130,8 @@ SLOW_GATES = [
         },
         minutes=4,
     ),
+    # A Debian root with dnf and zypper is made once; sixty calls of real package managers take their time.
+    Gate("packages-rpm", {}, ["tests/rpm"], minutes=8),
     # Kubernetes is built once and then cached; the build alone takes half an hour.
     Gate("e2e", {"make e2e": ["make", "--no-print-directory", "e2e"]}, minutes=8 if kubernetes_is_built() else 45),
     Gate("native-address", {}, ["tests/native/vcuda"], ["--sanitizer=address", *NOT_SLOW, *NOT_SANITIZED], minutes=8),

@@ -85,14 +85,15 @@ def packages(host: System, source: str, branch: int | None, kind: str, prebuilt:
     names, others = NAMES[host.family](host, source, branch, kind, prebuilt)
     pin = version
     if not pin and branch is not None and _needs_branch_pin(host, source):
-        pin = f"{branch}.*" if host.manager == "apt" else ""
+        pin = f"{branch}.*"
     pinned = [name if not pin or "=" in name else f"{name}={pin}" for name in names]
     return pinned + ([f"{name}=*" for name in others] if pin else list(others))
 
 
 def _needs_branch_pin(host: System, source: str) -> bool:
     """Where the names themselves do not tell the branch and the repository has several."""
-    return source in ("cuda", "mirror", "file") and host.family in ("debian", "ubuntu")
+    by_stream = source == "cuda" and host.family == "el" and host.release in ("8", "9")
+    return source in ("cuda", "mirror", "file") and not by_stream
 
 
 def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:

@@ -20,7 +20,13 @@ PATH = "/var/lib/vgpu/upgrade.json"
 
 
 def keep(
-    host: Host, library_root: str, plugin_root: str, node_config: str, units: Sequence[str], check_mode: bool = False
+    host: Host,
+    library_root: str,
+    plugin_root: str,
+    node_config: str,
+    units: Sequence[str],
+    check_mode: bool = False,
+    daemonset: str = "",
 ) -> tuple[dict[str, Any], bool]:
     """The point to return to, and whether an earlier upgrade that was cut off had kept it."""
     found = kept(host)
@@ -32,6 +38,7 @@ def keep(
         "node_config": host.text(node_config),
         "configs": named(host, node_config),
         "units": {path: host.text(path) for path in units},
+        "daemonset": {daemonset: host.text(daemonset)} if daemonset else {},
     }
     if not check_mode:
         write_bytes(host.path(PATH), (json.dumps(point, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
@@ -65,8 +72,8 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of a version that did not keep the named configurations: they stay as they are then.
-    return {**found, "configs": found.get("configs")}
+    # A record of a version that did not keep these: they stay as they are then.
+    return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
 
 def proven(host: Host) -> bool:

@@ -42,6 +42,10 @@ options:
     description: Configuration of the node.
     type: path
     default: /etc/vgpu/node.yaml
+  daemonset:
+    description: What the host's DaemonSet was last applied with; empty keeps nothing of it.
+    type: path
+    default: ""
   units:
     description: Unit files whose texts are kept.
     type: list
@@ -59,8 +63,9 @@ EXAMPLES = r"""
 RETURN = r"""
 point:
   description:
-    - Versions (C(library), C(plugin)) and texts (C(node_config), C(units) and the named configurations C(configs) by
-      path). V(null) was absent; of C(configs), not kept by the version of the collection that made the record.
+    - Versions (C(library), C(plugin)) and texts (C(node_config), and by path C(units), the named configurations
+      C(configs) and C(daemonset)). V(null) was absent; C(configs) V(null) or an empty C(daemonset), not kept by the
+      version of the collection that made the record.
   returned: with O(state=kept)
   type: dict
 resumed:
@@ -82,6 +87,7 @@ def main() -> None:
             "library_root": {"type": "path", "default": "/usr/local/lib/vgpu"},
             "plugin_root": {"type": "path", "default": "/opt/vgpu/plugin"},
             "node_config": {"type": "path", "default": "/etc/vgpu/node.yaml"},
+            "daemonset": {"type": "path", "default": ""},
             "units": {"type": "list", "elements": "path", "default": []},
         },
         supports_check_mode=True,

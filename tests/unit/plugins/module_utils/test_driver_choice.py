@@ -192,7 +192,7 @@ PACKAGES = [
         {"source": "cuda", "kernel_module": "none"},
         580,
         "none",
-        "nvidia-driver-cuda",
+        "nvidia-driver-cuda=580.*",
     ),
     (
         "sles15",
@@ -200,8 +200,8 @@ PACKAGES = [
         {"source": "cuda"},
         580,
         "open",
-        "nvidia-open-driver-G06-signed-cuda-kmp-default nvidia-compute-utils-G06 nvidia-compute-G06 "
-        "nvidia-persistenced",
+        "nvidia-open-driver-G06-signed-cuda-kmp-default=580.* nvidia-compute-utils-G06=580.* "
+        "nvidia-compute-G06=580.* nvidia-persistenced=*",
     ),
     ("fedora", [T4], {"packages": ["akmod-nvidia"]}, None, "auto", "akmod-nvidia"),
     (

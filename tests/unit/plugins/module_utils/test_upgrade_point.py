@@ -13,6 +13,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer,
 LIBRARY, PLUGIN, CONFIG = "/usr/local/lib/vgpu", "/opt/vgpu/plugin", "/etc/vgpu/node.yaml"
 NAMED = "/etc/vgpu/configs/big.yaml"
 UNIT = "/etc/systemd/system/vgpu-device-plugin.service"
+DAEMON_SET = "/etc/vgpu/daemonset.json"
 ARBITER = "/etc/systemd/system/vgpu-arbiter.service"
 GPUS = [{"uuid": "GPU-a"}]
 
@@ -47,6 +48,7 @@ class Machine:
         self.write(CONFIG, f"config {version}")
         self.write(NAMED, f"named {version}")
         self.write(UNIT, f"unit {version}")
+        self.write(DAEMON_SET, f"daemonset {version}")
         self.status = {"version": version, "config_sha256": version, "library": version}
 
     def prove(self):
@@ -54,7 +56,7 @@ class Machine:
         self.write(node_state.PROOF, json.dumps({"fingerprint": runs}))
 
     def keep(self, check=False):
-        return upgrade_point.keep(self.host, LIBRARY, PLUGIN, CONFIG, [UNIT, ARBITER], check)
+        return upgrade_point.keep(self.host, LIBRARY, PLUGIN, CONFIG, [UNIT, ARBITER], check, DAEMON_SET)
 
 
 @pytest.fixture
@@ -69,6 +71,7 @@ FIRST = {
     "node_config": "config 1",
     "configs": {NAMED: "named 1"},
     "units": {UNIT: "unit 1", ARBITER: None},
+    "daemonset": {DAEMON_SET: "daemonset 1"},
 }
 
 
@@ -117,8 +120,9 @@ def test_how_long_it_counts(machine, after, counts):
 def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: {"gpus": [], "driver_version": None})
     host = Host(str(tmp_path), run=lambda argv: Answer(127, "", ""))
-    point, resumed = upgrade_point.keep(host, LIBRARY, PLUGIN, CONFIG, [UNIT])
-    assert point == {"library": None, "plugin": None, "node_config": None, "configs": {}, "units": {UNIT: None}}
+    point, resumed = upgrade_point.keep(host, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
+    there = {"library": None, "plugin": None, "node_config": None, "configs": {}, "units": {UNIT: None}}
+    assert point == {**there, "daemonset": {DAEMON_SET: None}}
     assert resumed is False
 
 
@@ -132,8 +136,8 @@ def test_only_what_a_node_label_may_name_is_a_named_configuration(machine):
 def test_a_record_without_named_configurations_leaves_them_as_they_are(machine):
     machine.prove()
     machine.keep()
-    older = {key: value for key, value in FIRST.items() if key != "configs"}
+    older = {key: value for key, value in FIRST.items() if key not in ("configs", "daemonset")}
     machine.write(upgrade_point.PATH, json.dumps(older))
     machine.switch("2")
     point, resumed = machine.keep()
-    assert (point, resumed) == ({**FIRST, "configs": None}, True)
+    assert (point, resumed) == ({**FIRST, "configs": None, "daemonset": {}}, True)

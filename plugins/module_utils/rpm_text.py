@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions, pins, repository files and locks of RPM systems, as text and plain data. Pure.
+
+A version is written as rpm writes it, ``epoch:version-release``, without the epoch where it is 0.
+"""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+import functools
+import re
+from typing import Any, Iterable, Sequence
+
+from .apt_text import split_pin
+
+
+def evr(text: str) -> tuple[int, str, str]:
+    """Epoch, version and release; a part that is not there is 0 or empty."""
+    epoch, colon, rest = text.partition(":")
+    if not colon:
+        epoch, rest = "0", text
+    version, _dash, release = rest.partition("-")
+    return int(epoch) if epoch.isdigit() else 0, version, release
+
+
+def compare(one: str, other: str) -> int:
+    """Below, at or above 0 as rpm orders two versions."""
+    first, second = evr(one), evr(other)
+    if first[0] != second[0]:
+        return -1 if first[0] < second[0] else 1
+    return _parts(first[1], second[1]) or _parts(first[2], second[2])
+
+
+def _parts(one: str, other: str) -> int:
+    """rpm's order of versions or releases: numbers by value and above letters, ``~`` below the end, ``^`` above."""
+    pattern = r"[0-9]+|[A-Za-z]+|~|\^"
+    firsts, seconds = re.findall(pattern, one), re.findall(pattern, other)
+    for place in range(max(len(firsts), len(seconds))):
+        first = firsts[place] if place < len(firsts) else ""
+        second = seconds[place] if place < len(seconds) else ""
+        ranks = _rank(first), _rank(second)
+        if ranks[0] != ranks[1]:
+            return -1 if ranks[0] < ranks[1] else 1
+        if first.isdigit():
+            # By length and then by digits: their value, without a limit to it.
+            first, second = first.lstrip("0"), second.lstrip("0")
+            if len(first) != len(second):
+                return -1 if len(first) < len(second) else 1
+        if first != second:
+            return -1 if first < second else 1
+    return 0
+
+
+def _rank(part: str) -> int:
+    if part == "~":
+        return 0
+    if part == "":
+        return 1
+    if part == "^":
+        return 2
+    return 4 if part.isdigit() else 3
+
+
+def newest(versions: Iterable[str]) -> str:
+    """The newest of them, empty where there is none."""
+    return max(versions, key=functools.cmp_to_key(compare), default="")
+
+
+def fits(version: str, pin: str) -> bool:
+    """Whether a version is meant by a pin: whole, or without its epoch, its release, or the kernel in its release.
+
+    SUSE's kernel modules carry the kernel's version in their own, ``580.95.05_k6.4.0_150600.21-1``.
+    """
+    if not pin:
+        return True
+    _epoch, plain, release = evr(version)
+    forms = (version, f"{plain}-{release}", plain, plain.partition("_k")[0])
+    return any(fnmatch.fnmatchcase(form, pin) for form in forms)
+
+
+def parse_versions(text: str) -> dict[str, list[str]]:
+    """``name version`` lines, as rpm and dnf are asked for them: name → versions."""
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[1] not in found.get(words[0], []):
+            found.setdefault(words[0], []).append(words[1])
+    return found
+
+
+def parse_zypper_search(text: str) -> dict[str, list[str]]:
+    """``zypper --xmlout search -s``: name → versions that a repository has."""
+    found: dict[str, list[str]] = {}
+    for tag in re.findall(r"<solvable\b[^>]*>", text):
+        fields = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
+        if fields.get("kind") == "package" and fields.get("repository") != "(System Packages)" and "edition" in fields:
+            versions = found.setdefault(fields.get("name", ""), [])
+            if fields["edition"] not in versions:
+                versions.append(fields["edition"])
+    return found
+
+
+# Pins ---------------------------------------------------------------------------------------------------------------
+
+
+def follow(packages: Sequence[str], there: dict[str, str], known: dict[str, list[str]]) -> list[str]:
+    """The packages with every ``name=@other`` turned into a pin on the version that ``other`` has or will have."""
+    pins = dict(split_pin(one) for one in packages)
+    found = []
+    for package in packages:
+        name, pin = split_pin(package)
+        if pin.startswith("@"):
+            other = pin[1:]
+            leader = pins.get(other, "")
+            has = there.get(other, "")
+            version = has if has and fits(has, leader) else newest(_fitting(known.get(other, []), leader))
+            found.append(f"{name}={evr(version)[1]}" if version else name)
+        else:
+            found.append(package)
+    return found
+
+
+def lacking(packages: Sequence[str], there: dict[str, str]) -> list[str]:
+    """The packages that are not installed, or in a version that was not asked for."""
+    pinned = (split_pin(one) for one in packages)
+    return [one for one, (name, pin) in zip(packages, pinned) if name not in there or not fits(there[name], pin)]
+
+
+def _fitting(versions: Iterable[str], pin: str) -> list[str]:
+    return [version for version in versions if fits(version, pin)]
+
+
+def unavailable(packages: Iterable[str], known: dict[str, list[str]]) -> list[str]:
+    """The packages of which no repository has a version that fits, each with what there is."""
+    found = []
+    for package in packages:
+        name, pin = split_pin(package)
+        versions = sorted(known.get(name, []), key=functools.cmp_to_key(compare), reverse=True)
+        if not versions:
+            found.append(f"{name}: no repository of this host has it")
+        elif not _fitting(versions, pin):
+            found.append(f"{name}: no version {pin}; there are {', '.join(versions[:5])}")
+    return found
+
+
+def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, str]:
+    """Name → the newest version that fits, of packages that are available."""
+    chosen = {}
+    for package in packages:
+        name, pin = split_pin(package)
+        chosen[name] = newest(_fitting(known.get(name, []), pin))
+    return chosen
+
+
+def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, list[str]]) -> dict[str, str]:
+    """The packages, of those in ``known``, that go along with a change because they have the version of what changes.
+
+    They came as its dependencies; zypper takes no package down that it was not told to, and then refuses the others.
+    """
+    found = {}
+    for name, versions in known.items():
+        for leader, version in changes.items():
+            same = name in there and leader in there and evr(there[name])[1] == evr(there[leader])[1]
+            target = newest(_fitting(versions, evr(version)[1]))
+            if same and name not in changes and target and target != there[name]:
+                found[name] = target
+    return found
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def repository_file(name: str, source: dict[str, Any], key_path: str) -> str:
+    """The text of a .repo file, the same for dnf and zypper; ``key_path`` empty: nothing is checked."""
+    lines = ["# Managed by vgpu.fleet; changes are overwritten.", f"[{name}]", f"name={name}, managed by vgpu.fleet"]
+    lines += [f"baseurl={source['baseurl']}", "enabled=1", "autorefresh=1"]
+    lines.append(f"gpgcheck={int(bool(source.get('gpgcheck')) and bool(key_path))}")
+    lines.append(f"repo_gpgcheck={int(bool(source.get('repo_gpgcheck')) and bool(key_path))}")
+    if key_path:
+        lines.append(f"gpgkey=file://{key_path}")
+        if not source["key"].startswith("-----BEGIN"):
+            lines.append(f"# the key came from {source['key']}")
+    if source.get("priority"):
+        lines.append(f"priority={source['priority']}")
+    return "\n".join(lines) + "\n"
+
+
+def manager_of(os_release: str) -> str:
+    """zypper on a system of SUSE, dnf on any other one."""
+    kin = " ".join(re.findall(r"^ID(?:_LIKE)?=[\"']?([^\"'\n]*)", os_release, re.MULTILINE)).split()
+    return "zypper" if {"suse", "sles", "opensuse"} & set(kin) else "dnf"
+
+
+def stream_of(text: str | None, module: str) -> str:
+    """The stream that dnf has enabled for a module by its file in /etc/dnf/modules.d, empty where there is none."""
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read_string(text or "")
+        section = parser[module]
+    except (configparser.Error, KeyError):
+        return ""
+    return section.get("stream", "") if section.get("state", "") == "enabled" else ""
+
+
+# Locks --------------------------------------------------------------------------------------------------------------
+
+
+def lock_line(name: str, version: str) -> str:
+    """An entry of dnf's versionlock list, with the epoch even where it is 0, as its plugin writes it."""
+    epoch, plain, release = evr(version)
+    return f"{name}-{epoch}:{plain}-{release}.*"
+
+
+def lock_name(line: str) -> str:
+    """The package that an entry of the versionlock list is about; empty for comments, exclusions and empty lines."""
+    text = line.partition("#")[0].strip()
+    return "" if not text or text.startswith("!") else text.rsplit("-", 2)[0]
+
+
+def locked_by_zypper(text: str | None) -> list[str]:
+    """The packages that zypper's file of locks names."""
+    return re.findall(r"^solvable_name:\s*(\S+)\s*$", text or "", re.MULTILINE)
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    wanted = list(patterns)
+    return sorted(name for name in set(names) if any(fnmatch.fnmatchcase(name, one) for one in wanted))
+
+
+def faults_of(text: str) -> str:
+    """The lines of dnf's, zypper's or rpm's output that say what is wrong."""
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    telling = re.compile(
+        r"(error|fail|problem|conflict|nothing provides|not found|requires|is needed by|404|no space|invalid)", re.I
+    )
+    return "\n".join(([line for line in lines if telling.search(line)] or lines)[-10:])

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts with real dnf and zypper: a Debian root that says it is Rocky 9 or SLES 15, with real roles on it.
+
+Each host is an overlay over one root that is made once (.build/rpm), in a mount namespace of its own for each command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+ENTER = """
+set -e
+root=$1 lower=$2
+shift 2
+if [ -n "$lower" ]; then
+    mount -t overlay overlay -o "lowerdir=$lower,upperdir=${root%/*}/upper,workdir=${root%/*}/work" "$root"
+fi
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+exec "$@"
+"""
+SYSTEMS = {
+    "rocky": {
+        "ID": "rocky",
+        "ID_LIKE": "rhel centos fedora",
+        "VERSION_ID": "9.4",
+        "PLATFORM_ID": "platform:el9",
+        "PRETTY_NAME": "Rocky Linux 9.4 (Blue Onyx)",
+    },
+    "sles": {
+        "ID": "sles",
+        "ID_LIKE": "suse",
+        "VERSION_ID": "15.6",
+        "PRETTY_NAME": "SUSE Linux Enterprise Server 15 SP6",
+    },
+}
+REPOSITORIES = {"rocky": "/etc/yum.repos.d", "sles": "/etc/zypp/repos.d"}
+# What package managers write beside what they were asked for: caches, logs and their own history.
+OWN_NOTES = re.compile(r"^/etc/(dnf/(modules\.d|aliases\.d)/?$|zypp/credentials|ld\.so\.cache)")
+
+
+@dataclass
+class Run:
+    """How a playbook ended, and what it said."""
+
+    code: int
+    output: str
+
+    @property
+    def changed(self) -> int:
+        found = re.search(r"changed=(\d+) ", self.output)
+        return int(found.group(1)) if found else -1
+
+    @property
+    def said(self) -> str:
+        """The output in one line, for sentences that were folded."""
+        return " ".join(self.output.replace("\\n", " ").split())
+
+
+class RpmHost:
+    """A root of a system; ``kind`` is rocky or sles."""
+
+    def __init__(self, folder: Path, base: Path, kind: str) -> None:
+        self.folder, self.kind = folder, kind
+        self.root, self.lower = folder / "root", str(base)
+        for name in ("root", "upper", "work"):
+            (folder / name).mkdir(parents=True)
+        if self.enter("true").returncode != 0:
+            # An overlay cannot lie on an overlay: then a copy, which is slower.
+            self.lower = ""
+            (folder / "root").rmdir()
+            subprocess.run(["cp", "-a", str(base), str(folder / "root")], check=True)
+        release = "".join(f'{key}="{value}"\\n' for key, value in SYSTEMS[kind].items())
+        repository = "[base]\\nname=base\\nbaseurl=file:///srv/base\\nenabled=1\\ngpgcheck=0\\n"
+        # What says that this is Debian.
+        self.must("rm", "-f", "/etc/os-release", "/etc/debian_version", "/var/lib/dpkg/status")
+        self.must("sh", "-c", f"printf '%b' '{release}' > /etc/os-release")
+        self.must("sh", "-c", f"rpm -i /srv/{kind}/*.rpm && mkdir -p {REPOSITORIES[kind]}")
+        self.must("sh", "-c", f"printf '%b' '{repository}' > {REPOSITORIES[kind]}/base.repo")
+
+    def enter(self, *command: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command of the machine that sees this root mounted, with this machine's network."""
+        words = ["unshare", "--mount", "sh", "-c", ENTER, "sh", str(self.root), self.lower, *command]
+        return subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            **options,
+        )
+
+    def inside(self, *command: str) -> subprocess.CompletedProcess[str]:
+        return self.enter(
+            "env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "chroot", str(self.root), *command
+        )
+
+    def must(self, *command: str) -> str:
+        done = self.inside(*command)
+        assert done.returncode == 0, f"{command}: {done.stdout}"
+        return done.stdout
+
+    def play(self, tasks: list[dict[str, Any]], *options: str, **variables: Any) -> Run:
+        """Run tasks on this host as Ansible does anywhere, over a connection into its root."""
+        host = {
+            "ansible_connection": "community.general.chroot",
+            "ansible_host": str(self.root),
+            "ansible_python_interpreter": "/usr/bin/python3",
+        }
+        (self.folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {self.kind: host}}}))
+        play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}
+        (self.folder / "play.yml").write_text(yaml.safe_dump([play]))
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE_")}
+        done = self.enter(
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "-i",
+            "hosts.yml",
+            "play.yml",
+            *options,
+            cwd=self.folder,
+            env={
+                **kept,
+                "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".build" / "collections"),
+                "ANSIBLE_PIPELINING": "true",
+                "ANSIBLE_NOCOLOR": "1",
+            },
+        )
+        return Run(done.returncode, done.stdout)
+
+    def versions(self) -> dict[str, str]:
+        """What rpm has, by name; keys are left out."""
+        lines = self.must("rpm", "-qa", "--qf", "%{NAME} %{VERSION}-%{RELEASE}\\n").splitlines()
+        pairs = (line.split() for line in lines if " " in line and not line.startswith("warning"))
+        return {name: version for name, version in pairs if name != "gpg-pubkey"}
+
+    def trace(self) -> dict[str, str]:
+        """Everything that a run may leave: packages, trusted keys, and each file of /etc and of the roles' records."""
+        script = "rpm -qa | sort; find /etc /var/lib/vgpu -type f 2>/dev/null | sort | xargs -d '\\n' sha256sum"
+        found = {}
+        for line in self.must("sh", "-c", script).splitlines():
+            digest, _space, path = line.partition("  ")
+            if path and not OWN_NOTES.search(path):
+                found[path] = digest
+            elif not path:
+                found[digest] = "package"
+        return found
+
+    def text(self, path: str) -> str:
+        return self.must("cat", path)
+
+
+@pytest.fixture(scope="session")
+def base() -> Path:
+    """The root that all hosts lie over, made when its recipe changed."""
+    files = [HERE / "make_root.sh", *sorted((HERE / "inside").iterdir())]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
+    folder = ROOT / ".build" / "rpm"
+    root = folder / f"root-{digest}"
+    if not root.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("root-*"):
+            subprocess.run(["rm", "-rf", "--one-file-system", str(old)], check=True)
+        done = subprocess.run(
+            [str(HERE / "make_root.sh"), str(root)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-4000:]
+    return root
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def mirror(base: Path) -> Iterator[str]:
+    """The repositories over HTTP; what is not there is answered with 404."""
+    handler = functools.partial(Quiet, directory=str(base / "srv"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(params=["rocky", "sles"])
+def host(request: pytest.FixtureRequest, tmp_path: Path, base: Path) -> RpmHost:
+    return RpmHost(tmp_path / "host", base, request.param)
+
+
+@contextlib.contextmanager
+def told(run: Run) -> Iterator[None]:
+    """Show the whole run where something in it was not as expected."""
+    try:
+        yield
+    except AssertionError:
+        print(run.output)
+        raise

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a set of packages does to a host, over one in memory; on real dnf and zypper: tests/rpm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils import rpm_host, rpm_set
+from ansible_collections.vgpu.fleet.plugins.module_utils.rpm_host import RpmError
+from ansible_collections.vgpu.fleet.plugins.module_utils.rpm_set import PackageSet, Wish
+
+REPOSITORY = {"a": ["1-1", "2-1"], "liba": ["1-1", "2-1"], rpm_set.LOCKER: ["4-1"]}
+
+
+class Host:
+    """Packages and locks in memory, files below a folder. ``a`` brings ``liba``."""
+
+    def __init__(self, folder: Path, manager: str = "dnf") -> None:
+        self.folder, self.manager = folder, manager
+        self.there = {"theirs": "9-1"}
+        self.locked: list[str] = []
+        self.broken = self.killed = self.needed = ""
+        self.calls: list[str] = []
+
+    def read(self, path: str) -> str | None:
+        file = Path(path)
+        return file.read_text() if file.exists() else None
+
+    def installed(self) -> dict[str, str]:
+        return dict(self.there)
+
+    def keys(self) -> list[str]:
+        return []
+
+    def available(self, names: list[str]) -> dict[str, list[str]]:
+        return {name: REPOSITORY[name] for name in names if name in REPOSITORY}
+
+    def repository_files(self) -> dict[str, str]:
+        return {str(path): path.read_text() for path in self.folder.glob("*.repo")}
+
+    def fetch(self, address: str) -> str:
+        self.calls.append(f"fetch {address}")
+        return "the key\n"
+
+    def trust(self, path: str) -> None:
+        self.calls.append(f"trust {path}")
+
+    def refresh(self, name: str = "") -> None:
+        self.calls.append("refresh")
+        if self.broken:
+            raise RpmError(self.broken)
+
+    def install(self, packages: dict[str, str], files: list[str]) -> None:
+        self.calls.append("install " + " ".join(f"{name}={version}" for name, version in sorted(packages.items())))
+        self.there.update(packages)
+        if "a" in packages:
+            self.there["liba"] = packages["a"]
+        if self.killed:
+            raise KeyboardInterrupt
+
+    def needed_by_others(self, names: list[str]) -> str:
+        return self.needed
+
+    def remove(self, names: list[str]) -> None:
+        self.calls.append("remove " + " ".join(names))
+        for name in names:
+            assert name not in self.locked, "a lock keeps a package"
+            del self.there[name]
+
+    def can_lock(self) -> bool:
+        return self.manager == "zypper" or rpm_set.LOCKER in self.there
+
+    def locks(self) -> list[str]:
+        return list(self.locked)
+
+    def lock(self, packages: dict[str, str]) -> None:
+        self.locked = sorted({*self.locked, *packages})
+
+    def unlock(self, names: list[str]) -> None:
+        self.locked = [name for name in self.locked if name not in names]
+
+
+@pytest.fixture(params=["dnf", "zypper"])
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    folder = tmp_path / "repos"
+    folder.mkdir()
+    monkeypatch.setattr(rpm_set, "KEYS", str(tmp_path / "keys"))
+    monkeypatch.setattr(rpm_set, "REPOSITORIES", {"dnf": str(folder), "zypper": str(folder)})
+    return Host(folder, request.param)
+
+
+def run(host: Host, *packages: str, check: bool = False, state: str = "present", **more: Any) -> PackageSet:
+    record = str(host.folder.parent / "record.json")
+    made = PackageSet(Wish(packages=packages, name="ours", record=record, **more), host, check)
+    made.present() if state == "present" else made.absent()
+    return made
+
+
+SOURCE = {"baseurl": "https://m.example.com", "key": "https://m.example.com/k", "gpgcheck": True}
+
+
+def test_a_set_comes_stays_and_goes(host: Host) -> None:
+    foretold = run(host, "a=1-1", source=SOURCE, hold=["a"], check=True)
+    assert foretold.changed and host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
+    first = run(host, "a=1-1", source=SOURCE, hold=["a"])
+    assert first.changed and host.there["a"] == "1-1" and host.locked == ["a"]
+    assert first.installed["liba"] == "1-1", "the dependency is told"
+    host.calls = []
+    again = run(host, "a=1-1", source=SOURCE, hold=["a"])
+    # A key that is there is not fetched again: a run that changes nothing needs no network.
+    assert not again.changed and host.calls == []
+    gone = run(host, state="absent")
+    assert gone.changed and host.there == {"theirs": "9-1"} and host.locked == []
+    assert not list(host.folder.iterdir()) and not (host.folder.parent / "record.json").exists()
+    assert not run(host, state="absent").changed
+
+
+def test_what_was_there_before_stays(host: Host) -> None:
+    host.there["a"] = host.there["liba"] = "1-1"
+    run(host, "a")
+    assert not run(host, state="absent").changed
+    assert host.there["a"] == "1-1"
+
+
+def test_a_killed_transaction_is_settled_by_the_next_run(host: Host) -> None:
+    host.killed = "yes"
+    with pytest.raises(KeyboardInterrupt):
+        run(host, "a=1-1")
+    host.killed = ""
+    assert not run(host, "a=1-1").changed
+    run(host, state="absent")
+    assert host.there == {"theirs": "9-1"}, "the dependency stayed behind"
+
+
+def test_a_repository_that_cannot_be_read_leaves_no_trace(host: Host) -> None:
+    old = host.folder / "old.repo"
+    old.write_text("baseurl=https://nvidia.github.io/nvidia-docker\n")
+    host.broken = "404"
+    with pytest.raises(RpmError, match=r"404\n.*as they were"):
+        run(host, "a", source=SOURCE, stale_sources=["nvidia.github.io/nvidia-docker"])
+    assert [path.name for path in host.folder.iterdir()] == ["old.repo"]
+    assert not (host.folder.parent / "record.json").exists()
+    host.broken = ""
+    run(host, "a", source=SOURCE, stale_sources=["nvidia.github.io/nvidia-docker"])
+    assert not old.exists()
+    run(host, state="absent")
+    assert old.exists(), "a file that was moved away comes back"
+
+
+def test_a_version_that_nobody_has_is_looked_for_once_more(host: Host) -> None:
+    with pytest.raises(RpmError, match=r"no version 3; there are 2-1, 1-1"):
+        run(host, "a=3")
+    assert host.calls == ["refresh"]
+    assert host.there == {"theirs": "9-1"}
+
+
+def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
+    run(host, "a=1-1", hold=["a"])
+    run(host, "a=2-1", hold=["a"])
+    assert host.there["a"] == host.there["liba"] == "2-1" and host.locked == ["a"]
+    run(host, state="absent")
+    host.there.update({"a": "1-1"})
+    host.locked = ["a"]
+    with pytest.raises(
+        RpmError, match=r"somebody locked it; release it with: (dnf versionlock delete|zypper removelock) a"
+    ):
+        run(host, "a=2-1", hold=["a"])
+    assert host.there["a"] == "1-1" and host.locked == ["a"]
+
+
+def test_what_others_need_stays_with_its_lock(host: Host) -> None:
+    run(host, "a=1-1", hold=["a"])
+    host.needed = "liba is needed by theirs"
+    with pytest.raises(RpmError, match=r"nothing was removed.*\nliba is needed by theirs"):
+        run(host, state="absent")
+    assert host.there["a"] == "1-1" and host.locked == ["a"]
+
+
+def test_a_record_of_an_earlier_version_is_understood(host: Host) -> None:
+    host.there.update({"nvidia-x": "1-1", "nvidia-mine": "1-1"})
+    host.locked = ["nvidia-mine", "nvidia-x"]
+    (host.folder / "ours.repo").write_text("[ours]\n")
+    old = {"manager": host.manager, "packages": ["nvidia-x"], "locks": ["*nvidia*"]}
+    (host.folder.parent / "record.json").write_text(json.dumps(old))
+    run(host, state="absent")
+    assert "nvidia-x" not in host.there and "nvidia-mine" in host.there
+    assert host.locked == [] and not list(host.folder.iterdir())
+
+
+def test_a_host_without_the_package_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rpm_host.RpmHost("dnf")
+    with pytest.raises(RpmError, match=r"this host has no no-such-tool; it was taken for a host of dnf"):
+        real.must("asking", "no-such-tool")
