@@ -62,6 +62,8 @@ SLOW_TESTS = [
     "tests/integration/device_plugin/test_watch.py",
     "tests/integration/test_kube_node.py",
     "tests/integration/test_device_plugin_cluster.py",
+    "tests/integration/test_device_plugin_image.py",
+    "tests/integration/test_upgrade_daemonset.py",
     "tests/integration/test_rehearse.py",
 ]
 NOT_SLOW = [f"--ignore={test}" for test in SLOW_TESTS]

@@ -9,6 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 part=$root.part
 rm -rf "$part"
 
+# shellcheck disable=SC2016 # the inner shells expand these
 # Debian's dnf-plugins-core excludes zypper for one program of the same name: unpacked beside, for a package of ours.
 mmdebstrap --quiet --variant=minbase --include=python3,dnf,python3-dateutil,rpm,zypper,createrepo-c,gpg,gpg-agent \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
@@ -21,6 +22,7 @@ mmdebstrap --quiet --variant=minbase --include=python3,dnf,python3-dateutil,rpm,
 mkdir -p "$part/etc/rpm" "$part/root/inside"
 echo '%_dbpath /var/lib/rpm' >"$part/etc/rpm/macros"
 cp "$here"/inside/* "$part/root/inside/"
+# shellcheck disable=SC2016
 unshare --mount sh -c '
     mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && exec chroot "$1" python3 /root/inside/build.py' sh "$part"
 rm -rf "$root"

@@ -66,16 +66,22 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
         raise ImageError(f"{engine} is not installed; install it, or name another with --engine")
     if not base:
         base = ROOT_IMAGE
-        if subprocess.run([engine, "image", "inspect", base], capture_output=True, check=False).returncode != 0:
+        if not image_id(engine, base):
             make_root(engine, base)
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copy2(recipe, Path(scratch) / "Containerfile")
         shutil.copy2(archive, Path(scratch) / f"{about['name']}.pyz")
         options = ["--build-arg", f"BASE={base}", "--build-arg", f"VERSION={about['version']}", "--network", "none"]
+        # podman keeps an image of each step for the next build, which has another archive and can use none.
+        options += ["--layers=false"] if Path(engine).name.startswith("podman") else []
+        former = image_id(engine, tag)
         call(
             "building the image",
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
+    if former and former != image_id(engine, tag):
+        # It has lost its name to the new one. A container of it keeps it, and whoever runs that may remove both.
+        subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     part = out.with_name(out.name + ".part")
     part.unlink(missing_ok=True)
     call("writing the image's file", [engine, "save", "-o", str(part), tag])
@@ -88,6 +94,13 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
 
 def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def image_id(engine: str, name: str) -> str:
+    """The engine's id of an image, empty where there is none of that name."""
+    command = [engine, "image", "inspect", "--format", "{{.Id}}", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def make_root(engine: str, name: str) -> None:
