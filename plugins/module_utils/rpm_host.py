@@ -11,9 +11,9 @@ import contextlib
 import glob
 import os
 import subprocess
-import urllib.error
-import urllib.request
 from typing import Container, Sequence
+
+from ansible.module_utils.urls import open_url
 
 from . import rpm_text
 from .daemon_apply import read_bytes, write_bytes
@@ -130,8 +130,7 @@ class RpmHost:
                 raise RpmError(f"the key {address} is not on this host")
             return text
         try:
-            with urllib.request.urlopen(address, timeout=30) as answer:
-                return bytes(answer.read()).decode("utf-8", "replace")
+            return bytes(open_url(address, timeout=30).read()).decode("utf-8", "replace")
         except (OSError, ValueError) as fault:
             raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
 
