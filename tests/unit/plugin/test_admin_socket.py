@@ -172,7 +172,7 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
 )
 def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
     listening = socket.socket(socket.AF_UNIX)
-    answered = threading.Thread()
+    answered: threading.Thread | None = None
     if what == "a file":
         path.write_text("no socket")
     elif what != "nothing":
@@ -198,7 +198,7 @@ def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
     assert text in str(found.value)
     assert str(path) in str(found.value)
     listening.close()
-    if answered.ident is not None:
+    if answered is not None:
         answered.join(30)
 
 
