@@ -60,8 +60,8 @@ def node():
     folder = Path(tempfile.mkdtemp(prefix="vgpu-", dir="/tmp"))
     yield Node(folder)
     subprocess.run(["podman", "image", "rm", "--force", TAG], capture_output=True, check=False)
-    # A reset deletes podman's state folder too. Left at its default that is the machine's, and every container that runs
-    # there, the simulated hosts among them, is lost to podman.
+    # A reset deletes podman's state folder too. Left at its default that is the machine's, and every container that
+    # runs there, the simulated hosts among them, is lost to podman.
     own = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
     subprocess.run(["podman", *own, "system", "reset", "--force"], capture_output=True, check=False)
     shutil.rmtree(folder, ignore_errors=True)
