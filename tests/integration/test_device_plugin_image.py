@@ -30,7 +30,9 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
-        self.store = ["--root", f"{folder}/store", "--runroot", f"{folder}/run"]
+        # A reset deletes the folder of podman's state too, which the store remembers from its first use. Left at its
+        # default that is the machine's, and every container that runs there, simulated hosts too, is lost to podman.
+        self.store = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
         self.engine = self.program("engine", LOGGED.format(who="node", log=self.log, options=" ".join(self.store)))
         # image.py knows podman by its name.
         self.builder = self.program("podman-here", LOGGED.format(who="controller", log=self.log, options=""))
@@ -58,12 +60,10 @@ class Node:
 def node():
     # podman refuses a run folder of more than 50 characters.
     folder = Path(tempfile.mkdtemp(prefix="vgpu-", dir="/tmp"))
-    yield Node(folder)
+    made = Node(folder)
+    yield made
     subprocess.run(["podman", "image", "rm", "--force", TAG], capture_output=True, check=False)
-    # A reset deletes podman's state folder too. Left at its default that is the machine's, and every container that
-    # runs there, the simulated hosts among them, is lost to podman.
-    own = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
-    subprocess.run(["podman", *own, "system", "reset", "--force"], capture_output=True, check=False)
+    subprocess.run(["podman", *made.store, "system", "reset", "--force"], capture_output=True, check=False)
     shutil.rmtree(folder, ignore_errors=True)
 
 
