@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods that wait: what people are told, and what wakes them when the kube-scheduler knows of no change."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from fleet import NODES, QUOTAS
+from kubebox.cluster import PODS, SERVER
+from kubebox.process import until
+from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pod_plan import NodeGpu
+
+GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
+EVENTS = "/api/v1/namespaces/default/events"
+NOBODY = "127.0.0.1:1"
+
+
+def events(fleet, name, reason):
+    uid = fleet.get(name)["metadata"]["uid"]
+    found = fleet.api.get(f"{EVENTS}?fieldSelector=involvedObject.uid%3D{uid}%2Creason%3D{reason}")["items"]
+    return [one["message"] for one in found]
+
+
+def vgpuctl(fleet, name, scheduler):
+    """The command as a person runs it, who may read and nothing else."""
+    kubeconfig = fleet.cluster.authority.kubeconfig("reader", SERVER, "/O=readers/CN=reader")
+    command = [sys.executable, "-m", "vgpu_plugin.ctl", "explain", "pod", f"default/{name}"]
+    done = subprocess.run(
+        [*command, "--kubeconfig", str(kubeconfig), "--scheduler", scheduler],
+        env={**os.environ, "PYTHONPATH": str(fleet.root / "native/plugin/src"), "no_proxy": "*"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else f"exit {done.returncode}: {done.stderr}"
+
+
+@pytest.fixture(scope="module")
+def reader(fleet):
+    """The right of Kubernetes' own role to look."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": "readers"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers"}],
+    }
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+    fleet.api.create(path, binding)
+    yield
+    fleet.api.delete(f"{path}/readers")
+
+
+def test_a_pod_s_events_and_vgpuctl_say_which_nodes_which_limit_and_what_would_help(fleet, reader):
+    for name in ("a", "b"):
+        fleet.node(name, 1)
+        fleet.pod(f"on-{name}", {GPU: 1, MEM: 12000})
+        fleet.bound(f"on-{name}")
+    fleet.pod("waits", {GPU: 1, MEM: 8000})
+    fleet.pod("huge", {GPU: 1, MEM: 90000})
+    fleet.waits("waits")
+    fleet.waits("huge")
+    (said,) = until(lambda: events(fleet, "waits", "GpusNotFree"), "event of ours", 60)
+    where = {fleet.node_of(f"on-{name}") for name in ("a", "b")}
+    assert where == {"a", "b"}
+    assert "8000 MiB" in said and re.search(r"once default/on-[ab] \(12000 MiB\) ends", said), said
+    (said,) = until(lambda: events(fleet, "huge", "GpusNotFree"), "event of ours", 60)
+    assert "90000 MiB" in said and "once" not in said, said
+    # Told by the API server alone: request, condition of the kube-scheduler, our event.
+    text = vgpuctl(fleet, "waits", NOBODY)
+    assert "Pending, on no node" in text and "1 GPU 8000 MiB" in text, text
+    assert "PodScheduled: 0/2 nodes" in text and "once default/on-" in text, text
+    # And by the program, where it listens.
+    text = vgpuctl(fleet, "waits", f"127.0.0.1:{fleet.leader().extender}")
+    assert "0 of 2 nodes have room" in text and "(a, b)" in text and "it would fit on" in text, text
+    text = vgpuctl(fleet, "huge", f"127.0.0.1:{fleet.leader().extender}")
+    assert "not a GPU large enough for 90000 MiB" in text and "add a node" in text, text
+    # One that has its GPUs: where, and which.
+    held = vgpuctl(fleet, "on-a", NOBODY)
+    assert "12000 MiB" in held and f"on {fleet.node_of('on-a')}" in held and "GPU-" in held, held
+    assert "exit 1" in vgpuctl(fleet, "nobody", NOBODY)
+
+
+def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
+    """More memory of a GPU in the node's annotation, and a quota that is raised, are no reason to wake a pod for the
+    kube-scheduler. It tries again after the minute that the Deployment's option says; as shipped it waits for five."""
+    fleet.node("a", 1, 8000)
+    hard = "limits.nvidia.com/gpumem"
+    fleet.api.create(QUOTAS, {"metadata": {"name": "team"}, "spec": {"hard": {hard: "20000"}}})
+    fleet.pod("quota", {GPU: 1, MEM: 3000}, nodeSelector={"later": "yes"})
+    fleet.pod("memory", {GPU: 1, MEM: 9000})
+    fleet.waits("memory")
+    fleet.api.patch(f"{QUOTAS}/team", {"spec": {"hard": {hard: "2000"}}})
+    fleet.node("b", 1, 4000, later="yes")
+    until(lambda: "quota team" in json.dumps(events(fleet, "quota", "GpusNotFree")), "event that names the quota", 120)
+    assert not fleet.node_of("memory") and not fleet.node_of("quota")
+    fleet.api.patch(f"{QUOTAS}/team", {"spec": {"hard": {hard: "20000"}}})
+    gpus = [NodeGpu("GPU-a-0", "Tesla V100-SXM2-16GB", 16160, 16160, 10, 1616, 10)]
+    fleet.api.patch(f"{NODES}/a", {"metadata": {"annotations": {pod_plan.GPUS: pod_plan.write_gpus(gpus)}}})
+    # A minute, and the half of one in which the kube-scheduler looks who is due; a busy machine needs longer.
+    for name, where in (("memory", "a"), ("quota", "b")):
+        node, (part,) = fleet.bound(name, 200)
+        assert (node, part.devices[0].uuid) == (where, f"GPU-{where}-0")
+    assert fleet.faults() == []
+
+
+def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
+    """Binds without an answer: done or not, nobody knows until the server says. Their GPUs stay held, nothing is
+    oversold, and in the end every pod that fits has its GPUs."""
+    fleet.node("a", 8)
+    count = 60
+    server = fleet.cluster.apiserver
+    for n in range(count):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 1600})
+    until(lambda: fleet.node_of("p0") or fleet.node_of("p1"), "first pod with a node", 60, 0.02)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        # Longer than a call of ours waits.
+        fleet.pause(6)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    # A kube-scheduler that could not renew its lease ends; the kubelet would start it again.
+    fleet.pause(3)
+    for replica in fleet.replicas:
+        replica.kube.start()
+
+    def bound():
+        return sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"])
+
+    until(lambda: bound() == count, f"{count} pods with a node", 180)
+    assert fleet.faults() == []
+    until(
+        lambda: all(gauge(replica, "uncertain_binds") == 0 for replica in fleet.replicas), "outcome of each bind", 120
+    )
+    assert gauge(fleet.writer(), "node_memory_held_bytes", "a") == count * 1600 << 20
+
+
+def gauge(replica, name, node=""):
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    text = opener.open(f"http://127.0.0.1:{replica.extender}/metrics", timeout=20).read().decode()
+    labels = re.escape(f'{{node="{node}"}}') if node else ""
+    found = re.search(rf"^vgpu_scheduler_{name}{labels} (\S+)$", text, re.MULTILINE)
+    return int(float(found[1])) if found else 0
