@@ -45,18 +45,27 @@ def vgpuctl(fleet, name, scheduler):
 
 @pytest.fixture(scope="module")
 def reader(fleet):
-    """The right of Kubernetes' own role to look."""
+    """The right to look at pods and events. Kubernetes' own role ``view`` is empty here: a controller fills it."""
+    group = "rbac.authorization.k8s.io"
+    role = {
+        "apiVersion": f"{group}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": "readers"},
+        "rules": [{"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["get", "list"]}],
+    }
     binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "apiVersion": f"{group}/v1",
         "kind": "ClusterRoleBinding",
         "metadata": {"name": "readers"},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "readers"}],
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "readers"},
+        "subjects": [{"apiGroup": group, "kind": "Group", "name": "readers"}],
     }
-    path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-    fleet.api.create(path, binding)
+    made = {"clusterroles": role, "clusterrolebindings": binding}
+    for kind, one in made.items():
+        fleet.api.create(f"/apis/{group}/v1/{kind}", one)
     yield
-    fleet.api.delete(f"{path}/readers")
+    for kind in made:
+        fleet.api.delete(f"/apis/{group}/v1/{kind}/readers")
 
 
 def test_a_pod_s_events_and_vgpuctl_say_which_nodes_which_limit_and_what_would_help(fleet, reader):
