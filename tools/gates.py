@@ -122,15 +122,15 @@ SLOW_GATES = [
         },
         minutes=2,
     ),
-    Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=9),
-    Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=5),
+    Gate("molecule-upgrade", {"molecule upgrade": ["tools/molecule.sh", "upgrade"]}, minutes=12),
+    Gate("molecule-teardown", {"molecule teardown": ["tools/molecule.sh", "teardown"]}, minutes=8),
     Gate(
         "bench-hosts",
         {
             "payload of the hosts": ["tests/hosts/payload.sh"],
             "calls by hosts": [sys.executable, "tests/bench/hosts.py"],
         },
-        minutes=4,
+        minutes=12,
     ),
     # A Debian root with dnf and zypper is made once; sixty calls of real package managers take their time.
     Gate("packages-rpm", {}, ["tests/rpm"], minutes=8),
