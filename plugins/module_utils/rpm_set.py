@@ -190,7 +190,7 @@ class PackageSet:
     def put_files(self) -> None:
         """Write and remove repository files, and read the index; ``take_back`` undoes it where that fails."""
         files = self.host.repository_files()
-        ours = f"{REPOSITORIES[self.host.manager]}/{self.wish.name}.repo"
+        ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.wish.name}.repo", ""
         wanted: dict[str, str | None] = {
             path: None
             for path, text in files.items()
@@ -208,7 +208,9 @@ class PackageSet:
                 self.plan.append(f"{'remove' if text is None else 'write'} {path}")
         if self.check_mode or not self.source_changed:
             return
-        self.remember({"files": self.files_before})
+        # What has our name is ours, also where an earlier version of the collection wrote it: the way back removes it.
+        mine = {ours, key_path}
+        self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         self.write_files(self.files_after)
         if self.wish.source:
             # zypper asks nobody for a key that rpm knows already, and refuses every other one.

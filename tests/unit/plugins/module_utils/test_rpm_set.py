@@ -190,6 +190,22 @@ def test_a_record_of_an_earlier_version_is_understood(host: Host) -> None:
     assert host.locked == [] and not list(host.folder.iterdir())
 
 
+def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
+    """It lies under our name with another text, and its record says nothing of files."""
+    (host.folder / "ours.repo").write_text("[ours]\n")
+    old = {"manager": host.manager, "packages": ["a"], "locks": []}
+    (host.folder.parent / "record.json").write_text(json.dumps(old))
+    host.broken = "404"
+    with pytest.raises(RpmError, match="as they were"):
+        run(host, "a=1-1", source=SOURCE)
+    assert (host.folder / "ours.repo").read_text() == "[ours]\n"
+    assert json.loads((host.folder.parent / "record.json").read_text()) == old
+    host.broken = ""
+    assert run(host, "a=1-1", source=SOURCE).changed
+    run(host, state="absent")
+    assert host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
+
+
 def test_a_host_without_the_package_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = rpm_host.RpmHost("dnf")
     with pytest.raises(RpmError, match=r"this host has no no-such-tool; it was taken for a host of dnf"):
