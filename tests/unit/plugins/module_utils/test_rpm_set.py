@@ -206,6 +206,43 @@ def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
     assert host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
 
 
+class Zypper(rpm_host.RpmHost):
+    """zypper that ends with one status, whatever it is asked."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("zypper")
+        self.code = code
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        return self.code, '<solvable kind="package" name="a" edition="1-1" repository="r"/>', "said"
+
+
+# Exit status of zypper → whether a search, an installation and a refresh of our repository are taken for done.
+ZYPPERS_ENDS = [
+    (0, True, True, True),
+    (102, True, True, True),
+    (104, True, False, False),
+    (106, True, True, False),
+    (107, False, False, False),
+    (4, False, False, False),
+]
+
+
+@pytest.mark.parametrize("code, search, install, refresh", ZYPPERS_ENDS)
+def test_what_zypper_ends_with(code: int, search: bool, install: bool, refresh: bool) -> None:
+    zypper = Zypper(code)
+    for what, fine in (
+        (lambda: zypper.available(["a"]), search),
+        (lambda: zypper.install({"a": "1-1"}, []), install),
+        (lambda: zypper.refresh("ours"), refresh),
+    ):
+        if fine:
+            what()
+        else:
+            with pytest.raises(RpmError, match=f"exit status {code}"):
+                what()
+
+
 def test_a_host_without_the_package_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     real = rpm_host.RpmHost("dnf")
     with pytest.raises(RpmError, match=r"this host has no no-such-tool; it was taken for a host of dnf"):
