@@ -219,6 +219,28 @@ def test_at_the_end_late_answers_come_and_connections_close():
     story(go)
 
 
+def test_at_the_end_nothing_new_is_begun_while_a_late_answer_is_waited_for():
+    async def go(stage):
+        reader, writer = await stage.connect()
+        writer.write(request(b"1", LATE) + request(b"2", LATE))
+        idle_reader, idle = await stage.connect()
+        while not stage.asked or len(stage.server.connections) < 2:
+            await asyncio.sleep(0.01)
+        ending = asyncio.ensure_future(stage.server.cleanup())
+        assert await asyncio.wait_for(idle_reader.read(), 60) == b"" and not ending.done()
+        stage.go_on.set()
+        assert (await answer_of(reader))[1:] == (
+            {"content-type": "application/json", "content-length": "1", "connection": "close"},
+            b"1",
+        )
+        assert await reader.read() == b"" and len(stage.asked) == 1
+        await ending
+        writer.close()
+        idle.close()
+
+    story(go, shutdown=60.0)
+
+
 def test_an_answer_that_never_comes_does_not_hold_up_the_end():
     async def go(stage):
         _reader, writer = await stage.connect()

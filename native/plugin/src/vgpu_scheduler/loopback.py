@@ -55,6 +55,7 @@ class Loopback:
         self.handle, self.max_body, self._shutdown = handle, max_body, shutdown
         self.connections: set[Connection] = set()
         self.late: set[asyncio.Task[None]] = set()
+        self.ends = False
         self._server: asyncio.Server | None = None
         self.addresses: list[tuple[str, int]] = []
 
@@ -66,6 +67,11 @@ class Loopback:
     async def cleanup(self) -> None:
         if self._server is not None:
             self._server.close()
+        # What waits for an answer ends with it. The others end now: a bind that came in the meantime would be cut off.
+        self.ends = True
+        for one in list(self.connections):
+            if not one.busy:
+                one.close()
         if self.late:
             await asyncio.wait(self.late, timeout=self._shutdown)
         for task in list(self.late):
@@ -80,7 +86,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._head: Head | None = None
-        self._busy = self._ended = False
+        self.busy = self._ended = False
         # Bytes of a body that nobody reads; the connection ends after them. None: it does not end.
         self._lost: int | None = None
 
@@ -99,7 +105,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Whether the connection stays open: for an answer that is on the way, and no longer."""
         self._ended = True
-        return self._busy
+        return self.busy
 
     def close(self) -> None:
         if self._transport is not None:
@@ -110,7 +116,7 @@ class Connection(asyncio.Protocol):
             self._drop(len(data))
             return
         self._buffer += data
-        while not self._busy and self._lost is None and self._transport is not None and self._one():
+        while not self.busy and self._lost is None and self._transport is not None and self._one():
             pass
 
     def _one(self) -> bool:
@@ -139,7 +145,7 @@ class Connection(asyncio.Protocol):
         found = self._server.handle(head.method, head.path, body)
         if isinstance(found, Answer):
             return self._end(head, found)
-        self._busy = True
+        self.busy = True
         if self._transport is not None:
             self._transport.pause_reading()
         task = asyncio.ensure_future(self._later(head, found))
@@ -149,7 +155,7 @@ class Connection(asyncio.Protocol):
 
     async def _later(self, head: Head, found: Awaitable[Answer]) -> None:
         answer = await found
-        self._busy = False
+        self.busy = False
         # The client may be gone: what was asked for is done all the same.
         if self._transport is None or not self._end(head, answer):
             return
@@ -157,7 +163,7 @@ class Connection(asyncio.Protocol):
         self.data_received(b"")
 
     def _end(self, head: Head, answer: Answer) -> bool:
-        keep = head.keep and not self._ended
+        keep = head.keep and not self._ended and not self._server.ends
         self._write(answer, keep)
         if not keep:
             self.close()
