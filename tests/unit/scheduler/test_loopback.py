@@ -11,6 +11,8 @@ from vgpu_scheduler.loopback import MAX_HEAD, Answer, BadHead, Loopback, read_he
 
 MOST = 100_000
 LATE = "/late"
+# No standard knows this status; proxies in front of an API server give it.
+ODD, LATE_AND_ODD = "/odd", "/late/odd"
 
 
 class Stage:
@@ -24,12 +26,13 @@ class Stage:
 
     def handle(self, method, path, body):
         self.asked.append((method, path, bytes(body)))
-        return self.later(body) if path == LATE else Answer(200, body)
+        status = 520 if path in (ODD, LATE_AND_ODD) else 200
+        return self.later(body, status) if path in (LATE, LATE_AND_ODD) else Answer(status, body)
 
-    async def later(self, body):
+    async def later(self, body, status):
         await self.go_on.wait()
         self.done += 1
-        return Answer(200, body)
+        return Answer(status, body)
 
     async def __aenter__(self):
         await self.server.start("127.0.0.1", 0)
@@ -106,6 +109,18 @@ def test_a_connection_stays_as_long_as_the_client_wants(version, fields, stays):
             if not stays:
                 assert await reader.read() == b""
                 reader, writer = await stage.connect()
+        writer.close()
+
+    story(go)
+
+
+@pytest.mark.parametrize("path", [ODD, LATE_AND_ODD])
+def test_a_status_that_nobody_knows_is_handed_on(path):
+    async def go(stage):
+        stage.go_on.set()
+        reader, writer = await stage.connect()
+        writer.write(request(b"1", path) + request(b"2"))
+        assert [(await answer_of(reader))[::2] for _each in range(2)] == [(520, b"1"), (200, b"2")]
         writer.close()
 
     story(go)

@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
     def _write(self, answer: Answer, keep: bool) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        lines = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\nContent-Type: {answer.kind}\r\n"
+        lines = f"HTTP/1.1 {answer.status} {phrase(answer.status)}\r\nContent-Type: {answer.kind}\r\n"
         lines += f"Content-Length: {len(answer.body)}\r\n" + ("\r\n" if keep else "Connection: close\r\n\r\n")
         self._transport.write(lines.encode() + answer.body)
 
@@ -197,6 +197,13 @@ class Connection(asyncio.Protocol):
         head = read_head(bytes(self._buffer[:end]))
         del self._buffer[: end + 4]
         return head
+
+
+def phrase(status: int) -> str:
+    """Empty for what no standard knows: a status of the API server is handed on, and it may be that of a proxy."""
+    with contextlib.suppress(ValueError):
+        return HTTPStatus(status).phrase
+    return ""
 
 
 def read_head(text: bytes) -> Head:
