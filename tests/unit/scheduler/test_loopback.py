@@ -114,6 +114,21 @@ def test_a_connection_stays_as_long_as_the_client_wants(version, fields, stays):
     story(go)
 
 
+@pytest.mark.parametrize("path", ["/healthz", LATE])
+def test_who_asks_for_the_head_alone_gets_no_body(path):
+    async def go(stage):
+        stage.go_on.set()
+        reader, writer = await stage.connect()
+        writer.write(request(b"abc", path, method="HEAD") + request(b"2"))
+        first = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+        assert first.startswith(b"HTTP/1.1 200 ") and b"Content-Length: 3\r\n" in first
+        assert (await answer_of(reader))[::2] == (200, b"2")
+        assert stage.asked[0][0] == "GET"
+        writer.close()
+
+    story(go)
+
+
 @pytest.mark.parametrize("path", [ODD, LATE_AND_ODD])
 def test_a_status_that_nobody_knows_is_handed_on(path):
     async def go(stage):

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 MAX_HEAD = 32 << 10
+HEAD = "HEAD"
 JSON, TEXT = "application/json", "text/plain; charset=utf-8"
 
 
@@ -142,7 +143,7 @@ class Connection(asyncio.Protocol):
         body = bytes(self._buffer[: head.length])
         del self._buffer[: head.length]
         self._head = None
-        found = self._server.handle(head.method, head.path, body)
+        found = self._server.handle("GET" if head.method == HEAD else head.method, head.path, body)
         if isinstance(found, Answer):
             return self._end(head, found)
         self.busy = True
@@ -164,17 +165,18 @@ class Connection(asyncio.Protocol):
 
     def _end(self, head: Head, answer: Answer) -> bool:
         keep = head.keep and not self._ended and not self._server.ends
-        self._write(answer, keep)
+        self._write(answer, keep, head.method != HEAD)
         if not keep:
             self.close()
         return keep
 
-    def _write(self, answer: Answer, keep: bool) -> None:
+    def _write(self, answer: Answer, keep: bool, whole: bool = True) -> None:
+        """``whole``: with its body, which nobody expects who asked for the head alone."""
         if self._transport is None or self._transport.is_closing():
             return
         lines = f"HTTP/1.1 {answer.status} {phrase(answer.status)}\r\nContent-Type: {answer.kind}\r\n"
         lines += f"Content-Length: {len(answer.body)}\r\n" + ("\r\n" if keep else "Connection: close\r\n\r\n")
-        self._transport.write(lines.encode() + answer.body)
+        self._transport.write(lines.encode() + (answer.body if whole else b""))
 
     def _lose(self, length: int) -> None:
         """Read and drop the rest of a body: to close on unread bytes would reset the connection under the answer."""
