@@ -15,6 +15,8 @@ from typing import Any
 from .kinds import show
 
 QUANTITY = re.compile(r"^([+-]?)([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})([A-Za-z]{0,2}|[eE][+-]?[0-9]{1,2})\Z")
+# Of what the pattern takes. Whoever creates pods says what is remembered, and a webhook sees it before any other check.
+LONGEST = 1 + 40 + 1 + 40 + 4
 DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 
@@ -27,7 +29,8 @@ def exact(value: Any) -> Fraction | None:
     """The quantity as a fraction, None where the value is not one."""
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         return None
-    return _exact(str(value).strip())
+    text = str(value).strip()
+    return _exact(text) if len(text) <= LONGEST else None
 
 
 @lru_cache(maxsize=1024)

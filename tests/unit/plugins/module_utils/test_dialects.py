@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import dialects
+from ansible_collections.vgpu.fleet.plugins.module_utils import dialects, dialects_quantity
 from ansible_collections.vgpu.fleet.plugins.module_utils.dialects import Card, Config, DialectError, Size
 from ansible_collections.vgpu.fleet.plugins.module_utils.dialects_quantity import QuantityError, exact, whole
 
@@ -274,3 +274,12 @@ def test_quantities(text, number):
             whole(text, -(10**9), 10**9)
     else:
         assert whole(text, 0, 10**9) == number == exact(text)
+
+
+def test_what_is_too_long_for_a_quantity_is_not_remembered():
+    """Labels come to the webhook before the API server has looked at their length."""
+    longest = "-" + "1" * 40 + "." + "5" * 40 + "e-10"
+    assert len(longest) == dialects_quantity.LONGEST and exact(longest) is not None
+    before = dialects_quantity._exact.cache_info().currsize
+    assert exact("7" * 100_000) is None and exact("x" * 100_000) is None
+    assert dialects_quantity._exact.cache_info().currsize == before
