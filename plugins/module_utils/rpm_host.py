@@ -163,11 +163,16 @@ class RpmHost:
     def distrust(self, key: str) -> None:
         self.must(f"taking the key {key} away", "rpm", "-e", "--allmatches", key)
 
-    def install(self, packages: dict[str, str], files: Sequence[str]) -> None:
-        """One transaction for exactly these versions, up or down, and nothing that is only recommended."""
+    def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
+        """One transaction for exactly these versions, up or down, and nothing that is only recommended.
+
+        ``keep``: packages that must not come along in another version. zypper keeps what is locked by itself; dnf's
+        plugin is off, for it would keep our own as well.
+        """
         what = "installing " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
         if self.manager == "dnf":
             words = [*self.quiet(), "--setopt=install_weak_deps=False", "install"]
+            words[:0] = [f"--exclude={name}" for name in keep]
             self.must(what, "dnf", *words, *(files or [f"{name}-{version}" for name, version in packages.items()]))
             return
         words = ["--non-interactive", "install", "--auto-agree-with-licenses", "--no-recommends", "--oldpackage"]

@@ -130,7 +130,8 @@ class PackageSet:
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
         """Bring these versions. Packages that somebody else locked are his: a change of one is refused."""
         ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
-        foreign = sorted((set(packages) & set(self.before) & set(self.host.locks())) - set(ours))
+        keep = sorted((set(self.before) & set(self.host.locks())) - set(ours))
+        foreign = [name for name in keep if name in packages]
         if foreign:
             release = "dnf versionlock delete" if self.host.manager == "dnf" else "zypper removelock"
             raise RpmError(
@@ -146,7 +147,7 @@ class PackageSet:
         if blocking:
             self.host.unlock(blocking)
         try:
-            self.host.install(packages, files)
+            self.host.install(packages, files, keep)
         finally:
             if blocking:
                 self.host.lock({name: packages[name] for name in blocking})

@@ -53,7 +53,10 @@ class Host:
         if self.broken:
             raise RpmError(self.broken)
 
-    def install(self, packages: dict[str, str], files: list[str]) -> None:
+    def install(self, packages: dict[str, str], files: list[str], keep: list[str]) -> None:
+        # Another version of liba would come along: as a package manager refuses it.
+        if "a" in packages and "liba" in keep and self.there.get("liba") != packages["a"]:
+            raise RpmError(f"a {packages['a']} requires liba {packages['a']}")
         self.calls.append("install " + " ".join(f"{name}={version}" for name, version in sorted(packages.items())))
         self.there.update(packages)
         if "a" in packages:
@@ -169,6 +172,29 @@ def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
     ):
         run(host, "a=2-1", hold=["a"])
     assert host.there["a"] == "1-1" and host.locked == ["a"]
+
+
+def test_a_dependency_that_somebody_locked_does_not_come_along(host: Host) -> None:
+    host.there["liba"] = "1-1"
+    host.locked = ["liba", "not-installed"]
+    with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
+        run(host, "a=2-1", hold=["*a"])
+    assert host.there == {"theirs": "9-1", "liba": "1-1"} and host.locked == ["liba", "not-installed"]
+    host.locked = []
+    run(host, "a=2-1", hold=["*a"])
+    run(host, "a=1-1", hold=["*a"])
+    assert host.there["liba"] == "1-1", "our own lock keeps nothing of ours"
+
+
+def test_dnf_is_told_what_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    dnf, asked = rpm_host.RpmHost("dnf"), []
+    monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, "", ""))
+    dnf.install({"a": "1-1"}, [], ["liba", "libb"])
+    dnf.install({"a": "1-1"}, [], [])
+    assert [[word for word in words if "exclude" in word] for words in asked] == [
+        ["--exclude=liba", "--exclude=libb"],
+        [],
+    ]
 
 
 def test_what_others_need_stays_with_its_lock(host: Host) -> None:
