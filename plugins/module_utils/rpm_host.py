@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import http.client
 import os
 import subprocess
 from typing import Container, Sequence
@@ -135,7 +136,7 @@ class RpmHost:
             return text
         try:
             return bytes(open_url(address, timeout=30).read()).decode("utf-8", "replace")
-        except (OSError, ValueError) as fault:
+        except (OSError, ValueError, http.client.HTTPException) as fault:
             raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
 
     # Changes ------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def repository_file(name: str, source: dict[str, Any], key_path: str) -> str:
     lines.append(f"repo_gpgcheck={int(bool(source.get('repo_gpgcheck')) and bool(key_path))}")
     if key_path:
         lines.append(f"gpgkey=file://{key_path}")
-        if not source["key"].startswith("-----BEGIN"):
+        if not source["key"].strip().startswith("-----BEGIN"):
             lines.append(f"# the key came from {source['key']}")
     if source.get("priority"):
         lines.append(f"priority={source['priority']}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,17 @@ def test_what_zypper_ends_with(code: int, search: bool, install: bool, refresh: 
         else:
             with pytest.raises(RpmError, match=f"exit status {code}"):
                 what()
+
+
+# What a web server does wrong, or who writes the address.
+@pytest.mark.parametrize("fault", [http.client.IncompleteRead(b"-----BEG"), http.client.InvalidURL("a b"), OSError()])
+def test_a_key_that_does_not_come_whole_is_named(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fails(*_about: Any, **_options: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(rpm_host, "open_url", fails)
+    with pytest.raises(RpmError, match=r"the key https://m\.example\.com/k cannot be fetched"):
+        rpm_host.RpmHost("dnf").fetch("https://m.example.com/k")
 
 
 def test_a_host_without_the_package_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,6 +127,9 @@ def test_the_repository_file_checks_only_with_a_key() -> None:
     assert "gpgkey=file:///etc/pki/rpm-gpg/vgpu-x.asc\n" in with_key
     # The address is part of the text, so that another address is a change.
     assert "https://m.example.com/k" in with_key
+    # A key as text is in a file of its own, also where a template left an empty line before it.
+    armoured = rpm_text.repository_file("vgpu-x", {**source, "key": "\n-----BEGIN PGP"}, "/k.asc")
+    assert "gpgkey=file:///k.asc\n" in armoured and "BEGIN" not in armoured
     without = rpm_text.repository_file("vgpu-x", {**source, "key": ""}, "")
     assert "gpgcheck=0\n" in without and "repo_gpgcheck=0\n" in without and "gpgkey" not in without
 
