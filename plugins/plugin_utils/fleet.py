@@ -95,7 +95,8 @@ def _kubernetes(seen: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {
         "ready": bool(seen.get("ready")),
         "resources": {str(name): dict(one) for name, one in sorted((seen.get("resources") or {}).items())},
-        "pods": len(pods),
+        # One that asks for two resources is there twice.
+        "pods": len({one.get("pod") for one in pods}),
         "waiting": waiting,
     }
 

@@ -107,7 +107,7 @@ WAITS = {"pod": "ns/b", "resource": "nvidia.com/gpu", "count": 1, "phase": "Pend
             None,
         ),
         (
-            {"kubernetes": {"ready": False, "resources": SUMS, "pods": [RUNS, WAITS]}},
+            {"kubernetes": {"ready": False, "resources": SUMS, "pods": [RUNS, {**RUNS, "resource": "x/gpu"}, WAITS]}},
             [],
             {},
             {"ready": False, "resources": SUMS, "pods": 2, "waiting": [WAITS]},
