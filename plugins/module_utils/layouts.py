@@ -402,14 +402,15 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
 
 
 def ledger_devices(path: str) -> list[str]:
-    """The devices of a ledger, by its head alone: whether it can be read, at a hundredth of what its slots cost.
+    """The devices of a ledger, by its head alone: whether it can be read, at a hundredth of what its slots cost. Slots
+    that lie behind the size of a ledger are none: a tenant can grow its file, and nobody reads what is there.
 
     Raises OSError, and LayoutError for what parse_ledger refuses.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         head = os.read(fd, LEDGER_SLOT_OFFSET)
-        return _ledger_head(head, os.fstat(fd).st_size)[0]
+        return _ledger_head(head, min(os.fstat(fd).st_size, LEDGER_FILE_SIZE))[0]
     finally:
         os.close(fd)
 

@@ -332,12 +332,23 @@ def test_slice_in_use_outside_is_withdrawn_and_refused(node):
     allocator.allocate([[used]])
 
 
-def test_slice_whose_ledger_its_container_spoils_stays_in_use(node):
+def nonsense(descriptor: int) -> None:
+    os.pwrite(descriptor, b"spoilt", 0)
+
+
+def slots_behind_the_end_of_a_file_that_is_grown(descriptor: int) -> None:
+    size = layouts.LEDGER_FILE_SIZE
+    os.pwrite(descriptor, struct.pack("<I", size), layouts.LEDGER_FIELDS["slot_offset"][0])
+    os.ftruncate(descriptor, 2 * size)
+
+
+@pytest.mark.parametrize("spoil", [nonsense, slots_behind_the_end_of_a_file_that_is_grown])
+def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     used = f"{node.gpus[0].uuid}::1"
     descriptor = hold(files, used)
-    os.pwrite(descriptor, b"spoilt", 0)
+    spoil(descriptor)
     outside.refresh()
     outside.look()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
@@ -346,6 +357,7 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node):
     outside.look()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
+    assert ledger.stat().st_size == layouts.LEDGER_FILE_SIZE
     assert layouts.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
 
 
