@@ -162,18 +162,22 @@ def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kube
 
 def test_nothing_is_registered_after_the_end():
     """A look at the configuration may still be under way while the program ends."""
-    made = []
+    made, stopped = [], []
 
     class One:
         def run(self):
-            made.append("ran")
+            pass
 
         def stop(self):
-            made.append("stopped")
+            stopped.append(self)
 
-    registrations = Registrations(lambda resource: One())
+    def make(resource):
+        made.append(resource)
+        return One()
+
+    registrations = Registrations(make)
     registrations.bring_in_line(["nvidia.com/gpu"])
     registrations.stop()
     registrations.bring_in_line(["nvidia.com/gpu", "nvidia.com/gpu.light"])
-    assert made == ["ran", "stopped"]
+    assert (made, len(stopped)) == (["nvidia.com/gpu"], 1)
     assert registrations.state() == (False, "")
