@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 import stat
 import struct
@@ -158,6 +160,54 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
     for one in callers:
         one.join(60)
     assert len(answers) == len(callers)
+
+
+def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
+    service.gate.clear()
+    for _number in range(admin_socket.MOST_CALLS):
+        threading.Thread(target=silent_ask, args=(path,), daemon=True).start()
+    until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
+    ending = threading.Thread(target=server.stop, daemon=True)
+    ending.start()
+    ending.join(30)  # every call is held for 60 s
+    assert not ending.is_alive() and not path.exists()
+
+
+def silent_ask(path: Path) -> None:
+    with contextlib.suppress(Fault):
+        ask(path)
+
+
+@pytest.mark.parametrize("what", ["a descriptor", "a thread"])
+def test_who_asks_while_something_is_scarce_is_answered_later(path, service, monkeypatch, what):
+    monkeypatch.setattr(admin_socket, "AGAIN_S", 0.01)
+    refused = []
+
+    class Scarce(socket.socket):
+        def accept(self):
+            if what == "a descriptor" and len(refused) < 2 * admin_socket.MOST_CALLS:
+                refused.append(what)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    class Thread(threading.Thread):
+        def start(self):
+            if what == "a thread" and self.name == "admin call" and len(refused) < 2 * admin_socket.MOST_CALLS:
+                refused.append(what)
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(admin_socket.socket, "socket", Scarce)
+        patched.setattr(admin_socket.threading, "Thread", Thread)
+        server = Server(path, service)
+        try:
+            for _number in range(2 * admin_socket.MOST_CALLS + 1):
+                silent_ask(path)
+            assert len(refused) == 2 * admin_socket.MOST_CALLS
+        finally:
+            server.stop()
+    assert service.inside
 
 
 @pytest.mark.parametrize(

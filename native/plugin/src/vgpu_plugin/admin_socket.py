@@ -43,6 +43,8 @@ CODES = (
 MOST_CALLS = 4
 # Of a caller that says nothing, and of what it may say.
 SILENT_S, LONGEST_NAME, LONGEST_CALL = 10.0, 64, 1 << 16
+AGAIN_S = 1.0
+EARLY = "new.sock"
 
 log = logging.getLogger(__name__)
 
@@ -60,10 +62,11 @@ class Server:
 
     def __init__(self, path: Path, service: Any) -> None:
         self._path, self._service = path, service
-        self._free = threading.BoundedSemaphore(MOST_CALLS)
+        self._free = threading.Semaphore(MOST_CALLS)
+        self._stopping = threading.Event()
         # Listens before it has its name, so that whoever finds the file is answered. The name for the time until then
         # is the shorter one: the path of a socket has an end (unix(7)).
-        early = path.with_name("new.sock")
+        early = path.with_name(EARLY)
         early.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -78,20 +81,31 @@ class Server:
         self._thread.start()
 
     def stop(self) -> None:
+        """Takes no more calls, and waits for none that is under way: a lease may take most of a minute."""
+        self._stopping.set()
         self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept
+        self._free.release()  # ends the wait for a call's end
         self._thread.join()
         self._socket.close()
 
     def _serve(self) -> None:
         while True:
             self._free.acquire()
+            caller = None
             try:
                 caller = self._socket.accept()[0]
-            except OSError:
-                return
-            threading.Thread(target=self._answer, args=(caller,), name="admin call", daemon=True).start()
+                threading.Thread(target=self._answer, args=(caller,), name="admin call", daemon=True).start()
+            except (OSError, RuntimeError) as fault:
+                if caller is not None:
+                    caller.close()
+                if self._stopping.is_set():
+                    return
+                # No descriptor or thread is left just now. Who asks meanwhile is answered later.
+                log.warning("%s: a call cannot be taken: %s; the next is in %.0f s", self._path, fault, AGAIN_S)
+                self._free.release()
+                self._stopping.wait(AGAIN_S)
 
     def _answer(self, caller: socket.socket) -> None:
         try:

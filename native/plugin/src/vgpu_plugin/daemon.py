@@ -174,6 +174,7 @@ class Daemon:
             self._paths.last_offer,
             self._paths.last_offer.with_suffix(".new"),
             self._paths.admin_socket,
+            self._paths.admin_socket.with_name(admin_socket.EARLY),
             self._paths.lock,
         ):
             path.unlink(missing_ok=True)
