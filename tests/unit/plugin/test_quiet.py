@@ -100,6 +100,20 @@ def test_another_library_or_holder_is_seen(node, looks):
     assert len(looks) == 3
 
 
+def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
+    """Also where the pool's new shape says the same, and lies where the last one lay."""
+    monkeypatch.setattr(static_slices, "id", lambda _thing: 1, raising=False)
+    outside, pool, _allocator, files = made(node, splitCount=3)
+    outside.refresh()
+    for memory in range(1, 21):
+        pieces = [one._replace(memory_mib=memory) for one in pool.slices]
+        pool.update(node.gpus, pieces, frozenset())
+        outside.keep()
+        (device,) = layouts.parse_limits((folder_of(files, pool) / "limits").read_bytes())["devices"]
+        assert device["memory_bytes"] == memory << 20
+    assert len(looks) == 21
+
+
 # ---- the library's folder
 
 

@@ -88,8 +88,7 @@ class StaticSlices:
             folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
             # A use of the slice writes its ledger; what a tenant did to it there is looked at afterwards.
             seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
-        # The shape is made anew with every change of the pool's pieces or GPUs.
-        return (id(self._pool.shape()), frozenset(self._held()), library, *map(_identity, seen))
+        return (_Same(self._pool.shape()), frozenset(self._held()), library, *map(_identity, seen))
 
     def refresh(self) -> None:
         """Brings folders and CDI files in line with pool, library and driver. Faults are told, and end nothing."""
@@ -227,6 +226,20 @@ class StaticSlices:
         cdi.remove(folder)
         for name in self._files.static():
             self._files.remove(name)
+
+
+class _Same:
+    """Equal where it is of the same object, which it keeps: the address of one that is gone may be the next one's. The
+    pool's shape is made anew with every change of pieces or GPUs, also where it says the same.
+    """
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    __hash__ = object.__hash__
 
 
 def _identity(path: str) -> tuple[int, int, int]:
