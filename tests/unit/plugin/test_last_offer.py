@@ -122,5 +122,8 @@ def test_purge_leaves_nothing_of_it(node):
     node.paths.state_dir.mkdir(parents=True, exist_ok=True)
     node.paths.last_offer.write_text("{}")
     node.paths.last_offer.with_suffix(".new").write_text("{")
+    node.paths.run_dir.mkdir(parents=True, exist_ok=True)
+    for name in ("plugin.sock", "new.sock"):
+        (node.paths.run_dir / name).touch()
     Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).purge()
-    assert not node.paths.state_dir.exists()
+    assert not node.paths.state_dir.exists() and not node.paths.run_dir.exists()
