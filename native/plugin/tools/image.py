@@ -79,8 +79,9 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
             "building the image",
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
-    if former and former != image_id(engine, tag):
-        # It has lost its name to the new one. A container of it keeps it, and whoever runs that may remove both.
+    if former and former != image_id(engine, tag) and shown(engine, former, "{{len .RepoTags}}") == "0":
+        # It has lost its only name to the new one: an engine takes the last other name away with an image, too. A
+        # container of it keeps it, and whoever runs that may remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     part = out.with_name(out.name + ".part")
     part.unlink(missing_ok=True)
@@ -98,7 +99,12 @@ def digest(file: Path) -> str:
 
 def image_id(engine: str, name: str) -> str:
     """The engine's id of an image, empty where there is none of that name."""
-    command = [engine, "image", "inspect", "--format", "{{.Id}}", name]
+    return shown(engine, name, "{{.Id}}")
+
+
+def shown(engine: str, name: str, what: str) -> str:
+    """What the engine shows of an image by a template, empty where there is none of that name."""
+    command = [engine, "image", "inspect", "--format", what, name]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
