@@ -31,8 +31,8 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "log"
         # A reset deletes the folder of podman's state too, which the store remembers from its first use. Left at its
-        # default that is the machine's, and every container that runs there, simulated hosts too, is lost to podman. And
-        # root's networks belong to no store: a reset deletes all that it finds.
+        # default that is the machine's, and every container that runs there, simulated hosts too, is lost to podman.
+        # And root's networks belong to no store: a reset deletes all that it finds.
         self.store = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--tmpdir", f"{folder}/tmp"]
         self.store += ["--network-config-dir", f"{folder}/networks"]
         self.engine = self.program("engine", LOGGED.format(who="node", log=self.log, options=" ".join(self.store)))
