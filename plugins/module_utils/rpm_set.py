@@ -37,7 +37,6 @@ class PackageSet:
     def __init__(self, wish: Wish, host: RpmHost, check_mode: bool = False) -> None:
         self.wish, self.host, self.check_mode = wish, host, check_mode
         self.plan: list[str] = []
-        self.warnings: list[str] = []
         self.before: dict[str, str] = {}
         self.after: dict[str, str] = {}
         self.files_before: dict[str, str | None] = {}
@@ -69,12 +68,10 @@ class PackageSet:
         for path, before in self.files_before.items():
             entries.append(_difference(path, before or "", self.files_after.get(path) or ""))
         moved = {*self.installed, *self.removed} - {"gpg-pubkey"}
-        texts = ["".join(f"{one} {there[one]}\n" for one in sorted(moved & {*there})) for there in self._sides()]
+        sides = (self.before, self.after)
+        texts = ["".join(f"{one} {there[one]}\n" for one in sorted(moved & {*there})) for there in sides]
         entries.append(_difference("packages", *texts))
         return [entry for entry in entries if entry["before"] != entry["after"]]
-
-    def _sides(self) -> tuple[dict[str, str], dict[str, str]]:
-        return self.before, self.after
 
     # Present --------------------------------------------------------------------------------------------------------
 

@@ -181,10 +181,13 @@ def test_system_calls_of_an_allocate(served, tmp_path):
     log = tmp_path / "calls"
     command = ["strace", "-f", "-qq", "-e", f"trace={FILE_CALLS}", "-e", "signal=none", "-o", str(log)]
     with subprocess.Popen([*command, "-p", str(node.process.pid)], stderr=subprocess.PIPE) as traced:
-        world.until(lambda: _traced(node.process.pid), "strace at every thread")
-        for one in ids[1:11]:
-            allocate(one)
-        traced.terminate()
+        try:
+            world.until(lambda: _traced(node.process.pid), "strace at every thread")
+            for one in ids[1:11]:
+                allocate(one)
+        finally:
+            # Whoever leaves the block waits for its end.
+            traced.terminate()
     lines = [line.split(None, 1)[1] for line in log.read_text().splitlines() if "resumed>" not in line]
     # The watcher and the looks at the node go on beside: theirs are on other files than an allocation's.
     records = [line for line in lines if "allocations.json" in line]

@@ -103,7 +103,7 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
         one.leadership = Leadership(api, one.cluster, lease, identity, seconds, lambda: bool(busy))
         one.extender.may_bind, one.cluster.writes = one.leadership.may_bind, one.leadership.writes
         service = Service(api, one.extender, one.cluster, one.leadership, webhook.Settings())
-        runner = await main_module.listen(service.listener(), "127.0.0.1:0")
+        runner = await main_module.listen(service.extender_app(), "127.0.0.1:0", None)
         one.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         outer = await main_module.listen(service.webhook_app(), "127.0.0.1:0", None)
         one.webhook_url = f"http://127.0.0.1:{outer.addresses[0][1]}"

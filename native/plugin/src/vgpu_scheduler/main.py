@@ -22,13 +22,13 @@ from .cluster import Cluster
 from .extender import Extender
 from .leadership import Leadership
 from .ledger import Ledger
-from .loopback import Loopback
-from .server import SHUTDOWN, Service
+from .server import Service
 from .tls import Tls
 
 log = logging.getLogger(__name__)
 
 CERTIFICATE_LOOK = 60.0
+SHUTDOWN = 6.0  # a bind that is on the way gets its answer
 
 
 def parser() -> argparse.ArgumentParser:
@@ -86,7 +86,7 @@ async def serve(given: argparse.Namespace, access: Access) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             tasks.append(group.create_task(extender.waiting.run()))
-            runners: list[web.AppRunner | Loopback] = [await listen(service.listener(), given.extender)]
+            runners = [await listen(service.extender_app(), given.extender, None)]
             if given.webhook:
                 tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))
                 await first_certificates(tls, stop)
@@ -101,17 +101,11 @@ async def serve(given: argparse.Namespace, access: Access) -> None:
             await leadership.release()
 
 
-async def listen(what: web.Application | Loopback, where: str, tls: Tls | None = None) -> web.AppRunner | Loopback:
-    """``cleanup()`` of what is returned ends it."""
+async def listen(app: web.Application, where: str, tls: Tls | None) -> web.AppRunner:
     host, _colon, port = where.rpartition(":")
-    host = host.strip("[]")
-    if isinstance(what, Loopback):
-        await what.start(host, int(port))
-        log.info("listens on %s", where)
-        return what
-    runner = web.AppRunner(what, access_log=None, shutdown_timeout=SHUTDOWN)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN)
     await runner.setup()
-    await web.TCPSite(runner, host or None, int(port), ssl_context=tls.context if tls else None).start()
+    await web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=tls.context if tls else None).start()
     log.info("listens on %s", where)
     return runner
 
