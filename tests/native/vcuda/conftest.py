@@ -84,7 +84,7 @@ def compile_program(folder: Path, name: str, *sources: str, flags: tuple = ()) -
     return folder / name
 
 
-PUPPET = ("puppet.c", "words.c", "routes.c")
+PUPPET = ("puppet.c", "words.c", "routes.c", "rows.c")
 LINKED = (f"-L{SIMULATOR}", "-l:libcuda.so.1", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
 
 

@@ -100,14 +100,19 @@ def test_memory_of_the_host_is_not_the_cards(host: Host) -> None:
     assert host.charged() == host.on_card() == before
 
 
-def test_every_function_that_binds_memory_is_called() -> None:
+def answers_nothing() -> set[str]:
+    """Functions that the simulated driver exports and does not do."""
     generated = (ROOT / "native/build/obj/gpusim/cuda/generated/stubs.c").read_text()
-    answers_nothing = set(re.findall(r"CUresult (\w+)\(void\) \{ return", generated))
+    return set(re.findall(r"CUresult (\w+)\(void\) \{ return", generated))
+
+
+def test_every_function_that_binds_memory_is_called() -> None:
+    silent = answers_nothing()
     called = {base(line.split()[0]) for line in CALLS.strip().splitlines()}
     wanted = {
         base(row.name)
         for row in ROWS
-        if row.verdict == "passed" and row.reason in BINDING and "535" in row.where and row.name not in answers_nothing
+        if row.verdict == "passed" and row.reason in BINDING and "535" in row.where and row.name not in silent
     }
     assert len(wanted) > 20
     assert wanted - called - ELSEWHERE.keys() == set()

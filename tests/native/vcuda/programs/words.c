@@ -2,7 +2,10 @@
 /* More words of the puppet: graphs and their memory, code, heaps, memory that is bound elsewhere. Each prints its line and answers 1; 0: not a word of these. */
 #include "words.h"
 
+#include "rows.h"
+
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,13 +145,22 @@ static const char *image(unsigned long long bytes)
     return text;
 }
 
-static CUresult from_file(const struct api *cu, CUlibrary *library, const char *text)
+/* The caller unlinks it. */
+static bool to_file(char *path, const char *text)
 {
-    char path[] = "/tmp/vgpu-image-XXXXXX";
+    strcpy(path, "/tmp/vgpu-image-XXXXXX");
     int descriptor = mkstemp(path);
     if (descriptor < 0 || write(descriptor, text, strlen(text)) != (ssize_t)strlen(text))
-        return -2;
+        return false;
     close(descriptor);
+    return true;
+}
+
+static CUresult from_file(const struct api *cu, CUlibrary *library, const char *text)
+{
+    char path[32];
+    if (!to_file(path, text))
+        return -2;
     CUresult status = CALL(cuLibraryLoadFromFile, library, path, NULL, NULL, 0, NULL, NULL, 0);
     unlink(path);
     return status;
@@ -235,9 +247,15 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
 }
 
 /*
- * call NAME ARGUMENT…: any function whose arguments fit into registers of 8 bytes. 7: a number; $7: register 7; @7: its address.
- * A structure passed by value that has 8 bytes is written as one number.
+ * call NAME ARGUMENT…: any function whose arguments fit into registers of 8 bytes. 7: a number; $7: register 7; @7: its address;
+ * 'k: a word's own letters; %7: an image of code of 7 bytes; #7: the name of a file with it. A structure passed by value that
+ * has 8 bytes is written as one number. linked NAME …, proc NAME …: a replaced function by its link, by cuGetProcAddress.
  */
+static void *function_of(const char *verb, const char *name)
+{
+    return verb[0] == 'c' ? dlsym(RTLD_DEFAULT, name) : verb[0] == 'l' ? row_linked(name) : row_by_address(name);
+}
+
 int call_word(unsigned long long *reg, const char *verb, char *text)
 {
     unsigned long long value[8] = {0};
@@ -286,18 +304,26 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         puts("");
         return 1;
     }
-    char *rest = NULL, *name = strcmp(verb, "call") == 0 ? strtok_r(text, " \n", &rest) : NULL;
+    bool calls = strcmp(verb, "call") == 0 || strcmp(verb, "linked") == 0 || strcmp(verb, "proc") == 0;
+    char path[32] = "", *word, *rest = NULL, *name = calls ? strtok_r(text, " \n", &rest) : NULL;
     if (!name)
         return 0;
-    char *word;
     for (int i = 0; i < 8 && (word = strtok_r(NULL, " \n", &rest)); i++) {
-        unsigned long long number = strtoull(word + (*word == '$' || *word == '@'), NULL, 0);
+        unsigned long long number = strtoull(word + (strchr("$@%#", *word) != NULL), NULL, 0);
         value[i] = *word == '$' ? reg[number] : *word == '@' ? (unsigned long long)&reg[number] : number;
+        if (*word == '\'')
+            value[i] = (unsigned long long)(word + 1);
+        else if (*word == '%')
+            value[i] = (unsigned long long)image(number);
+        else if (*word == '#' && to_file(path, image(number)))
+            value[i] = (unsigned long long)path;
     }
     typedef int (*any)(unsigned long long, unsigned long long, unsigned long long, unsigned long long, unsigned long long,
                        unsigned long long, unsigned long long, unsigned long long);
     any function;
-    *(void **)&function = dlsym(RTLD_DEFAULT, name);
+    *(void **)&function = function_of(verb, name);
     printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7]) : -2);
+    if (*path)
+        unlink(path);
     return 1;
 }

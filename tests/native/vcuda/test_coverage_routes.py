@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each row of the coverage table that allocates, by its link and by cuGetProcAddress: charged what the driver took, and
+held to the limit."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from conftest import LIMIT, MIB, OK, OOM, Host, Puppet
+from test_coverage import ROWS
+from test_coverage_graphs import say
+from test_coverage_passed import answers_nothing
+
+SIZE = 8 * MIB
+FLOAT, DEVICE = 0x20, 1  # an array's format; CU_MEM_LOCATION_TYPE_DEVICE, also of a pinned allocation's kind
+LAZY = {"CUDA_MODULE_LOADING": "LAZY"}
+
+
+class Way(NamedTuple):
+    """``before`` the function is called with these arguments, and ``after`` it there is memory. Register 10 is what it
+    makes, 50 and following are structures. ``least`` bytes are taken."""
+
+    arguments: str
+    before: tuple = ()
+    after: tuple = ()
+    environment: dict = {}
+    least: int = SIZE
+
+
+def words(first: int, *values: int) -> tuple:
+    return tuple(f"put {first + i} {value}" for i, value in enumerate(values))
+
+
+def pair(low: int, high: int) -> int:
+    """Two members of four bytes in one register."""
+    return low | high << 32
+
+
+FLAT = words(50, 1024, 2048, pair(FLOAT, 1))
+FLAT_V1 = words(50, pair(1024, 2048), pair(FLOAT, 1))
+DEEP = words(50, 256, 128, 64, pair(FLOAT, 1), 0)
+DEEP_V1 = words(50, pair(256, 128), pair(64, FLOAT), pair(1, 0))
+TILED = words(50, 2048, 1024, 0, pair(FLOAT, 1), 0)
+# CUDA_MEM_ALLOC_NODE_PARAMS: the pool's eleven words, access descriptors, their number, bytes. Its node type is 10.
+NODE = words(50, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
+GENERAL = words(50, 10, 0, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
+GRAPH = ("graph 30", f"graph-alloc 40 30 {SIZE} 0")
+RUN = ("instantiate 31 30 0", "launch-graph 31 0", "sync")
+# A graph that frees what it takes gives it to the next launch; trimmed, the launch takes it anew.
+TRIMMED = (*GRAPH, "graph-free 30 40", "instantiate 31 30 0", "launch-graph 31 0", "sync", "trim 0")
+LIBRARY = (f"library 20 {SIZE}",)
+LATER = ("kernel 21 20", "launch 21")  # the driver by itself loads at the launch
+
+ALLOCATES = {
+    "cuMemAlloc": Way(f"@10 {SIZE}"),
+    "cuMemAlloc_v2": Way(f"@10 {SIZE}"),
+    "cuMemAllocPitch": Way("@10 @11 4096 2048 4"),
+    "cuMemAllocPitch_v2": Way("@10 @11 4096 2048 4"),
+    "cuMemAllocManaged": Way(f"@10 {SIZE} 1"),
+    "cuMemAllocAsync": Way(f"@10 {SIZE} 0"),
+    "cuMemAllocAsync_ptsz": Way(f"@10 {SIZE} 0"),
+    "cuMemAllocFromPoolAsync": Way(f"@10 {SIZE} $20 0", ("pool 20 0",)),
+    "cuMemAllocFromPoolAsync_ptsz": Way(f"@10 {SIZE} $20 0", ("pool 20 0",)),
+    "cuMemCreate": Way(f"@10 {SIZE} @50 0", words(50, DEVICE, DEVICE, 0, 0)),
+    "cuArrayCreate": Way("@10 @50", FLAT_V1),
+    "cuArrayCreate_v2": Way("@10 @50", FLAT),
+    "cuArray3DCreate": Way("@10 @50", DEEP_V1),
+    "cuArray3DCreate_v2": Way("@10 @50", DEEP),
+    "cuMipmappedArrayCreate": Way("@10 @50 4", TILED),
+    "cuGraphAddMemAllocNode": Way("@10 $30 0 0 @50", ("graph 30", *NODE), RUN),
+    "cuGraphAddNode": Way("@10 $30 0 0 @50", ("graph 30", *GENERAL), RUN),
+    "cuGraphInstantiate": Way("@31 $30 0 0 0", GRAPH, RUN[1:]),
+    "cuGraphInstantiate_v2": Way("@31 $30 0 0 0", GRAPH, RUN[1:]),
+    "cuGraphInstantiateWithFlags": Way("@31 $30 0", GRAPH, RUN[1:]),
+    "cuGraphInstantiateWithParams": Way("@31 $30 @50", GRAPH, RUN[1:]),
+    "cuGraphInstantiateWithParams_ptsz": Way("@31 $30 @50", GRAPH, RUN[1:]),
+    "cuGraphUpload": Way("$31 0", TRIMMED, ("sync",)),
+    "cuGraphUpload_ptsz": Way("$31 0", TRIMMED, ("sync",)),
+    "cuGraphLaunch": Way("$31 0", TRIMMED, ("sync",)),
+    "cuGraphLaunch_ptsz": Way("$31 0", TRIMMED, ("sync",)),
+    "cuCtxCreate": Way("@10 0 0"),
+    "cuCtxCreate_v2": Way("@10 0 0"),
+    "cuCtxCreate_v3": Way("@10 0 0 0 0"),
+    "cuDevicePrimaryCtxRetain": Way("@10 0"),
+    "cuCtxSetLimit": Way("0 16384"),
+    "cuModuleLoad": Way(f"@10 #{SIZE}"),
+    "cuModuleLoadData": Way(f"@10 %{SIZE}"),
+    "cuModuleLoadDataEx": Way(f"@10 %{SIZE} 0 0 0"),
+    "cuModuleLoadFatBinary": Way(f"@10 %{SIZE}"),
+    "cuModuleGetFunction": Way("@10 $20 'k", (f"image 20 {SIZE}",), environment=LAZY),
+    "cuLibraryLoadData": Way(f"@20 %{SIZE} 0 0 0 0 0 0", (), LATER),
+    "cuLibraryLoadFromFile": Way(f"@20 #{SIZE} 0 0 0 0 0 0", (), LATER),
+    "cuLibraryGetKernel": Way("@10 $20 'k", LIBRARY, ("launch 10",)),
+    "cuLibraryGetModule": Way("@10 $20", LIBRARY),
+    "cuLibraryGetGlobal": Way("@10 @11 $20 'g", LIBRARY),
+}
+# Hooked for other reasons than to charge what they take, and where each is tested.
+OTHERWISE = {
+    "cuCtxAttach": "counts a reference; test_frees.py",
+    "cuKernelGetFunction": "its kernel was loaded when it was first asked for; test_coverage_code.py",
+    "cuModuleGetGlobal_v2": "the simulated driver loads a module's data with the module; test_coverage_code.py",
+    "cuMemMap": "its handle is charged; test_memory.py",
+    "cuMemRetainAllocationHandle": "the same; test_memory.py",
+    "cuMemPoolCreate": "takes nothing before its first allocation; test_memory.py",
+    "cuMemMapArrayAsync": "keeps what is charged; test_coverage_bound.py",
+    "cuMemMapArrayAsync_ptsz": "the same",
+    "cuMulticastBindAddr": "the same",
+    "cuMulticastBindMem": "the same",
+    "cuIpcGetMemHandle": "charged to its maker once; test_coverage_ipc.py",
+    "cuIpcOpenMemHandle": "the same",
+    "cuIpcOpenMemHandle_v2": "the same",
+    "cuMemExportToShareableHandle": "charged to its maker once; test_shareable.py",
+    "cuMemImportFromShareableHandle": "the same",
+    "cuMemPoolExportToShareableHandle": "the same",
+    "cuMemPoolImportFromShareableHandle": "the same",
+}
+GIVES_BACK = ("Free", "Destroy", "Unload", "Unmap", "Release", "Reset", "Detach", "Trim", "CloseMemHandle")
+TAKES = {"context", "code", "memory", "shared", "kept", "graph-memory", "heaps"}
+# What is loaded late stays, charged beyond the limit, and whoever asked gets the error: README.md of native/vcuda.
+LATE = {"cuModuleGetFunction", *(name for name in ALLOCATES if name.startswith("cuLibrary"))}
+
+
+def test_no_row_that_allocates_is_left_out() -> None:
+    """A new hook that takes memory needs a row above."""
+    silent = answers_nothing()
+    wanted = {
+        row.name
+        for row in ROWS
+        if row.verdict == "hooked" and row.reason in TAKES and "535" in row.where and row.name not in silent
+        if not any(word in row.name for word in GIVES_BACK)
+    }
+    assert len(wanted) > 50
+    assert wanted - ALLOCATES.keys() - OTHERWISE.keys() == set()
+    assert ALLOCATES.keys() - wanted == {"cuGraphLaunch", "cuGraphLaunch_ptsz"}, "hooked as launches"
+    assert ALLOCATES.keys() & OTHERWISE.keys() == set()
+
+
+def result(puppet: Puppet, how: str, name: str) -> int:
+    """The first error of the call and of what follows it."""
+    way = ALLOCATES[name]
+    return next((s for s in map(puppet.result, (f"{how} {name} {way.arguments}", *way.after)) if s != OK), OK)
+
+
+@pytest.mark.parametrize("how", ["linked", "proc"])
+@pytest.mark.parametrize("name", ALLOCATES)
+def test_it_is_charged(host: Host, name: str, how: str) -> None:
+    way = ALLOCATES[name]
+    puppet = host.puppet(**way.environment).start()
+    say(puppet, *way.before)
+    before = host.on_card()
+    assert host.charged() == before
+    assert result(puppet, how, name) == OK
+    assert host.on_card() >= before + way.least, "the driver took nothing: this proves nothing"
+    assert host.charged() == host.on_card()
+
+
+@pytest.mark.parametrize("how", ["linked", "proc"])
+@pytest.mark.parametrize("name", ALLOCATES)
+def test_it_is_held_to_the_limit(host: Host, name: str, how: str) -> None:
+    way = ALLOCATES[name]
+    puppet = host.puppet(**way.environment).start()
+    say(puppet, *way.before)
+    say(puppet, f"alloc 60 {LIMIT - host.on_card() - way.least // 2}")
+    assert result(puppet, how, name) == OOM
+    assert host.charged() == host.on_card() <= LIMIT + (SIZE if name in LATE else 0)
+    assert puppet.refused("alloc", SIZE) == OOM
+
+
+@pytest.mark.parametrize("name", ALLOCATES)
+def test_without_the_library_it_takes_what_it_wants(host: Host, name: str) -> None:
+    """The negative control of both."""
+    way = ALLOCATES[name]
+    puppet = host.puppet(preload=False, **way.environment).start()
+    say(puppet, *way.before)
+    say(puppet, f"alloc 60 {LIMIT - host.on_card() - way.least // 2}")
+    assert result(puppet, "linked", name) == OK
+    assert host.on_card() > LIMIT and host.charged() == 0
