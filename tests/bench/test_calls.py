@@ -43,11 +43,12 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
 
 
 ROUNDS = 3  # bare and with the library alternately, for the machine is not alone
+LAUNCHES = 16  # of a block: a quarter of what lies between two fences
 
 
 def times(bench: Bench, library: str, call: str, repeats: int, *how: object) -> float:
     """Nanoseconds over the same call without the library: the median of short blocks; the median of the rounds."""
-    count, found = 16 if call == "launch" else 50, []
+    count, found = LAUNCHES if call == "launch" else 50, []
     for _unused in range(ROUNDS):
         bare, ours = (
             bench.run("timing", call, count, repeats, *each, preload=preload)[0][0]
@@ -63,6 +64,18 @@ def offset(name: str) -> str:
         ["nm", "-D", "--defined-only", SIMULATOR / "libcuda.so.1"], stdout=subprocess.PIPE, text=True, check=True
     )
     return next("0x" + line.split()[0] for line in done.stdout.splitlines() if line.split()[2].split("@")[0] == name)
+
+
+def launch_times(bench: Bench, repeats: int) -> str:
+    """Of a launch over the driver's own function beside it, in one process; the round of the median, in words."""
+    where = (offset("cuLaunchKernel"), offset("cuEventRecord"))
+    found = [
+        bench.run("timing", "launch", LAUNCHES, repeats, "beside", *where, preload=LIBRARY)[0]
+        for _unused in range(ROUNDS)
+    ]
+    middle, low, high, fence, launches = sorted(found)[ROUNDS // 2]
+    said = f"{middle:.1f} ns ({low:.1f} to {high:.1f} in half of the turns) over the driver's own function beside it"
+    return said + (f"; a fence costs {fence:.0f} ns, one in {launches} launches" if launches else "")
 
 
 def test_a_pair_of_allocation_and_free(bench: Bench, sizes: dict, row) -> None:
@@ -116,7 +129,7 @@ def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
             break
     assert worst.driver == 1, "the launch did not come through the library"
     theirs = cost(bench, bench.naive, "link", "launch", sizes["calls"])
-    time = times(bench, LIBRARY, "launch", sizes["timed"])
+    time = launch_times(bench, sizes["timed"])
     clock = times(bench, BARE, "launch", sizes["timed"], "clock")
     alone = times(bench, LIBRARY, "launch", sizes["timed"], offset("cuLaunchKernel"))
     row(
@@ -125,7 +138,7 @@ def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
         + (", between two fences" if percent else ""),
         launch_gate(most),
         worst,
-        f"{worst.beside} instructions, {worst.locked} locked, {worst.driver} calls of the driver; {time:.1f} ns"
+        f"{worst.beside} instructions, {worst.locked} locked, {worst.driver} calls of the driver; {time}"
         + (f" (reading the clock once costs {clock:.1f} there)" if percent else "")
         + f"; {alone:.1f} ns over a function that does nothing",
         theirs,

@@ -3,12 +3,20 @@
  * timing CALL COUNT REPEATS          nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
  * timing CALL COUNT REPEATS clock    … with one reading of the time stamp counter before each call
  * timing CALL COUNT REPEATS OFFSET   … with nothing in the place of the driver's function at OFFSET of libcuda.so.1
+ * timing launch COUNT REPEATS beside LAUNCH RECORD
+ *     launches by the library and by the driver's own function at LAUNCH in turns, 20 blocks each, in one process: what the
+ *     first cost over the second beside it, the median of all turns, its quartiles; and what a fence costs, nanoseconds, and
+ *     how many launches there were to each. A block is known to hold a fence by the driver's function at RECORD being called.
  *
  * Short blocks, for whatever else runs on the machine ends some of them late and leaves the median alone. Blocks of less
  * than a quarter of the limiter's segment hold no fence more often than not.
  *
  * Over a function that does nothing a hook shows its own cost. Over a real one a part of that hides behind the driver's
  * own waiting, and a reading of the counter costs more than by itself, for it waits for what the driver has written.
+ *
+ * Two processes are no comparison for a launch: where their memory lies and how full the simulated queue is makes the
+ * driver's own part differ by more than the library's. Hence the turns in one process. Each ends with the queue empty, so
+ * that what was launched past the library is in none of its segments.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -36,10 +44,12 @@ static CUresult nothing(void)
     return CUDA_SUCCESS;
 }
 
-/* Whoever has the address of the driver's function at `offset` now has that of nothing(). How many did. */
-static unsigned put_nothing(unsigned long offset)
+static unsigned long libcuda; /* where it lies; known when put() has run */
+
+/* Whoever of the library has the address of the driver's function at `offset` now has `instead`. How many had it. */
+static unsigned put(unsigned long offset, CUresult (*instead)(void))
 {
-    unsigned long low, high, at, libcuda = 0;
+    unsigned long low, high, at;
     char line[512], mode[8], name[256], before[256] = "";
     unsigned found = 0;
     FILE *maps = fopen("/proc/self/maps", "r");
@@ -59,7 +69,7 @@ static unsigned put_nothing(unsigned long offset)
                 continue;
             for (uintptr_t *word = (uintptr_t *)low; word < (uintptr_t *)high; word++)
                 if (*word == libcuda + offset) {
-                    *word = (uintptr_t)nothing;
+                    *word = (uintptr_t)instead;
                     found++;
                 }
         }
@@ -69,11 +79,78 @@ static unsigned put_nothing(unsigned long offset)
     return found;
 }
 
+/* --- by turns ---------------------------------------------------------------------------------------------------- */
+
+#define TURN 20u
+
+static unsigned fences;
+static CUresult (*record)(void *event, CUstream stream);
+
+static CUresult counted(void *event, CUstream stream)
+{
+    fences++;
+    return record(event, stream);
+}
+
+static double median(double *values, unsigned count)
+{
+    qsort(values, count, sizeof *values, by_size);
+    return values[count / 2];
+}
+
+static int by_turns(struct work *work, unsigned count, unsigned repeats, unsigned long launch_at, unsigned long record_at)
+{
+    static double over[50000], open[50000], fenced[100000];
+    struct work own = *work;
+    unsigned turns = 0, found = 0, all = 0;
+    /* The counting function is of another type; nobody calls it by this one. */
+    if (put(record_at, (CUresult(*)(void))(void (*)(void))counted) > 1)
+        return 5;
+    *(uintptr_t *)&record = libcuda + record_at;
+    *(uintptr_t *)&own.driver.cuLaunchKernel = libcuda + launch_at;
+    for (unsigned attempt = 1; attempt * 2 * TURN <= repeats; attempt++) {
+        double plain[2][TURN] = {{0}};
+        unsigned had[2] = {0};
+        for (unsigned side = 0; side < 2; side++) {
+            struct work *who = side ? &own : work;
+            for (unsigned block = 0; block <= TURN; block++) {
+                unsigned before = fences;
+                uint64_t began = now();
+                for (unsigned i = 0; i < count; i++)
+                    if (!work_call(who, "launch"))
+                        return 6;
+                double took = (double)(now() - began) / count;
+                if (block == 0) /* the queue was empty */
+                    continue;
+                all += side == 0 ? count : 0;
+                if (fences == before)
+                    plain[side][had[side]++] = took;
+                else if (fences == before + 1)
+                    fenced[found++] = took;
+            }
+            work->driver.cuCtxSynchronize();
+        }
+        if (had[0] < TURN / 4 || had[1] < TURN / 4) /* the machine was elsewhere in between: each pause begins with a fence */
+            continue;
+        open[turns] = median(plain[0], had[0]);
+        over[turns] = open[turns] - median(plain[1], had[1]);
+        turns++;
+    }
+    if (turns == 0)
+        return 7;
+    /* A block with a fence over one without: by the medians, for a wake-up here and there is the machine's. */
+    double of_a_fence = found ? (median(fenced, found) - median(open, turns)) * count : 0;
+    double middle = median(over, turns);
+    printf("%.2f %.2f %.2f %.1f %u\n", middle, over[turns / 4], over[3 * turns / 4], of_a_fence, found ? all / found : 0);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     static struct work work;
     static double each[100000];
-    if (argc != 4 && argc != 5)
+    bool turns = argc == 7 && strcmp(argv[4], "beside") == 0;
+    if (argc != 4 && argc != 5 && !turns)
         return 2;
     unsigned count = (unsigned)atoi(argv[2]), repeats = (unsigned)atoi(argv[3]);
     bool clock = argc == 5 && strcmp(argv[4], "clock") == 0, launch = strcmp(argv[1], "launch") == 0;
@@ -83,7 +160,9 @@ int main(int argc, char **argv)
         if (!work_before(&work, argv[1]) || !work_call(&work, argv[1]))
             return 4;
     work.driver.cuCtxSynchronize();
-    if (argc == 5 && !clock && put_nothing(strtoul(argv[4], NULL, 0)) != 1) {
+    if (turns)
+        return by_turns(&work, count, repeats, strtoul(argv[5], NULL, 0), strtoul(argv[6], NULL, 0));
+    if (argc == 5 && !clock && put(strtoul(argv[4], NULL, 0), nothing) != 1) {
         if (getenv("LD_PRELOAD"))
             return 5;
         work.driver.cuLaunchKernel = (__typeof__(work.driver.cuLaunchKernel))(void (*)(void))nothing;
