@@ -34,6 +34,7 @@ PROBE_BYPASSES = (
     "bypass-copy",
     "bypass-namespace",
     "bypass-symbol-table",
+    "bypass-own-loader",
     "bypass-no-preload",
     "bypass-other-preload",
     "bypass-own-limits",
@@ -42,6 +43,8 @@ PROBE_BYPASSES = (
     "bypass-more-devices",
     "bypass-own-files",
     "bypass-descriptors",
+    "bypass-ledger-removed",
+    "bypass-ledger-grown",
     "bypass-ledger-emptied",
     "bypass-ledger-spoiled",
     "bypass-ledger-lie",
@@ -56,8 +59,9 @@ SEEN_PERCENT = 90
 OPTIONAL = ("outside-memory", "nvidia-smi")
 # Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
+LEFT_OUT = "left out"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
-MAY_BE_OPEN = (BYPASS + "namespace", BYPASS + "symbol-table", BYPASS + "ledger-lie")
+MAY_BE_OPEN = tuple(BYPASS + one for one in ("namespace", "symbol-table", "own-loader", "ledger-lie"))
 
 
 class Expected(NamedTuple):
@@ -181,6 +185,24 @@ def of_watcher(
         why = fault or f"the watcher looked {looks} times meanwhile, {needed} were needed"
         return dict(one, detail=f"{one['detail']}; not detected: {why}")
     return check(one["name"], VIOLATED, wanted, f"not in {looks} looks", "", one["detail"])
+
+
+def left_out(name: str, duration: int) -> dict[str, Any]:
+    """A way round that was not tried for want of time; it is no pass, and told."""
+    return check(name, NOT_RUN, "a result", "none", detail=f"{LEFT_OUT}: the {duration} s of this slice had passed")
+
+
+def is_left_out(one: dict[str, Any]) -> bool:
+    """By ``left_out`` or by the probe, which has the same words for it."""
+    return one["verdict"] == NOT_RUN and one["detail"].startswith(LEFT_OUT)
+
+
+def gone_again(out: str) -> dict[str, str]:
+    """Way round → what the probe said of it when it was held for the watcher; empty where it said nothing."""
+    try:
+        return {str(one["name"]): str(one["verdict"]) for one in json.loads(out)["checks"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def of_nvidia_smi(rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:

@@ -26,6 +26,8 @@ KEYS = {
     "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
     "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
 }
+# Of a slice for each way round that is gone beside others: a context of a large card, and what is taken.
+ROOM_MIB = 512
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 
 
@@ -81,6 +83,7 @@ class SliceCheck:
         """``params``: the options of the module vgpu_isolation. Raises BadOption and RunnerError."""
         self._plugin = plugin
         self._params = params
+        self._begun = time.monotonic()
         self._lease = lease
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
@@ -99,6 +102,8 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self.smi_table = ""
+        # Ways round that were not tried, or not shown to the watcher long enough, because ``duration`` had passed.
+        self.left_out: list[str] = []
 
     def _choose_runner(self) -> Any:
         params = self._params
@@ -122,14 +127,20 @@ class SliceCheck:
         return Mount(PROBE, os.path.join(folders[0], os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
+        """The checks that a slice must hold are run to their end; ways round only as far as ``duration`` goes."""
         asked = [name for name in self._params["checks"] if name not in isolation.OWN]
         ways = [name for name in asked if name.startswith(isolation.BYPASS)]
         wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(isolation.PROBE_CHECKS))
         checks = self._run_probe(wanted)
-        checks += self._try_ways_round(ways if asked else list(isolation.PROBE_BYPASSES))
         checks.append(self._run_nvidia_smi())
+        checks += self._try_ways_round(ways if asked else list(isolation.PROBE_BYPASSES))
         named = self._params["checks"]
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
+
+    def _left_s(self) -> float:
+        """Seconds that are left of ``duration``; without one as many as a run may take."""
+        duration, timeout = self._params["duration"], float(self._params["timeout"])
+        return min(self._begun + duration - time.monotonic(), timeout) if duration else timeout
 
     def _run_probe(self, wanted: list[str]) -> list[dict[str, Any]]:
         seen: dict[str, Any] = {"missing": None}
@@ -173,23 +184,54 @@ class SliceCheck:
     def _try_ways_round(self, ways: list[str]) -> list[dict[str, Any]]:
         if not ways:
             return []
-        argv = [PROBE, "--json", "--checks", ",".join(ways)]
+        left = self._left_s()
+        if left < 1.0:
+            self.left_out += ways
+            return [isolation.left_out(name, self._params["duration"]) for name in ways]
+        argv = [PROBE, "--json", "--checks", ",".join(ways), "--seconds", str(int(left))]
         outcome = self.runner.run(argv, float(self._params["timeout"]))
         checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, ways)
         mine = [one for one in checks if one["name"] in ways or one["name"] == "probe"]
-        return [self._watch(one) if one["verdict"] == isolation.OPEN else one for one in mine]
+        self.left_out += [one["name"] for one in mine if isolation.is_left_out(one)]
+        open_ways = [one for one in mine if one["verdict"] == isolation.OPEN]
+        # At once where the slice has room for them all: nobody beside it is short of memory, and it takes less time.
+        at_once = self._expected.memory_mib >= ROOM_MIB * len(open_ways)
+        groups = [open_ways] if at_once else [[one] for one in open_ways]
+        found = {one["name"]: one for group in groups if group for one in self._watch(group)}
+        return [found.get(one["name"], one) for one in mine]
 
-    def _watch(self, one: dict[str, Any]) -> dict[str, Any]:
-        """Goes a way round that is open once more, and holds what it gets until the node's watcher names it."""
-        witness = slice_watch.Witness(self._ask_watcher, self._lease["allocation"])
+    def _watch(self, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Goes ways round that are open once more, and holds what they get until the node's watcher named each."""
+        names = {one["name"]: one["name"][len(isolation.BYPASS) :] for one in ways}
+        witness = slice_watch.Witness(self._ask_watcher, self._lease["allocation"], names)
         if witness.absent:
-            return isolation.of_watcher(one, None, 0, 1, witness.absent)
-        argv = [PROBE, "--json", "--checks", one["name"], "--hold", str(int(witness.hold_s * 1000))]
+            return [isolation.of_watcher(one, None, 0, 1, witness.absent) for one in ways]
+        left = self._left_s()
+        if left < 1.0:
+            self.left_out += names
+            why = f"the {self._params['duration']} s of this slice had passed"
+            return [isolation.of_watcher(one, None, 0, 1, why) for one in ways]
+        hold_ms = int(min(witness.hold_s, left) * 1000)
+        argv = [PROBE, "--json", "--together", "--checks", ",".join(names), "--hold", str(hold_ms)]
+        gone: dict[str, str] = {}
         try:
-            self.runner.run(argv, float(self._params["timeout"]), while_running=witness.look)
-        except slice_watch.Named as named:
-            return isolation.of_watcher(one, named.seconds, witness.looks, witness.needed, "", named.text)
-        return isolation.of_watcher(one, None, witness.looks, witness.needed, witness.fault)
+            outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=witness.look)
+            gone = isolation.gone_again(outcome.out)
+        except slice_watch.AllNamed:
+            pass
+        if left < witness.hold_s:
+            self.left_out += [name for name in names if name not in witness.named]
+        return [self._judge(one, witness, gone) for one in ways]
+
+    def _judge(self, one: dict[str, Any], witness: slice_watch.Witness, gone: dict[str, str]) -> dict[str, Any]:
+        """``gone``: the probe's verdict of the second time, empty where the run was ended before it could say."""
+        if one["name"] in witness.named:
+            seconds, text = witness.named[one["name"]]
+            return isolation.of_watcher(one, seconds, witness.looks, witness.needed, "", text)
+        again = gone.get(one["name"], "nothing")
+        # What held nothing the second time the watcher had nothing to see of.
+        fault = witness.fault or ("" if again == isolation.OPEN else f"the second time the probe said {again}")
+        return isolation.of_watcher(one, None, witness.looks, witness.needed, fault)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
         try:

@@ -8,7 +8,7 @@ run, so that what was found of an earlier one proves nothing.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Mapping
 
 from .slice_outside import namespace_of
 
@@ -19,25 +19,30 @@ MORE_LOOKS = 3
 LEAST_HOLD_S = 8.0
 
 
-class Named(Exception):
-    """The watcher named the run; ``seconds`` since it began. Raised out of the runner, which ends the run."""
+# Of a process's name in the kernel.
+NAME_BYTES = 15
 
-    def __init__(self, seconds: float, text: str) -> None:
-        self.seconds, self.text = seconds, text
-        super().__init__(text)
+
+class AllNamed(Exception):
+    """The watcher named every way. Raised out of the runner, which ends the run."""
 
 
 class Witness:
-    """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails."""
+    """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: way round → name of
+    the process that goes it. ``named``: way round → seconds from the begin until it was named, and what was said.
+    """
 
     def __init__(
         self,
         ask: Callable[[], dict[str, Any] | None],
         allocation: str,
+        names: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
         proc: str = "/proc",
     ) -> None:
         self._ask, self._allocation, self._clock, self._proc = ask, allocation, clock, proc
+        self._ways = {name[:NAME_BYTES]: way for way, name in names.items()}
+        self.named: dict[str, tuple[float, str]] = {}
         self._begun = self._asked = clock()
         self._first = ask()
         self.last = self._first
@@ -71,16 +76,30 @@ class Witness:
         return str(self.last["fault"]) if self.last else "the device plugin does not answer"
 
     def look(self, pid: int) -> None:
-        """``pid``: any process of the run. Raises Named."""
+        """``pid``: any process of the run. Raises AllNamed."""
         if self._clock() - self._asked < ASK_S:
             return
         inside = namespace_of(pid, self._proc)
         self.last = self._ask()
         self._asked = self._clock()
         for finding in (self.last or {}).get("findings") or []:
-            pids = [one["pid"] for one in finding["processes"]]
-            if finding["allocation"] == self._allocation and any(self._is_inside(one, inside) for one in pids):
-                raise Named(self._clock() - self._begun, str(finding["text"]))
+            if finding["allocation"] != self._allocation:
+                continue
+            for one in finding["processes"]:
+                way = self._ways.get(self._name(one["pid"])) if self._is_inside(one["pid"], inside) else None
+                if way and way not in self.named:
+                    said = f"process {one['pid']} was named: {finding['text']}"
+                    self.named[way] = (self._clock() - self._begun, said)
+        if len(self.named) == len(self._ways):
+            raise AllNamed()
 
     def _is_inside(self, pid: int, namespace: str) -> bool:
         return bool(namespace) and namespace_of(pid, self._proc) == namespace
+
+    def _name(self, pid: int) -> str:
+        """A process may be gone since the watcher looked."""
+        try:
+            with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                return stream.read().rstrip("\n")
+        except OSError:
+            return ""

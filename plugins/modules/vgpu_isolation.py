@@ -68,6 +68,14 @@ options:
       - Seconds that the probe may take in one slice.
     type: int
     default: 120
+  duration:
+    description:
+      - Seconds that a slice may take, and with them a GPU. V(0) is no bound.
+      - The checks of the limit itself are always run to their end. Ways round the library that have not begun by then
+        are left out with the verdict V(not-run); what is open and could no longer be shown to the watcher stays
+        V(open). Both say so in their RV(results.checks.detail), and RV(results.left_out) names them.
+    type: int
+    default: 20
   fail_on:
     description:
       - Verdicts with which the module fails.
@@ -161,6 +169,16 @@ results:
       description: Why nothing was run, else empty.
       type: str
       returned: always
+    seconds:
+      description: How long the slice was leased.
+      type: float
+      returned: always
+      sample: 9.7
+    left_out:
+      description: Names of ways round that were not tried, or not shown to the watcher, because O(duration) had passed.
+      type: list
+      elements: str
+      returned: always
     checks:
       description: Every check with its figures.
       type: list
@@ -199,6 +217,7 @@ results:
       returned: always
 """
 
+import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -218,6 +237,8 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         "runtime": "",
         "verdict": isolation.NOT_RUN,
         "detail": "",
+        "seconds": 0.0,
+        "left_out": [],
         "checks": [],
         "nvidia_smi": "",
     }
@@ -230,13 +251,14 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         if fault.rc != NO_FREE_SLICE:
             raise
         return dict(result, detail=str(fault))
+    begun = time.monotonic()
     try:
         one = SliceCheck(module.params, plugin, lease, plugin.ask("status"))
         result.update(
             uuid=one.slice["uuid"], slice=one.slice["id"], memory_mib=one.slice["memory_mib"], runtime=one.runner.name
         )
         checks = one.run()
-        result.update(checks=checks, verdict=isolation.overall(checks), nvidia_smi=one.smi_table)
+        result.update(left_out=one.left_out, checks=checks, verdict=isolation.overall(checks), nvidia_smi=one.smi_table)
     except RunnerError as fault:
         result.update(detail=str(fault))
     finally:
@@ -244,6 +266,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
             plugin.ask("release", lease["allocation"])
         except PluginError as fault:
             module.warn(f"the lease {lease['allocation']} was not given back and will end by itself: {fault}")
+    result["seconds"] = round(time.monotonic() - begun, 1)
     return result
 
 
@@ -268,6 +291,7 @@ def main() -> None:
             "runtime": {"type": "str", "choices": ["auto", "docker", "namespace"], "default": "auto"},
             "image": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 120},
+            "duration": {"type": "int", "default": 20},
             "fail_on": {
                 "type": "list",
                 "elements": "str",
@@ -285,6 +309,8 @@ def main() -> None:
     )
     if module.check_mode:
         module.exit_json(changed=False, verdict=isolation.NOT_RUN, results=[])
+    if module.params["duration"] < 0:
+        module.fail_json(msg=f"duration: expected seconds, or 0 for no bound, found {module.params['duration']}")
     plugin = Plugin(module.params["vgpuctl"], module.params["socket"])
     results: list[dict[str, Any]] = []
     try:

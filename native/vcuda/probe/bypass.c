@@ -20,10 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* More than what contexts differ by from each other, on either side. */
-#define BEYOND (64 * MIB)
-#define ROOM (32 * MIB)
-#define ATTEMPT_S 30
+#define ROOM (32 * MIB) /* like BEYOND, on the other side */
 #define HOLD_MOST_MS 20000
 #define TIDY_S 5 /* of it, to put back what was changed for a program that had to be ended */
 #define CAP_SYS_PTRACE 19
@@ -47,11 +44,15 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
         return REFUSED;
     if (cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
         return REFUSED;
-    /* For the node's watcher to see; ATTEMPT_S is not reached. */
-    unsigned held = hold_ms < HOLD_MOST_MS ? hold_ms : HOLD_MOST_MS;
-    nanosleep(&(struct timespec){held / 1000, (long)(held % 1000) * 1000000}, NULL);
+    hold_what_was_got();
     cuda->mem_free(pointer);
     return GRANTED;
+}
+
+void hold_what_was_got(void)
+{
+    unsigned held = hold_ms < HOLD_MOST_MS ? hold_ms : HOLD_MOST_MS;
+    nanosleep(&(struct timespec){held / 1000, (long)(held % 1000) * 1000000}, NULL);
 }
 
 static enum attempt ask_honestly(const struct fill *fill)
@@ -63,9 +64,10 @@ static enum attempt ask_honestly(const struct fill *fill)
     return ask_beyond(cuda, fill->device);
 }
 
-int asked_as_program(const char *device)
+int asked_as_program(const char *device, const char *name)
 {
     struct fill fill = {.device = atoi(device)};
+    prctl(PR_SET_NAME, name, 0, 0, 0);
     enum attempt attempt = ask_honestly(&fill);
     return attempt == GRANTED ? EXIT_GRANTED : attempt == REFUSED ? EXIT_REFUSED : EXIT_UNABLE;
 }
@@ -81,11 +83,11 @@ static bool is_ours(const char *variable)
     return false;
 }
 
-enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device)
+/* Runs the program of the first argument with our variables taken away and these added; the list ends with NULL. */
+static enum attempt run_program(const char *const arguments[], const char *const added[])
 {
     const char *environment[VARIABLES + 1];
     size_t count = 0;
-    char ordinal[16];
     int status = 0;
     /* The first of two that say the same counts. */
     for (; *added && count < VARIABLES; added++)
@@ -94,20 +96,48 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
         if (!is_ours(*one))
             environment[count++] = *one;
     environment[count] = NULL;
-    snprintf(ordinal, sizeof ordinal, "%d", device);
-    char *const arguments[] = {(char *)program, (char *)"--beyond", ordinal, NULL};
     pid_t child = fork();
     if (child == 0) {
         sigset_t none;
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
         alarm(ATTEMPT_S - TIDY_S);
-        execve(program, arguments, (char *const *)environment);
+        execve(arguments[0], (char *const *)arguments, (char *const *)environment);
         _exit(EXIT_UNABLE);
     }
     if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
         return UNABLE;
     return WEXITSTATUS(status) == EXIT_GRANTED ? GRANTED : WEXITSTATUS(status) == EXIT_REFUSED ? REFUSED : UNABLE;
+}
+
+/* What the new program is told: the device, how long it holds, and the name that this process has, which exec would change. */
+struct told {
+    char device[16], held[16], name[17];
+};
+
+static void tell(struct told *told, CUdevice device)
+{
+    snprintf(told->device, sizeof told->device, "%d", device);
+    snprintf(told->held, sizeof told->held, "%u", hold_ms);
+    memset(told->name, 0, sizeof told->name);
+    prctl(PR_GET_NAME, told->name, 0, 0, 0);
+}
+
+enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device)
+{
+    struct told told;
+    tell(&told, device);
+    const char *const arguments[] = {program, "--hold", told.held, "--beyond", told.device, told.name, NULL};
+    return run_program(arguments, added);
+}
+
+enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device)
+{
+    const char *const added[] = {NULL};
+    struct told told;
+    tell(&told, device);
+    const char *const arguments[] = {loader, program, "--hold", told.held, "--beyond", told.device, told.name, NULL};
+    return run_program(arguments, added);
 }
 
 bool copy_file(const char *from, const char *to, int mode)
@@ -148,7 +178,7 @@ const char *scratch_file(const char *name)
 }
 
 /* A set bounding set keeps them from a setuid program too. Fails where they are not there, which is as good. */
-static void become_the_tenant(void)
+void become_the_tenant(void)
 {
     prctl(PR_CAPBSET_DROP, CAP_SYS_ADMIN, 0, 0, 0);
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
@@ -200,7 +230,8 @@ static const struct bypass *current; /* on_every_device hands nothing on */
 /* Others that have it mapped would be ended by the kernel, or be charged wrongly. */
 static bool spoils_the_ledger(const struct bypass *bypass)
 {
-    return bypass->attempt == empty_the_ledger || bypass->attempt == spoil_the_ledger || bypass->holder == lie_in_the_ledger;
+    return bypass->attempt == empty_the_ledger || bypass->attempt == spoil_the_ledger ||
+           bypass->attempt == remove_the_ledger || bypass->attempt == grow_the_ledger || bypass->holder == lie_in_the_ledger;
 }
 
 static void measure_bypass(const struct fill *fill)

@@ -5,6 +5,10 @@
 
 #include "probe.h"
 
+/* More than what contexts differ by from each other. */
+#define BEYOND (64 * MIB)
+#define ATTEMPT_S 30
+
 enum attempt { REFUSED, GRANTED, UNABLE };
 /* Asks for memory beyond the limit, in a process of its own. */
 typedef enum attempt (*way_round)(const struct fill *fill);
@@ -13,7 +17,13 @@ typedef enum attempt (*way_round)(const struct fill *fill);
 enum attempt ask_beyond(const struct cuda *cuda, CUdevice device);
 /* The same in a new program, this file or a copy of it: without what sets a library up, with these variables. */
 enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device);
-int asked_as_program(const char *device); /* what main does there */
+/* The same by a loader that is given this program. */
+enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
+int asked_as_program(const char *device, const char *name); /* what main does there; the process gets that name */
+/* For the node's watcher to see what was got; ATTEMPT_S is not reached. */
+void hold_what_was_got(void);
+/* Drops the capabilities that the threat model says a tenant has not. */
+void become_the_tenant(void);
 /* Copies a file; false: it cannot be. */
 bool copy_file(const char *from, const char *to, int mode);
 /* A name for a file of ours in a folder that can be written; NULL: there is none. */
@@ -24,6 +34,7 @@ enum attempt by_path(const struct fill *fill);
 enum attempt by_copy(const struct fill *fill);
 enum attempt by_namespace(const struct fill *fill);
 enum attempt by_symbol_table(const struct fill *fill);
+enum attempt by_own_loader(const struct fill *fill);
 
 /* bypass_program.c */
 enum attempt without_preload(const struct fill *fill);
@@ -37,18 +48,21 @@ enum attempt with_more_devices(const struct fill *fill);
 enum attempt write_own_files(const struct fill *fill);
 enum attempt empty_the_ledger(const struct fill *fill);
 enum attempt spoil_the_ledger(const struct fill *fill);
+enum attempt remove_the_ledger(const struct fill *fill);
+enum attempt grow_the_ledger(const struct fill *fill);
 void lie_in_the_ledger(const struct fill *fill); /* by the process that holds the slice */
 void close_descriptors(const struct fill *fill);
 
 /*
  * Every way: its check's name, what is tried (NULL: an honest program asks), what the holder of the slice does when it has
- * all (NULL: nothing), and what it means when the attempt is granted. The last three spoil the ledger, and come last.
+ * all (NULL: nothing), and what it means when the attempt is granted. The last five spoil the ledger, and come last.
  */
 #define BYPASSES(WAY) \
     WAY(path, "bypass-path", by_path, NULL, VIOLATED) \
     WAY(copy, "bypass-copy", by_copy, NULL, VIOLATED) \
     WAY(namespace, "bypass-namespace", by_namespace, NULL, OPEN) \
     WAY(symbol_table, "bypass-symbol-table", by_symbol_table, NULL, OPEN) \
+    WAY(own_loader, "bypass-own-loader", by_own_loader, NULL, OPEN) \
     WAY(no_preload, "bypass-no-preload", without_preload, NULL, VIOLATED) \
     WAY(other_preload, "bypass-other-preload", with_other_preload, NULL, VIOLATED) \
     WAY(own_limits, "bypass-own-limits", with_own_limits, NULL, VIOLATED) \
@@ -57,6 +71,8 @@ void close_descriptors(const struct fill *fill);
     WAY(more_devices, "bypass-more-devices", with_more_devices, NULL, VIOLATED) \
     WAY(own_files, "bypass-own-files", write_own_files, NULL, VIOLATED) \
     WAY(descriptors, "bypass-descriptors", NULL, close_descriptors, VIOLATED) \
+    WAY(ledger_removed, "bypass-ledger-removed", remove_the_ledger, NULL, VIOLATED) \
+    WAY(ledger_grown, "bypass-ledger-grown", grow_the_ledger, NULL, VIOLATED) \
     WAY(ledger_emptied, "bypass-ledger-emptied", empty_the_ledger, NULL, VIOLATED) \
     WAY(ledger_spoiled, "bypass-ledger-spoiled", spoil_the_ledger, NULL, VIOLATED) \
     WAY(ledger_lie, "bypass-ledger-lie", NULL, lie_in_the_ledger, OPEN)
@@ -64,5 +80,17 @@ void close_descriptors(const struct fill *fill);
 #define BYPASS_CHECK(way, name, attempt, holder, if_granted) \
     void check_bypass_##way(const struct slice *slice, struct board *board);
 BYPASSES(BYPASS_CHECK)
+
+/* bypass_together.c */
+
+/* Whether a check is a way round that may be open: only such are gone together. */
+bool may_be_open(const char *name);
+/*
+ * Goes ways round at once, in a slice that is empty otherwise, and holds what they get: for the node's watcher to name, so each
+ * process has the name of its check after `bypass-`, cut to 15 bytes. On the first GPU of the slice.
+ */
+#define MOST_TOGETHER 8
+void go_together(const struct slice *slice, struct board *board, const char *const names[], int count,
+                 struct result results[]);
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -87,6 +88,39 @@ enum attempt spoil_the_ledger(const struct fill *fill)
     memset(noise, 0xff, copy.size);
     ssize_t wrote = pwrite(copy.file, noise, copy.size, 0);
     enum attempt attempt = wrote > 0 ? ask_beside(fill) : REFUSED;
+    ledger_restore(&copy);
+    return attempt;
+}
+
+/* Out of its place: the next program finds none. A file that is mounted cannot be moved, nor removed. */
+enum attempt remove_the_ledger(const struct fill *fill)
+{
+    static const char aside[] = VGPU_PATH_LEDGER ".aside";
+    sigset_t all;
+    if (access(VGPU_PATH_LEDGER, F_OK) != 0)
+        return UNABLE;
+    sigfillset(&all);
+    sigprocmask(SIG_BLOCK, &all, NULL);
+    if (rename(VGPU_PATH_LEDGER, aside) != 0)
+        return REFUSED;
+    enum attempt attempt = ask_beside(fill);
+    unlink(VGPU_PATH_LEDGER); /* a new one, where somebody made it */
+    return rename(aside, VGPU_PATH_LEDGER) == 0 ? attempt : UNABLE;
+}
+
+/* By more slots than a reader knows, all of them noise. */
+enum attempt grow_the_ledger(const struct fill *fill)
+{
+    struct copy copy;
+    if (!ledger_copy(&copy))
+        return UNABLE;
+    char *noise = malloc(copy.size);
+    if (!noise)
+        return UNABLE;
+    memset(noise, 0xff, copy.size);
+    ssize_t wrote = pwrite(copy.file, noise, copy.size, (off_t)copy.size);
+    bool grown = ftruncate(copy.file, (off_t)copy.size * 8) == 0 || wrote > 0;
+    enum attempt attempt = grown ? ask_beside(fill) : REFUSED;
     ledger_restore(&copy);
     return attempt;
 }

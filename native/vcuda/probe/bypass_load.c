@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ways to the driver's own functions: other names of its file, other ways of the loader, its symbol table. */
+/* Ways to the driver's own functions: other names of its file, other ways of the loader, its symbol table, another loader. */
 #include "bypass.h"
 #include "loader.h"
 
 #include <elf.h>
+#include <fcntl.h>
 #include <link.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #if __SIZEOF_POINTER__ == 8
@@ -93,4 +98,52 @@ enum attempt by_symbol_table(const struct fill *fill)
 {
     struct link_map *map = driver_map();
     return map ? beyond_by(in_symbol_table, map, fill->device) : UNABLE;
+}
+
+/* The file that is mapped at an address; false: none is found. */
+static bool file_at(unsigned long address, char *path, size_t room)
+{
+    char line[512], format[40];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "re");
+    snprintf(format, sizeof format, "%%lx-%%*x %%*s %%*s %%*s %%*s %%%zus", room - 1);
+    while (maps && !found && fgets(line, sizeof line, maps)) {
+        unsigned long start = 0;
+        found = sscanf(line, format, &start, path) == 2 && start == address && path[0] == '/';
+    }
+    if (maps)
+        fclose(maps);
+    return found;
+}
+
+/* So that a loader looks for its list of libraries where there is none: what a program with a loader of its own, or one that is
+ * linked statically, has from the start. */
+static bool forget_the_preload(const char *loader)
+{
+    static const char list[] = VGPU_PATH_PRELOAD;
+    bool done = false;
+    int file = open(loader, O_RDWR | O_CLOEXEC);
+    off_t size = file < 0 ? 0 : lseek(file, 0, SEEK_END);
+    char *bytes = size > 0 ? mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    if (bytes != MAP_FAILED) {
+        for (char *at = bytes; (at = memmem(at, (size_t)(bytes + size - at), list, sizeof list)); done = true)
+            at[sizeof list - 2] = '-';
+        munmap(bytes, (size_t)size);
+    }
+    if (file >= 0)
+        close(file);
+    return done;
+}
+
+enum attempt by_own_loader(const struct fill *fill)
+{
+    char loader[400], program[400];
+    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
+    const char *copy = scratch_file("loader");
+    if (length <= 0 || !copy || !file_at(getauxval(AT_BASE), loader, sizeof loader) || !copy_file(loader, copy, 0700))
+        return UNABLE;
+    program[length] = 0;
+    enum attempt attempt = forget_the_preload(copy) ? ask_by_loader(copy, program, fill->device) : UNABLE;
+    unlink(copy);
+    return attempt;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #define TIME_LIMIT_S 120
@@ -118,8 +119,10 @@ static void print_measures(bool json, const struct report *report)
 
 static int usage(FILE *out, int status)
 {
-    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS]\n\n--hold: limit-exact keeps the full slice so "
-                 "long, and a way round that is open what it got, for somebody to look at it from outside.\nMeasures from inside a slice whether its limits hold. Checks:");
+    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS] [--seconds SECONDS] [--together]\n\n"
+                 "--hold: limit-exact keeps the full slice so long, and a way round that is open what it got, for somebody to look at "
+                 "it from outside.\n--seconds: checks that have not begun by then are left out (not-run).\n--together: goes ways round "
+                 "that may be open at once and fills nothing.\nMeasures from inside a slice whether its limits hold. Checks:");
     for (size_t i = 0; i < CHECKS; i++)
         fprintf(out, "%s %s", i ? "," : "", checks[i].name);
     fprintf(out, ".\nExit status: 0 all held, 1 one is violated, 2 one could not be run, 64 bad arguments.\n");
@@ -143,6 +146,44 @@ static bool choose(char *list, bool chosen[CHECKS])
     return true;
 }
 
+static unsigned limit_s; /* 0: none */
+
+static bool limited_to(const char *text)
+{
+    char *end;
+    unsigned long value = strtoul(text, &end, 10);
+    if (end == text || *end || !value || value > 3600)
+        return false;
+    limit_s = (unsigned)value;
+    return true;
+}
+
+static bool is_late(const struct timespec *begun)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return limit_s && (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000 >= 1000L * (long)limit_s;
+}
+
+/* False: one of the chosen is no way round that may be open, or there are too many. */
+static bool run_together(const struct slice *slice, struct board *board, const bool chosen[CHECKS])
+{
+    const char *names[MOST_TOGETHER];
+    struct result results[MOST_TOGETHER];
+    int count = 0;
+    for (size_t i = 0; i < CHECKS; i++) {
+        if (!chosen[i])
+            continue;
+        if (count == MOST_TOGETHER || !may_be_open(checks[i].name))
+            return false;
+        names[count++] = checks[i].name;
+    }
+    go_together(slice, board, names, count, results);
+    for (int i = 0; i < count; i++)
+        print_result(true, i == 0, names[i], &results[i]);
+    return true;
+}
+
 static bool held_for(const char *text)
 {
     char *end;
@@ -155,15 +196,19 @@ static bool held_for(const char *text)
 
 int main(int argc, char **argv)
 {
-    bool json = false, chosen[CHECKS], violated = false, skipped = false, first = true;
+    bool json = false, together = false, chosen[CHECKS], violated = false, skipped = false, first = true;
     memset(chosen, 1, sizeof chosen);
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0)
             json = true;
         else if (strcmp(argv[i], "--help") == 0)
             return usage(stdout, 0);
-        else if (strcmp(argv[i], "--beyond") == 0 && i + 1 < argc)
-            return asked_as_program(argv[i + 1]);
+        else if (strcmp(argv[i], "--beyond") == 0 && i + 2 < argc)
+            return asked_as_program(argv[i + 1], argv[i + 2]);
+        else if (strcmp(argv[i], "--together") == 0)
+            together = true;
+        else if (strcmp(argv[i], "--seconds") == 0 && i + 1 < argc && limited_to(argv[i + 1]))
+            i++;
         else if (strcmp(argv[i], "--hold") == 0 && i + 1 < argc && held_for(argv[i + 1]))
             i++;
         else if (strcmp(argv[i], "--checks") != 0 || i + 1 == argc)
@@ -173,6 +218,8 @@ int main(int argc, char **argv)
     }
     /* Never ask a real card, which others may be filling, for more unified memory than it has: the driver can hang it. */
     setenv("CUDA_OVERSUBSCRIBE", "false", 1);
+    struct timespec begun;
+    clock_gettime(CLOCK_MONOTONIC, &begun);
     struct board *board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     static struct slice slice;
     if (board == MAP_FAILED) {
@@ -181,6 +228,14 @@ int main(int argc, char **argv)
     }
     slice_read(&slice);
     run(list_devices, &slice, board);
+    if (together) {
+        printf("{\"version\":1,\"devices\":[");
+        print_devices(true, &board->report);
+        printf("],\"checks\":[");
+        bool able = run_together(&slice, board, chosen);
+        printf("]}\n");
+        return able ? 0 : usage(stderr, 64);
+    }
     if (json)
         printf("{\"version\":1,\"devices\":[");
     print_devices(json, &board->report);
@@ -189,7 +244,10 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < CHECKS; i++) {
         if (!chosen[i])
             continue;
-        run(checks[i].run, &slice, board);
+        if (is_late(&begun))
+            result_set(&board->result, NOT_RUN, 0, 0, "", "left out: %u seconds had passed", limit_s);
+        else
+            run(checks[i].run, &slice, board);
         print_result(json, first, checks[i].name, &board->result);
         first = false;
         violated = violated || board->result.verdict == VIOLATED;

@@ -114,6 +114,7 @@ class RealNode:
             "vgpuctl": str(self.vgpuctl_program),
             "socket": str(self.socket),
             "runtime": "namespace",
+            "duration": 0,  # a machine that tests run on may be busy
             "environment": {
                 name: self.environment[name] for name in ("LD_LIBRARY_PATH", "GPUSIM_PROFILE", "GPUSIM_STATE")
             },

@@ -18,7 +18,7 @@ MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
 OPTIONAL = {"nvidia-smi"}
 # As docs/threat-model.md says of them.
-DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-ledger-lie"}
+DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-own-loader", "bypass-ledger-lie"}
 
 
 def verdicts(result: dict) -> dict[str, str]:
@@ -38,6 +38,7 @@ def test_whole_slice_holds(node):
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
     pids = {re.search(r"process (\d+) ", found[name]["detail"])[1] for name in DETECTED}
     assert len(pids) == len(DETECTED)
+    assert one["left_out"] == []
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
     # The driver's account, read outside while the probe took all that it could get.
     assert found["outside-memory"]["verdict"] == "held"
@@ -108,7 +109,7 @@ def test_without_a_watcher_it_is_open(node):
     assert "switched off" in result["results"][0]["checks"][1]["detail"]
 
 
-def test_watcher_that_sees_and_says_nothing_is_red(node, tmp_path):
+def silence(node, tmp_path, interval: str) -> None:
     """A plugin whose watcher looks and never names anybody."""
     silent = tmp_path / "silent"
     silent.write_text(
@@ -118,11 +119,45 @@ def test_watcher_that_sees_and_says_nothing_is_red(node, tmp_path):
     )
     node.end()
     node.program = [sys.executable, str(silent)]
-    node.options += ["--watch-interval", "0.2"]
+    node.options += ["--watch-interval", interval]
     node.start()
-    rc, result = node.isolation(checks=["bypass-namespace"])
-    assert (rc, verdicts(result)) == (1, {"bypass-namespace": "violated"}), result
+
+
+def test_watcher_that_sees_and_says_nothing_is_red(node, tmp_path):
+    silence(node, tmp_path, "0.2")
+    rc, result = node.isolation(checks=["bypass-namespace", "bypass-own-loader"])
+    assert (rc, verdicts(result)) == (1, {"bypass-namespace": "violated", "bypass-own-loader": "violated"}), result
     assert "named by the watcher" in result["msg"]
+
+
+def test_time_that_is_over_is_told(node):
+    """A share is measured for four seconds: after them nothing of one second is left, on whatever machine."""
+    rc, result = node.isolation(duration=1)
+    (one,) = result["results"]
+    found = verdicts(result)
+    assert (rc, result["verdict"]) == (0, "held"), result
+    assert {found[name] for name in found if not name.startswith("bypass-")} - {"not-run"} == {"held"}
+    assert found["limit-exact"] == found["share"] == found["outside-memory"] == "held"  # what must hold is never cut
+    ways = [name for name in found if name.startswith("bypass-")]
+    assert {found[name] for name in ways} == {"not-run"}
+    assert sorted(one["left_out"]) == sorted(ways) and len(ways) > 15
+    details = {check["detail"] for check in one["checks"] if check["name"] in ways}
+    assert details == {"left out: the 1 s of this slice had passed"}
+
+
+def test_look_of_the_watcher_that_was_cut_short_blames_nobody(node, tmp_path):
+    """Five looks of two seconds do not fit into what is left."""
+    silence(node, tmp_path, "2")
+    rc, result = node.isolation(checks=["totals", "bypass-namespace"], duration=5)
+    (one,) = result["results"]
+    assert (rc, one["left_out"]) == (0, ["bypass-namespace"]), result
+    assert verdicts(result)["bypass-namespace"] in ("open", "not-run")
+
+
+def test_duration_that_is_none_is_refused(node):
+    rc, result = node.isolation(duration=-1)
+    assert (rc, result["failed"]) == (1, True)
+    assert "duration: expected seconds" in result["msg"]
 
 
 @pytest.mark.parametrize(("fail_on", "rc"), [(["violated", "not-run"], 1), (["violated"], 0)])

@@ -6,8 +6,13 @@ Real slices, where the same ways are held, are in tests/integration/device_plugi
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 from conftest import MIB, OK, PRELOAD, PROBE, Host
@@ -21,6 +26,7 @@ WITHOUT_MOUNTS = {
     "bypass-copy": "held",
     "bypass-namespace": "open",
     "bypass-symbol-table": "open",
+    "bypass-own-loader": "open",
     "bypass-no-preload": "violated",
     "bypass-other-preload": "violated",
     "bypass-own-limits": "violated",
@@ -29,6 +35,8 @@ WITHOUT_MOUNTS = {
     "bypass-more-devices": "held",
     "bypass-own-files": "not-run",
     "bypass-descriptors": "held",
+    "bypass-ledger-removed": "not-run",
+    "bypass-ledger-grown": "not-run",
     "bypass-ledger-emptied": "not-run",
     "bypass-ledger-spoiled": "not-run",
     "bypass-ledger-lie": "not-run",
@@ -66,7 +74,13 @@ def test_without_the_library_nothing_is_held(host: Host, name: str) -> None:
     assert done.returncode != 0, done.stdout
 
 
-SPOILING = ["bypass-ledger-emptied", "bypass-ledger-spoiled", "bypass-ledger-lie"]
+SPOILING = [
+    "bypass-ledger-removed",
+    "bypass-ledger-grown",
+    "bypass-ledger-emptied",
+    "bypass-ledger-spoiled",
+    "bypass-ledger-lie",
+]
 
 
 def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
@@ -81,9 +95,64 @@ def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
     at_work = host.puppet(wrapper=container(host, PRELOAD), **FORCED).start()
     at_work.get("alloc", 100 * MIB)
     found = spoiled("beside")
-    assert [verdict for verdict, _why in found.values()] == ["not-run"] * 3, found
+    assert [verdict for verdict, _why in found.values()] == ["not-run"] * len(SPOILING), found
     assert all("another process" in why for _verdict, why in found.values()), found
     assert at_work.result("alloc 50 4096") == OK
     assert host.charged() == host.on_card() > 100 * MIB
     at_work.end()
-    assert [verdict for verdict, _why in spoiled("alone").values()] == ["held", "held", "open"]
+    assert [verdict for verdict, _why in spoiled("alone").values()] == [*["held"] * (len(SPOILING) - 1), "open"]
+
+
+WAYS_AT_ONCE = ["bypass-namespace", "bypass-symbol-table", "bypass-own-loader"]
+
+
+def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
+    """For the watcher: they hold what they got and fill nothing; each process has the name of its way."""
+    names = ",".join(WAYS_AT_ONCE)
+    command = [PROBE, "--json", "--together", "--checks", names, "--hold", "15000"]
+    probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wanted = {name.removeprefix("bypass-")[:15] for name in WAYS_AT_ONCE}
+        deadline = time.monotonic() + 60
+        while (seen := holders(host)).keys() != wanted and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert seen.keys() == wanted, "the driver's own account, and the kernel's names"
+        assert all(64 * MIB <= held < 1024 * MIB for held in seen.values()), seen
+        assert host.charged() == 0
+        answer, _nothing = probe.communicate(timeout=90)
+        assert verdicts(json.loads(answer)) == dict.fromkeys(WAYS_AT_ONCE, "open")
+    finally:
+        if probe.poll() is None:
+            os.killpg(probe.pid, signal.SIGKILL)
+            probe.wait()
+    assert host.on_card() == host.charged() == 0
+
+
+def holders(host: Host) -> dict[str, int]:
+    """Name of a process, as the kernel has it → bytes on any card."""
+    found = {}
+    for pid, held in host.physical().items():
+        with contextlib.suppress(OSError):
+            found[Path(f"/proc/{pid}/comm").read_text().strip()] = held
+    return found
+
+
+@pytest.mark.parametrize("check", ["limit-exact", "bypass-path"])
+def test_only_open_ways_are_gone_at_once(host: Host, check: str) -> None:
+    command = [PROBE, "--together", "--checks", check]
+    done = subprocess.run(command, env=host.env(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:6]) == (64, "usage:")
+
+
+def test_what_has_not_begun_in_time_is_left_out(host: Host) -> None:
+    _status, report = run(host, "--checks", "limit-exact,bypass-path", "--hold", "2500", "--seconds", "1")
+    rows = {one["name"]: one for one in report["checks"]}
+    assert (rows["bypass-path"]["verdict"], rows["bypass-path"]["detail"][:8]) == ("not-run", "left out")
+    _status, report = run(host, "--checks", "limit-exact,bypass-path", "--seconds", "3600")
+    assert verdicts(report) == {"limit-exact": "held", "bypass-path": "held"}
+
+
+@pytest.mark.parametrize("seconds", ["", "0", "-1", "1s", "3601"])
+def test_nonsense_is_no_time(host: Host, seconds: str) -> None:
+    done = subprocess.run([PROBE, "--seconds", seconds], env=host.env(), stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr[:6]) == (64, b"usage:")

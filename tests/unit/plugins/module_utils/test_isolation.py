@@ -198,6 +198,7 @@ def proc(tmp_path):
     for pid, name in ((10, "mnt:[1]"), (11, "mnt:[1]"), (20, "mnt:[2]")):
         (tmp_path / str(pid) / "ns").mkdir(parents=True)
         (tmp_path / str(pid) / "ns" / "mnt").symlink_to(name)
+        (tmp_path / str(pid) / "comm").write_text(f"way-{pid}\n")
     return str(tmp_path)
 
 
@@ -275,43 +276,60 @@ class Asked:
         self.count += 1
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
+    def witness(self, proc, names):
+        return slice_watch.Witness(self.ask, "a1", names, lambda: self.now, proc)
 
-def watching(looks=0, pid=None, allocation="a1", interval=2.0, fault="") -> dict:
-    processes = [{"pid": pid}] if pid else []
-    findings = [{"allocation": allocation, "processes": processes, "text": "process x"}] if pid else []
+
+def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
+    processes = [{"pid": pid} for pid in pids]
+    findings = [{"allocation": allocation, "processes": processes, "text": "process x"}] if pids else []
     return {"looks": looks, "looks_to_name": 2, "interval_s": interval, "fault": fault, "findings": findings}
 
 
+ONE, BOTH = {"bypass-b": "way-11"}, {"bypass-a": "way-10", "bypass-b": "way-11"}
 FOUND = [
-    # about, the answer, whether it counts for the run of process 10
-    ("another process of the run", watching(1, 11), True),
-    ("nobody", watching(1), False),
-    ("a process of an earlier run in the same slice", watching(1, 20), False),
-    ("another allocation", watching(1, 11, "b2"), False),
-    ("a process that is gone", watching(1, 99), False),
-    ("no answer", None, False),
+    # about, the ways of the run of process 10, the answer, the ways that are named by it, whether these are all
+    ("the way's process", ONE, watching(1, [11]), ["bypass-b"], True),
+    ("both at once", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
+    ("one of two", BOTH, watching(1, [11]), ["bypass-b"], False),
+    ("another process of the run", ONE, watching(1, [10]), [], False),
+    ("nobody", ONE, watching(1), [], False),
+    ("a process of an earlier run in the same slice", {"bypass-c": "way-20"}, watching(1, [20]), [], False),
+    ("another allocation", ONE, watching(1, [11], "b2"), [], False),
+    ("a process that is gone", ONE, watching(1, [99]), [], False),
+    ("no answer", ONE, None, [], False),
 ]
 
 
-@pytest.mark.parametrize(("about", "answer", "counts"), FOUND)
-def test_witness(proc, about, answer, counts):
+@pytest.mark.parametrize(("about", "names", "answer", "named", "all_of_them"), FOUND)
+def test_witness(proc, about, names, answer, named, all_of_them):
     asked = Asked(watching(), answer)
-    witness = slice_watch.Witness(asked.ask, "a1", lambda: asked.now, proc)
+    witness = asked.witness(proc, names)
     witness.look(10)
     assert asked.count == 1  # not again at once
     asked.now = 1.5
-    if counts:
-        with pytest.raises(slice_watch.Named) as named:
+    if all_of_them:
+        with pytest.raises(slice_watch.AllNamed):
             witness.look(10)
-        assert named.value.seconds == 1.5
     else:
         witness.look(10)
+    assert sorted(witness.named) == named
+    assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in witness.named.values())
     assert asked.count == 2
+
+
+def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
+    (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
+    asked = Asked(watching(), watching(1, [11]))
+    witness = asked.witness(proc, {"bypass-x": "a-way-with-a-long-name"})
+    asked.now = 1.0
+    with pytest.raises(slice_watch.AllNamed):
+        witness.look(10)
 
 
 def test_witness_counts_the_looks_of_its_run(proc):
     asked = Asked(watching(100), watching(103, fault="blind"))
-    witness = slice_watch.Witness(asked.ask, "a1", lambda: asked.now, proc)
+    witness = asked.witness(proc, ONE)
     assert (witness.absent, witness.looks, witness.needed, witness.hold_s) == ("", 0, 5, 10.0)
     asked.now = 1.0
     witness.look(10)
@@ -320,5 +338,18 @@ def test_witness_counts_the_looks_of_its_run(proc):
 
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
 def test_witness_without_a_watcher(proc, answer, said):
-    asked = Asked(answer)
-    assert said in slice_watch.Witness(asked.ask, "a1", lambda: asked.now, proc).absent
+    assert said in Asked(answer).witness(proc, ONE).absent
+
+
+def test_what_the_probe_said_the_second_time():
+    assert it.gone_again('{"checks": [{"name": "bypass-a", "verdict": "open"}]}') == {"bypass-a": "open"}
+    assert it.gone_again("usage: vgpu-probe") == it.gone_again("") == {}
+
+
+@pytest.mark.parametrize(
+    ("detail", "verdict", "late"),
+    [("left out: 3 seconds had passed", "not-run", True), ("not here", "not-run", False), ("left out", "held", False)],
+)
+def test_what_was_left_out(detail, verdict, late):
+    assert it.is_left_out(dict(CHECK, verdict=verdict, detail=detail)) == late
+    assert it.is_left_out(it.left_out("bypass-a", 20))

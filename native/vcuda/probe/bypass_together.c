@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Ways round that cannot be stopped, gone at once for the node's watcher to name each. Nothing fills the slice meanwhile: who has
+ * no slot, or more than its slot says, is seen in an empty slice too, and neighbours on a full card are short of less.
+ */
+#include "bypass.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PREFIX "bypass-"
+
+static const struct way {
+    const char *name;
+    way_round attempt;
+    void (*holder)(const struct fill *fill);
+    enum verdict if_granted;
+} ways[] = {
+#define WAY_ROW(way, name, attempt, holder, if_granted) {name, attempt, holder, if_granted},
+    BYPASSES(WAY_ROW)
+};
+
+static const struct way *way_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++)
+        if (strcmp(ways[i].name, name) == 0)
+            return &ways[i];
+    return NULL;
+}
+
+bool may_be_open(const char *name)
+{
+    const struct way *way = way_of(name);
+    return way && way->if_granted == OPEN;
+}
+
+/* Takes memory honestly and then does what a holder does. More than any watcher lets pass, also one that does not count contexts. */
+static enum attempt hold_and(const struct way *way, const struct fill *fill)
+{
+    char reason[200];
+    CUcontext context;
+    CUdeviceptr pointer;
+    size_t free_bytes = 0, total = 0;
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    if (!cuda)
+        return cuda_handle() ? REFUSED : UNABLE;
+    if (cuda->ctx_create(&context, 0, fill->device) != CUDA_SUCCESS || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS)
+        return REFUSED;
+    size_t bytes = contexts_count(fill) && free_bytes > 8 * BEYOND ? 4 * BEYOND : free_bytes / 2;
+    if (cuda->mem_alloc(&pointer, bytes) != CUDA_SUCCESS)
+        return REFUSED;
+    way->holder(fill);
+    if (fill->board->status[1] < 0)
+        return UNABLE;
+    hold_what_was_got();
+    return GRANTED;
+}
+
+static void begin(const struct way *way, const struct fill *fill)
+{
+    prctl(PR_SET_NAME, way->name + strlen(PREFIX), 0, 0, 0);
+    alarm(ATTEMPT_S);
+    become_the_tenant();
+    _exit((int)(way->attempt ? way->attempt(fill) : hold_and(way, fill)));
+}
+
+void go_together(const struct slice *slice, struct board *board, const char *const names[], int count, struct result results[])
+{
+    pid_t pids[MOST_TOGETHER];
+    const struct device_row *row = &board->report.devices[0];
+    const struct vgpu_limits_device *limit = board->report.device_count ? slice_device(slice, row->uuid) : NULL;
+    struct fill fill = {slice, board, 0, row->uuid, limit ? limit->memory_bytes : 0};
+    bool in_use = ledger_in_use();
+    fflush(stdout);
+    for (int i = 0; i < count; i++) {
+        const struct way *way = way_of(names[i]);
+        bool spoils = way->holder != NULL; /* what is charged to others becomes nothing too */
+        pids[i] = limit && !(spoils && in_use) ? fork() : -1;
+        if (pids[i] == 0)
+            begin(way, &fill);
+    }
+    for (int i = 0; i < count; i++) {
+        int status = 0;
+        enum attempt attempt = UNABLE; /* also for one that was ended by a signal: the policy of the node may be to end it */
+        if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
+            attempt = (enum attempt)WEXITSTATUS(status);
+        result_set(&results[i], attempt == GRANTED ? OPEN : attempt == REFUSED ? HELD : NOT_RUN, 0, attempt == GRANTED ? BEYOND : 0,
+                   "bytes", "%s: beside others, %s", limit ? row->uuid : "no GPU",
+                   attempt == GRANTED   ? "memory was granted that nothing charged"
+                   : attempt == REFUSED ? "refused"
+                                        : "this way cannot be gone now");
+    }
+}
