@@ -7,6 +7,8 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,16 @@ from vgpu_plugin._shared.scheduler_manifests import NAME, Wish
 NODES = "/api/v1/nodes"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
 WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
+
+
+def container(name: str, limits: dict[str, Any], **more: Any) -> dict[str, Any]:
+    resources = {"limits": {key: str(value) for key, value in limits.items()}}
+    return {"name": name, "image": "x", "resources": resources, **more}
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Replica:
@@ -120,12 +132,35 @@ class Fleet:
         holder = ((found or {}).get("spec") or {}).get("holderIdentity") or ""
         return next((one for one in self.replicas if holder.startswith(one.name + "_") and one.ours.running), None)
 
+    @contextmanager
+    def configured(self, config: dict[str, Any]) -> Iterator[None]:
+        """Both programs with another configuration file for a while."""
+        path = self.cluster.folder / "other-config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        plain = [one.ours.command for one in self.replicas]
+        try:
+            for one in self.replicas:
+                one.ours.stop()
+                one.ours.command = [*one.ours.command, f"--config={path}"]
+                one.ours.start()
+            until(self.serves, "extenders and webhook that listen")
+            yield
+        finally:
+            for one, command in zip(self.replicas, plain, strict=True):
+                one.ours.stop()
+                one.ours.command = command
+                one.ours.start()
+            until(self.serves, "extenders and webhook that listen")
+
     # ---- nodes and pods
 
     def admits(self) -> bool:
         """Whether the webhook that the API server calls is there; a program that was killed needs a while."""
-        with socket.socket() as one:
-            return one.connect_ex(("127.0.0.1", self.replicas[0].webhook)) == 0
+        return listens(self.replicas[0].webhook)
+
+    def serves(self) -> bool:
+        """Whether that and both extenders are."""
+        return self.admits() and all(listens(one.extender) for one in self.replicas)
 
     def clean(self) -> None:
         if self.replicas[0].ours.running:
@@ -138,10 +173,16 @@ class Fleet:
         for quota in self.api.get(QUOTAS)["items"]:
             self.api.delete(f"{QUOTAS}/{quota['metadata']['name']}")
 
-    def node(self, name: str, count: int = 2, memory: int = 16160, slots: int = 10, **labels: str) -> None:
-        """A node that is ready and whose device plugin told its GPUs."""
-        uuids = [f"GPU-{name}-{n}" for n in range(count)]
-        gpus = [NodeGpu(one, "Tesla V100-SXM2-16GB", memory, memory, slots, memory // slots, 10) for one in uuids]
+    def node(
+        self, name: str, count: int = 2, memory: int = 16160, slots: int = 10, told: Any = None, **labels: str
+    ) -> None:
+        """A node that is ready and whose device plugin told its GPUs; ``told``: changes of each, by number."""
+        gpus = [
+            NodeGpu(f"GPU-{name}-{n}", "Tesla V100-SXM2-16GB", memory, memory, slots, memory // slots, 10)._replace(
+                **(told or {}).get(n, {})
+            )
+            for n in range(count)
+        ]
         annotations = {pod_plan.GPUS: pod_plan.write_gpus(gpus)} if count else {}
         self.api.create(NODES, {"metadata": {"name": name, "labels": labels, "annotations": annotations}})
         room = {"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": str(count * slots)}
@@ -152,10 +193,9 @@ class Fleet:
         self.names.append(name)
 
     def pod(self, name: str, limits: dict[str, Any], annotations: Any = None, labels: Any = None, **spec: Any) -> dict:
-        container = {"name": "main", "image": "x", "resources": {"limits": {k: str(v) for k, v in limits.items()}}}
         body = {
             "metadata": {"name": name, "annotations": annotations or {}, "labels": labels or {}},
-            "spec": {"containers": [container], **spec},
+            "spec": {"containers": [container("main", limits)], **spec},
         }
         made: dict = self.api.create(PODS, body)
         return made

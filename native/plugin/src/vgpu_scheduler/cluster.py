@@ -118,6 +118,7 @@ class Cluster:
         if gone or pod.status.phase in wire.ENDED or pod.spec.nodeName:
             self._extender.forget(pod.metadata.namespace, uid)
         if gone or pod.status.phase in wire.ENDED:
+            self._extender.preemption.gone(uid)
             self._repairs.pop(uid, None)
             self.unplanned.pop(uid, None)
             self._extender.bound_at.pop(uid, None)
@@ -125,6 +126,7 @@ class Cluster:
         if not pod.spec.nodeName:
             self._wait(pod)
             return ""
+        self._extender.preemption.bound(pod)
         # The outcome of its bind is known now.
         self._extender.uncertain.pop(uid, None)
         held = self._ledger.held(uid)
@@ -147,13 +149,14 @@ class Cluster:
         return ""
 
     def _wait(self, pod: wire.Pod) -> None:
-        """A pod without a node counts for the quota of its namespace."""
+        """A pod without a node counts for the quota of its namespace, and on the node that it is nominated for."""
         try:
             ask = read_pod(wire.plain(pod), self._extender.config)
         except (DialectError, msgspec.DecodeError):
             return  # it never gets a node
         if ask.wants_gpus:
             self._extender.quotas.waits(pod.metadata.namespace, pod.metadata.uid, ask)
+            self._extender.preemption.waits(pod, ask)
 
     def all_pods(self, pods: list[wire.Pod], began: float) -> None:
         """A list is the truth, but for binds that were made since it was begun and those that are on the way."""
@@ -169,6 +172,7 @@ class Cluster:
                 self._ledger.release(uid)
                 self.drift["surplus"] += not first
         self._extender.quotas.forget_others(there)
+        self._extender.preemption.forget_others(there)
         self.unplanned = {uid: key for uid, key in self.unplanned.items() if uid in there}
         self._repairs = {uid: pod for uid, pod in self._repairs.items() if uid in there}
         bound_at = self._extender.bound_at

@@ -22,6 +22,7 @@ from vgpu_plugin._shared import pod_plan
 from . import wire
 from .api import ApiError, Unknown
 from .ledger import Ledger, NoRoom
+from .preemption import Preemption
 from .quota import Demand, Quotas
 from .waits import WaitingPods, Waits
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 # Pods between their filter and their bind; what falls out is read from the API again.
 MAX_WAITING = 20_000
+KEPT = "what becomes free is kept for a pod whose victims are leaving"
 
 
 class Binder(Protocol):
@@ -54,8 +56,9 @@ class Extender:
         self.may_bind = may_bind
         self.quotas = Quotas(self.config, ledger)
         self.waiting = WaitingPods(api, ledger)
-        # By uid: the version of the pod that was read, and what it asks for.
-        self._waiting: OrderedDict[str, tuple[str, PodAsk]] = OrderedDict()
+        self.preemption = Preemption(ledger)
+        # By uid: the version of the pod that was read, what it asks for, and its priority.
+        self._waiting: OrderedDict[str, tuple[str, PodAsk, int]] = OrderedDict()
         # When a pod was bound here, for lists of pods that were begun before.
         self.bound_at: dict[str, float] = {}
         # Binds whose outcome is not known, by uid, with when that was; the reconciler clears them up.
@@ -80,10 +83,14 @@ class Extender:
         if over:
             self._waits(args, ask, over)
             return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, over))
-        answer = self.ledger.filter(ask, args.NodeNames)
-        if not answer.fits:
+        uid, priority = str((args.Pod.get("metadata") or {}).get("uid") or ""), priority_of(args.Pod)
+        with self.preemption.kept(uid, priority, args.NodeNames) as kept:
+            answer = self.ledger.filter(ask, args.NodeNames)
+        fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
+        failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
+        if not fits:
             self._waits(args, ask)
-        return wire.FilterResult(answer.fits, answer.failed, answer.never)
+        return wire.FilterResult(fits, failed, answer.never)
 
     def prioritize(self, args: wire.ExtenderArgs) -> list[wire.HostPriority]:
         names = args.NodeNames or []
@@ -95,8 +102,8 @@ class Extender:
         return [wire.HostPriority(name, score) for name, score in zip(names, scores, strict=True)]
 
     def preempt(self, args: wire.PreemptArgs) -> wire.PreemptResult:
-        """The nodes on which the pod has room once the victims are gone. No victim is added: the kube-scheduler picks
-        them, and what it picked for its own resources may or may not free enough here."""
+        """The nodes on which the pod has room once the victims are gone, with those that the kube-scheduler could not
+        know of added."""
         victims = dict(args.NodeNameToMetaVictims or {})
         for name, full in (args.NodeNameToVictims or {}).items():
             pods = [wire.MetaPod(pod.metadata.uid) for pod in full.Pods or []]
@@ -106,9 +113,8 @@ class Extender:
         except DialectError:
             return wire.PreemptResult({})
         if ask.wants_gpus:
-            gone = {name: [pod.UID for pod in one.Pods or []] for name, one in victims.items()}
-            fits = set(self.ledger.filter(ask, list(victims), gone).fits)
-            victims = {name: one for name, one in victims.items() if name in fits}
+            uid = str((args.Pod.get("metadata") or {}).get("uid") or "")
+            victims = self.preemption.victims(ask, uid, priority_of(args.Pod), victims)
         return wire.PreemptResult(victims)
 
     async def bind(self, args: wire.BindArgs) -> wire.BindResult:
@@ -117,13 +123,13 @@ class Extender:
         if refusal:
             return self._refused(f"pod {key} is not bound: {refusal}")
         known = self._waiting.get(args.PodUID)
-        ask = known and known[1]
+        ask, priority = known[1:] if known else (None, 0)
         if ask is None:
             try:
                 pod = await self.api.pod(args.PodNamespace, args.PodName)
                 if (pod.get("metadata") or {}).get("uid") != args.PodUID:
                     return self._refused(f"pod {key} is another one now; expected uid {args.PodUID}")
-                ask = self._read(pod)
+                ask, priority = self._read(pod), priority_of(pod)
             except (ApiError, DialectError) as fault:
                 return self._refused(f"pod {key}: {fault}")
             # The answer took its time: the lease that had enough left before may be about to end, or handed over.
@@ -135,7 +141,7 @@ class Extender:
         if before is not None:
             return await self._again(args, key, before.node, before.plan)
         try:
-            plan = self.ledger.place(ask, args.Node) if ask.wants_gpus else ()
+            plan = self._place(args, ask, priority) if ask.wants_gpus else ()
         except NoRoom as fault:
             self.counts["lost_race"] += 1
             await self._tell(args, "GpuNoRoom", f"{fault}; another pod was quicker, it is tried again")
@@ -151,6 +157,13 @@ class Extender:
             self.ledger.hold(args.PodUID, key, args.Node, plan)
             self.bound_at[args.PodUID] = time.monotonic()
         return await self._post(args, key, pod_plan.write_plan(plan) if plan else "")
+
+    def _place(self, args: wire.BindArgs, ask: PodAsk, priority: int) -> tuple[pod_plan.Part, ...]:
+        """Raises NoRoom."""
+        with self.preemption.kept(args.PodUID, priority, [args.Node]) as kept:
+            if kept:
+                raise NoRoom(f"node {args.Node}: {KEPT}")
+            return self.ledger.place(ask, args.Node)
 
     async def _again(self, args: wire.BindArgs, key: str, node: str, plan: str) -> wire.BindResult:
         """A bind whose outcome was not known, asked for once more: the first plan stands, on its node."""
@@ -219,10 +232,16 @@ class Extender:
             return known[1]
         ask = read_pod(pod, self.config)
         if uid:
-            self._waiting[uid] = (version, ask)
+            self._waiting[uid] = (version, ask, priority_of(pod))
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popitem(last=False)
         return ask
+
+
+def priority_of(pod: dict[str, Any]) -> int:
+    """The API server writes it from the pod's PriorityClass; 0 without one."""
+    found = (pod.get("spec") or {}).get("priority") if isinstance(pod.get("spec"), dict) else None
+    return found if isinstance(found, int) else 0
 
 
 def namespace_of(pod: dict[str, Any]) -> str:

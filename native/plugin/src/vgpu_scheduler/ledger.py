@@ -197,6 +197,10 @@ class Ledger:
     def held(self, uid: str) -> Held | None:
         return self._held.get(uid)
 
+    def pods_of(self, node: str) -> Collection[str]:
+        """Uids of those that hold GPUs of a node."""
+        return self._pods_of.get(node, ())
+
     def held_by(self) -> Iterable[tuple[str, Held]]:
         return self._held.items()
 

@@ -28,12 +28,14 @@ class PodSpec(msgspec.Struct):
     """Containers stay text: of a hundred thousand pods only the few without a node are read."""
 
     nodeName: str | None = None
+    priority: int | None = None
     containers: msgspec.Raw = msgspec.Raw()
     initContainers: msgspec.Raw = msgspec.Raw()
 
 
 class PodStatus(msgspec.Struct):
     phase: str | None = None
+    nominatedNodeName: str | None = None
 
 
 class Pod(msgspec.Struct):

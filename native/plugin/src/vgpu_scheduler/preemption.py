@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose slices a pod of higher priority needs, and the room that is kept for it until they have left.
+
+The kube-scheduler picks victims by what it counts itself, ``nvidia.com/gpu`` of the whole node. The ledger knows which
+GPU is short of what, so it adds the victims that are missing, and no pod that the other would do without. Then it
+deletes them and nominates the node; it keeps its own resources free there, and knows nothing of MiB and compute. Those
+are kept here, against pods of the same priority or a lower one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from vgpu_plugin._shared.dialects import PodAsk
+
+from . import search, wire
+from .ledger import Ledger, NoRoom
+
+# Nodes whose victims are completed in one call; a kube-scheduler names a tenth of a large cluster.
+MAX_COMPLETED = 64
+
+
+class Nominated(NamedTuple):
+    """A pod that waits for its victims to leave ``node``."""
+
+    node: str
+    priority: int
+    ask: PodAsk
+
+
+class Preemption:
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        # Of bound pods, by uid; of a hundred thousand, so nothing but a number each.
+        self._priorities: dict[str, int] = {}
+        self._ending: set[str] = set()
+        self._nominated: dict[str, Nominated] = {}
+
+    # --- facts
+
+    def bound(self, pod: wire.Pod) -> None:
+        uid = pod.metadata.uid
+        self._nominated.pop(uid, None)
+        self._priorities[uid] = pod.spec.priority or 0
+        if pod.metadata.deletionTimestamp is not None:
+            self._ending.add(uid)
+
+    def waits(self, pod: wire.Pod, ask: PodAsk) -> None:
+        node = pod.status.nominatedNodeName
+        if node and pod.metadata.deletionTimestamp is None:
+            self._nominated[pod.metadata.uid] = Nominated(node, pod.spec.priority or 0, ask)
+        else:
+            self._nominated.pop(pod.metadata.uid, None)
+
+    def gone(self, uid: str) -> None:
+        self._priorities.pop(uid, None)
+        self._nominated.pop(uid, None)
+        self._ending.discard(uid)
+
+    def forget_others(self, there: set[str]) -> None:
+        for uid in [uid for known in (self._priorities, self._nominated) for uid in known if uid not in there]:
+            self.gone(uid)
+
+    # --- questions
+
+    def victims(
+        self, ask: PodAsk, uid: str, priority: int, picked: Mapping[str, wire.MetaVictims]
+    ) -> dict[str, wire.MetaVictims]:
+        """The nodes on which the pod has room once its victims are gone, with all of them: those that the
+        kube-scheduler picked, which it needs for resources that are not ours, and the fewest of ours that are missing.
+
+        Those that are ending go first, then lower priorities. A node where pods of lower priority do not hold enough
+        is left out, and so is one where room is kept for another pod.
+        """
+        taken = {one.node for _other, one in self._against(uid, priority)}
+        gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
+        found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
+        short = [name for name in gone if name not in found][:MAX_COMPLETED]
+        lower = {name: self._lower(name, priority, gone[name]) for name in short}
+        more = {name: self._cheapest(ask, name, lower[name], gone[name]) for name in short}
+        self._leave(ask, gone, more)
+        # Where that was not enough, all of them are tried.
+        more.update((name, list(uids)) for name, uids in lower.items() if name not in more)
+        self._leave(ask, gone, more)
+        # Each may stay without whom there is still room; asked of all nodes in one go.
+        for n in range(max(map(len, more.values()), default=0)):
+            tried = {name: uids[-1 - n] for name, uids in more.items() if n < len(uids)}
+            without = {name: gone[name] + [uid for uid in more[name] if uid != one] for name, one in tried.items()}
+            for name in self._ledger.filter(ask, list(without), without).fits:
+                # In its place, so that the numbers of the others stay.
+                more[name][-1 - n] = ""
+        for name, uids in more.items():
+            pods = [*(picked[name].Pods or []), *(wire.MetaPod(uid) for uid in uids if uid)]
+            found[name] = wire.MetaVictims(pods, picked[name].NumPDBViolations)
+        return found
+
+    @contextmanager
+    def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
+        """While it lasts, nominated pods that this one must not overtake hold in the ledger. Yields the nodes that have
+        no room for them yet, since their victims are still there: nobody else may begin to fill what becomes free."""
+        wanted = set(names) if self._nominated else ()
+        full: set[str] = set()
+        held = []
+        try:
+            for other, one in self._against(uid, priority):
+                if one.node not in wanted:
+                    continue
+                try:
+                    self._ledger.hold(other, "/", one.node, self._ledger.place(one.ask, one.node))
+                    held.append(other)
+                except NoRoom:
+                    full.add(one.node)
+            yield full
+        finally:
+            for other in held:
+                self._ledger.release(other)
+
+    # --- inside
+
+    def _against(self, uid: str, priority: int) -> list[tuple[str, Nominated]]:
+        """Nominated pods of this priority or a higher one, the highest first. One whose bind is under way holds."""
+        found = [
+            (other, one)
+            for other, one in self._nominated.items()
+            if other != uid and one.priority >= priority and self._ledger.held(other) is None
+        ]
+        return sorted(found, key=lambda each: (-each[1].priority, each[0]))
+
+    def _lower(self, node: str, priority: int, picked: Iterable[str]) -> list[str]:
+        """Pods of lower priority that hold GPUs of the node, in the order in which they go: those that are ending, then
+        by priority, then the largest, so that few have to go and not many."""
+        chosen = set(picked)
+        ranked = []
+        for uid in self._ledger.pods_of(node):
+            held, found = self._ledger.held(uid), self._priorities.get(uid)
+            # The kube-scheduler may not know yet of one whose bind is on the way; it has no priority here.
+            if held is not None and found is not None and found < priority and uid not in chosen:
+                memory = sum(use[1] for use in held.uses)
+                ranked.append((uid not in self._ending, found, -memory, uid))
+        return [uid for *_rank, uid in sorted(ranked)]
+
+    def _cheapest(self, ask: PodAsk, node: str, lower: Sequence[str], picked: Sequence[str]) -> list[str]:
+        """A guess for ``_leave`` to judge: pods of the few GPUs that are made free with the least."""
+        largest = max(ask.asks, key=lambda one: (one.gpus, one.memory.amount, one.cores))
+        used = {uuid: list(use) for uuid, use in self._ledger.use(node).items()}
+        for uid in picked:
+            self._take_off(used, uid, node)
+        ways = []
+        for gpu in self._ledger.nodes[node]:
+            if not ask.wish.takes(gpu.uuid, gpu.model):
+                continue
+            taken, going = {gpu.uuid: list(used[gpu.uuid])}, []
+            for uid in lower:
+                if search.fits(largest, gpu, taken[gpu.uuid]):
+                    break
+                if self._take_off(taken, uid, node):
+                    going.append(uid)
+            if search.fits(largest, gpu, taken[gpu.uuid]):
+                ways.append((max((self._priorities[uid] for uid in going), default=-math.inf), len(going), going))
+        ways.sort(key=lambda way: way[:2])
+        wanted = {uid for way in ways[: sum(one.gpus for one in ask.asks)] for uid in way[2]}
+        return [uid for uid in lower if uid in wanted]
+
+    def _take_off(self, used: dict[str, list[int]], uid: str, node: str) -> bool:
+        """Whether the pod held any of these GPUs."""
+        held, found = self._ledger.held(uid), False
+        for uuid, *amounts in held.uses if held is not None and held.node == node else ():
+            if uuid in used:
+                used[uuid] = [have - amount for have, amount in zip(used[uuid], amounts, strict=True)]
+                found = True
+        return found
+
+    def _leave(self, ask: PodAsk, gone: Mapping[str, list[str]], more: dict[str, list[str]]) -> None:
+        """Drops from ``more`` the nodes on which the pod has no room without them."""
+        all_gone = {name: gone[name] + uids for name, uids in more.items() if uids}
+        fits = set(self._ledger.filter(ask, list(all_gone), all_gone).fits)
+        for name in [name for name in more if name not in fits]:
+            del more[name]

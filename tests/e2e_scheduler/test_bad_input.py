@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cannot be, at a real API server: each is refused with field and reason or told why it waits, and afterwards the
+very same processes admit and place the next pod."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+
+import pytest
+from fleet import container
+from kubebox.api import ApiError
+from kubebox.cluster import PODS
+
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+PERCENT, PRIORITY = "nvidia.com/gpumem-percentage", "nvidia.com/priority"
+ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+VCORE, VMEM = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+POLICY = "hami.io/gpu-scheduler-policy"
+TEN_MIB = 10 << 20
+
+
+@pytest.fixture(autouse=True)
+def stays_up(fleet):
+    before = [one.ours.pid for one in fleet.replicas]
+    fleet.node("a")
+    yield
+    fleet.pod("good", {GPU: 1, MEM: 1000})
+    fleet.bound("good")
+    assert [one.ours.pid for one in fleet.replicas] == before and all(one.ours.running for one in fleet.replicas)
+
+
+# Limits, labels, annotations, and what the refusal says. One that the API server itself cannot read as a quantity never
+# reaches us: its own words.
+REFUSED = [
+    ({GPU: 1, MEM: -1}, {}, {}, 'limits["nvidia.com/gpumem"]: expected a whole number from 1'),
+    ({GPU: -1}, {}, {}, 'limits["nvidia.com/gpu"]: expected a whole number from 0'),
+    ({GPU: 1, MEM: 0}, {}, {}, 'found "0"'),
+    ({GPU: 0, MEM: 5}, {}, {}, "is 0 beside nvidia.com/gpumem"),
+    ({GPU: 1, MEM: "0.5"}, {}, {}, "which is no whole number"),
+    ({GPU: "1.5"}, {}, {}, "which is no whole number"),
+    ({GPU: "100m"}, {}, {}, "which is no whole number"),
+    ({GPU: 1, MEM: "9E"}, {}, {}, "expected a whole number from 1 to"),
+    ({GPU: 10**18}, {}, {}, "expected a whole number from 0 to 128 GPUs"),
+    ({GPU: 1, MEM: "much"}, {}, {}, "quantities must match"),
+    ({GPU: 1, PERCENT: 101}, {}, {}, "from 0 to 100"),
+    ({GPU: 1, CORES: 101}, {}, {}, "from 0 to 100"),
+    ({GPU: 1, MEM: 5, PRIORITY: 2}, {}, {}, "0 high, 1 low"),
+    ({GPU: 1, MEM: 5, PERCENT: 5}, {}, {}, "name one of them"),
+    ({ALI: 8}, {COUNT: "0"}, {}, 'labels["aliyun.com/gpu-count"]: expected a whole number from 1'),
+    ({ALI: 8}, {COUNT: "-2"}, {}, "expected a whole number from 1"),
+    ({ALI: 8}, {COUNT: "two"}, {}, "which is no quantity"),
+    ({ALI: 8}, {COUNT: "129"}, {}, "from 1 to 128"),
+    ({ALI: 8}, {COUNT: "3"}, {}, "8 GiB over 3 GPUs gives no whole GiB each"),
+    ({VCORE: 150, VMEM: 5}, {}, {}, "expected a multiple of 100"),
+    ({VCORE: 50}, {}, {}, "needs tencent.com/vcuda-memory"),
+    ({VMEM: 5}, {}, {}, "without tencent.com/vcuda-core"),
+    ({ALI: 1, VCORE: 100}, {}, {}, "another dialect"),
+    ({GPU: 1, "nvidia.com/gpumen": 5}, {}, {}, "did you mean"),
+    ({GPU: 1, MEM: 5}, {}, {POLICY: "binpak"}, 'did you mean "binpack"'),
+    ({GPU: 1, MEM: 5}, {}, {POLICY: "random"}, "expected one of binpack, spread, topology"),
+    ({GPU: 1, MEM: 5}, {}, {"vgpu.fleet/plan": "{}"}, "is written by the scheduler alone"),
+]
+
+
+def test_refused_with_field_and_reason(fleet):
+    for limits, labels, notes, words in REFUSED:
+        with pytest.raises(ApiError) as fault:
+            fleet.pod("wrong", limits, notes, labels)
+        assert words in str(fault.value), (limits, labels, notes, str(fault.value))
+        assert 400 <= fault.value.code < 500, fault.value
+        assert fleet.api.get_or_none(f"{PODS}/wrong") is None
+
+
+def test_a_pod_that_names_its_node_and_a_privileged_one_are_refused(fleet):
+    with pytest.raises(ApiError, match=r'spec\.nodeName: names the node "a" itself.*nodeSelector'):
+        fleet.pod("bound", {GPU: 1, MEM: 5}, nodeName="a")
+    root = {"securityContext": {"privileged": True}}
+    spec = {"containers": [container("c0", {"cpu": 1}), container("c1", {GPU: 1, MEM: 5}, **root)]}
+    with pytest.raises(ApiError, match=r"spec\.containers\[1\]\.securityContext\.privileged: a privileged container"):
+        fleet.api.create(PODS, {"metadata": {"name": "root"}, "spec": spec})
+    mixed = {"containers": [container("c0", {ALI: 1}), container("c1", {VCORE: 100})]}
+    with pytest.raises(ApiError, match=r"tencent\.com/vcuda-core.*one dialect in all containers"):
+        fleet.api.create(PODS, {"metadata": {"name": "mixed"}, "spec": mixed})
+    # The control: both are allowed to a pod that asks for no GPU.
+    spec["containers"][1]["resources"] = {}
+    fleet.api.create(PODS, {"metadata": {"name": "plain"}, "spec": {**spec, "nodeName": "a"}})
+    assert fleet.node_of("plain") == "a"
+
+
+def test_what_no_node_has_is_admitted_and_told(fleet):
+    for name, limits, labels, words in (
+        ("many", {ALI: 8}, {COUNT: "4"}, "fewer than 4 GPUs"),
+        ("large", {GPU: 1, MEM: 90000}, {}, "large enough for 90000 MiB"),
+        ("cards", {VCORE: 500}, {}, "fewer than 5 GPUs"),
+    ):
+        fleet.pod(name, limits, labels=labels)
+        assert words in fleet.waits(name)
+
+
+BODIES = {
+    "empty": (b"", 400, "expected JSON"),
+    "truncated": (b'{"Pod": {"metadata": {"name": "x"', 400, "expected JSON"),
+    "truncated review": (b'{"request": {"uid": "1", "object"', 400, "expected JSON"),
+    "no JSON": (b"\x00\xff not json", 400, "expected JSON"),
+    "deep": (b"[" * 200_000, 400, "expected JSON"),
+    "another thing": (b'{"hello": 1}', 400, "missing required field"),
+    "ten MiB": (b'{"Pod": "' + b"x" * TEN_MIB + b'"}', 413, "bytes"),
+}
+VERBS = {"extender": ("filter", "prioritize", "bind", "preempt"), "webhook": ("mutate", "validate")}
+
+
+@pytest.mark.parametrize("room", VERBS)
+def test_bodies_that_are_none_get_a_status_and_a_sentence(fleet, room):
+    one = fleet.replicas[0]
+    base = f"http://127.0.0.1:{one.extender}" if room == "extender" else f"https://127.0.0.1:{one.webhook}"
+    for verb in VERBS[room]:
+        for name, (body, status, words) in BODIES.items():
+            found, text = post(f"{base}/{verb}", body)
+            assert (found, text.count("\n")) == (status, 1), (verb, name, found, text)
+            assert words in text and f"/{verb}" in text, (verb, name, text)
+
+
+def test_a_body_that_ends_in_the_middle_holds_nobody_up(fleet):
+    """It promises more than it sends, and goes; and one that stays and sends nothing more."""
+    port = fleet.replicas[0].extender
+    head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port)) as gone:
+        gone.sendall(head + b'{"Pod":')
+    with socket.create_connection(("127.0.0.1", port)) as stays:
+        stays.sendall(head + b'{"Pod":')
+        fleet.pod("meanwhile", {GPU: 1, MEM: 1000})
+        fleet.bound("meanwhile")
+
+
+def test_what_is_in_order_is_answered(fleet):
+    """The negative control of the bodies."""
+    pod = fleet.pod("waits", {GPU: 1, MEM: 90000})
+    status, text = post(
+        f"http://127.0.0.1:{fleet.replicas[0].extender}/filter", json.dumps({"Pod": pod, "NodeNames": ["a"]}).encode()
+    )
+    assert status == 200 and json.loads(text)["FailedAndUnresolvableNodes"].keys() == {"a"}
+
+
+def post(url, body):
+    context = ssl.create_default_context()
+    # Who it is does not matter here; the API server checks it by the bundle of the webhook's configuration.
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method="POST")
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as fault:
+        return fault.code, fault.read().decode()

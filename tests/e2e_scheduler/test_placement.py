@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where pods are placed, and with what: policies, choice of GPUs, several containers, init containers, equal slices.
+
+Plans are judged by the test's own arithmetic: the highest moment of each pod, added up.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fleet import container
+from kubebox.cluster import PODS
+
+GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
+NODE_POLICY, GPU_POLICY = "vgpu.fleet/node-policy", "vgpu.fleet/gpu-policy"
+USE_UUID, AVOID_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
+USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
+CARD = 16160
+
+
+def uuids(fleet, name):
+    """Where it is, and the GPUs of its first container."""
+    node, plan = fleet.bound(name)
+    return node, {device.uuid for device in plan[0].devices}
+
+
+def create(fleet, name, containers, init=(), annotations=None):
+    spec = {"containers": containers, "initContainers": list(init)}
+    fleet.api.create(PODS, {"metadata": {"name": name, "annotations": annotations or {}}, "spec": spec})
+
+
+def sizes(plan):
+    """By container: how it runs, and (MiB, percent) of each of its GPUs."""
+    return {part.container: (part.kind, [(one.memory_mib, one.cores) for one in part.devices]) for part in plan}
+
+
+def highest(plan):
+    """MiB of each GPU in the pod's highest moment, by the rule of Kubernetes: each init container runs beside the
+    sidecars, then all others at once."""
+    found = {}
+    sidecars = [part for part in plan if part.kind == "sidecar"]
+    moments = [[part for part in plan if part.kind != "init"]]
+    moments += [[part, *sidecars] for part in plan if part.kind == "init"]
+    for moment in moments:
+        sums = {}
+        for part in moment:
+            for one in part.devices:
+                sums[one.uuid] = sums.get(one.uuid, 0) + one.memory_mib
+        for uuid, memory in sums.items():
+            found[uuid] = max(found.get(uuid, 0), memory)
+    return found
+
+
+# GPUs 0 and 2 are linked, and so are 1 and 3; 0 and 1 are of one NUMA node.
+PAIRS = {0: 2, 2: 0, 1: 3, 3: 1}
+LINKED = {n: {"numa": n // 2, "links": ((f"GPU-a-{other}", 100),)} for n, other in PAIRS.items()}
+
+
+@pytest.mark.parametrize("name", ["vgpu.fleet/gpu-policy", "hami.io/gpu-scheduler-policy"])
+def test_topology_takes_linked_gpus_together_and_binpack_does_not(fleet, name):
+    fleet.node("a", 4, told=LINKED)
+    fleet.pod("first", {GPU: 1, MEM: 3000}, {USE_UUID: "GPU-a-0"})
+    assert uuids(fleet, "first") == ("a", {"GPU-a-0"})
+    # The control: the fullest two, which no link joins.
+    fleet.pod("packed", {GPU: 2, MEM: 2000}, {GPU_POLICY: "binpack"})
+    assert uuids(fleet, "packed") == ("a", {"GPU-a-0", "GPU-a-1"})
+    word = "topology-aware" if name.startswith("hami") else "topology"
+    for n in range(2):
+        fleet.pod(f"near-{n}", {GPU: 2, MEM: 6000}, {name: word})
+        _node, found = uuids(fleet, f"near-{n}")
+        assert found in ({"GPU-a-0", "GPU-a-2"}, {"GPU-a-1", "GPU-a-3"}), found
+    assert fleet.faults() == []
+
+
+def test_topology_of_nodes_takes_one_on_which_the_gpus_are_near(fleet):
+    """binpack takes the fuller node, where one GPU of each NUMA node is left."""
+    fleet.node("apart", 2, told={0: {"numa": 0}, 1: {"numa": 1}})
+    fleet.node("near", 2, told={0: {"numa": 0}, 1: {"numa": 0}})
+    fleet.pod("first", {GPU: 2, MEM: 3000}, nodeSelector=None, affinity=only("apart"))
+    assert fleet.bound("first")[0] == "apart"
+    fleet.pod("packed", {GPU: 2, MEM: 1000})
+    assert fleet.bound("packed")[0] == "apart"
+    fleet.pod("close", {GPU: 2, MEM: 1000}, {NODE_POLICY: "topology"})
+    assert fleet.bound("close")[0] == "near"
+
+
+def only(name):
+    """A node by its name, as a pod may ask for it without naming it itself."""
+    field = {"key": "metadata.name", "operator": "In", "values": [name]}
+    required = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+
+
+V100, A100 = "Tesla V100-SXM2-16GB", "NVIDIA A100-SXM4-40GB"
+CHOICES = [
+    # annotations, GPUs that may be taken; none: it waits
+    ({USE_UUID: "GPU-b-1"}, {"GPU-b-1"}),
+    ({USE_UUID: "gpu-b-1,GPU-b-0", AVOID_UUID: "GPU-b-0"}, {"GPU-b-1"}),
+    ({AVOID_UUID: "GPU-a-0,GPU-a-1,GPU-b-0"}, {"GPU-b-1"}),
+    ({USE_MODEL: "A100"}, {"GPU-b-0", "GPU-b-1"}),
+    ({USE_MODEL: "a100,V100", AVOID_MODEL: "v100"}, {"GPU-b-0", "GPU-b-1"}),
+    ({AVOID_MODEL: "A100"}, {"GPU-a-0", "GPU-a-1"}),
+    ({USE_MODEL: "A100", AVOID_UUID: "GPU-b-0,GPU-b-1"}, set()),
+    ({USE_MODEL: "H100"}, set()),
+    ({USE_UUID: "GPU-nowhere"}, set()),
+]
+
+
+def test_gpus_are_chosen_by_uuid_and_by_model(fleet):
+    fleet.node("a", told={0: {"model": V100}, 1: {"model": V100}})
+    fleet.node("b", told={0: {"model": A100}, 1: {"model": A100}})
+    for n, (notes, allowed) in enumerate(CHOICES):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 1000}, notes)
+        if allowed:
+            _node, found = uuids(fleet, f"p{n}")
+            assert found <= allowed, (notes, found)
+        else:
+            assert "2 not a GPU that the pod's annotations take" in fleet.waits(f"p{n}"), notes
+    # Two of one model, of which only one is allowed.
+    fleet.pod("two", {GPU: 2, MEM: 1000}, {USE_MODEL: "A100", AVOID_UUID: "GPU-b-0"})
+    assert "not 2 GPUs that the pod's annotations take" in fleet.waits("two")
+    assert fleet.faults() == []
+
+
+def test_several_containers_each_have_their_own_size(fleet):
+    fleet.node("a")
+    wanted = [({GPU: 1, MEM: 9000, CORES: 40}), ({GPU: 1, MEM: 8000}), ({GPU: 2, MEM: 3000, CORES: 10}), {"cpu": "1"}]
+    create(fleet, "many", [container(f"c{n}", limits) for n, limits in enumerate(wanted)])
+    node, plan = fleet.bound("many")
+    assert node == "a" and sizes(plan) == {
+        "c0": ("app", [(9000, 40)]),
+        "c1": ("app", [(8000, 0)]),
+        "c2": ("app", [(3000, 10), (3000, 10)]),
+    }
+    # 9000 and 8000 are more than one GPU has, and c2 is on both.
+    assert highest(plan) in ({"GPU-a-0": 12000, "GPU-a-1": 11000}, {"GPU-a-0": 11000, "GPU-a-1": 12000})
+    stored = {one["name"]: one["resources"]["limits"] for one in fleet.get("many")["spec"]["containers"]}
+    assert [stored[f"c{n}"].get(GPU) for n in range(4)] == ["1", "1", "2", None]
+    # The rest, to the MiB: 4160 and 5160.
+    fleet.pod("rest", {GPU: 1, MEM: 5160})
+    fleet.pod("over", {GPU: 1, MEM: 4161})
+    assert {device.uuid for device in fleet.bound("rest")[1][0].devices} == {
+        uuid for uuid, memory in highest(plan).items() if memory == 11000
+    }
+    assert "not a GPU with 4161 MiB free" in fleet.waits("over")
+
+
+def test_init_containers_use_what_the_others_will(fleet):
+    """The highest moment counts and not the sum: 16000 once, then 9000 and 7000."""
+    fleet.node("a", 1)
+    init = [container("i0", {GPU: 1, MEM: 16000}), container("i1", {GPU: 1, MEM: 4000, CORES: 50})]
+    create(fleet, "max", [container("c0", {GPU: 1, MEM: 9000}), container("c1", {GPU: 1, MEM: 7000})], init)
+    _node, plan = fleet.bound("max")
+    assert sizes(plan) == {
+        "i0": ("init", [(16000, 0)]),
+        "i1": ("init", [(4000, 50)]),
+        "c0": ("app", [(9000, 0)]),
+        "c1": ("app", [(7000, 0)]),
+    }
+    assert highest(plan) == {"GPU-a-0": 16000}
+    # 160 MiB are left.
+    fleet.pod("rest", {GPU: 1, MEM: 160})
+    assert highest(fleet.bound("rest")[1]) == {"GPU-a-0": 160}
+    fleet.pod("over", {GPU: 1, MEM: 1})
+    assert "not a GPU with 1 MiB free" in fleet.waits("over")
+
+
+def test_a_sidecar_runs_beside_init_containers(fleet):
+    fleet.node("a", 1)
+    sidecar = container("side", {GPU: 1, MEM: 6000}, restartPolicy="Always")
+    # The control: without the sidecar's 6000 it would fit.
+    create(fleet, "over", [container("c0", {GPU: 1, MEM: 1000})], [sidecar, container("i0", {GPU: 1, MEM: 10161})])
+    assert "not all containers fit at once" in fleet.waits("over")
+    create(fleet, "fits", [container("c0", {GPU: 1, MEM: 1000})], [sidecar, container("i0", {GPU: 1, MEM: 10160})])
+    _node, plan = fleet.bound("fits")
+    assert sizes(plan)["side"] == ("sidecar", [(6000, 0)]) and highest(plan) == {"GPU-a-0": CARD}
+
+
+def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(fleet):
+    """4paradigm's dialect. The control is the same pod as the programs are shipped: a GPU of its own."""
+    fleet.node("a", 3, slots=4)
+    fleet.pod("whole", {GPU: 1})
+    assert sizes(fleet.bound("whole")[1]) == {"main": ("app", [(CARD, 100)])}
+    with fleet.configured({"plain": "slice"}):
+        for n in range(4):
+            fleet.pod(f"p{n}", {GPU: 2})
+            _node, plan = fleet.bound(f"p{n}")
+            assert sizes(plan) == {"main": ("app", [(CARD // 4, 10)] * 2)} and len(highest(plan)) == 2
+        fleet.pod("over", {GPU: 1})
+        assert "not a GPU with" in fleet.waits("over")
+        # Slices of one container are of different GPUs.
+        fleet.node("b", 1, slots=4)
+        fleet.pod("two", {GPU: 2}, affinity=only("b"))
+        assert "fewer than 2 GPUs" in fleet.waits("two")
+    assert fleet.faults() == []

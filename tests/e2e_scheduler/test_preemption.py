@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod of higher priority that fits nowhere, at a real kube-scheduler: who is deleted for it, and who is not.
+
+The test is the kubelet: what the API server marks for deletion stays until the test lets it go.
+"""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from kubebox.cluster import PODS
+from kubebox.process import Service, until
+from vgpu_plugin._shared import scheduler_manifests
+
+GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
+CARD = 16160
+CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+PRIORITIES = {"low": 10, "middle": 100, "high": 1000, "polite": 1000}
+# On two GPUs of three slots each, all of which are taken: name, GPU, MiB, class.
+THERE = [
+    ("p0", 0, 9000, "low"),
+    ("p1", 0, 4000, "middle"),
+    ("p2", 0, 3000, "middle"),
+    ("q0", 1, 5000, "middle"),
+    ("q1", 1, 5000, "middle"),
+    ("q2", 1, 5000, "middle"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes(fleet):
+    for name, value in PRIORITIES.items():
+        policy = "Never" if name == "polite" else "PreemptLowerPriority"
+        fleet.api.create(CLASSES, {"metadata": {"name": name}, "value": value, "preemptionPolicy": policy})
+    yield
+    for name in PRIORITIES:
+        fleet.api.delete(f"{CLASSES}/{name}")
+
+
+def full(fleet, there=THERE, slots=3):
+    """A node with its pods, each bound where the test wants it."""
+    fleet.node("a", 1 + max(one[1] for one in there), CARD, slots)
+    for name, n, size, priority in there:
+        pinned = {"nvidia.com/use-gpuuuid": f"GPU-a-{n}"}
+        fleet.pod(name, {GPU: 1, MEM: size}, pinned, priorityClassName=priority)
+        node, (part,) = fleet.bound(name)
+        assert (node, part.devices[0].uuid) == ("a", f"GPU-a-{n}")
+
+
+def ending(fleet):
+    return {one["metadata"]["name"] for one in fleet.api.get(PODS)["items"] if one["metadata"].get("deletionTimestamp")}
+
+
+def nominated(fleet, name):
+    return fleet.get(name)["status"].get("nominatedNodeName") or ""
+
+
+def nobody_goes(fleet, name):
+    """It was tried, more than once, and nobody is asked to leave."""
+    fleet.waits(name)
+    fleet.pause(4)
+    assert ending(fleet) == set() and nominated(fleet, name) == "" and not fleet.node_of(name)
+
+
+def test_exactly_those_leave_whose_slices_are_needed_and_the_room_is_kept(fleet):
+    full(fleet)
+    # 160 MiB are free on GPU 0. The kube-scheduler alone would delete p0, whose slot is enough for it: 9160 MiB then.
+    fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
+    until(lambda: len(ending(fleet)) >= 2, f"victims; {fleet.says('important')}", 60)
+    assert ending(fleet) == {"p0", "p1"}
+    assert until(lambda: nominated(fleet, "important"), "nomination") == "a"
+    fleet.pause(3)
+    assert ending(fleet) == {"p0", "p1"} and nominated(fleet, "important") == "a" and not fleet.node_of("important")
+    for name in ("p0", "p1"):
+        fleet.delete(name)
+    node, (part,) = fleet.bound("important", 90)
+    assert (node, part.devices[0].uuid, part.devices[0].memory_mib) == ("a", "GPU-a-0", 12000)
+    assert {one for one, *_rest in THERE if fleet.api.get_or_none(f"{PODS}/{one}")} == {"p2", "q0", "q1", "q2"}
+    assert fleet.faults() == []
+
+
+def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
+    """All three of GPU 0 have to go. Two have gone: the kube-scheduler sees a slot for another pod, whose MiB
+    would be in the way of the one that waits."""
+    full(fleet, [("p0", 0, 9000, "low"), ("p1", 0, 4000, "low"), ("p2", 0, 3000, "low")])
+    fleet.pod("important", {GPU: 1, MEM: 15000}, priorityClassName="high")
+    until(lambda: ending(fleet) == {"p0", "p1", "p2"}, "victims", 60)
+    until(lambda: nominated(fleet, "important"), "nomination")
+    for name in ("p0", "p1"):
+        fleet.delete(name)
+    fleet.pod("late", {GPU: 1, MEM: 6000}, priorityClassName="low")
+    assert "what becomes free is kept for a pod whose victims are leaving" in fleet.waits("late")
+    fleet.delete("p2")
+    assert fleet.bound("important", 90)[0] == "a"
+    assert not fleet.node_of("late") and fleet.faults() == []
+
+
+NOBODY = {
+    # Pods of its own priority, or a class that says never.
+    "equal": (THERE, 3, "middle", 12000),
+    "never": (THERE, 3, "polite", 12000),
+    # p0 would free a slot; with everyone of a lower priority gone it would still not fit.
+    "useless": ([("p0", 0, 5000, "low"), ("h0", 0, 9000, "high"), ("h1", 0, 1000, "high")], 3, "high", 12000),
+    # A limit of extenders: with a slot free the kube-scheduler knows of no victim, and asks nobody.
+    "memory alone": ([("p0", 0, 9000, "low"), ("p1", 0, 4000, "low")], 10, "high", 12000),
+}
+
+
+@pytest.mark.parametrize("case", NOBODY)
+def test_nobody_has_to_go(fleet, case):
+    there, slots, priority, asked = NOBODY[case]
+    full(fleet, there, slots)
+    fleet.pod("asks", {GPU: 1, MEM: asked}, priorityClassName=priority)
+    nobody_goes(fleet, "asks")
+
+
+@pytest.fixture
+def verbless(fleet):
+    """A kube-scheduler whose extender has no verb for preemption, instead of the others."""
+    for one in fleet.replicas:
+        one.kube.stop()
+    address = f"127.0.0.1:{fleet.replicas[0].extender}"
+    configuration = scheduler_manifests.scheduler_configuration(fleet.wish)
+    configuration["leaderElection"] = {"leaderElect": False}
+    configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig)}
+    configuration["extenders"] = [scheduler_manifests.extender(fleet.wish.config, address)]
+    del configuration["extenders"][0]["preemptVerb"]
+    path = fleet.cluster.folder / "verbless.yaml"
+    path.write_text(yaml.safe_dump(configuration))
+    kube = [str(fleet.cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
+    kube += ["--bind-address", "127.0.0.1", "--secure-port", "18949"]
+    service = Service("kube-verbless", kube, fleet.cluster.logs)
+    service.start()
+    yield
+    service.stop()
+    for one in fleet.replicas:
+        one.kube.start()
+    until(fleet.leader, "leader", 60)
+
+
+def test_without_the_verb_a_pod_is_deleted_in_vain(fleet, verbless):
+    """The control: the same node and pods; what the kube-scheduler counts is one slot."""
+    full(fleet)
+    fleet.pod("important", {GPU: 1, MEM: 12000}, priorityClassName="high")
+    until(lambda: ending(fleet), "victim", 60)
+    fleet.pause(2)
+    assert ending(fleet) == {"p0"}
+    fleet.delete("p0")
+    fleet.pause(4)
+    assert not fleet.node_of("important") and ending(fleet) == set()
