@@ -6,13 +6,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import os
-import subprocess
 import tempfile
 import time
 from typing import Any, Sequence
 
-from . import apt_text
+from . import apt_text, package_host
 
 SOURCES = "/etc/apt/sources.list.d"
 MAIN_LIST = "/etc/apt/sources.list"
@@ -21,7 +19,7 @@ PREFERENCES = "/etc/apt/preferences"
 LOCK = "/var/lib/dpkg/lock-frontend"
 
 
-class AptError(Exception):
+class AptError(package_host.PackageError):
     """apt refused, or would do what was not asked; the text says what and what to do."""
 
 
@@ -30,28 +28,14 @@ class AptHost:
         self.lock_timeout = lock_timeout
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        environment = {
-            **os.environ,
-            "DEBIAN_FRONTEND": "noninteractive",
-            "APT_LISTCHANGES_FRONTEND": "none",
-            "NEEDRESTART_SUSPEND": "1",
-            "LC_ALL": "C.UTF-8",
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        }
+        quiet = {"DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES_FRONTEND": "none", "NEEDRESTART_SUSPEND": "1"}
         try:
-            done = subprocess.run(
-                arguments,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
+            done = package_host.run(*arguments, environment=quiet, together=True)
         except FileNotFoundError:
             raise AptError(
                 f"this host has no {arguments[0]} ({self.os_name()}); supported so far are Debian and Ubuntu"
             ) from None
-        return done.returncode, done.stdout.decode("utf-8", "replace")
+        return done.code, done.out
 
     def must(self, what: str, *arguments: str) -> str:
         code, text = self.run(*arguments)

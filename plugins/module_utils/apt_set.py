@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 from typing import Any, NamedTuple, Sequence
 
-from . import apt_index, apt_text
+from . import apt_index, apt_text, package_host
 from .apt_host import KEYRINGS, SOURCES, AptError, AptHost
 from .apt_text import Source, Transaction
 from .daemon_apply import read_bytes, write_bytes
@@ -53,27 +52,21 @@ class PackageSet:
         for path, before in self.files_before.items():
             after = self.files_after.get(path)
             if before != after:
-                entries.append(
-                    {"before_header": path, "after_header": path, "before": before or "", "after": after or ""}
-                )
+                entries.append(package_host.difference(path, before or "", after or ""))
         moved = self.transaction
         if moved.lines():
             gone = [f"{name}\n" for name in sorted(moved.remove)]
             old = gone + [f"{name} {old}\n" for name, (old, _new) in sorted(moved.change.items())]
             new = [f"{name} {new}\n" for name, (_old, new) in sorted(moved.change.items())]
             new += [f"{name} {version}\n" for name, version in sorted(moved.install.items())]
-            title = "packages"
-            entries.append(
-                {"before_header": title, "after_header": title, "before": "".join(old), "after": "".join(new)}
-            )
+            entries.append(package_host.difference("packages", "".join(old), "".join(new)))
         return entries
 
     # Present --------------------------------------------------------------------------------------------------------
 
     def present(self) -> None:
         self.heal()
-        raw = read_bytes(self.wish.record) if self.wish.record else None
-        self.record_before = None if raw is None else raw.decode("utf-8", "surrogateescape")
+        self.record_before = package_host.read_text(self.wish.record)
         names = [apt_text.split_pin(package)[0] for package in self.wish.packages]
         policy = self.host.policy(names)
         wanted_files = self.wanted_files(policy)
@@ -209,8 +202,7 @@ class PackageSet:
     def put_files(self, wanted: dict[str, str | None]) -> None:
         """Write and remove source files, and read the lists anew; when they cannot be read, all is put back."""
         for path, text in wanted.items():
-            held = read_bytes(path)
-            now = None if held is None else held.decode("utf-8", "surrogateescape")
+            now = package_host.read_text(path)
             if now != text:
                 self.files_before[path], self.files_after[path] = now, text
                 self.plan.append(f"{'remove' if text is None else 'write'} {path}")
@@ -225,15 +217,11 @@ class PackageSet:
             raise AptError(f"{fault}\nThe sources of apt are as they were.") from None
 
     def write_files(self, files: dict[str, str | None]) -> None:
+        package_host.write_texts(files)
         for path, text in files.items():
-            if text is None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-                if path.startswith(apt_index.FOLDER):
-                    with contextlib.suppress(OSError):
-                        os.removedirs(os.path.dirname(path))
-            else:
-                write_bytes(path, text.encode("utf-8", "surrogateescape"))
+            if text is None and path.startswith(apt_index.FOLDER):
+                with contextlib.suppress(OSError):
+                    os.removedirs(os.path.dirname(path))
 
     def take_files_back(self) -> None:
         if self.source_changed and not self.check_mode:
@@ -264,8 +252,7 @@ class PackageSet:
         files = dict(record.get("files", {f"{SOURCES}/{self.wish.name}.sources": None}))
         wanted = {path: text for path, text in files.items() if text is None or read_bytes(path) is None}
         for path, text in wanted.items():
-            held = read_bytes(path)
-            now = None if held is None else held.decode("utf-8", "surrogateescape")
+            now = package_host.read_text(path)
             if now != text:
                 self.files_before[path], self.files_after[path] = now, text
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
@@ -297,13 +284,7 @@ class PackageSet:
     # Record ---------------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any]:
-        raw = read_bytes(self.wish.record) if self.wish.record else None
-        if raw is None:
-            return {}
-        try:
-            return dict(json.loads(raw.decode("utf-8")))
-        except (ValueError, TypeError) as fault:
-            raise AptError(f"the record {self.wish.record} cannot be read ({fault}); restore it or remove it") from None
+        return package_host.read_record(self.wish.record)
 
     def remember(self, more: dict[str, Any]) -> None:
         """Add to the record, before the change that it describes: a kill in between loses nothing."""
@@ -313,7 +294,7 @@ class PackageSet:
         record["packages"] = sorted({*record.get("packages", []), *more.get("packages", [])})
         record["holds"] = sorted({*record.get("holds", []), *more.get("holds", [])})
         record["files"] = {**more.get("files", {}), **record.get("files", {})}
-        write_bytes(self.wish.record, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+        package_host.write_record(self.wish.record, record)
 
     @contextlib.contextmanager
     def kept_files(self) -> Any:

@@ -8,6 +8,7 @@ read-only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from typing import Any, Mapping, NamedTuple, Sequence
@@ -17,6 +18,10 @@ NAME = "vgpu-device-plugin"
 CONFIGS = "vgpu-configs"
 NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
+# On each pod: the digest of the template that it was made from.
+TEMPLATE = "vgpu.fleet/template"
+# How pods follow a changed template: Kubernetes replaces them, or who applied it does, node by node.
+ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
 # What the program writes on its node.
 ANNOTATION, CONDITION = "vgpu.fleet/gpus", "VgpuConfiguration"
 HOST = "/host"
@@ -44,6 +49,7 @@ class Wish(NamedTuple):
     environment: Mapping[str, str] = {}
     pull_policy: str = "IfNotPresent"
     restrict: bool = True
+    rollout: str = ROLLING
 
 
 class ConfigsError(Exception):
@@ -236,20 +242,28 @@ def _daemon_set(wish: Wish) -> dict[str, Any]:
         "containers": [container],
         "volumes": [dict(volume, name=name) for name, volume, _mount in volumes],
     }
+    # Never two on a node: the program locks its state, and the second would end at once.
+    strategy: dict[str, Any] = {"type": ROLLING, "rollingUpdate": {"maxUnavailable": "10%"}}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode("utf-8")).hexdigest()[:16]
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": _meta(wish),
         "spec": {
             "selector": {"matchLabels": labels},
-            # Never two on a node: the program locks its state, and the second would end at once.
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
+            "updateStrategy": strategy if wish.rollout == ROLLING else {"type": wish.rollout},
+            "template": {"metadata": {"labels": labels, "annotations": {TEMPLATE: digest}}, "spec": spec},
         },
     }
 
 
-def as_text(wish: Wish) -> str:
-    """The objects as one JSON list that kubectl applies, for people who apply manifests themselves."""
-    items = {"apiVersion": "v1", "kind": "List", "items": manifests(wish)}
-    return json.dumps(items, indent=1, sort_keys=True) + "\n"
+def stale(pods: Sequence[Mapping[str, Any]], wish: Wish, nodes: Sequence[str]) -> list[dict[str, Any]]:
+    """Of the DaemonSet's pods those on these nodes that were made from another template and do not end yet."""
+    template = _daemon_set(wish)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
+    return [
+        dict(pod)
+        for pod in pods
+        if pod["spec"].get("nodeName") in nodes
+        and not pod["metadata"].get("deletionTimestamp")
+        and (pod["metadata"].get("annotations") or {}).get(TEMPLATE) != template
+    ]

@@ -11,13 +11,12 @@ import contextlib
 import glob
 import http.client
 import os
-import subprocess
 from typing import Container, Sequence
 
 from ansible.module_utils.urls import open_url
 
-from . import rpm_text
-from .daemon_apply import read_bytes, write_bytes
+from . import package_host, rpm_text
+from .daemon_apply import write_bytes
 
 KEYS = "/etc/pki/rpm-gpg"
 MODULES = "/etc/dnf/modules.d"
@@ -33,7 +32,7 @@ ZYPPER_LEFT_OUT = 106
 QUERY = "%{NAME} %|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
 
 
-class RpmError(Exception):
+class RpmError(package_host.PackageError):
     """dnf, zypper or rpm refused; the text says what and what to do."""
 
 
@@ -45,24 +44,10 @@ class RpmHost:
         self.manager = manager if manager != "auto" else rpm_text.manager_of(self.read("/etc/os-release") or "")
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        environment = {
-            **os.environ,
-            "LC_ALL": "C.UTF-8",
-            "ZYPP_LOCK_TIMEOUT": str(self.lock_timeout),
-            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        }
         try:
-            done = subprocess.run(
-                arguments,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                check=False,
-            )
+            return package_host.run(*arguments, environment={"ZYPP_LOCK_TIMEOUT": str(self.lock_timeout)})
         except FileNotFoundError:
             raise RpmError(f"this host has no {arguments[0]}; it was taken for a host of {self.manager}") from None
-        return done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
 
     def must(self, what: str, *arguments: str) -> str:
         code, out, fault = self.run(*arguments)
@@ -89,7 +74,8 @@ class RpmHost:
         if not names:
             return {}
         if self.manager == "dnf":
-            query = ["repoquery", "--qf", "%{name} %{evr}", *names]
+            # dnf 5 ends no line by itself; of dnf 4's empty lines nothing is read.
+            query = ["repoquery", "--qf", "%{name} %{evr}\\n", *names]
             return rpm_text.parse_versions(self.must("asking dnf for the packages", "dnf", *self.quiet(), *query))
         arguments = [
             "zypper",
@@ -122,8 +108,7 @@ class RpmHost:
         return found
 
     def read(self, path: str) -> str | None:
-        data = read_bytes(path)
-        return None if data is None else data.decode("utf-8", "surrogateescape")
+        return package_host.read_text(path)
 
     def fetch(self, address: str) -> str:
         """A key: from the web with the proxies of the environment, or from a file of this host."""
@@ -205,8 +190,7 @@ class RpmHost:
         """The names of the packages that are kept at their version."""
         if self.manager == "zypper":
             return rpm_text.locked_by_zypper(self.read(ZYPPER_LOCKS))
-        names = (rpm_text.lock_name(line) for line in (self.read(VERSIONLOCK_LIST) or "").splitlines())
-        return [name for name in names if name]
+        return [name for _line, name in self._locked() if name]
 
     def lock(self, packages: dict[str, str]) -> None:
         """Keep these packages at these versions; an older entry of the same package goes."""
@@ -229,5 +213,10 @@ class RpmHost:
             write_bytes(VERSIONLOCK_LIST, text.encode("utf-8", "surrogateescape"))
 
     def _lines_without(self, names: Container[str]) -> list[str]:
+        return [line for line, name in self._locked() if not name or name not in names]
+
+    def _locked(self) -> list[tuple[str, str]]:
+        """Each line of the versionlock list with the package that it is about."""
         lines = (self.read(VERSIONLOCK_LIST) or "").splitlines()
-        return [line for line in lines if rpm_text.lock_name(line) not in names or not rpm_text.lock_name(line)]
+        there = self.installed() if any(rpm_text.is_loose(line) for line in lines) else {}
+        return [(line, rpm_text.lock_name(line, there)) for line in lines]

@@ -7,13 +7,11 @@ What ``apt_set`` is for apt: one transaction, a record before each change, and t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from typing import Any, NamedTuple, Sequence
 
-from . import rpm_text
+from . import package_host, rpm_text
 from .apt_text import split_pin
-from .daemon_apply import write_bytes
 from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
 
 # What keeps packages at their version, where that is a package of its own.
@@ -66,17 +64,17 @@ class PackageSet:
         """One entry for each file and one for the packages."""
         entries = []
         for path, before in self.files_before.items():
-            entries.append(_difference(path, before or "", self.files_after.get(path) or ""))
+            entries.append(package_host.difference(path, before or "", self.files_after.get(path) or ""))
         moved = {*self.installed, *self.removed} - {"gpg-pubkey"}
         sides = (self.before, self.after)
         texts = ["".join(f"{one} {there[one]}\n" for one in sorted(moved & {*there})) for there in sides]
-        entries.append(_difference("packages", *texts))
+        entries.append(package_host.difference("packages", *texts))
         return [entry for entry in entries if entry["before"] != entry["after"]]
 
     # Present --------------------------------------------------------------------------------------------------------
 
     def present(self) -> None:
-        self.record_before = self.host.read(self.wish.record) if self.wish.record else None
+        self.record_before = package_host.read_text(self.wish.record)
         self.before = self.host.installed()
         self.keys_before = self.host.keys()
         self.settle()
@@ -90,7 +88,7 @@ class PackageSet:
             self.put_files()
             self.switch_stream()
             self.bring(packages)
-        except RpmError as fault:
+        except (package_host.PackageError, OSError) as fault:
             if self.check_mode or not self.take_back():
                 raise
             raise RpmError(f"{fault}\nRepositories, keys and packages are as they were.") from None
@@ -127,7 +125,8 @@ class PackageSet:
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
         """Bring these versions. Packages that somebody else locked are his: a change of one is refused."""
         ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
-        keep = sorted((set(self.before) & set(self.host.locks())) - set(ours))
+        # Somebody else's entry may be a pattern.
+        keep = sorted({*rpm_text.matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
         foreign = [name for name in keep if name in packages]
         if foreign:
             release = "dnf versionlock delete" if self.host.manager == "dnf" else "zypper removelock"
@@ -209,7 +208,7 @@ class PackageSet:
         # What has our name is ours, also where an earlier version of the collection wrote it: the way back removes it.
         mine = {ours, key_path}
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
-        self.write_files(self.files_after)
+        package_host.write_texts(self.files_after)
         if self.wish.source:
             # zypper asks nobody for a key that rpm knows already, and refuses every other one.
             if self.wish.source.get("key") and self.host.manager == "zypper":
@@ -250,23 +249,15 @@ class PackageSet:
             self.host.module("reset", module)
         self.host.module("enable", f"{module}:{stream}")
 
-    def write_files(self, files: dict[str, str | None]) -> None:
-        for path, text in files.items():
-            if text is None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-            else:
-                write_bytes(path, text.encode("utf-8", "surrogateescape"))
-
     def take_back(self) -> bool:
         """Undo what came before the packages; False where packages came, which the next run goes on from."""
         if _without_keys(self.host.installed()) != _without_keys(self.before):
             return False
         for key in sorted(set(self.host.keys()) - set(self.keys_before)):
             self.host.distrust(key)
-        self.write_files({**self.stream_before, **self.files_before})
+        package_host.write_texts({**self.stream_before, **self.files_before})
         if self.wish.record:
-            self.write_files({self.wish.record: self.record_before})
+            package_host.write_texts({self.wish.record: self.record_before})
         return True
 
     # Absent ---------------------------------------------------------------------------------------------------------
@@ -306,7 +297,7 @@ class PackageSet:
             if self.host.read(path) != text:
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
                 if not self.check_mode:
-                    self.write_files({path: text})
+                    package_host.write_texts({path: text})
         for key in sorted(set(record.get("keys", [])) & set(self.host.keys())):
             self.plan.append(f"distrust {key}")
             if not self.check_mode:
@@ -319,18 +310,12 @@ class PackageSet:
                 self.files_before[path], self.files_after[path] = now_text, text
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
         if not self.check_mode:
-            self.write_files(self.files_after)
+            package_host.write_texts(self.files_after)
 
     # Record ---------------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any]:
-        text = self.host.read(self.wish.record) if self.wish.record else None
-        if text is None:
-            return {}
-        try:
-            return dict(json.loads(text))
-        except (ValueError, TypeError) as fault:
-            raise RpmError(f"the record {self.wish.record} cannot be read ({fault}); restore it or remove it") from None
+        return package_host.read_record(self.wish.record)
 
     def remember(self, more: dict[str, Any]) -> None:
         """Add to the record, before the change that it describes. What was first kept of a file or stream stays."""
@@ -347,13 +332,9 @@ class PackageSet:
                 record.pop("unsettled", None)
             else:
                 record["unsettled"] = more["unsettled"]
-        write_bytes(self.wish.record, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+        package_host.write_record(self.wish.record, record)
 
 
 def _without_keys(packages: dict[str, str]) -> dict[str, str]:
     """rpm keeps the public keys that it trusts as packages."""
     return {name: version for name, version in packages.items() if name != "gpg-pubkey"}
-
-
-def _difference(title: str, before: str, after: str) -> dict[str, str]:
-    return {"before_header": title, "after_header": title, "before": before, "after": after}

@@ -10,7 +10,7 @@ import configparser
 import fnmatch
 import functools
 import re
-from typing import Any, Iterable, Sequence
+from typing import Any, Container, Iterable, Sequence
 
 from .apt_text import split_pin
 
@@ -84,8 +84,11 @@ def parse_versions(text: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
         words = line.split()
-        if len(words) == 2 and words[1] not in found.get(words[0], []):
-            found.setdefault(words[0], []).append(words[1])
+        if len(words) != 2:
+            continue
+        name, version = words[0], words[1][2:] if words[1].startswith("0:") else words[1]
+        if version not in found.get(name, []):
+            found.setdefault(name, []).append(version)
     return found
 
 
@@ -205,6 +208,9 @@ def stream_of(text: str | None, module: str) -> str:
 
 # Locks --------------------------------------------------------------------------------------------------------------
 
+# As the plugin of dnf writes an entry: name, epoch, version, release.
+_WHOLE = re.compile(r"(.+)-[0-9]+:[^-]+(?:-[^-]+)?\Z")
+
 
 def lock_line(name: str, version: str) -> str:
     """An entry of dnf's versionlock list, with the epoch even where it is 0, as its plugin writes it."""
@@ -212,10 +218,31 @@ def lock_line(name: str, version: str) -> str:
     return f"{name}-{epoch}:{plain}-{release}.*"
 
 
-def lock_name(line: str) -> str:
-    """The package that an entry of the versionlock list is about; empty for comments, exclusions and empty lines."""
+def is_loose(line: str) -> bool:
+    """Whether an entry of the versionlock list has no epoch, so that what is its name cannot be told by itself."""
+    text = _lock(line)
+    return bool(text) and not _WHOLE.match(text)
+
+
+def lock_name(line: str, there: Container[str] = ()) -> str:
+    """The package that an entry of the versionlock list is about; empty for comments, exclusions and empty lines.
+
+    People write entries without a version, or without a release, and names hold dashes and digits: of those that the
+    entry may mean, the longest that is installed (``there``) counts. It may be a pattern.
+    """
+    text = _lock(line)
+    whole = _WHOLE.match(text)
+    if whole:
+        return whole.group(1)
+    bare = re.sub(r"\.(?:noarch|x86_64|i686|aarch64|ppc64le|s390x|\*)$", "", text)
+    meant = [text, bare, *(text.rsplit("-", parts)[0] for parts in (1, 2))]
+    versioned = re.match(r"(.+?)-[0-9*?\[][^-]*-[0-9*?\[][^-]*$", text)
+    return next((name for name in meant if name in there), versioned.group(1) if versioned else bare)
+
+
+def _lock(line: str) -> str:
     text = line.partition("#")[0].strip()
-    return "" if not text or text.startswith("!") else text.rsplit("-", 2)[0]
+    return "" if text.startswith("!") else text
 
 
 def locked_by_zypper(text: str | None) -> list[str]:

@@ -145,8 +145,9 @@ source_changed:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.apt_host import AptError, AptHost
+from ..module_utils.apt_host import AptHost
 from ..module_utils.apt_set import PackageSet, Wish
+from ..module_utils.package_host import PackageError
 
 
 def main() -> None:
@@ -184,7 +185,7 @@ def main() -> None:
             packages.present()
         else:
             packages.absent()
-    except (AptError, OSError) as fault:
+    except (PackageError, OSError) as fault:
         module.fail_json(msg=f"{module.params['name']}: {fault}", plan=packages.plan)
     for warning in packages.warnings:
         module.warn(warning)

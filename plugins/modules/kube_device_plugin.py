@@ -65,6 +65,14 @@ options:
         mean the same by one name.
     type: dict
     default: {}
+  rollout:
+    description:
+      - V(RollingUpdate) lets Kubernetes replace the pods of all nodes, a tenth at a time, wherever they are.
+      - V(OnDelete) replaces those on O(nodes) alone, all at once; pods elsewhere stay as they are, so that a node gets
+        a new image only when somebody names it.
+    type: str
+    choices: [RollingUpdate, OnDelete]
+    default: RollingUpdate
   exact_configs:
     description: Whether keys that no host names any more are removed. Not where O(configs) holds a part of the hosts.
     type: bool
@@ -117,7 +125,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 objects:
-  description: Objects that were changed, as C(Kind namespace/name).
+  description: Objects that were changed, as C(Kind namespace/name); a pod that was replaced, too.
   returned: always
   type: list
   elements: str
@@ -127,9 +135,14 @@ kubernetes:
   type: str
 """
 
+import time
+
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils import device_plugin_manifests, kube_apply, kube_client, kube_version
+
+# Seconds until the controller of DaemonSets must have seen a change; a pod that ends before comes back as it was.
+SEEN = 60
 
 
 def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
@@ -145,12 +158,13 @@ def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
         params["environment"],
         params["pull_policy"],
         restrict=numbers >= device_plugin_manifests.KNOWS_NODES,
+        rollout=params["rollout"],
     )
 
 
 def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
     """What the program wrote on the nodes: to be asked for once its pods have ended, for they would write it again."""
-    changes = []
+    changes: list = []
     for path in [kube_apply.path_of(one) for one in nodes]:
         found = api.get(path) or {"metadata": {}}
         for below, body in device_plugin_manifests.trace(found):
@@ -158,6 +172,39 @@ def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
                 api.patch(path + below, body)
             changes.append(kube_apply.Change(f"Node {found['metadata']['name']}{below}", body, None))
     return changes
+
+
+def replace(api: kube_client.Api, wish: device_plugin_manifests.Wish, nodes: list, check: bool) -> list:
+    """End the pods on these nodes that are not as wished; the controller makes them anew. Raises ValueError."""
+    folder = f"/api/v1/namespaces/{wish.namespace}/pods"
+    selector = f"labelSelector=app.kubernetes.io/name%3D{device_plugin_manifests.NAME}"
+    pods = (api.get(f"{folder}?{selector}") or {}).get("items") or []
+    changes: list = []
+    for pod in device_plugin_manifests.stale(pods, wish, nodes):
+        if not changes and not check:
+            wait_until_seen(api, wish)
+        name = pod["metadata"]["name"]
+        if not check:
+            api.delete(f"{folder}/{name}")
+        told = {"nodeName": pod["spec"]["nodeName"], "images": [one.get("image") for one in pod["spec"]["containers"]]}
+        changes.append(kube_apply.Change(f"Pod {wish.namespace}/{name}", told, None))
+    return changes
+
+
+def wait_until_seen(api: kube_client.Api, wish: device_plugin_manifests.Wish) -> None:
+    path = kube_apply.path_of(device_plugin_manifests.manifests(wish)[-1])
+    end = time.monotonic() + SEEN
+    while True:
+        found = api.get(path) or {}
+        wanted, seen = found.get("metadata", {}).get("generation"), found.get("status", {}).get("observedGeneration")
+        if (seen or 0) >= (wanted or 0):
+            return
+        if time.monotonic() >= end:
+            raise ValueError(
+                f"the controller of DaemonSets has not seen generation {wanted} of {wish.namespace}/"
+                f"{device_plugin_manifests.NAME} within {SEEN} s; no pod was replaced; look at kube-controller-manager"
+            )
+        time.sleep(0.5)
 
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:
@@ -187,6 +234,8 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
             found = api.get(kube_apply.path_of(config_map)) or {}
             config_map["data"] = {**(found.get("data") or {}), **config_map["data"]}
         changes = kube_apply.apply(api, objects + nodes, module.check_mode)
+        if wish.rollout == device_plugin_manifests.ON_DELETE:
+            changes += replace(api, wish, params["nodes"], module.check_mode)
     return {
         "changed": bool(changes),
         "objects": [change.title for change in changes],
@@ -206,6 +255,7 @@ def main() -> None:
             "pull_policy": {"type": "str", "choices": ["Always", "IfNotPresent", "Never"], "default": "IfNotPresent"},
             "nodes": {"type": "list", "elements": "str", "required": True},
             "configs": {"type": "dict", "default": {}},
+            "rollout": {"type": "str", "choices": ["RollingUpdate", "OnDelete"], "default": "RollingUpdate"},
             "exact_configs": {"type": "bool", "default": True},
             "config_path": {"type": "path", "default": "/etc/vgpu/node.yaml"},
             "kubelet_dir": {"type": "path", "default": "/var/lib/kubelet"},

@@ -137,7 +137,8 @@ source_changed:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.rpm_host import RpmError, RpmHost
+from ..module_utils.package_host import PackageError
+from ..module_utils.rpm_host import RpmHost
 from ..module_utils.rpm_set import PackageSet, Wish
 
 
@@ -175,7 +176,7 @@ def main() -> None:
             packages.present()
         else:
             packages.absent()
-    except (RpmError, OSError) as fault:
+    except (PackageError, OSError) as fault:
         module.fail_json(msg=f"{module.params['name']}: {fault}", plan=packages.plan)
     module.exit_json(
         changed=packages.changed,

@@ -172,6 +172,35 @@ def test_label_names_a_key_of_the_config_map(cluster, deployed):
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (SLICES, SLICES), "the node's own again")
 
 
+def test_a_changed_template_reaches_the_named_nodes_alone(cluster, deployed):
+    """By the real controller, which replaces no pod of its own accord."""
+    more = {"environment": {**ENVIRONMENT, "VGPU_TRIED": "1"}, "rollout": "OnDelete"}
+    (before,) = plugin_pods(cluster)
+    found = call(cluster, nodes=[], **more)
+    assert "DaemonSet kube-system/vgpu-device-plugin" in found["objects"], found
+    until(lambda: seen(cluster), "the controller's look at the template")
+    (still,) = plugin_pods(cluster)
+    assert still["metadata"]["uid"] == before["metadata"]["uid"] and "deletionTimestamp" not in still["metadata"]
+    found = call(cluster, **more)
+    assert found["objects"] == [f"Pod kube-system/{before['metadata']['name']}"], found
+    until(
+        lambda: (
+            [p["metadata"]["uid"] for p in plugin_pods(cluster)] not in ([], [before["metadata"]["uid"]])
+            and len(plugin_pods(cluster)) == 1
+        ),
+        "new pod",
+    )
+    wait_until_it_serves(cluster, deployed, SLICES, "the pod of the changed template")
+    (after,) = plugin_pods(cluster)
+    assert {"name": "VGPU_TRIED", "value": "1"} in after["spec"]["containers"][0]["env"]
+    assert not call(cluster, **more)["changed"]
+
+
+def seen(cluster) -> bool:
+    found = cluster.api.get(DAEMON_SET)
+    return found.get("status", {}).get("observedGeneration") == found["metadata"]["generation"]
+
+
 def token(cluster) -> str:
     """As the pod of the plugin has one: bound to it, so the server says on which node it runs."""
     (plugin,) = plugin_pods(cluster)

@@ -4,6 +4,7 @@ machine, before an API server in memory that keeps what is applied."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ import yaml
 
 NODE, OTHER = "/api/v1/nodes/a1", "/api/v1/nodes/a2"
 DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
+PODS = "/api/v1/namespaces/kube-system/pods"
 CONFIGS = "/api/v1/namespaces/kube-system/configmaps/vgpu-configs"
 ANSWERS = {
     "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.2"},
@@ -20,6 +22,7 @@ ANSWERS = {
     "/apis": {"kind": "APIGroupList", "groups": []},
 }
 LABEL = "vgpu.fleet/device-plugin"
+NODE_CONFIG, BIG = "/etc/vgpu/node.yaml", "/etc/vgpu/configs/big.yaml"
 FORMER = {
     "namespace": "kube-system",
     "image": "localhost/vgpu-device-plugin:1",
@@ -41,6 +44,8 @@ class Cluster(BaseHTTPRequestHandler):
         if path == "/api/v1/nodes" and "labelSelector" in query:
             nodes = [one for key, one in self.objects.items() if key.startswith("/api/v1/nodes/")]
             return self.say({"items": [one for one in nodes if LABEL in one["metadata"].get("labels", {})]})
+        if path == PODS:
+            return self.say({"items": [one for key, one in self.objects.items() if key.startswith(PODS)]})
         return self.say(ANSWERS.get(path) or self.objects.get(path))
 
     def do_PATCH(self):
@@ -63,11 +68,20 @@ class Cluster(BaseHTTPRequestHandler):
         pass
 
 
+def runs(place, version="1", path=NODE_CONFIG, text="former\n"):
+    """What the pod of the node says of itself."""
+    said = {"version": version, "config_path": path, "config_sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (place / "runs").write_text(json.dumps(said))
+
+
 @pytest.fixture
 def cluster(tmp_path):
     """An API server with two nodes of the new DaemonSet. (variables that reach it, object by path)"""
     labelled = {"labels": {LABEL: "daemonset"}}
     objects = {path: {"kind": "Node", "metadata": {"name": path[-2:], **labelled}} for path in (NODE, OTHER)}
+    for name in ("a1", "a2"):
+        spec = {"nodeName": name, "containers": [{"image": NEW["image"]}]}
+        objects[f"{PODS}/p-{name}"] = {"kind": "Pod", "metadata": {"name": f"p-{name}"}, "spec": spec}
     handler = type("Handler", (Cluster,), {"objects": objects})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -83,9 +97,9 @@ def cluster(tmp_path):
     kubeconfig.write_text(yaml.safe_dump(config))
     program = tmp_path / "plugin" / "current" / "bin" / "vgpuctl"
     program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/sh\necho "{\\"version\\": \\"$(cat ' + str(tmp_path / "runs") + ')\\"}"\n')
+    program.write_text(f"#!/bin/sh\ncat {tmp_path / 'runs'}\n")
     program.chmod(0o755)
-    (tmp_path / "runs").write_text("1")
+    runs(tmp_path)
     given = {
         "device_plugin_api_kubeconfig": str(kubeconfig),
         "device_plugin_api_context": "",
@@ -94,17 +108,23 @@ def cluster(tmp_path):
         "device_plugin_rollout": 4,
         "device_plugin_root": str(tmp_path / "plugin"),
         "device_plugin_daemonset_path": str(tmp_path / "daemonset.json"),
+        "device_plugin_config_path": NODE_CONFIG,
     }
     yield given, objects
     server.shutdown()
     server.server_close()
 
 
-def go_back(place, given, daemonset):
+def go_back(place, given, daemonset, configs=True):
     """The tasks of a return that are about the DaemonSet, with what the upgrade kept."""
     place.hosts({"some": ["a1"]})
     path = given["device_plugin_daemonset_path"]
-    point = {"plugin": "1", "configs": {"/etc/vgpu/configs/big.yaml": "former\n"}, "daemonset": {path: daemonset}}
+    point = {
+        "plugin": "1",
+        "node_config": "former\n",
+        "configs": {BIG: "big\n"} if configs else None,
+        "daemonset": {path: daemonset},
+    }
     role = {"name": "vgpu.fleet.upgrade", "tasks_from": "return_daemonset"}
     variables = {**given, "__upgrade_kept": {"point": point}}
     step = {"name": "Return", "ansible.builtin.import_role": role, "vars": variables}
@@ -124,20 +144,34 @@ def test_the_former_image_and_options_come_back(place, cluster, tmp_path):
     assert container(objects)["image"] == FORMER["image"]
     assert "--log-level=debug" in json.dumps(container(objects))
     # The former text of this host's configurations; another host's stay.
-    assert objects[CONFIGS]["data"] == {"theirs.yaml": "x\n", "big.yaml": "former\n"}
+    assert objects[CONFIGS]["data"] == {"theirs.yaml": "x\n", "big.yaml": "big\n"}
     assert objects[OTHER]["metadata"]["labels"] == {LABEL: "daemonset"}
+    # The pod of this node alone is made anew; the other node's runs what was proven there.
+    assert [path for path in objects if path.startswith(PODS)] == [f"{PODS}/p-a2"]
     assert json.loads((tmp_path / "daemonset.json").read_text()) == FORMER
     again = go_back(place, given, text)
     assert "changed=0 " in again.output, again.output
 
 
-def test_a_return_that_does_not_run_the_former_version_fails(place, cluster, tmp_path):
+# What the pod says (version, configuration: path, text), whether the record has named ones, whether this is back.
+SAYS = [
+    pytest.param("1", BIG, "big\n", True, True, id="a named configuration"),
+    pytest.param("1", BIG, "unknown\n", False, True, id="a record that kept no named ones"),
+    pytest.param("2", NODE_CONFIG, "former\n", True, False, id="the newer version"),
+    pytest.param("1", NODE_CONFIG, "newer\n", True, False, id="the newer configuration"),
+    pytest.param("1", BIG, "newer\n", True, False, id="the newer text of a named one"),
+    pytest.param("1", "/etc/vgpu/configs/added.yaml", "big\n", True, False, id="one that came with the newer version"),
+]
+
+
+@pytest.mark.parametrize("version, path, text, named, back", SAYS)
+def test_a_return_waits_for_what_it_returns(place, cluster, tmp_path, version, path, text, named, back):
     given, _objects = cluster
-    (tmp_path / "runs").write_text("2")
-    run = go_back(place, given, json.dumps(FORMER))
-    assert run.code != 0, run.output
-    assert "Wait until the pod runs the former version" in run.output
-    assert not (tmp_path / "daemonset.json").exists(), "noted before it was so"
+    runs(tmp_path, version, path, text)
+    run = go_back(place, given, json.dumps(FORMER), named)
+    assert (run.code == 0) is back, run.output
+    assert back or "Wait until the pod runs the former version and configuration" in run.output
+    assert (tmp_path / "daemonset.json").exists() is back, "noted before it was so"
 
 
 def test_a_node_that_had_no_daemonset_is_taken_from_it(place, cluster, tmp_path):

@@ -204,6 +204,32 @@ def mirror(base: Path) -> Iterator[str]:
         server.shutdown()
 
 
+class Forwards(Quiet):
+    """A proxy that knows one host, which no name server does; ``asked`` keeps what it was asked for."""
+
+    HOST = "http://mirror.invalid/"
+    asked: list[str] = []
+
+    def send_head(self) -> Any:
+        self.asked.append(self.path)
+        if not self.path.startswith(self.HOST):
+            self.send_error(502)
+            return None
+        self.path = "/" + self.path[len(self.HOST) :]
+        return super().send_head()
+
+
+@pytest.fixture
+def proxy(base: Path) -> Iterator[tuple[str, list[str]]]:
+    """The same repositories behind a proxy: its address, and what it was asked for."""
+    asked: list[str] = []
+    kind = type("Forwards", (Forwards,), {"asked": asked})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(kind, directory=base / "srv")) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
 @pytest.fixture(params=["rocky", "sles"])
 def host(request: pytest.FixtureRequest, tmp_path: Path, base: Path) -> RpmHost:
     return RpmHost(tmp_path / "host", base, request.param)

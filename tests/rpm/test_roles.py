@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import RpmHost, Run
+from conftest import RpmHost, Run, told
 
 OLD, MIDDLE, NEW = "570.195.03", "580.95.05", "580.105.08"
 DRIVER = {
@@ -164,6 +164,23 @@ def test_the_toolkit_keeps_one_version_and_goes_without_a_trace(host: RpmHost, m
     gone = toolkit(host, mirror, nvidia_docker_state="absent")
     assert gone.code == 0, gone.output
     assert host.trace() == before
+
+
+def test_a_mirror_behind_a_proxy(host: RpmHost, proxy: tuple[str, list[str]]) -> None:
+    """Repository and key; without the proxy the mirror's name is nobody's."""
+    address, asked = proxy
+    mirror, before = "http://mirror.invalid", host.trace()
+    nowhere = {"http_proxy": "", "HTTP_PROXY": "", "no_proxy": "", "NO_PROXY": ""}
+    refused = toolkit(host, mirror, nvidia_docker_environment=nowhere)
+    with told(refused):
+        assert refused.code != 0 and "mirror.invalid" in refused.said
+        assert host.trace() == before and asked == []
+    done = toolkit(host, mirror, nvidia_docker_environment={**nowhere, "http_proxy": address})
+    with told(done):
+        assert done.code == 0
+        assert of(host, TOOLKIT) == {"1.17.8"}
+        assert {path.rpartition("/")[2] for path in asked} >= {"vendor.asc", "repomd.xml"}
+        assert [path for path in asked if path.endswith(".rpm")]
 
 
 def test_without_a_version_all_four_get_the_newest(host: RpmHost, mirror: str) -> None:

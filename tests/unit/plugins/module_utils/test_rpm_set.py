@@ -187,6 +187,50 @@ def test_a_dependency_that_somebody_locked_does_not_come_along(host: Host) -> No
     assert host.there["liba"] == "1-1", "our own lock keeps nothing of ours"
 
 
+def test_a_pattern_that_somebody_locked_keeps_what_it_covers(host: Host) -> None:
+    host.there["liba"] = "1-1"
+    host.locked = ["lib*"]
+    with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
+        run(host, "a=2-1")
+    with pytest.raises(RpmError, match="liba would change and somebody locked it"):
+        run(host, "liba=2-1")
+    assert host.there == {"theirs": "9-1", "liba": "1-1"} and host.locked == ["lib*"]
+
+
+def test_dnf_reads_entries_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = tmp_path / "versionlock.list"
+    monkeypatch.setattr(rpm_host, "VERSIONLOCK_LIST", str(entries))
+    dnf, asked = rpm_host.RpmHost("dnf"), []
+    said = "nvidia-driver 3:580-1\nours 1-1\n"
+    monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, said, ""))
+    entries.write_text("# theirs\nours-0:1-1.*\n")
+    assert dnf.locks() == ["ours"] and asked == [], "rpm is not asked for entries that tell it by themselves"
+    entries.write_text("# theirs\nnvidia-driver\nours-0:1-1.*\n")
+    assert dnf.locks() == ["nvidia-driver", "ours"]
+    dnf.unlock(["ours"])
+    assert entries.read_text() == "# theirs\nnvidia-driver\n"
+    dnf.lock({"ours": "2-1"})
+    assert entries.read_text() == "# theirs\nnvidia-driver\nours-0:2-1.*\n"
+
+
+def test_a_full_disk_leaves_no_trace(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for the key, after the repository's file was written."""
+    real = rpm_set.package_host.write_bytes
+
+    def full(path: str, data: bytes, mode: int = 0o644) -> None:
+        if path.endswith(".asc"):
+            raise OSError(28, "No space left on device", path)
+        real(path, data, mode)
+
+    (host.folder / "old.repo").write_text("baseurl=https://nvidia.github.io/nvidia-docker\n")
+    monkeypatch.setattr(rpm_set.package_host, "write_bytes", full)
+    stale = ["nvidia.github.io/nvidia-docker"]
+    with pytest.raises(RpmError, match=r"No space left on device: .*\.asc'\n.*as they were"):
+        run(host, "a", source=SOURCE, stale_sources=stale)
+    assert [path.name for path in host.folder.iterdir()] == ["old.repo"]
+    assert not (host.folder.parent / "record.json").exists()
+
+
 def test_dnf_is_told_what_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     dnf, asked = rpm_host.RpmHost("dnf"), []
     monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, "", ""))

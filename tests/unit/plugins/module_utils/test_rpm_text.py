@@ -95,6 +95,8 @@ SEARCH = """<?xml version='1.0'?>
 
 def test_answers_of_zypper_and_rpm_are_read() -> None:
     assert rpm_text.parse_zypper_search(SEARCH) == {"a": ["1.1-1"]}
+    # dnf 4 leaves empty lines for the ends of lines that dnf 5 needs.
+    assert rpm_text.parse_versions("a 0:1-1\n\nb 3:1-1\n\n") == {"a": ["1-1"], "b": ["3:1-1"]}
     assert rpm_text.parse_versions("a 1-1\nwarning: some words here\na 2-1\na 1-1\nb 3:1-1\n") == {
         "a": ["1-1", "2-1"],
         "b": ["3:1-1"],
@@ -149,6 +151,33 @@ def test_locks_are_read_by_their_package() -> None:
     assert [rpm_text.lock_name(line) for line in lines] == ["nvidia-driver-cuda", "", "", "", "a"]
     assert rpm_text.locked_by_zypper("\ntype: package\nsolvable_name: a\n\nsolvable_name: b*\n") == ["a", "b*"]
     assert rpm_text.matching(["nvidia-a", "b"], ["*nvidia*"]) == ["nvidia-a"]
+
+
+# Entries that people wrote by hand, what is installed, the package that is meant.
+LOOSE = [
+    ("nvidia-driver-cuda", ["nvidia", "nvidia-driver-cuda"], "nvidia-driver-cuda"),
+    ("cuda-toolkit-12-4", ["cuda-toolkit-12-4"], "cuda-toolkit-12-4"),
+    ("cuda-toolkit-12-4", ["cuda-toolkit"], "cuda-toolkit"),
+    ("kernel-5.14.0", ["kernel"], "kernel"),
+    ("kernel-5.14.0-1.el9.x86_64", ["kernel"], "kernel"),
+    ("nvidia-driver.x86_64", ["nvidia-driver"], "nvidia-driver"),
+    # Of what is not installed: a version begins with a digit, and so does its release.
+    ("nvidia-driver-cuda", [], "nvidia-driver-cuda"),
+    ("nvidia-driver-580.95.05-1.el9", [], "nvidia-driver"),
+    ("java-1.8.0-openjdk", [], "java-1.8.0-openjdk"),
+    ("nvidia-*", ["nvidia-driver"], "nvidia-*"),
+]
+
+
+@pytest.mark.parametrize("line, there, name", LOOSE)
+def test_locks_without_a_version(line: str, there: list[str], name: str) -> None:
+    assert rpm_text.is_loose(line)
+    assert rpm_text.lock_name(line, there) == name
+
+
+@pytest.mark.parametrize("line", ["a-0:1-1.*", "a-b-3:580.95.05-1.el9.*", "a-1:2", "", "# a", "!a"])
+def test_locks_that_tell_their_package_by_themselves(line: str) -> None:
+    assert not rpm_text.is_loose(line)
 
 
 def test_the_lines_that_say_what_is_wrong() -> None:

@@ -11,6 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.modules import kube_device_plugin as
 
 LABEL = "vgpu.fleet/device-plugin"
 DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
+PODS = "/api/v1/namespaces/kube-system/pods"
 CONFIGS = "/api/v1/namespaces/kube-system/configmaps/vgpu-configs"
 
 
@@ -24,6 +25,7 @@ class Api:
         }
         self.version = version
         self.writes = 0
+        self.deleted = []
 
     def get(self, path):
         if path == "/version":
@@ -31,6 +33,8 @@ class Api:
         if path.startswith("/api/v1/nodes?labelSelector="):
             nodes = [one for one in self.objects.values() if one["kind"] == "Node"]
             return {"items": [one for one in nodes if LABEL in one["metadata"]["labels"]]}
+        if path.startswith(f"{PODS}?labelSelector=app.kubernetes.io/name%3Dvgpu-device-plugin"):
+            return {"items": copy.deepcopy([one for one in self.objects.values() if one["kind"] == "Pod"])}
         return copy.deepcopy(self.objects.get(path))
 
     def apply(self, path, body, dry_run):
@@ -56,6 +60,7 @@ class Api:
 
     def delete(self, path):
         self.writes += 1
+        self.deleted.append(path)
         self.objects.pop(path, None)
 
 
@@ -71,6 +76,7 @@ def call(api, nodes=("n1",), check=False, **more):
         "pull_policy": "Never",
         "configs": {},
         "exact_configs": True,
+        "rollout": "RollingUpdate",
         "config_path": "/etc/vgpu/node.yaml",
         "kubelet_dir": "/var/lib/kubelet",
         "library_root": "/usr/local/lib/vgpu",
@@ -126,6 +132,81 @@ def test_objects_stay_while_another_node_has_a_pod():
     assert labelled(api) == ["n2"] and DAEMON_SET in api.objects
     call(api, nodes=("n2",), state="absent")
     assert labelled(api) == [] and DAEMON_SET not in api.objects
+
+
+def controller(api):
+    """What the controller of DaemonSets does: a pod on each node that has the label and none."""
+    daemon_set = api.objects[DAEMON_SET]
+    daemon_set["metadata"].setdefault("generation", 1)
+    daemon_set["status"] = {"observedGeneration": daemon_set["metadata"]["generation"]}
+    for name in labelled(api):
+        pod = copy.deepcopy(daemon_set["spec"]["template"])
+        pod["kind"], pod["metadata"]["name"], pod["spec"]["nodeName"] = "Pod", f"p-{name}", name
+        api.objects.setdefault(f"{PODS}/p-{name}", pod)
+
+
+def images(api):
+    return [api.objects[f"{PODS}/p-{name}"]["spec"]["containers"][0]["image"] for name in ("n1", "n2")]
+
+
+def test_pods_of_the_named_nodes_alone_are_replaced():
+    api = Api()
+    call(api, nodes=("n1", "n2"), rollout="OnDelete")
+    assert api.objects[DAEMON_SET]["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    controller(api)
+    assert not call(api, nodes=("n1", "n2"), rollout="OnDelete")["changed"] and api.deleted == []
+    before = api.writes
+    foretold = call(api, rollout="OnDelete", image="new", check=True)
+    # The template is not written in check mode, but the pods that would follow it are told.
+    assert "Pod kube-system/p-n1" in foretold["objects"] and api.writes == before
+    found = call(api, rollout="OnDelete", image="new")
+    assert api.deleted == [f"{PODS}/p-n1"] and "Pod kube-system/p-n1" in found["objects"]
+    controller(api)
+    assert images(api) == ["new", "i"]
+    # The next batch, whose template is in force already.
+    assert call(api, nodes=("n2",), rollout="OnDelete", image="new")["objects"] == ["Pod kube-system/p-n2"]
+    controller(api)
+    assert images(api) == ["new", "new"]
+    assert not call(api, nodes=("n1", "n2"), rollout="OnDelete", image="new")["changed"]
+
+
+def test_pods_of_a_rolling_daemonset_are_left_to_kubernetes():
+    api = Api()
+    call(api)
+    controller(api)
+    call(api, image="new")
+    assert api.objects[DAEMON_SET]["spec"]["updateStrategy"]["type"] == "RollingUpdate" and api.deleted == []
+
+
+def test_a_pod_that_ends_is_not_ended_again():
+    api = Api()
+    call(api, rollout="OnDelete")
+    controller(api)
+    api.objects[f"{PODS}/p-n1"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    call(api, rollout="OnDelete", image="new")
+    assert api.deleted == []
+
+
+def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypatch):
+    """It would come back as it was."""
+    api, slept = Api(), []
+    monkeypatch.setattr(module_under_test.time, "sleep", slept.append)
+    monkeypatch.setattr(module_under_test.time, "monotonic", lambda: len(slept) * 10)
+    call(api, rollout="OnDelete")
+    controller(api)
+    real = api.apply
+
+    def apply(path, body, dry_run):
+        after = real(path, body, dry_run)
+        if path == DAEMON_SET:
+            api.objects[path]["metadata"]["generation"] = 2
+            api.objects[path]["status"] = {"observedGeneration": 1}
+        return after
+
+    api.apply = apply
+    with pytest.raises(ValueError, match="has not seen generation 2 of kube-system/vgpu-device-plugin"):
+        call(api, rollout="OnDelete", image="new")
+    assert api.deleted == [] and slept
 
 
 def test_part_of_the_hosts_keeps_the_configurations_of_the_others():
