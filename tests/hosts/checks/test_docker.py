@@ -181,6 +181,7 @@ def test_files_that_hold_nothing(node: Node, folder: Path, text: str | None) -> 
 # Text of the file, drop-in of the unit, variables, words of the message. Nothing is changed and the daemon runs on.
 REFUSED: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("invalid JSON", "{" + NEEDED + ',\n  "log-driver": "local"\n  "debug": true}\n', "", {}, "line 3, column 3"),
+    ("a comment", "{" + NEEDED + "\n  // ours\n}\n", "", {}, "JSON has no comments"),
     ("no object", "[]\n", "", {}, "expected an object in braces"),
     (
         "-H in the unit and hosts in the file",
