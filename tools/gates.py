@@ -58,6 +58,7 @@ SLOW_TESTS = [
     "tests/native/vcuda/test_probe_finds.py",
     "tests/native/vcuda/test_compilers.py",
     "tests/integration/device_plugin/test_isolation.py",
+    "tests/integration/device_plugin/test_isolation_beside.py",
     "tests/integration/device_plugin/test_scheduler_archive.py",
     "tests/integration/device_plugin/test_drift.py",
     "tests/integration/device_plugin/test_watch.py",

@@ -50,13 +50,13 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
 )
 # Checks of this module.
-OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi")
+OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi", "nvidia-ml-py")
 # Checks of the probe that take all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
 # The part of a fill that a look must have hit.
 SEEN_PERCENT = 90
 # A host may lack what these need; that alone does not spoil the verdict.
-OPTIONAL = ("outside-memory", "nvidia-smi")
+OPTIONAL = ("outside-memory", "nvidia-smi", "nvidia-ml-py")
 # Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 LEFT_OUT = "left out"
@@ -197,22 +197,19 @@ def is_left_out(one: dict[str, Any]) -> bool:
     return one["verdict"] == NOT_RUN and one["detail"].startswith(LEFT_OUT)
 
 
-def gone_again(out: str) -> dict[str, str]:
-    """Way round → what the probe said of it when it was held for the watcher; empty where it said nothing."""
-    try:
-        return {str(one["name"]): str(one["verdict"]) for one in json.loads(out)["checks"]}
-    except (ValueError, KeyError, TypeError):
-        return {}
+def open_way(name: str) -> dict[str, Any]:
+    """A way round that was granted memory, as far as its run got."""
+    return check(name, OPEN, "0", "", "bytes")
 
 
-def of_nvidia_smi(rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
-    """``nvidia-smi --query-gpu=uuid,memory.total --format=csv,noheader,nounits`` inside the slice."""
+def of_reader(name: str, rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
+    """What a program of NVIDIA's own shows inside the slice: a line ``uuid, MiB`` for each GPU. 126, 127: not there."""
     wanted = f"{expected.uuid}, {expected.memory_mib}"
     if rc in (126, 127):
-        return check("nvidia-smi", NOT_RUN, wanted, "", "MiB", "nvidia-smi is not there")
+        return check(name, NOT_RUN, wanted, "", "MiB", f"{name} is not there")
     found = "; ".join(line.strip() for line in out.splitlines() if line.strip())
     detail = "" if rc == 0 else f"exit status {rc}: {' '.join(err.split())[-200:]}"
-    return check("nvidia-smi", HELD if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)
+    return check(name, HELD if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)
 
 
 def optional(name: str) -> bool:

@@ -31,6 +31,21 @@ ROOM_MIB = 512
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 
 
+READ_BY_PYNVML = """
+import sys
+try:
+    import pynvml
+except ImportError:
+    sys.exit(127)
+pynvml.nvmlInit()
+for n in range(pynvml.nvmlDeviceGetCount()):
+    one = pynvml.nvmlDeviceGetHandleByIndex(n)
+    uuid = pynvml.nvmlDeviceGetUUID(one)
+    uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
+    print("%s, %d" % (uuid, pynvml.nvmlDeviceGetMemoryInfo(one).total >> 20))
+"""
+
+
 class PluginError(Exception):
     """The device plugin did not do what was asked; ``rc`` is the exit status of vgpuctl."""
 
@@ -132,7 +147,7 @@ class SliceCheck:
         ways = [name for name in asked if name.startswith(isolation.BYPASS)]
         wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(isolation.PROBE_CHECKS))
         checks = self._run_probe(wanted)
-        checks.append(self._run_nvidia_smi())
+        checks += [self._run_nvidia_smi(), self._run_nvidia_ml_py()]
         checks += self._try_ways_round(ways if asked else list(isolation.PROBE_BYPASSES))
         named = self._params["checks"]
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
@@ -182,56 +197,60 @@ class SliceCheck:
         return [one for one in checks if one["verdict"] == isolation.VIOLATED]
 
     def _try_ways_round(self, ways: list[str]) -> list[dict[str, Any]]:
-        if not ways:
-            return []
-        left = self._left_s()
-        if left < 1.0:
-            self.left_out += ways
-            return [isolation.left_out(name, self._params["duration"]) for name in ways]
-        argv = [PROBE, "--json", "--checks", ",".join(ways), "--seconds", str(int(left))]
-        outcome = self.runner.run(argv, float(self._params["timeout"]))
-        checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, ways)
-        mine = [one for one in checks if one["name"] in ways or one["name"] == "probe"]
-        self.left_out += [one["name"] for one in mine if isolation.is_left_out(one)]
-        open_ways = [one for one in mine if one["verdict"] == isolation.OPEN]
-        # At once where the slice has room for them all: nobody beside it is short of memory, and it takes less time.
-        at_once = self._expected.memory_mib >= ROOM_MIB * len(open_ways)
-        groups = [open_ways] if at_once else [[one] for one in open_ways]
-        found = {one["name"]: one for group in groups if group for one in self._watch(group)}
-        return [found.get(one["name"], one) for one in mine]
+        """Those that must be stopped, beside a process that filled the slice: none is granted anything then. Those that
+        cannot be stopped get what they ask for, so they ask in an empty slice, and nobody beside it is short of memory.
+        """
+        closed = [name for name in ways if name not in isolation.MAY_BE_OPEN]
+        rest = [name for name in ways if name in isolation.MAY_BE_OPEN]
+        at_once = self._expected.memory_mib >= ROOM_MIB * len(rest)
+        groups = [rest] if at_once else [[name] for name in rest]
+        checks = self._try(closed) + [one for group in groups for one in self._show(group)]
+        self.left_out += [one["name"] for one in checks if isolation.is_left_out(one)]
+        return checks
 
-    def _watch(self, ways: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Goes ways round that are open once more, and holds what they get until the node's watcher named each."""
-        names = {one["name"]: one["name"][len(isolation.BYPASS) :] for one in ways}
+    def _try(self, ways: list[str]) -> list[dict[str, Any]]:
+        left = self._left_s()
+        if not ways or left < 1.0:
+            return [isolation.left_out(name, self._params["duration"]) for name in ways]
+        return self._ask_probe(ways, "--seconds", str(int(left)))
+
+    def _ask_probe(self, ways: list[str], *options: str, look: Any = None) -> list[dict[str, Any]]:
+        argv = [PROBE, "--json", *options, "--checks", ",".join(ways)]
+        more = {"while_running": look} if look else {}
+        outcome = self.runner.run(argv, float(self._params["timeout"]), **more)
+        checks = isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, ways)
+        return [one for one in checks if one["name"] in ways or one["name"] == "probe"]
+
+    def _show(self, ways: list[str]) -> list[dict[str, Any]]:
+        """Goes ways round that may be open at once, and holds what they get until the node's watcher named each."""
+        left = self._left_s()
+        if not ways or left < 1.0:
+            return [isolation.left_out(name, self._params["duration"]) for name in ways]
+        names = {name: name[len(isolation.BYPASS) :] for name in ways}
         witness = slice_watch.Witness(self._ask_watcher, self._lease["allocation"], names)
         if witness.absent:
-            return [isolation.of_watcher(one, None, 0, 1, witness.absent) for one in ways]
-        left = self._left_s()
-        if left < 1.0:
-            self.left_out += names
-            why = f"the {self._params['duration']} s of this slice had passed"
-            return [isolation.of_watcher(one, None, 0, 1, why) for one in ways]
-        hold_ms = int(min(witness.hold_s, left) * 1000)
-        argv = [PROBE, "--json", "--together", "--checks", ",".join(names), "--hold", str(hold_ms)]
-        gone: dict[str, str] = {}
+            found = self._ask_probe(ways, "--together")
+            return [
+                isolation.of_watcher(one, None, 0, 1, witness.absent) if one["verdict"] == isolation.OPEN else one
+                for one in found
+            ]
+        hold_ms = str(int(min(witness.hold_s, left) * 1000))
         try:
-            outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=witness.look)
-            gone = isolation.gone_again(outcome.out)
+            found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=witness.look)
         except slice_watch.AllNamed:
-            pass
+            found = [isolation.open_way(name) for name in ways]
+        out = [self._judge(one, witness) for one in found]
         if left < witness.hold_s:
-            self.left_out += [name for name in names if name not in witness.named]
-        return [self._judge(one, witness, gone) for one in ways]
+            self.left_out += [one["name"] for one in out if one["verdict"] == isolation.OPEN]
+        return out
 
-    def _judge(self, one: dict[str, Any], witness: slice_watch.Witness, gone: dict[str, str]) -> dict[str, Any]:
-        """``gone``: the probe's verdict of the second time, empty where the run was ended before it could say."""
+    def _judge(self, one: dict[str, Any], witness: slice_watch.Witness) -> dict[str, Any]:
         if one["name"] in witness.named:
             seconds, text = witness.named[one["name"]]
             return isolation.of_watcher(one, seconds, witness.looks, witness.needed, "", text)
-        again = gone.get(one["name"], "nothing")
-        # What held nothing the second time the watcher had nothing to see of.
-        fault = witness.fault or ("" if again == isolation.OPEN else f"the second time the probe said {again}")
-        return isolation.of_watcher(one, None, witness.looks, witness.needed, fault)
+        if one["verdict"] != isolation.OPEN:
+            return one  # it held nothing that could be seen
+        return isolation.of_watcher(one, None, witness.looks, witness.needed, witness.fault)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
         try:
@@ -244,4 +263,23 @@ class SliceCheck:
         outcome = self.runner.run([program, *QUERY], float(self._params["timeout"]))
         if outcome.rc == 0:
             self.smi_table = self.runner.run([program], float(self._params["timeout"])).out
-        return isolation.of_nvidia_smi(outcome.rc, outcome.out, outcome.err, self._expected)
+        return isolation.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, self._expected)
+
+    def _run_nvidia_ml_py(self) -> dict[str, Any]:
+        """By the Python of the node's programs, which has the package; a container's image has neither."""
+        python = interpreter_of(self._params["vgpuctl"])
+        if not python or self.runner.name == DockerRunner.name:
+            return isolation.of_reader("nvidia-ml-py", 127, "", "", self._expected)
+        outcome = self.runner.run([python, "-I", "-c", READ_BY_PYNVML], float(self._params["timeout"]))
+        return isolation.of_reader("nvidia-ml-py", outcome.rc, outcome.out, outcome.err, self._expected)
+
+
+def interpreter_of(program: str) -> str:
+    """The Python that the first line of a script names, empty where it names none."""
+    try:
+        with open(program, "rb") as stream:
+            first = stream.readline(256).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    words = first[2:].split() if first.startswith("#!") else []
+    return words[0] if words and os.path.basename(words[0]).startswith("python") else ""

@@ -35,6 +35,8 @@ struct bypass {
     enum verdict if_granted;                 /* OPEN: as the threat model says */
 };
 
+bool slice_is_empty;
+
 enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
 {
     CUcontext context;
@@ -44,6 +46,8 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
         return REFUSED;
     if (cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
         return REFUSED;
+    if (slice_is_empty && ledger_own_bytes() >= (int64_t)BEYOND)
+        return REFUSED; /* charged like any other */
     hold_what_was_got();
     cuda->mem_free(pointer);
     return GRANTED;
@@ -113,12 +117,14 @@ static enum attempt run_program(const char *const arguments[], const char *const
 /* What the new program is told: the device, how long it holds, and the name that this process has, which exec would change. */
 struct told {
     char device[16], held[16], name[17];
+    const char *empty;
 };
 
 static void tell(struct told *told, CUdevice device)
 {
     snprintf(told->device, sizeof told->device, "%d", device);
     snprintf(told->held, sizeof told->held, "%u", hold_ms);
+    told->empty = slice_is_empty ? "--together" : "--json";
     memset(told->name, 0, sizeof told->name);
     prctl(PR_GET_NAME, told->name, 0, 0, 0);
 }
@@ -127,7 +133,7 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
 {
     struct told told;
     tell(&told, device);
-    const char *const arguments[] = {program, "--hold", told.held, "--beyond", told.device, told.name, NULL};
+    const char *const arguments[] = {program, told.empty, "--hold", told.held, "--beyond", told.device, told.name, NULL};
     return run_program(arguments, added);
 }
 
@@ -136,7 +142,7 @@ enum attempt ask_by_loader(const char *loader, const char *program, CUdevice dev
     const char *const added[] = {NULL};
     struct told told;
     tell(&told, device);
-    const char *const arguments[] = {loader, program, "--hold", told.held, "--beyond", told.device, told.name, NULL};
+    const char *const arguments[] = {loader, program, told.empty, "--hold", told.held, "--beyond", told.device, told.name, NULL};
     return run_program(arguments, added);
 }
 

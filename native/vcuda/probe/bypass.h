@@ -20,6 +20,8 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
 /* The same by a loader that is given this program. */
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
 int asked_as_program(const char *device, const char *name); /* what main does there; the process gets that name */
+/* In a slice that nothing fills, what is granted goes round the library only if nothing charges it: ask_beyond looks. */
+extern bool slice_is_empty;
 /* For the node's watcher to see what was got; ATTEMPT_S is not reached. */
 void hold_what_was_got(void);
 /* Drops the capabilities that the threat model says a tenant has not. */
@@ -87,7 +89,7 @@ BYPASSES(BYPASS_CHECK)
 bool may_be_open(const char *name);
 /*
  * Goes ways round at once, in a slice that is empty otherwise, and holds what they get: for the node's watcher to name, so each
- * process has the name of its check after `bypass-`, cut to 15 bytes. On the first GPU of the slice.
+ * process has the name of its check after `bypass-`, cut to 15 bytes. Open is what nothing charges. On the first GPU of the slice.
  */
 #define MOST_TOGETHER 8
 void go_together(const struct slice *slice, struct board *board, const char *const names[], int count,

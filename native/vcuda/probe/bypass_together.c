@@ -55,6 +55,8 @@ static enum attempt hold_and(const struct way *way, const struct fill *fill)
     way->holder(fill);
     if (fill->board->status[1] < 0)
         return UNABLE;
+    if (ledger_own_bytes() >= (int64_t)bytes)
+        return REFUSED;
     hold_what_was_got();
     return GRANTED;
 }
@@ -74,6 +76,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     const struct vgpu_limits_device *limit = board->report.device_count ? slice_device(slice, row->uuid) : NULL;
     struct fill fill = {slice, board, 0, row->uuid, limit ? limit->memory_bytes : 0};
     bool in_use = ledger_in_use();
+    slice_is_empty = true;
     fflush(stdout);
     for (int i = 0; i < count; i++) {
         const struct way *way = way_of(names[i]);
@@ -90,7 +93,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
         result_set(&results[i], attempt == GRANTED ? OPEN : attempt == REFUSED ? HELD : NOT_RUN, 0, attempt == GRANTED ? BEYOND : 0,
                    "bytes", "%s: beside others, %s", limit ? row->uuid : "no GPU",
                    attempt == GRANTED   ? "memory was granted that nothing charged"
-                   : attempt == REFUSED ? "refused"
+                   : attempt == REFUSED ? "refused, or charged"
                                         : "this way cannot be gone now");
     }
 }

@@ -203,9 +203,10 @@ int main(int argc, char **argv)
             json = true;
         else if (strcmp(argv[i], "--help") == 0)
             return usage(stdout, 0);
-        else if (strcmp(argv[i], "--beyond") == 0 && i + 2 < argc)
+        else if (strcmp(argv[i], "--beyond") == 0 && i + 2 < argc) {
+            slice_is_empty = together;
             return asked_as_program(argv[i + 1], argv[i + 2]);
-        else if (strcmp(argv[i], "--together") == 0)
+        } else if (strcmp(argv[i], "--together") == 0)
             together = true;
         else if (strcmp(argv[i], "--seconds") == 0 && i + 1 < argc && limited_to(argv[i + 1]))
             i++;

@@ -55,6 +55,8 @@ void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE]);
 bool uuid_same(const char *left, const char *right);
 /* Bytes that the ledger's live processes hold; -1: no ledger. */
 int64_t ledger_live_bytes(void);
+/* And those of them that are charged to the calling process. */
+int64_t ledger_own_bytes(void);
 /* Has a process other than the probe's own a slot of the container's ledger? Asked while none of those has. */
 bool ledger_in_use(void);
 

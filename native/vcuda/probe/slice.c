@@ -74,7 +74,8 @@ void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE])
              b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-int64_t ledger_live_bytes(void)
+/* Of the live slots: of this process alone, or of all. */
+static int64_t live_bytes(bool own)
 {
     int descriptor = open(named("CUDA_DEVICE_MEMORY_SHARED_CACHE", VGPU_PATH_LEDGER), O_RDONLY | O_CLOEXEC);
     struct vgpu_ledger header;
@@ -93,11 +94,21 @@ int64_t ledger_live_bytes(void)
         uint64_t held = 0;
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
             held += slot.used[device] + slot.context[device];
-        if (held && fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
+        if (held && (!own || slot.pid == (uint32_t)getpid()) && fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
             bytes += (int64_t)held;
     }
     close(descriptor);
     return bytes;
+}
+
+int64_t ledger_live_bytes(void)
+{
+    return live_bytes(false);
+}
+
+int64_t ledger_own_bytes(void)
+{
+    return live_bytes(true);
 }
 
 bool ledger_in_use(void)

@@ -16,7 +16,7 @@ from .conftest import BUILD, SLICE_MIB, SOURCES, SPLIT
 
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
-OPTIONAL = {"nvidia-smi"}
+OPTIONAL = {"nvidia-smi"}  # nvidia-ml-py is: the Python of the tests has it
 # As docs/threat-model.md says of them.
 DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-own-loader", "bypass-ledger-lie"}
 
@@ -207,6 +207,21 @@ def test_nvidia_smi_that_shows_the_whole_card_is_red(node, tmp_path):
     fake.write_text(f"#!/bin/sh\necho '{uuid}, {SLICE_MIB}'\n")
     rc, result = node.isolation(nvidia_smi=str(fake))
     assert (rc, verdicts(result)["nvidia-smi"]) == (0, "held"), result
+
+
+def test_nvidia_ml_py_that_shows_the_whole_card_is_red(node):
+    """By the Python that vgpuctl runs in: here one that sees more than the slice."""
+    rc, result = node.isolation(checks=["totals", "nvidia-ml-py"])
+    assert (rc, verdicts(result)) == (0, {"totals": "held", "nvidia-ml-py": "held"}), result
+    uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
+    fake = node.folder / "python-that-sees-all"
+    fake.write_text(f'#!/bin/sh\n[ "$1" = -I ] && echo \'{uuid}, 16160\' && exit\nexec {sys.executable} "$@"\n')
+    fake.chmod(0o755)
+    other = node.folder / "other-vgpuctl"
+    other.write_text(f"#!{fake}\n" + node.vgpuctl_program.read_text().partition("\n")[2])
+    other.chmod(0o755)
+    rc, result = node.isolation(checks=["totals", "nvidia-ml-py"], vgpuctl=str(other))
+    assert (rc, verdicts(result)) == (1, {"totals": "held", "nvidia-ml-py": "violated"}), result
 
 
 def test_docker_that_has_no_image_is_said(node):

@@ -156,3 +156,10 @@ def test_what_has_not_begun_in_time_is_left_out(host: Host) -> None:
 def test_nonsense_is_no_time(host: Host, seconds: str) -> None:
     done = subprocess.run([PROBE, "--seconds", seconds], env=host.env(), stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr[:6]) == (64, b"usage:")
+
+
+@pytest.mark.parametrize(("preload", "status"), [(True, 41), (False, 40)])
+def test_who_is_charged_goes_round_nothing(host: Host, preload: bool, status: int) -> None:
+    """In an empty slice an honest program is granted memory too: only what nothing charges is a way round."""
+    command = [PROBE, "--together", "--beyond", "0", "honest"]
+    assert subprocess.run(command, env=host.env(preload=preload), check=False, timeout=60).returncode == status

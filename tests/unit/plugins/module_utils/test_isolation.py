@@ -87,7 +87,7 @@ SMI = [
 
 @pytest.mark.parametrize(("rc", "out", "verdict"), SMI)
 def test_nvidia_smi(rc, out, verdict):
-    assert it.of_nvidia_smi(rc, out, "", EXPECTED)["verdict"] == verdict
+    assert it.of_reader("nvidia-smi", rc, out, "", EXPECTED)["verdict"] == verdict
 
 
 OUTSIDE = [
@@ -339,11 +339,6 @@ def test_witness_counts_the_looks_of_its_run(proc):
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
 def test_witness_without_a_watcher(proc, answer, said):
     assert said in Asked(answer).witness(proc, ONE).absent
-
-
-def test_what_the_probe_said_the_second_time():
-    assert it.gone_again('{"checks": [{"name": "bypass-a", "verdict": "open"}]}') == {"bypass-a": "open"}
-    assert it.gone_again("usage: vgpu-probe") == it.gone_again("") == {}
 
 
 @pytest.mark.parametrize(
