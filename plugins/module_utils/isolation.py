@@ -50,13 +50,13 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
 )
 # Checks of this module.
-OWN = ("mounts", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi", "nvidia-ml-py")
+OWN = ("mounts", "device-nodes", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi", "nvidia-ml-py")
 # Checks of the probe that take all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
 # The part of a fill that a look must have hit.
 SEEN_PERCENT = 90
 # A host may lack what these need; that alone does not spoil the verdict.
-OPTIONAL = ("outside-memory", "nvidia-smi", "nvidia-ml-py")
+OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py")
 # Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 LEFT_OUT = "left out"
@@ -94,6 +94,15 @@ def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, A
     present = [path for path in expected if path not in missing]
     detail = f"not the host's file inside: {', '.join(missing)}" if missing else ""
     return check("mounts", VIOLATED if missing else HELD, ", ".join(expected), ", ".join(present), detail=detail)
+
+
+def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
+    """``found``: names of the device nodes of GPUs that the process has. Which GPU it is, its UUID says."""
+    wanted = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
+    if not found:
+        why = "this host has no device nodes of GPUs" if found == [] else "the process ended before the host could look"
+        return check("device-nodes", NOT_RUN, wanted, "", detail=why)
+    return check("device-nodes", VIOLATED if len(found) > gpus else HELD, wanted, ", ".join(found))
 
 
 def of_probe(

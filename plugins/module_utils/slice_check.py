@@ -158,11 +158,12 @@ class SliceCheck:
         return min(self._begun + duration - time.monotonic(), timeout) if duration else timeout
 
     def _run_probe(self, wanted: list[str]) -> list[dict[str, Any]]:
-        seen: dict[str, Any] = {"missing": None}
+        seen: dict[str, Any] = {"missing": None, "nodes": None}
         watch = slice_outside.watch(self._expected.uuid)
 
         def before_start(pid: int) -> None:
             seen["missing"] = slice_outside.missing_mounts(pid, self._promised)
+            seen["nodes"] = slice_outside.gpu_device_nodes(pid)
 
         def while_running(pid: int) -> None:
             if watch is not None:
@@ -173,6 +174,7 @@ class SliceCheck:
         argv = [PROBE, "--json", "--checks", ",".join(wanted)]
         outcome = self.runner.run(argv, float(self._params["timeout"]), before_start, while_running)
         checks = [isolation.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
+        checks.append(isolation.of_device_nodes(seen["nodes"], len(self._minors)))
         checks += isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted)
         filled = isolation.filled(checks)
         if watch is None:

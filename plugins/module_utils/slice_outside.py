@@ -103,6 +103,15 @@ def namespace_of(pid: int, proc: str = "/proc") -> str:
         return ""
 
 
+def gpu_device_nodes(pid: int, proc: str = "/proc") -> list[str] | None:
+    """Names of the device nodes of GPUs in the process's /dev; None where it is gone."""
+    try:
+        names = os.listdir(f"{proc}/{pid}/root/dev")
+    except OSError:
+        return None
+    return sorted(name for name in names if name.startswith("nvidia") and name[len("nvidia") :].isdigit())
+
+
 def missing_mounts(pid: int, mounts: Sequence[Any], proc: str = "/proc") -> list[str] | None:
     """Container paths where the process does not see the very file of the host; None where the process is gone."""
     if not namespace_of(pid, proc):

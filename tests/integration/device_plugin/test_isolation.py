@@ -16,7 +16,7 @@ from .conftest import BUILD, SLICE_MIB, SOURCES, SPLIT
 
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
-OPTIONAL = {"nvidia-smi"}  # nvidia-ml-py is: the Python of the tests has it
+OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is: the Python of the tests has it
 # As docs/threat-model.md says of them.
 DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-own-loader", "bypass-ledger-lie"}
 

@@ -348,3 +348,24 @@ def test_witness_without_a_watcher(proc, answer, said):
 def test_what_was_left_out(detail, verdict, late):
     assert it.is_left_out(dict(CHECK, verdict=verdict, detail=detail)) == late
     assert it.is_left_out(it.left_out("bypass-a", 20))
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "found", "verdict"),
+    [
+        (["nvidia0", "nvidiactl", "nvidia-uvm", "null"], 1, ["nvidia0"], "held"),
+        (["nvidia0", "nvidia1", "nvidiactl"], 1, ["nvidia0", "nvidia1"], "violated"),
+        (["nvidia0", "nvidia1"], 2, ["nvidia0", "nvidia1"], "held"),
+        (["null"], 1, [], "not-run"),
+        (None, 1, None, "not-run"),
+    ],
+)
+def test_device_nodes(tmp_path, names, gpus, found, verdict):
+    for name in names or ():
+        (tmp_path / "7" / "root" / "dev").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "7" / "root" / "dev" / name).touch()
+    nodes = slice_outside.gpu_device_nodes(7, str(tmp_path))
+    assert nodes == found
+    one = it.of_device_nodes(nodes, gpus)
+    assert one["verdict"] == verdict
+    assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "held")
