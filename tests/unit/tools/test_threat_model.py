@@ -71,8 +71,8 @@ TRIED = {
     ],
     "compute time": [LIBRARY + "share.py::test_every_way_to_launch_is_limited"],
 }
-# Not tried. Two ways the simulated driver has no entry for, so nothing here can go them: they are open, and the page says
-# why. The third harms nobody but him who goes it.
+# Not tried. For two ways the simulated driver has no entry, so nothing here can go them: they are open, and the page
+# says why. The third harms nobody but him who goes it.
 NOT_HERE = ("private tables of `cuGetExportTable`", "raw `ioctl`", "lie in one's own ledger about pids")
 
 
