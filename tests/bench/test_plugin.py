@@ -99,6 +99,12 @@ def idle(process: int, seconds: float) -> tuple[float, float]:
     return 100 * (cpu_s(process) - before) / took, 60 * (wakes(process) - woken) / took
 
 
+def slacks(process: int) -> set[str]:
+    """How much longer than they ask for threads may wait, in nanoseconds."""
+    tasks = [one.name for one in Path(f"/proc/{process}/task").iterdir()]
+    return {Path(f"/proc/{task}/timerslack_ns").read_text().strip() for task in tasks}
+
+
 def note(name: str, measured: str, gate: str = "", held: bool | None = None) -> None:
     figure = figures.FIGURES[name]
     figure.measured, figure.gate, figure.held = measured, gate, held
@@ -118,7 +124,8 @@ def test_start(served):
 def test_memory_and_idle(served, sizes):
     node = served(16, 100)
     process = node.process.pid
-    time.sleep(1)
+    # From the first housekeeping on gRPC's threads wake together; that they do is a part of the figure.
+    world.until(lambda: "500000000" in slacks(process), "gRPC's threads to be let wait longer")
     resident = next(
         int(line.split()[1]) for line in Path(f"/proc/{process}/status").read_text().splitlines() if "VmRSS" in line
     )
@@ -128,8 +135,8 @@ def test_memory_and_idle(served, sizes):
     note(
         "plugin-idle",
         f"{part:.3f} % of a core; {woken:.0f} wake-ups a minute",
-        "≤ 1200 wake-ups a minute",
-        woken <= 1200,
+        "≤ 700 wake-ups a minute",
+        woken <= 700,
     )
     if not sizes["idle"]:
         figures.FIGURES["plugin-idle-cdi"].why = "two times a minute's waiting; by make bench"
@@ -224,6 +231,8 @@ def test_preference(served, sizes):
 
 def test_registration_again(served, sizes):
     node = served(8, 10)
+    process = node.process.pid
+    world.until(lambda: "500000000" in slacks(process), "gRPC's threads to be let wait longer")
     took = []
     for _time in range(3):
         node.kubelet.stop()
@@ -231,4 +240,4 @@ def test_registration_again(served, sizes):
         begun = time.monotonic()
         world.until(node.connected, "the registration")
         took.append((time.monotonic() - begun) * 1000)
-    note("plugin-again", f"{statistics.median(took):.0f} ms")
+    note("plugin-again", f"{took[0]:.0f} ms after a while at rest, {max(took[1:]):.0f} ms again")

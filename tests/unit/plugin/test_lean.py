@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+from vgpu_plugin import lean
 
 from .conftest import PLUGIN
 
@@ -66,3 +68,80 @@ def test_servers_are_quiet():
     look = "import grpc._server as s; print(s._DEALLOCATED_SERVER_CHECK_PERIOD_S)"
     assert said(LEAN, look)[1] == "1.0"
     assert said(f"{LEAN}; lean.with_quiet_servers()", look)[1] == "60.0"
+
+
+SLACKS = """
+import contextlib, os, pathlib, sys, threading
+import grpc
+from vgpu_plugin._proto import deviceplugin_pb2 as api, deviceplugin_pb2_grpc as rpc
+from vgpu_plugin.registration import Registration
+
+class Service(rpc.DevicePluginServicer):
+    def GetDevicePluginOptions(self, request, context):
+        return api.DevicePluginOptions()
+
+    def stop(self):
+        pass
+
+def show(what, tasks):
+    for task in tasks:
+        with contextlib.suppress(FileNotFoundError):
+            name = pathlib.Path("/proc", task, "comm").read_text().strip()
+            own = [one.name for one in threading.enumerate() if str(one.native_id) == task]
+            who = "server" if own and "_serve" in own[0] else "ours" if own else name
+            print(what, who, pathlib.Path("/proc", task, "timerslack_ns").read_text().strip())
+
+folder = pathlib.Path({folder!r})
+one = Registration(folder / "kubelet.sock", folder / "own.sock", "x/y", lambda _wake: Service())
+one._serve()
+def call():
+    with grpc.insecure_channel("unix:" + str(folder / "own.sock")) as channel:
+        rpc.DevicePluginStub(channel).GetDevicePluginOptions(api.Empty(), timeout=60)
+call()
+show("before", os.listdir("/proc/self/task"))
+timers = lean.CoarseTimers()
+timers.look()
+show("after", timers._known)
+call()
+one._stop_serving()
+print("stopped here 0", flush=True)
+os._exit(0)
+"""
+
+
+def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("needs root: changes the slack of other threads")
+    found: dict[tuple[str, str], set[int]] = {}
+    for line in said(f"{LEAN}; lean.with_quiet_servers()", SLACKS.format(folder=str(tmp_path)))[1:]:
+        when, who, value = line.rsplit(" ", 2)
+        found.setdefault((when, who), set()).add(int(value))
+    (own,) = found["before", "ours"]
+    assert {value for (when, _who), values in found.items() if when == "before" for value in values} == {own}
+    assert own < 1_000_000
+    for who in ("server", "event_engine", "grpc_global_tim"):
+        assert found["after", who] == {500_000_000}, who
+    for who in ("ours", "lifeguard"):
+        assert found["after", who] == {own}, who
+    assert ("stopped", "here") in found
+
+
+def test_where_the_kernel_forbids_it_timers_stay_as_they_are(tmp_path, caplog):
+    """Of no thread is it said that it is known, so the next look tries again."""
+    caplog.set_level("DEBUG")
+    task = tmp_path / "self" / "task" / "17"
+    task.mkdir(parents=True)
+    (task / "comm").write_text("event_engine\n")
+    lean.CoarseTimers(str(tmp_path)).look()
+    assert not caplog.records, "a thread that has ended is no fault"
+    (tmp_path / "17" / "timerslack_ns").mkdir(parents=True)
+    timers = lean.CoarseTimers(str(tmp_path))
+    timers.look()
+    assert "timers stay as they are" in caplog.text
+    (tmp_path / "17" / "timerslack_ns").rmdir()
+    (tmp_path / "17" / "timerslack_ns").write_text("50000")
+    timers.look()
+    assert (tmp_path / "17" / "timerslack_ns").read_text() == "500000000"
+    (tmp_path / "17" / "timerslack_ns").write_text("50000")
+    timers.look()
+    assert (tmp_path / "17" / "timerslack_ns").read_text() == "50000", "each thread is taken over once"

@@ -72,6 +72,8 @@ class Extras(NamedTuple):
     kubeconfig: str = ""
     node_name: str = ""
     watch_s: float = INTERVAL_S
+    # Called now and then while the kubelet listens, for what a program does about threads that it did not start.
+    rest: Callable[[], object] = lambda: None
 
 
 class Daemon:
@@ -335,6 +337,8 @@ class Daemon:
                 self._keep_house(
                     leases.expire, collector.collect, outside.keep, outside.look, lambda: usages(lambda: None)
                 )
+                if registrations.any_registered():  # so the kubelet has called
+                    self._keep_house(self._extras.rest)
         finally:
             notify("STOPPING=1")
             self._health.stop()

@@ -129,7 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = options.overrides(vars(given), os.environ)
     node_name = given.node_name or os.environ.get("NODE_NAME", "")
-    extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name, given.watch_interval)
+    rest = lean.CoarseTimers().look
+    extras = Extras(given.metrics_listen, given.labels, given.kubeconfig, node_name, given.watch_interval, rest)
 
     def open_gpus() -> Nvml:
         root = paths.seen_root
