@@ -67,6 +67,7 @@ SLOW_TESTS = [
     "tests/integration/test_device_plugin_image.py",
     "tests/integration/test_upgrade_daemonset.py",
     "tests/integration/test_rehearse.py",
+    "tests/integration/test_vcuda_elsewhere.py",
 ]
 NOT_SLOW = [f"--ignore={test}" for test in SLOW_TESTS]
 # What has no library in it, or builds one of its own.

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The role vcuda with a build host that is not the controller: it compiles once, for all, and leaves nothing there. The
+real sources and the real compiler, so it takes its time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run, Workplace
+
+VERSION = "7.0.0-there"
+
+
+@pytest.fixture
+def build(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs the entry point ``build`` for two hosts with the second as build host; its temporary files go to ``tmp``."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    place.hosts({"some": ["one", "two"]})
+    options = {"vcuda_version": VERSION, "vcuda_cache": str(tmp_path / "cache"), "vcuda_build_host": "two"}
+    role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.vcuda", "tasks_from": "build"}, "vars": options}
+    play = [{"hosts": "all", "gather_facts": False, "tasks": [role]}]
+    return lambda *words: place.play(play, *words)
+
+
+def left(tmp_path: Path) -> list[str]:
+    return [one.name for one in (tmp_path / "tmp").iterdir() if one.name.startswith("vcuda-sources-")]
+
+
+def test_another_host_builds_for_all(build: Any, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / f"vcuda-{VERSION}.tar.gz"
+    predicted: Run = build("--check")
+    assert (predicted.code, path.exists()) == (0, False), predicted.output
+    done: Run = build()
+    assert done.code == 0, done.output
+    with tarfile.open(path) as bundle:
+        files = {one.name: bundle.extractfile(one).read() for one in bundle if one.isfile()}  # type: ignore[union-attr]
+    manifest = json.loads(files.pop("manifest.json"))
+    assert manifest["version"] == VERSION
+    assert manifest["files"] == {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert files["libvgpu.so"].startswith(b"\x7fELF") and {"vgpu-probe", "vgpu-arbiter"} <= set(files)
+    # Those on the controller included. The sources come as one file, and they are about ninety.
+    assert 1 <= sum(done.calls.values()) <= 14, done.calls
+    assert left(tmp_path) == []
+    bytes_of_it = path.read_bytes()
+    again: Run = build()
+    assert again.code == 0 and "changed=1" not in again.output, again.output
+    assert path.read_bytes() == bytes_of_it
+
+
+def test_a_build_that_fails_there_leaves_nothing_there(build: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("CC", "/bin/false")
+    run: Run = build()
+    assert run.code != 0
+    assert "the vGPU library was not built" in run.output
+    assert left(tmp_path) == [] and not list((tmp_path / "cache").glob("*.tar.gz"))
