@@ -17,14 +17,14 @@ CARD = 16160
 CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 PRIORITIES = {"low": 10, "middle": 100, "high": 1000, "polite": 1000}
 # On two GPUs of three slots each, all of which are taken: name, GPU, MiB, class.
-THERE = [
+THERE = (
     ("p0", 0, 9000, "low"),
     ("p1", 0, 4000, "middle"),
     ("p2", 0, 3000, "middle"),
     ("q0", 1, 5000, "middle"),
     ("q1", 1, 5000, "middle"),
     ("q2", 1, 5000, "middle"),
-]
+)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -134,13 +135,7 @@ def test_victims_are_the_fewest_by_an_account_of_our_own():
         for node in nodes:
             picked[node] = chance.sample(lower[node], min(1, len(lower[node])))
 
-        def room(node, gone, held=held, asked=asked):
-            for n in range(2):
-                stay = [one[2] for name, one in held.items() if one[1] == f"{node}-{n}" and name not in gone]
-                if len(stay) < SLOTS and sum(stay) + asked <= CARD:
-                    return True
-            return False
-
+        room = partial(is_room, held, asked)
         found = preempt(extender, waiting("p", asked, 5), **picked)
         for node in nodes:
             assert (node in found) == room(node, lower[node])
@@ -159,6 +154,15 @@ def test_victims_are_the_fewest_by_an_account_of_our_own():
             )
             assert number % 3 or len(gone - set(picked[node])) == fewest
     assert min(seen.values()) > 20, seen
+
+
+def is_room(held, asked, node, gone):
+    """Whether a card of the node holds what is asked for once these pods are gone."""
+    for n in range(2):
+        stay = [one[2] for name, one in held.items() if one[1] == f"{node}-{n}" and name not in gone]
+        if len(stay) < SLOTS and sum(stay) + asked <= CARD:
+            return True
+    return False
 
 
 def names_of(extender, pod, *nodes):
