@@ -401,18 +401,27 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     return {"devices": devices, "allocation": allocation, "slots": found, "totals": _totals(devices, found)}
 
 
-def ledger_devices(path: str) -> list[str]:
-    """The devices of a ledger, by its head alone: whether it can be read, at a hundredth of what its slots cost. Slots
-    that lie behind the size of a ledger are none: a tenant can grow its file, and nobody reads what is there.
+def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
+    """Whether a file is the ledger of these devices and this allocation, by its head alone: at a hundredth of what its
+    slots cost. One of this version has its slots where this version puts them. Slots that lie behind the size of a
+    ledger are none: a tenant can grow its file, and nobody reads what is there.
 
     Raises OSError, and LayoutError for what parse_ledger refuses.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         head = os.read(fd, LEDGER_SLOT_OFFSET)
-        return _ledger_head(head, min(os.fstat(fd).st_size, LEDGER_FILE_SIZE))[0]
+        size = os.fstat(fd).st_size
     finally:
         os.close(fd)
+    devices, found, slots, offset, stride = _ledger_head(head, min(size, LEDGER_FILE_SIZE))
+    if (devices, found) != (list(uuids), allocation):
+        return False
+    if _get(head, 0, len(head), LEDGER_FIELDS, "version") != LEDGER_VERSION:
+        return True
+    own = (LEDGER_SLOTS, LEDGER_SLOT_OFFSET, LEDGER_SLOT_SIZE)
+    said = _get(head, 0, len(head), LEDGER_FIELDS, "size")
+    return (slots, offset, stride) == own and said == LEDGER_FILE_SIZE <= size
 
 
 def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]:

@@ -100,6 +100,33 @@ def test_another_library_or_holder_is_seen(node, looks):
     assert len(looks) == 3
 
 
+def test_what_changes_during_a_look_is_seen_at_the_next(node, looks, monkeypatch):
+    outside, _pool, _allocator, _files = made(node, splitCount=3)
+    outside.refresh()
+    whole = static_slices.cdi.write
+
+    def switched(*given):
+        # The library was asked for by now.
+        monkeypatch.setattr(static_slices.cdi, "write", whole)
+        whole(*given)
+        node.install_library("0.2.0-bbbbbbbbbbbb")
+
+    slices_alone = outside._make
+    monkeypatch.setattr(
+        outside,
+        "_make",
+        lambda *given: monkeypatch.setattr(static_slices.cdi, "write", switched) or slices_alone(*given),
+    )
+    outside.refresh()
+    assert "/0.1.0-aaaaaaaaaaaa/libvgpu.so" in str(specs(node)["vgpu.fleet/slice"])
+    monkeypatch.setattr(outside, "_make", slices_alone)
+    outside.keep()
+    assert len(looks) == 3
+    assert "/0.2.0-bbbbbbbbbbbb/libvgpu.so" in str(specs(node)["vgpu.fleet/slice"])
+    outside.keep()
+    assert len(looks) == 3
+
+
 def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
     """Also where the pool's new shape says the same, and lies where the last one lay."""
     monkeypatch.setattr(static_slices, "id", lambda _thing: 1, raising=False)
@@ -208,10 +235,62 @@ def test_head_says_what_the_whole_ledger_says(tmp_path, data):
         expected = layouts.parse_ledger(data[: layouts.LEDGER_FILE_SIZE])["devices"]
     except layouts.LayoutError as fault:
         with pytest.raises(layouts.LayoutError) as found:
-            layouts.ledger_devices(str(path))
+            layouts.is_ledger_of(str(path), ["GPU-1"], "")
         assert str(found.value) == str(fault)
     else:
-        assert layouts.ledger_devices(str(path)) == expected
+        assert layouts.is_ledger_of(str(path), expected, "")
+        assert not layouts.is_ledger_of(str(path), [*expected, "GPU-3"], "")
+
+
+def says(**fields: int) -> bytes:
+    """The ledger of GPU-1 and the allocation a, with other figures in its head."""
+    data = bytearray(layouts.pack_ledger(["GPU-1"], "a"))
+    for name, value in fields.items():
+        struct.pack_into("<I", data, layouts.LEDGER_FIELDS[name][0], value)
+    return bytes(data)
+
+
+OTHERS = {
+    "another allocation's": layouts.pack_ledger(["GPU-1"], "b"),
+    "another GPU's": layouts.pack_ledger(["GPU-2"], "a"),
+    "fewer slots": says(slot_count=layouts.LEDGER_SLOTS - 1),
+    "slots elsewhere": says(slot_offset=layouts.LEDGER_SLOT_OFFSET - 8),
+    "smaller slots": says(slot_size=264),
+    "another size": says(size=layouts.LEDGER_FILE_SIZE - 1),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_ledger_that_can_be_read_and_is_not_ours_is_made_anew(node, kind):
+    """Each is one that parse_ledger takes."""
+    layouts.parse_ledger(OTHERS[kind])
+    pool, allocator, files = node.parts()
+    record = allocator.records.get(allocator.grant([pool.slices[0].id], KUBELET).allocation)
+    ledger = files.folder(record.id) / "rw/ledger"
+    whole = ledger.read_bytes()
+    uuid, allocation = layouts.LEDGER_FIELDS["devices"][0], layouts.LEDGER_FIELDS["allocation"][0]
+    data = bytearray(OTHERS[kind])
+    if kind != "another GPU's":
+        data[uuid : uuid + layouts.UUID_SIZE] = whole[uuid : uuid + layouts.UUID_SIZE]
+    if kind != "another allocation's":
+        data[allocation : allocation + 64] = whole[allocation : allocation + 64]
+    assert files.is_whole(record)
+    ledger.write_bytes(data)
+    assert not files.is_whole(record)
+    files.make(record)
+    assert files.is_whole(record)
+    assert ledger.read_bytes() == whole
+
+
+def test_ledger_of_another_version_that_can_be_read_is_kept(node):
+    """Its slots may lie elsewhere and be larger; version N works with N+1."""
+    assert layouts.LEDGER_MIN_READER <= layouts.LEDGER_VERSION
+    path = node.paths.allocations.parent / "ledger"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = bytearray(says(version=layouts.LEDGER_VERSION + 1, size=layouts.LEDGER_FILE_SIZE + 4096))
+    path.write_bytes(data)
+    assert layouts.is_ledger_of(str(path), ["GPU-1"], "a")
+    assert not layouts.is_ledger_of(str(path), ["GPU-1"], "b")
 
 
 # ---- the driver and the watcher

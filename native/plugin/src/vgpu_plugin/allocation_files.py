@@ -95,17 +95,16 @@ class AllocationFiles:
             shutil.rmtree(folder)
 
     def is_whole(self, record: Record) -> bool:
-        """Whether every file is there, and limits and ledger can be read."""
+        """Whether every file is there, limits can be read, and the ledger is its own."""
         folder = f"{self._root}/{record.id}"
         try:
             with open(f"{folder}/limits", "rb") as stream:
                 layouts.parse_limits(stream.read())
-            devices = layouts.ledger_devices(f"{folder}/rw/ledger")
+            uuids = [device["uuid"] for device in record.limits["devices"]]
+            ours = layouts.is_ledger_of(f"{folder}/rw/ledger", uuids, record.id)
         except (OSError, layouts.LayoutError):
             return False
-        uuids = [device["uuid"] for device in record.limits["devices"]]
-        mounts = self.mounts(record)
-        return devices == uuids and all(os.path.exists(host) for _inside, host, _read_only in mounts)
+        return ours and all(os.path.exists(host) for _inside, host, _read_only in self.mounts(record))
 
     def present(self) -> list[str]:
         """The allocations that have a folder."""

@@ -75,30 +75,42 @@ class StaticSlices:
 
     def _signs_now(self) -> tuple[object, ...]:
         """Cheap to see: geometry, holders, library, and when files and folders were changed or replaced."""
+        return (*self._causes_now(), *self._files_now())
+
+    def _causes_now(self) -> tuple[object, ...]:
+        """What ``refresh`` goes by and does not change."""
         if self._paths.cdi_dir is None:
             return ()
         try:
             library = str(self._allocator.library())
         except PluginError as fault:
             library = str(fault)
+        others = (_identity(str(one)) for one in self._paths.cdi_dirs_of_others)
+        return (_Same(self._pool.shape()), frozenset(self._held()), library, *others)
+
+    def _files_now(self) -> tuple[object, ...]:
+        """What ``refresh`` writes."""
+        if self._paths.cdi_dir is None:
+            return ()
         kinds = (cdi.GPU_KIND, cdi.NVIDIA_KIND, cdi.SLICE_KIND)
-        seen = [f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds]
-        seen += [str(one) for one in (self._paths.cdi_dir, *self._paths.cdi_dirs_of_others)]
+        seen = [str(self._paths.cdi_dir), *(f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds)]
         for piece in self._offered():
             folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
             # A use of the slice writes its ledger; what a tenant did to it there is looked at afterwards.
             seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
-        return (_Same(self._pool.shape()), frozenset(self._held()), library, *map(_identity, seen))
+        return tuple(map(_identity, seen))
 
     def refresh(self) -> None:
         """Brings folders and CDI files in line with pool, library and driver. Faults are told, and end nothing."""
         with self._allocator.lock:
+            # Before the work: what changes meanwhile, as a library that is switched, shows at the next look.
+            causes = self._causes_now()
             try:
                 self._refresh()
                 fault = ""
             except (OSError, PluginError, layouts.LayoutError) as error:
                 fault = f"slices cannot be offered by CDI: {error}"
-            self._looks, self._signs = 0, self._signs_now()
+            self._looks, self._signs = 0, (*causes, *self._files_now())
         if fault and fault != self._told:
             log.warning("%s", fault)
         self._told = fault
