@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the programs import is declared: `pip install native/plugin` brings all that a command needs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).resolve().parents[3] / "native" / "plugin"
+# Module → distribution, where they differ.
+NAMES = {"grpc": "grpcio", "google": "protobuf", "pynvml": "nvidia-ml-py", "yaml": "pyyaml"}
+OWN = {"vgpu_plugin", "vgpu_scheduler", "vgpu_kubelet_double"}
+
+
+def imported(source: str) -> set[str]:
+    """Distributions that a file imports anywhere, functions included."""
+    found = set()
+    for one in ast.walk(ast.parse(source)):
+        if isinstance(one, ast.Import):
+            found |= {name.name.partition(".")[0] for name in one.names}
+        elif isinstance(one, ast.ImportFrom) and not one.level:
+            found.add(str(one.module).partition(".")[0])
+    return {NAMES.get(one, one) for one in found - set(sys.stdlib_module_names) - OWN}
+
+
+def declared() -> dict[str, set[str]]:
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
+    lists = {"vgpu_plugin": project["dependencies"]}
+    lists["vgpu_scheduler"] = [*project["dependencies"], *project["optional-dependencies"]["scheduler"]]
+    return {name: {re.split(r"[<>=~\[ ]", one)[0] for one in words} for name, words in lists.items()}
+
+
+@pytest.mark.parametrize("package", ["vgpu_plugin", "vgpu_scheduler"])
+def test_every_import_is_declared(package: str) -> None:
+    found = set()
+    for path in (PLUGIN / "src" / package).rglob("*.py"):
+        if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
+            found |= imported(path.read_text())
+    assert found, "nothing was read"
+    assert found - declared()[package] == set()
+
+
+def test_an_import_inside_a_function_is_found() -> None:
+    assert imported("import os\ndef f():\n    import yaml\n    from grpc import aio\n") == {"pyyaml", "grpcio"}
