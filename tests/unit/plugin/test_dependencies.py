@@ -6,10 +6,10 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
+import tomllib
 
 PLUGIN = Path(__file__).resolve().parents[3] / "native" / "plugin"
 # Module → distribution, where they differ.
