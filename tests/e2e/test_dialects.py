@@ -132,17 +132,29 @@ DIALECTS = [
 
 @pytest.mark.parametrize(("name", "limits", "labels", "sizes", "percent"), DIALECTS, ids=[one[0] for one in DIALECTS])
 def test_each_dialect_is_placed_started_and_limited_as_asked(machine, pod, name, limits, labels, sizes, percent):
-    _cluster, node = machine
-    one = pod(name, limits, labels).wait_running()
+    runs_in(machine[1], pod(name, limits, labels).wait_running(), sizes, percent)
+
+
+def runs_in(node, one, sizes, percent):
+    """What the pod says of itself, the driver's account, the limits file, the kubelet's devices and the plan agree."""
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == sizes[0] * MIB
     one.wait_log(r"^filled \d+$")
     (pid,) = one.pids()
     assert used(node)[pid] == sizes[0] * MIB, "all that it can have, to the byte, by the driver's own account"
     assert limits_of(pid) == [(size, percent) for size in sizes]
-    assert len(held_gpus(node, name)) == len(sizes) and held_gpus(node, name) == planned_gpus(one)
+    assert len(held_gpus(node, one.name)) == len(sizes) and held_gpus(node, one.name) == planned_gpus(one)
     spec = one.object()["spec"]
     assert spec["schedulerName"] == "vgpu-scheduler"
     assert spec["containers"][0]["resources"]["limits"][GPU] == str(len(sizes))
+
+
+def test_4paradigm_counts_equal_slices(machine, fleet, pod):
+    """The count alone, where the scheduler's configuration says that it counts slices. The control is ``nvidia`` above:
+    the same pod as the programs are shipped has both GPUs whole."""
+    with fleet.configured({"plain": "slice"}):
+        ones = [pod(f"slices-{n}", {GPU: 2}).wait_running() for n in range(2)]
+        for one in ones:
+            runs_in(machine[1], one, [CARD // SLOTS] * 2, 100)
 
 
 def test_a_pod_that_goes_round_the_scheduler_gets_no_gpu(machine, pod):

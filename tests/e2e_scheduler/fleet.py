@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,6 +36,11 @@ def container(name: str, limits: dict[str, Any], **more: Any) -> dict[str, Any]:
 def listens(port: int) -> bool:
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def asked(replica: Replica, path: str) -> str:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    return str(opener.open(f"http://127.0.0.1:{replica.extender}{path}", timeout=20).read().decode())
 
 
 class Replica:
@@ -190,7 +197,7 @@ class Fleet:
         ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "x"}
         status = {"capacity": room, "allocatable": room, "conditions": [ready]}
         self.api.patch(f"{NODES}/{name}/status", {"status": status})
-        self.names.append(name)
+        self.names += [name] if name not in self.names else []
 
     def pod(self, name: str, limits: dict[str, Any], annotations: Any = None, labels: Any = None, **spec: Any) -> dict:
         body = {
@@ -248,12 +255,15 @@ class Fleet:
         return [f"{uuid}: {use}" for uuid, use in held.items() if use[0] > 16160 or use[1] > 100 or use[2] > 10]
 
     def explain(self, name: str) -> str:
-        import urllib.request
+        return asked(self.leader() or self.replicas[0], f"/explain/default/{name}")
 
-        replica = self.leader() or self.replicas[0]
-        url = f"http://127.0.0.1:{replica.extender}/explain/default/{name}"
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        return str(opener.open(url, timeout=20).read().decode())
+    @staticmethod
+    def metric(replica: Replica, name: str, **labels: str) -> int:
+        """Of one program; 0 where it has none of that name."""
+        words = ",".join(f'{key}="{value}"' for key, value in labels.items())
+        line = re.escape(f"vgpu_scheduler_{name}" + (f"{{{words}}}" if words else ""))
+        found = re.search(rf"^{line} (\S+)$", asked(replica, "/metrics"), re.MULTILINE)
+        return int(float(found[1])) if found else 0
 
     @staticmethod
     def pause(seconds: float) -> None:

@@ -192,3 +192,50 @@ def test_the_count_alone_asks_for_equal_slices_where_the_configuration_says_so(f
         fleet.pod("two", {GPU: 2}, affinity=only("b"))
         assert "fewer than 2 GPUs" in fleet.waits("two")
     assert fleet.faults() == []
+
+
+def test_a_unit_of_gpu_mem_is_a_gib_where_the_configuration_says_so(fleet):
+    """Alibaba's ``strict``; as the programs are shipped, 4 units of this card are 4309 MiB."""
+    fleet.node("a")
+    with fleet.configured({"gpuMemUnit": "strict"}):
+        fleet.pod("p", {"aliyun.com/gpu-mem": 8}, labels={"aliyun.com/gpu-count": "2"})
+        assert sizes(fleet.bound("p")[1]) == {"main": ("app", [(4096, 0), (4096, 0)])}
+
+
+def test_what_the_webhook_adds_to_a_pod(fleet):
+    """Priority for the library; runtime class and memory as the configuration says. What a pod names stays."""
+    fleet.node("a")
+    classes = "/apis/node.k8s.io/v1/runtimeclasses"
+    for name in ("nvidia", "kata"):
+        fleet.api.create(classes, {"metadata": {"name": name}, "handler": name})
+    try:
+        with fleet.configured({"runtimeClass": "nvidia", "defaultMemoryMiB": 700}):
+            fleet.pod("bare", {CORES: 20, "nvidia.com/priority": 0})
+            fleet.pod("own", {GPU: 1, MEM: 900}, runtimeClassName="kata")
+            fleet.pod("none", {"cpu": 1})
+            _node, plan = fleet.bound("bare")
+    finally:
+        for name in ("nvidia", "kata"):
+            fleet.api.delete(f"{classes}/{name}")
+    assert sizes(plan) == {"main": ("app", [(700, 20)])}
+    bare, own, none = (fleet.get(name)["spec"] for name in ("bare", "own", "none"))
+    limits = bare["containers"][0]["resources"]["limits"]
+    assert (limits[GPU], limits[MEM], bare["runtimeClassName"]) == ("1", "700", "nvidia")
+    assert {"name": "CUDA_TASK_PRIORITY", "value": "0"} in bare["containers"][0]["env"]
+    assert own["runtimeClassName"] == "kata" and "env" not in own["containers"][0]
+    assert "runtimeClassName" not in none and none["schedulerName"] == "default-scheduler"
+
+
+def test_a_namespace_that_is_to_be_left_alone_is(fleet):
+    pods = "/api/v1/namespaces/{}/pods"
+    labels = {"alone": {"vgpu.fleet/webhook": "ignore"}, "hami": {"hami.io/webhook": "ignore"}, "control": {}}
+    for name, marks in labels.items():
+        fleet.api.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": marks}})
+        # Made by a controller elsewhere; there is none here.
+        account = {"metadata": {"name": "default"}}
+        fleet.api.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
+        body = {"metadata": {"name": "p"}, "spec": {"containers": [container("c", {GPU: 1, MEM: 5})]}}
+        made = fleet.api.create(pods.format(name), body)
+        expected = "vgpu-scheduler" if name == "control" else "default-scheduler"
+        assert made["spec"]["schedulerName"] == expected, name
+        fleet.api.delete(f"{pods.format(name)}/p", 0)

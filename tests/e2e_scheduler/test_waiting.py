@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 
 import pytest
 from fleet import NODES, QUOTAS
@@ -147,14 +146,8 @@ def test_an_api_server_that_stands_still_in_the_middle_of_binds(fleet):
     until(lambda: bound() == count, f"{count} pods with a node", 180)
     assert fleet.faults() == []
     until(
-        lambda: all(gauge(replica, "uncertain_binds") == 0 for replica in fleet.replicas), "outcome of each bind", 120
+        lambda: all(fleet.metric(replica, "uncertain_binds") == 0 for replica in fleet.replicas),
+        "outcome of each bind",
+        120,
     )
-    assert gauge(fleet.writer(), "node_memory_held_bytes", "a") == count * 1600 << 20
-
-
-def gauge(replica, name, node=""):
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    text = opener.open(f"http://127.0.0.1:{replica.extender}/metrics", timeout=20).read().decode()
-    labels = re.escape(f'{{node="{node}"}}') if node else ""
-    found = re.search(rf"^vgpu_scheduler_{name}{labels} (\S+)$", text, re.MULTILINE)
-    return int(float(found[1])) if found else 0
+    assert fleet.metric(fleet.writer(), "node_memory_held_bytes", node="a") == count * 1600 << 20

@@ -29,7 +29,8 @@ from .test_node_label import write_kubeconfig
 
 RESOURCE = "nvidia.com/gpu"
 MIB = 1 << 20
-# Of the randomised pairs, each of about half a second on a busy machine.
+# Of the randomised pairs, each of about half a second on a busy machine. A thousand want --basetemp on a tmpfs, as /run
+# of a node is one: a disk's file system writes each file out before another takes its name.
 TRIALS = int(os.environ.get("VGPU_TRIALS", "15"))
 
 

@@ -11,7 +11,7 @@ from itertools import combinations
 import pytest
 from vgpu_plugin._shared import pod_plan
 from vgpu_plugin._shared.pod_plan import APP, Device, Part
-from vgpu_scheduler import wire
+from vgpu_scheduler import preemption, wire
 from vgpu_scheduler.extender import KEPT
 
 from .samples import gpu
@@ -216,6 +216,16 @@ def test_room_is_kept_no_longer_than_the_nomination(end):
     else:
         cluster.all_pods([], 0.0)
     assert names_of(extender, low, "n")[0] == ["n"]
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(2, ["a", "b", "c"]), (1, ["a", "c"])])
+def test_what_one_filter_call_looks_at_is_bounded(limit, fits, monkeypatch):
+    monkeypatch.setattr(preemption, "MAX_KEPT", limit)
+    _server, extender, cluster = stage("a", "b", "c")
+    for name, priority in (("a", 6), ("b", 5)):
+        cluster.pod(False, item(waiting(f"important-{name}", 6000, priority, nominated=name)))
+    assert names_of(extender, waiting("low", 3000), "a", "b", "c")[0] == fits
+    assert list(extender.ledger.held_by()) == []
 
 
 def test_a_bind_leaves_the_gpu_that_a_nominated_pod_needs():

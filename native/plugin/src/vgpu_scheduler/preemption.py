@@ -21,6 +21,8 @@ from .ledger import Ledger, NoRoom
 
 # Nodes whose victims are completed in one call; a kube-scheduler names a tenth of a large cluster.
 MAX_COMPLETED = 64
+# Nominated pods that are placed within one filter call; beyond, nobody else is sent to their nodes.
+MAX_KEPT = 32
 
 
 class Nominated(NamedTuple):
@@ -103,10 +105,13 @@ class Preemption:
         no room for them yet, since their victims are still there: nobody else may begin to fill what becomes free."""
         wanted = set(names) if self._nominated else ()
         full: set[str] = set()
-        held = []
+        held: list[str] = []
         try:
             for other, one in self._against(uid, priority):
                 if one.node not in wanted:
+                    continue
+                if len(held) >= MAX_KEPT:
+                    full.add(one.node)
                     continue
                 try:
                     self._ledger.hold(other, "/", one.node, self._ledger.place(one.ask, one.node))

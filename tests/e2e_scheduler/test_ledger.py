@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger is rebuilt from what the API server has: programs that die, a node that goes and comes back, annotations
+that somebody deletes. What is held is added up from the objects, and compared with what the programs say."""
+
+from __future__ import annotations
+
+import pytest
+from fleet import NODES
+from kubebox.api import Api
+from kubebox.cluster import PODS, SERVER
+from kubebox.process import until
+from vgpu_plugin._shared import pod_plan
+
+GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
+CARD, SIZE = 16160, 3000
+MIB = 1 << 20
+
+
+def held(fleet, node):
+    """MiB of all GPUs of a node, by the plans of the pods that are bound to it."""
+    total = 0
+    for pod in fleet.api.get(PODS)["items"]:
+        if pod["spec"].get("nodeName") == node:
+            for part in pod_plan.read_plan(pod["metadata"]["annotations"][pod_plan.PLAN]):
+                total += sum(one.memory_mib for one in part.devices)
+    return total
+
+
+def says(fleet, node):
+    """The same, by each program that runs."""
+    running = [one for one in fleet.replicas if one.ours.running]
+    return {fleet.metric(one, "node_memory_held_bytes", node=node) // MIB for one in running}
+
+
+def fill(fleet, first, count):
+    for n in range(first, first + count):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: SIZE})
+
+
+def bound(fleet):
+    return sum(bool(one["spec"].get("nodeName")) for one in fleet.api.get(PODS)["items"])
+
+
+def agree(fleet, node="a"):
+    until(lambda: says(fleet, node) == {held(fleet, node)}, f"{held(fleet, node)} MiB held; {says(fleet, node)}", 60)
+
+
+def test_both_programs_are_killed_in_the_middle_of_binds_and_know_everything_again(fleet):
+    fleet.node("a", 8)
+    fill(fleet, 0, 30)
+    until(lambda: bound(fleet) >= 3, "first pods with a node", 60, 0.02)
+    for one in fleet.replicas:
+        one.ours.stop(kill=True)
+    seen = bound(fleet)
+    for one in fleet.replicas:
+        one.ours.start()
+    until(fleet.serves, "extenders and webhook that listen")
+    # Forty fit; with ten more than that all that is free is found, and nothing twice.
+    until(lambda: made(fleet, "first"), "webhook that answers")
+    fill(fleet, 30, 19)
+    until(lambda: bound(fleet) == 40, f"40 pods with a node; {bound(fleet)}, {seen} when they were killed", 120)
+    fleet.pause(2)
+    assert bound(fleet) == 40 and fleet.faults() == []
+    agree(fleet)
+
+
+def made(fleet, name):
+    try:
+        return fleet.pod(name, {GPU: 1, MEM: SIZE})
+    except OSError:
+        return None
+
+
+def test_a_node_that_goes_and_comes_back_holds_what_its_pods_hold(fleet):
+    fleet.node("a", 1)
+    fill(fleet, 0, 3)
+    until(lambda: bound(fleet) == 3, "3 pods with a node", 60)
+    before = fleet.api.get(f"{NODES}/a")["metadata"]["uid"]
+    fleet.api.delete(f"{NODES}/a")
+    until(lambda: says(fleet, "a") == {0}, "programs that know the node no more", 60)
+    fleet.pod("waits", {GPU: 1, MEM: SIZE})
+    fleet.waits("waits")
+    fleet.node("a", 1)
+    assert fleet.api.get(f"{NODES}/a")["metadata"]["uid"] != before
+    # Five fit, of which three are there: two more, and no third.
+    fill(fleet, 3, 2)
+    until(lambda: bound(fleet) == 5, "5 pods with a node", 120)
+    fleet.pause(2)
+    assert bound(fleet) == 5 and fleet.faults() == []
+    agree(fleet)
+
+
+def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(fleet):
+    fleet.node("a", 1)
+    fill(fleet, 0, 2)
+    until(lambda: bound(fleet) == 2, "2 pods with a node", 60)
+    before = [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
+    fleet.api.patch(f"{NODES}/a", {"metadata": {"annotations": {pod_plan.GPUS: None}}})
+    until(
+        lambda: (
+            [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
+            == [count + 1 for count in before]
+        ),
+        "drift that both count",
+        60,
+    )
+    fill(fleet, 2, 4)
+    until(lambda: bound(fleet) == 5, "5 pods with a node", 60)
+    fleet.pause(2)
+    assert bound(fleet) == 5 and fleet.faults() == []
+    agree(fleet)
+
+
+@pytest.fixture(scope="module")
+def trusted(fleet):
+    """A user with all rights whom the webhook takes for a kubelet, so that it lets everything pass."""
+    authority = fleet.cluster.authority
+    pair = authority.pair("trusted", "/O=system:masters/CN=system:node:trusted")
+    return Api(SERVER, authority.certificate, *pair)
+
+
+def test_a_plan_that_is_deleted_is_written_again_and_counted(fleet, trusted):
+    fleet.node("a", 1)
+    fill(fleet, 0, 5)
+    until(lambda: bound(fleet) == 5, "5 pods with a node", 60)
+    plan = fleet.get("p0")["metadata"]["annotations"][pod_plan.PLAN]
+    writer = until(fleet.writer, "program that binds")
+    before = fleet.metric(writer, "drift_total", kind="plan_deleted")
+    trusted.patch(f"{PODS}/p0", {"metadata": {"annotations": {pod_plan.PLAN: None}}})
+    until(
+        lambda: (fleet.get("p0")["metadata"].get("annotations") or {}).get(pod_plan.PLAN) == plan,
+        "plan that is written again",
+        60,
+    )
+    assert fleet.metric(writer, "drift_total", kind="plan_deleted") == before + 1
+    fleet.pod("more", {GPU: 1, MEM: SIZE})
+    fleet.waits("more")
+    assert fleet.faults() == []
+    agree(fleet)
+
+
+def test_what_a_kubelet_gave_wins_and_what_is_oversold_is_told(fleet, trusted):
+    """Both pods on one GPU, where each was planned on one of its own: too much is the truth, and nothing joins them."""
+    fleet.node("a", 2)
+    for n in range(2):
+        fleet.pod(f"p{n}", {GPU: 1, MEM: 9000}, {"nvidia.com/use-gpuuuid": f"GPU-a-{n}"})
+        fleet.bound(f"p{n}")
+    given = pod_plan.write_plan([pod_plan.Part("main", pod_plan.APP, (pod_plan.Device("GPU-a-0", 9000, 0),))])
+    trusted.patch(f"{PODS}/p1", {"metadata": {"annotations": {pod_plan.GIVEN: given}}})
+    until(lambda: [fleet.metric(one, "oversold_gpus") for one in fleet.replicas] == [1, 1], "oversold GPU", 60)
+    fleet.pod("there", {GPU: 1, MEM: 100}, {"nvidia.com/use-gpuuuid": "GPU-a-0"})
+    assert "not a GPU with 100 MiB free" in fleet.waits("there")
+    fleet.pod("free", {GPU: 1, MEM: 16000})
+    assert [one.uuid for one in fleet.bound("free")[1][0].devices] == ["GPU-a-1"]
