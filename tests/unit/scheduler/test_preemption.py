@@ -110,6 +110,18 @@ def test_those_that_are_ending_go_first_and_unknown_ones_never():
     assert preempt(extender, waiting("p", 7000, 5), n="") == {"n": ["b", "c"]}
 
 
+def test_a_pod_with_several_containers_gets_room_for_all_of_them():
+    _server, extender, cluster = stage("n", gpus=2)
+    for name, n, mib in (("a", 0, 5000), ("b", 0, 3000), ("c", 1, 9000), ("d", 1, 100)):
+        bound(cluster, name, "n", (f"n-{n}", mib))
+    pod = waiting("p", 6000, 5)
+    pod["spec"]["containers"].append({**pod["spec"]["containers"][0], "name": "second"})
+    # 7000 MiB on one GPU, and 9900 on the other; b stays.
+    assert preempt(extender, pod, n="d") == {"n": ["a", "c", "d"]}
+    bound(cluster, "c", "n", ("n-1", 9000), priority=5)
+    assert preempt(extender, pod, n="d") == {}
+
+
 def test_victims_are_the_fewest_by_an_account_of_our_own():
     """Random nodes: with the victims gone there is room, with any of the added ones back there is none, no victim is of
     the pod's priority, a node is left out exactly where all of them would not do, and where all have one priority no
