@@ -86,10 +86,13 @@ def test_what_becomes_free_is_kept_while_the_last_victim_is_there(fleet):
     fleet.pod("important", {GPU: 1, MEM: 15000}, priorityClassName="high")
     until(lambda: ending(fleet) == {"p0", "p1", "p2"}, "victims", 60)
     until(lambda: nominated(fleet, "important"), "nomination")
+    # For the watch of a busy program to tell it.
+    fleet.pause(2)
     for name in ("p0", "p1"):
         fleet.delete(name)
     fleet.pod("late", {GPU: 1, MEM: 6000}, priorityClassName="low")
-    assert "what becomes free is kept for a pod whose victims are leaving" in fleet.waits("late")
+    kept = "what becomes free is kept for a pod whose victims are leaving"
+    until(lambda: kept in fleet.waits("late"), f"reason; {fleet.says('late')}", 120)
     fleet.delete("p2")
     assert fleet.bound("important", 90)[0] == "a"
     assert not fleet.node_of("late") and fleet.faults() == []
