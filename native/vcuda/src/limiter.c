@@ -218,7 +218,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
 {
     struct limited *limited = thread->limited;
     bool asked = false, waited = false;
-    uint64_t since = *now;
+    uint64_t began = *now, since = *now;
     uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
     for (;;) {
         uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
@@ -237,7 +237,7 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
         /* Who waits loses nothing by waking late: what an idle one may save up does not bind it. */
         bool working = waited || bucket_busy_until(limited->tenant) > *now;
         struct pace_view view = {
-            .now = *now, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
+            .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
             .turn_start = page.turn_start_ns, .turn_end = page.turn_end_ns,
             .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
             .busy_until = stuck ? 0 : busy, .balance = tenant_balance(limited, *now, rate, working)};

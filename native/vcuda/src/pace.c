@@ -104,6 +104,8 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
     if (view->rate_ppm < PPM && view->balance <= 0) {
         uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
+        /* A long kernel is a burst by itself; and whoever has paid for one has waited for long enough. */
+        burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
         return later(view, view->now + (uint64_t)((double)((uint64_t)-view->balance + burst) * PPM / (double)rate), PACE_WAIT,
                      until);
     }

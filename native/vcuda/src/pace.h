@@ -44,6 +44,7 @@ uint64_t bucket_busy_until(const struct vgpu_tenant_device *device);
 /* What is known at the moment of a launch. */
 struct pace_view {
     uint64_t now;
+    uint64_t waited; /* by this launch */
     uint32_t gate; /* enum vgpu_gate; NONE: no arbiter */
     uint32_t rate_ppm;
     uint64_t turn_start, turn_end;

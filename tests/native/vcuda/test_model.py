@@ -63,6 +63,16 @@ def test_alone(model, share: int, us: int, jitter: int) -> None:
     assert all(alone(result)), result
 
 
+GRIDS = list(itertools.product((5, 30, 95), (10, 1000, "10:50:200:1000"), (132, "1e6", "132:1000:30000:1e6")))
+
+
+@pytest.mark.parametrize(("share", "kernels", "blocks"), GRIDS)
+def test_alone_whatever_the_grid(model, share: int, kernels: object, blocks: object) -> None:
+    """What is charged is time, not blocks; a kernel of several grids, drawn for each launch, has several costs."""
+    result = model(f"share={share},policy=force,kernels={kernels},blocks={blocks}")
+    assert all(alone(result)), result
+
+
 @pytest.mark.parametrize("us", [10, 200, 1000])
 def test_alone_without_a_limiter_fails(model, us: int) -> None:
     assert not all(alone(model(f"share=50,policy=disable,kernels={us}")))
@@ -73,6 +83,20 @@ def test_long_kernels_are_held_to_the_documented_bound(model, share: int, us: in
     """|error| of a window W <= (longest kernel + 4 ms outstanding) / W, and a long kernel is never split."""
     (tenant,) = model(f"share={share},policy=force,kernels={us}")["tenants"]
     assert worst(tenant) <= error <= 100 * (us / 1000 * 1.1 + 4) / 1000 + 2, tenant
+
+
+LONG = list(itertools.product((5, 10, 20), ("5000", "10000", "20000", MIXED), (0, 10)))
+
+
+@pytest.mark.parametrize(("share", "kernels", "jitter"), LONG)
+def test_a_launch_waits_for_no_more_than_one_long_kernel(model, share: int, kernels: str, jitter: int) -> None:
+    """A program that launches without a pause waits, in sum, for what its kernels take over their share:
+    no rule makes the longest wait shorter than such a kernel's. What is added is a wake-up of 0.4 ms.
+    """
+    longest = int(kernels.split(":")[-1]) / 1000 * (1 + jitter / 100)
+    (tenant,) = model("--seconds", 32, "--jitter", jitter, f"share={share},policy=force,kernels={kernels}")["tenants"]
+    assert tenant["longest_hold_ms"] <= 100 * longest / share + 0.5, tenant
+    assert tenant["longest_hold_ms"] >= 0.9 * 100 * longest / share, "it does not pay for a kernel before the next"
 
 
 # --- tenants together, with an arbiter ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
  *   model [--seconds S] [--warm S] [--seed N] [--slice US] [--switch US] [--jitter PERCENT] [--no-arbiter] TENANT...
  *
  *   TENANT   key=value,...   share=PERCENT (100: no limit)  policy=default|force|disable  priority=0|1
- *                            kernels=US[:US...]  gap=US (host time after each kernel)  burst=N,rest=US (N kernels, then a pause)
+ *                            kernels=US[:US...]  blocks=N[:N...] (grids, drawn for each launch)  gap=US (host time after each kernel)  burst=N,rest=US (N kernels, then a pause)
  *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND  copies=N
  */
 #include "gpu.h"
@@ -36,6 +36,7 @@ struct tenant {
     uint32_t share_ppm, change_ppm;
     bool force, disable;
     int priority, kernel_count;
+    unsigned blocks[32], block_count;
     uint64_t kernels[32], gap, start, stop, change_at;
     unsigned burst;
     uint64_t rest;
@@ -52,7 +53,7 @@ struct tenant {
     uint64_t next, wants_since, poll, unlimited_wait;
     bool at_gate, waits;
     int kernel;
-    unsigned in_burst, pauses;
+    unsigned grid, in_burst, pauses;
     /* figures */
     uint64_t launches, longest_hold, hold_sum;
 };
@@ -146,7 +147,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
 {
     const char *functions = NULL; /* as near each other as a driver's */
     uint64_t cost, until;
-    uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * t->kernel, 132, 1);
+    uint32_t key = cost_key(functions + 0x55d1c0a01000 + 0x240 * t->kernel, t->blocks[t->grid], 1);
     double factor = 1.0 + jitter / 100.0 * (2.0 * chance() - 1.0);
     uint64_t real = (uint64_t)((double)t->kernels[t->kernel] * factor);
     if (unlimited(t, now)) {
@@ -181,7 +182,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
     uint32_t rate = pace_rate(share, t->force, false, speaks, &page);
     bucket_accrue(&t->page, now, rate, t->busy_until > now || t->waits);
     struct pace_view view = {
-        .now = now, .gate = speaks ? t->gpu_page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
+        .now = now, .waited = now - t->wants_since, .gate = speaks ? t->gpu_page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
         .turn_start = t->gpu_page.turn_start_ns, .turn_end = t->gpu_page.turn_end_ns,
         .outstanding_max = t->gpu_page.outstanding_max_us && speaks ? t->gpu_page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
         .busy_until = t->busy_until, .balance = bucket_balance(&t->page)};
@@ -234,6 +235,8 @@ static void thread(struct tenant *t, int index, uint64_t now)
     t->wants_since = 0;
     t->launches++;
     t->kernel = (int)(chance() * t->kernel_count);
+    if (t->block_count > 1)
+        t->grid = (unsigned)(chance() * t->block_count);
     t->next = now + LAUNCH_NS + (t->gap ? (uint64_t)((double)t->gap * (0.5 + chance())) : 0);
     if (t->burst && ++t->in_burst >= t->burst) {
         t->in_burst = 0;
@@ -269,7 +272,8 @@ static void look(uint64_t now)
 
 static int parse(char *text)
 {
-    struct tenant wish = {.share_ppm = PPM, .priority = 1, .kernels = {50 * US}, .kernel_count = 1, .stop = NEVER, .poll = NEVER};
+    struct tenant wish = {.share_ppm = PPM, .priority = 1, .kernels = {50 * US}, .kernel_count = 1,
+                          .blocks = {132}, .block_count = 1, .stop = NEVER, .poll = NEVER};
     int copies = 1;
     for (char *save, *word = strtok_r(text, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
         char *value = strchr(word, '=');
@@ -283,7 +287,11 @@ static int parse(char *text)
             wish.disable = !strcmp(value, "disable");
         } else if (!strcmp(word, "priority"))
             wish.priority = atoi(value);
-        else if (!strcmp(word, "gap"))
+        else if (!strcmp(word, "blocks")) {
+            wish.block_count = 0;
+            for (char *rest, *one = strtok_r(value, ":", &rest); one && wish.block_count < 32; one = strtok_r(NULL, ":", &rest))
+                wish.blocks[wish.block_count++] = (unsigned)atof(one);
+        } else if (!strcmp(word, "gap"))
             wish.gap = (uint64_t)(atof(value) * 1000);
         else if (!strcmp(word, "burst"))
             wish.burst = (unsigned)atoi(value);

@@ -248,7 +248,7 @@ int bind_word(const struct api *cu, unsigned long long *reg, const char *verb, u
 
 /*
  * call NAME ARGUMENT…: any function whose arguments fit into registers of 8 bytes. 7: a number; $7: register 7; @7: its address;
- * 'k: a word's own letters; %7: an image of code of 7 bytes; #7: the name of a file with it. A structure passed by value that
+ * 'k: a word's own letters; %7: an image of code of 7 bytes; #7: the name of a file with it; &f: a function of libc. A structure passed by value that
  * has 8 bytes is written as one number. linked NAME …, proc NAME …: a replaced function by its link, by cuGetProcAddress.
  */
 static void *function_of(const char *verb, const char *name)
@@ -259,10 +259,11 @@ static void *function_of(const char *verb, const char *name)
 int call_word(unsigned long long *reg, const char *verb, char *text)
 {
     unsigned long long value[8] = {0};
-    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER */
+    if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER, or $ANOTHER */
         char *end;
         unsigned long long to = strtoull(text, &end, 0);
-        reg[to] = strtoull(end, NULL, 0);
+        char *other = strchr(end, '$');
+        reg[to] = other ? reg[strtoull(other + 1, NULL, 0)] : strtoull(end, NULL, 0);
         puts("0");
         return 1;
     }
@@ -313,6 +314,8 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         value[i] = *word == '$' ? reg[number] : *word == '@' ? (unsigned long long)&reg[number] : number;
         if (*word == '\'')
             value[i] = (unsigned long long)(word + 1);
+        else if (*word == '&')
+            value[i] = (unsigned long long)dlsym(RTLD_DEFAULT, word + 1);
         else if (*word == '%')
             value[i] = (unsigned long long)image(number);
         else if (*word == '#' && to_file(path, image(number)))
