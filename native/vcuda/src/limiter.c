@@ -248,6 +248,9 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
                 thread->stalled = passed + 1;
             if (asked)
                 __atomic_store_n(&limited->tenant->waiting_ns, 0, __ATOMIC_RELAXED);
+            if (waited)
+                vgpu_log(LOG_TRACE, "a launch on %s was held back for %llu us", limited->device->uuid,
+                         (unsigned long long)((*now - began) / US));
             return pace_exclusive(&view, page.flags);
         }
         waited = true;

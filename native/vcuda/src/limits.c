@@ -95,7 +95,7 @@ static void publish(struct snapshot *snapshot)
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
     struct standing *standing = &snapshot->standing;
     standing->control = off ? CONTROL_OFF : CONTROL_ON;
-    standing->plain = !off && !standing->oversubscribe;
+    standing->plain = !off && !standing->oversubscribe && level < LOG_CALLS; /* the short way tells nothing */
     standing->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &standing->sequence;
     atomic_store_explicit(&current, snapshot, memory_order_release);
     atomic_store_explicit(&vgpu_standing, standing, memory_order_release);

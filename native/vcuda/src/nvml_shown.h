@@ -11,7 +11,8 @@
     if (!REAL_HAS(symbol)) \
         return NVML_ERROR_FUNCTION_NOT_FOUND; \
     if (control == CONTROL_OFF) \
-        return REAL(symbol) arguments
+        return REAL(symbol) arguments; \
+    vgpu_log(LOG_CALLS, "%s", #symbol)
 
 /* A device of the slice behind a handle; gi and ci are NVML_INSTANCE_NONE where it is no MIG device. */
 struct part {

@@ -229,7 +229,10 @@ static CUresult answer(enum control control, const char *name, void **function, 
 {
     if (control == CONTROL_OFF || !name || !function || !*function)
         return CUDA_SUCCESS;
-    *function = variant(name, *function, version, flags);
+    void *theirs = *function;
+    *function = variant(name, theirs, version, flags);
+    vgpu_log(LOG_TRACE, "cuGetProcAddress: %s for CUDA %d is %s", name, version,
+             *function == theirs ? "the driver's" : *function ? "this library's" : "refused");
     if (*function)
         return CUDA_SUCCESS;
     if (result)

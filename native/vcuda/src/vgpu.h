@@ -141,7 +141,7 @@ struct standing {
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    bool plain; /* limits hold, and memory comes from the card alone: an allocation may take the short way */
+    bool plain; /* limits hold, memory comes from the card alone, calls are not told: an allocation may take the short way */
     /* What limits_memory answers, kept by the device's index in the ledger once it was asked; 0: ask. */
     uint64_t memory[VGPU_MAX_DEVICES];
 };
@@ -358,7 +358,8 @@ bool context_try(int device); /* false: somebody holds it, perhaps this thread *
     if (!REAL_HAS(symbol)) \
         return driver_ready() ? CUDA_ERROR_NOT_FOUND : CUDA_ERROR_NO_DEVICE; \
     if (control == CONTROL_OFF) \
-        return REAL(symbol) arguments
+        return REAL(symbol) arguments; \
+    vgpu_log(LOG_CALLS, "%s", #symbol)
 void context_reset(void);
 void pools_reset(void);
 void graph_memory_reset(void);

@@ -7,7 +7,7 @@ import os
 
 import layouts
 import pytest
-from conftest import CARD, LIMIT, MIB, OK, OOM, Host
+from conftest import CARD, LIMIT, MIB, OK, OOM, PROFILE, Host
 
 GIB = 1 << 30
 ALL, FIRST, SECOND = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DEVICE_MEMORY_LIMIT_1"
@@ -94,11 +94,33 @@ def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: 
     assert puppet.say("total 0") == [OK, total]
 
 
-@pytest.mark.parametrize(("level", "said"), [("0", False), ("1", False), ("2", True), ("5", True)])
-def test_log_levels(host: Host, level: str, said: bool) -> None:
-    puppet = host.puppet(LIBCUDA_LOG_LEVEL=level).start()
+# A line, and the least level that has it.
+LINES = [
+    ("CUDA_TASK_PRIORITY", 0),  # nonsense is told always; of level 1 is what a machine without threads does
+    ("over the limit", 2),
+    ("] call: cuCtxCreate_v2", 3),
+    ("] call: cuMemAlloc_v2", 3),
+    ("] call: cuMemFree_v2", 3),
+    ("] call: nvmlDeviceGetMemoryInfo", 3),
+    ("were not asked for", 4),
+    ("] trace: cuGetProcAddress: cuMemAlloc for CUDA 3020 is this library's", 5),
+    ("] trace: cuGetProcAddress: cuCtxGetLimit for CUDA 3010 is the driver's", 5),
+]
+
+
+@pytest.mark.parametrize("level", range(6))
+def test_log_levels(host: Host, level: int) -> None:
+    """Each has what the one below it has, and more. The driver is one that takes more than it is asked for."""
+    host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
+    puppet = host.puppet("proc", LIBCUDA_LOG_LEVEL=str(level), CUDA_TASK_PRIORITY="urgent").start()
     assert puppet.refused("alloc", LIMIT) == OOM
-    assert ("over the limit" in puppet.errors()) == said
+    for _unused in range(100):
+        puppet.get("alloc", 2 * MIB + 1)
+    assert puppet.result("free 2") == OK
+    puppet.say("nvml 0")
+    said = puppet.errors()
+    assert {text: text in said for text, _least in LINES} == {text: level >= least for text, least in LINES}
+    assert all(line.startswith("libvgpu.so[") for line in said.splitlines())
 
 
 def test_the_limits_file_sets_the_log_level(host: Host) -> None:
