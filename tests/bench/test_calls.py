@@ -43,15 +43,19 @@ def cost(bench: Bench, library: str, route: str, call: str, count: int, blocks: 
 
 
 ROUNDS = 3  # bare and with the library alternately, for the machine is not alone
-LAUNCHES = 16  # of a block: a quarter of what lies between two fences
+BLOCK = {
+    "launch": 16,
+    "pair": 50,
+    "info": 50,
+}  # calls of a block; of launches a quarter of what lies between two fences
 
 
 def times(bench: Bench, library: str, call: str, repeats: int, *how: object) -> float:
     """Nanoseconds over the same call without the library: the median of short blocks; the median of the rounds."""
-    count, found = LAUNCHES if call == "launch" else 50, []
+    found = []
     for _unused in range(ROUNDS):
         bare, ours = (
-            bench.run("timing", call, count, repeats, *each, preload=preload)[0][0]
+            bench.run("timing", call, BLOCK[call], repeats, *each, preload=preload)[0][0]
             for preload, each in ((BARE, () if how == ("clock",) else how), (library, how))
         )
         found.append(ours - bare)
@@ -66,15 +70,15 @@ def offset(name: str) -> str:
     return next("0x" + line.split()[0] for line in done.stdout.splitlines() if line.split()[2].split("@")[0] == name)
 
 
-def launch_times(bench: Bench, repeats: int) -> str:
-    """Of a launch over the driver's own function beside it, in one process; the round of the median, in words."""
-    where = (offset("cuLaunchKernel"), offset("cuEventRecord"))
+def beside(bench: Bench, call: str, repeats: int, *functions: str) -> str:
+    """Of a call over the driver's own function beside it, in one process: the round of the median, in words."""
+    where = [offset(name) if name else "0" for name in functions]
     found = [
-        bench.run("timing", "launch", LAUNCHES, repeats, "beside", *where, preload=LIBRARY)[0]
+        bench.run("timing", call, BLOCK[call], repeats, "beside", *where, preload=LIBRARY)[0]
         for _unused in range(ROUNDS)
     ]
     middle, low, high, fence, launches = sorted(found)[ROUNDS // 2]
-    said = f"{middle:.1f} ns ({low:.1f} to {high:.1f} in half of the turns) over the driver's own function beside it"
+    said = f"{middle:.1f} ns ({low:.1f} to {high:.1f} in half of the turns) over the driver's own beside it"
     return said + (f"; a fence costs {fence:.0f} ns, one in {launches} launches" if launches else "")
 
 
@@ -82,13 +86,13 @@ def test_a_pair_of_allocation_and_free(bench: Bench, sizes: dict, row) -> None:
     costs = {route: cost(bench, LIBRARY, route, "pair", sizes["calls"]) for route in ROUTES}
     theirs = cost(bench, bench.naive, "link", "pair", sizes["calls"])
     worst = max(costs.values(), key=lambda one: one.instructions)
-    time = times(bench, LIBRARY, "pair", sizes["timed"])
+    time = beside(bench, "pair", sizes["timed"], "cuMemAlloc_v2", "cuMemFree_v2")
     row(
         "pair",
         f"at most {PAIR} instructions, no system call",
         lambda one: one.instructions <= PAIR and one.system_calls == 0,
         worst,
-        f"{worst.instructions} instructions, {worst.system_calls} system calls, {worst.locked} locked; {time:.0f} ns",
+        f"{worst.instructions} instructions, {worst.system_calls} system calls, {worst.locked} locked; {time}",
         theirs,
         f"{theirs.instructions} instructions, {theirs.system_calls} system calls",
     )
@@ -97,13 +101,13 @@ def test_a_pair_of_allocation_and_free(bench: Bench, sizes: dict, row) -> None:
 def test_memory_info(bench: Bench, sizes: dict, row) -> None:
     ours = cost(bench, LIBRARY, "link", "info", sizes["calls"])
     theirs = cost(bench, bench.naive, "link", "info", sizes["calls"])
-    time = times(bench, LIBRARY, "info", sizes["timed"])
+    time = beside(bench, "info", sizes["timed"], "cuMemGetInfo_v2", "")
     row(
         "info",
         f"at most {INFO} instructions, no system call",
         lambda one: one.instructions <= INFO and one.system_calls == 0,
         ours,
-        f"{ours.instructions} instructions, {ours.system_calls} system calls; {time:.0f} ns",
+        f"{ours.instructions} instructions, {ours.system_calls} system calls; {time}",
         theirs,
         f"{theirs.instructions} instructions, {theirs.system_calls} system calls",
     )
@@ -129,7 +133,7 @@ def test_a_launch(bench: Bench, sizes: dict, row, name: str) -> None:
             break
     assert worst.driver == 1, "the launch did not come through the library"
     theirs = cost(bench, bench.naive, "link", "launch", sizes["calls"])
-    time = launch_times(bench, sizes["timed"])
+    time = beside(bench, "launch", sizes["timed"], "cuLaunchKernel", "cuEventRecord")
     clock = times(bench, BARE, "launch", sizes["timed"], "clock")
     alone = times(bench, LIBRARY, "launch", sizes["timed"], offset("cuLaunchKernel"))
     row(

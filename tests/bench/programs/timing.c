@@ -3,10 +3,11 @@
  * timing CALL COUNT REPEATS          nanoseconds of a call: the median of REPEATS blocks of COUNT calls each
  * timing CALL COUNT REPEATS clock    … with one reading of the time stamp counter before each call
  * timing CALL COUNT REPEATS OFFSET   … with nothing in the place of the driver's function at OFFSET of libcuda.so.1
- * timing launch COUNT REPEATS beside LAUNCH RECORD
- *     launches by the library and by the driver's own function at LAUNCH in turns, 20 blocks each, in one process: what the
- *     first cost over the second beside it, the median of all turns, its quartiles; and what a fence costs, nanoseconds, and
- *     how many launches there were to each. A block is known to hold a fence by the driver's function at RECORD being called.
+ * timing CALL COUNT REPEATS beside OFFSET OFFSET
+ *     calls by the library and by the driver's own functions at OFFSET in turns, 20 blocks each, in one process: what the
+ *     first cost over the second beside it, the median of all turns, its quartiles. info: cuMemGetInfo_v2 (and 0); pair:
+ *     cuMemAlloc_v2, cuMemFree_v2; launch: cuLaunchKernel, cuEventRecord, and then, too, what a fence costs, nanoseconds, and
+ *     how many launches there were to each: a block holds a fence if the driver's cuEventRecord was called in it.
  *
  * Short blocks, for whatever else runs on the machine ends some of them late and leaves the median alone. Blocks of less
  * than a quarter of the limiter's segment hold no fence more often than not.
@@ -14,7 +15,7 @@
  * Over a function that does nothing a hook shows its own cost. Over a real one a part of that hides behind the driver's
  * own waiting, and a reading of the counter costs more than by itself, for it waits for what the driver has written.
  *
- * Two processes are no comparison for a launch: where their memory lies and how full the simulated queue is makes the
+ * Two processes are no comparison: where their memory lies and how full the simulated queue is makes the
  * driver's own part differ by more than the library's. Hence the turns in one process. Each ends with the queue empty, so
  * that what was launched past the library is in none of its segments.
  */
@@ -98,16 +99,25 @@ static double median(double *values, unsigned count)
     return values[count / 2];
 }
 
-static int by_turns(struct work *work, unsigned count, unsigned repeats, unsigned long launch_at, unsigned long record_at)
+static int by_turns(struct work *work, const char *call, unsigned count, unsigned repeats, unsigned long first,
+                    unsigned long second)
 {
     static double over[50000], open[50000], fenced[100000];
     struct work own = *work;
     unsigned turns = 0, found = 0, all = 0;
-    /* The counting function is of another type; nobody calls it by this one. */
-    if (put(record_at, (CUresult(*)(void))(void (*)(void))counted) > 1)
+    bool launch = call[0] == 'l';
+    /* The counting function is of another type; nobody calls it by this one. Elsewhere it takes nobody's place. */
+    if (put(launch ? second : 1, (CUresult(*)(void))(void (*)(void))counted) > 1)
         return 5;
-    *(uintptr_t *)&record = libcuda + record_at;
-    *(uintptr_t *)&own.driver.cuLaunchKernel = libcuda + launch_at;
+    if (launch) {
+        *(uintptr_t *)&own.driver.cuLaunchKernel = libcuda + first;
+        *(uintptr_t *)&record = libcuda + second;
+    } else if (call[0] == 'p') {
+        *(uintptr_t *)&own.driver.cuMemAlloc_v2 = libcuda + first;
+        *(uintptr_t *)&own.driver.cuMemFree_v2 = libcuda + second;
+    } else {
+        *(uintptr_t *)&own.driver.cuMemGetInfo_v2 = libcuda + first;
+    }
     for (unsigned attempt = 1; attempt * 2 * TURN <= repeats; attempt++) {
         double plain[2][TURN] = {{0}};
         unsigned had[2] = {0};
@@ -117,7 +127,7 @@ static int by_turns(struct work *work, unsigned count, unsigned repeats, unsigne
                 unsigned before = fences;
                 uint64_t began = now();
                 for (unsigned i = 0; i < count; i++)
-                    if (!work_call(who, "launch"))
+                    if (!work_call(who, call))
                         return 6;
                 double took = (double)(now() - began) / count;
                 if (block == 0) /* the queue was empty */
@@ -161,7 +171,7 @@ int main(int argc, char **argv)
             return 4;
     work.driver.cuCtxSynchronize();
     if (turns)
-        return by_turns(&work, count, repeats, strtoul(argv[5], NULL, 0), strtoul(argv[6], NULL, 0));
+        return by_turns(&work, argv[1], count, repeats, strtoul(argv[5], NULL, 0), strtoul(argv[6], NULL, 0));
     if (argc == 5 && !clock && put(strtoul(argv[4], NULL, 0), nothing) != 1) {
         if (getenv("LD_PRELOAD"))
             return 5;
