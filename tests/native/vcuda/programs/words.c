@@ -258,7 +258,7 @@ static void *function_of(const char *verb, const char *name)
 
 int call_word(unsigned long long *reg, const char *verb, char *text)
 {
-    unsigned long long value[8] = {0};
+    unsigned long long value[11] = {0};
     if (strcmp(verb, "put") == 0) { /* put REGISTER NUMBER, or $ANOTHER */
         char *end;
         unsigned long long to = strtoull(text, &end, 0);
@@ -309,7 +309,7 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
     char path[32] = "", *word, *rest = NULL, *name = calls ? strtok_r(text, " \n", &rest) : NULL;
     if (!name)
         return 0;
-    for (int i = 0; i < 8 && (word = strtok_r(NULL, " \n", &rest)); i++) {
+    for (int i = 0; i < 11 && (word = strtok_r(NULL, " \n", &rest)); i++) {
         unsigned long long number = strtoull(word + (strchr("$@%#", *word) != NULL), NULL, 0);
         value[i] = *word == '$' ? reg[number] : *word == '@' ? (unsigned long long)&reg[number] : number;
         if (*word == '\'')
@@ -321,11 +321,13 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         else if (*word == '#' && to_file(path, image(number)))
             value[i] = (unsigned long long)path;
     }
-    typedef int (*any)(unsigned long long, unsigned long long, unsigned long long, unsigned long long, unsigned long long,
-                       unsigned long long, unsigned long long, unsigned long long);
-    any function;
+    typedef unsigned long long one;
+    /* Eleven, for a launch has so many: what lies on the stack where nothing was passed would be its stream. */
+    int (*function)(one, one, one, one, one, one, one, one, one, one, one);
     *(void **)&function = function_of(verb, name);
-    printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7]) : -2);
+    printf("%d\n", function ? function(value[0], value[1], value[2], value[3], value[4], value[5], value[6], value[7],
+                                       value[8], value[9], value[10])
+                            : -2);
     if (*path)
         unlink(path);
     return 1;
