@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +147,57 @@ def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
     assert (capacity(kubelet), status(node, capsys)["config_name"]) == (4, "big")
     api.label("big")
     until(lambda: api.condition()["reason"] == "Applied", "the fault is over")
+
+
+def refuse_to_read(node, monkeypatch) -> None:
+    """As for a user without rights; root, who runs this, has all."""
+
+    below = str(node.paths.configs)
+
+    def guarded(whole):
+        def call(path, *rest):
+            if str(path).startswith(below):
+                raise PermissionError(13, "Permission denied", str(path))
+            return whole(path, *rest)
+
+        return call
+
+    monkeypatch.setattr("vgpu_plugin.config_choice.os.scandir", guarded(os.scandir))
+    monkeypatch.setattr(Path, "is_file", guarded(Path.is_file))
+
+
+def put_a_file_there(node, _monkeypatch) -> None:
+    node.paths.configs.rename(node.paths.configs.with_name("away"))
+    node.paths.configs.write_text("")
+
+
+def lead_it_to_itself(node, _monkeypatch) -> None:
+    node.paths.configs.rename(node.paths.configs.with_name("away"))
+    node.paths.configs.symlink_to(node.paths.configs)
+
+
+UNREADABLE = {
+    "Permission denied": refuse_to_read,
+    "Not a directory": put_a_file_there,
+    "Too many levels of symbolic links": lead_it_to_itself,
+}
+
+
+@pytest.mark.parametrize("words", UNREADABLE)
+def test_folder_of_configurations_that_cannot_be_read(node, kubelet, api, start, capsys, monkeypatch, words):
+    """The one in force stays, and it is said that the folder is at fault, not the label."""
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    with monkeypatch.context() as patch:
+        UNREADABLE[words](node, patch)
+        api.label("big")
+        until(lambda: api.condition().get("reason") == "Refused", "the condition")
+        assert f"{node.paths.configs} cannot be read: {words}" in api.condition()["message"]
+        assert (capacity(kubelet), status(node, capsys)["config_name"]) == (8, "")
+    if not node.paths.configs.is_dir():
+        node.paths.configs.unlink()
+        node.paths.configs.with_name("away").rename(node.paths.configs)
+    until(lambda: capacity(kubelet) == 4, "the named one, once the folder can be read")
 
 
 def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, api, start, capsys):

@@ -41,22 +41,28 @@ class ConfigChoice:
             self._wanted = name
 
     def names(self) -> list[str]:
-        """Of the files that are there; a ConfigMap's keys may lack the suffix."""
+        """Of the files that are there; a ConfigMap's keys may lack the suffix. Raises OSError; no folder holds none."""
         try:
             found = [entry.name for entry in os.scandir(self._folder) if entry.is_file()]
-        except OSError:
+        except FileNotFoundError:
             return []
         return sorted({one.removesuffix(node_config.CONFIG_SUFFIX) for one in found if not one.startswith(".")})
 
     def path(self, name: str) -> Path:
-        """The file of a name. Raises Fatal where there is none."""
+        """The file of a name. Raises Fatal where there is none, or the folder cannot be read."""
         if not name:
             return self.base
-        if NAME.match(name):
-            for file in (f"{name}{node_config.CONFIG_SUFFIX}", name):
-                if (self._folder / file).is_file():
-                    return self._folder / file
-        there = ", ".join(self.names()) or "none"
+        try:
+            if NAME.match(name):
+                for file in (f"{name}{node_config.CONFIG_SUFFIX}", name):
+                    if (self._folder / file).is_file():
+                        return self._folder / file
+            there = ", ".join(self.names()) or "none"
+        except OSError as fault:
+            raise Fatal(
+                f'the label {LABEL} of the node names "{name}", and {self._folder} cannot be read: {fault.strerror}; '
+                "correct the folder, or remove the label for the node's own configuration"
+            ) from fault
         raise Fatal(
             f'the label {LABEL} of the node names "{name}", which {self._folder} does not hold; it holds {there}; '
             "correct the label, or remove it for the node's own configuration"

@@ -20,8 +20,8 @@ from .pool import Offer, Pool
 from .preference import preferred
 from .topology import nearest
 
-# A stream holds a thread of the server; Allocate must always find a free one.
-MAX_STREAMS = 16
+# A stream holds a thread of the server, made when it begins; Allocate must always find a free one.
+MAX_STREAMS = 256
 WORKERS = MAX_STREAMS + 8
 
 STATUS = (
