@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of the limits file, the ledger, the gpu pages and the tenant page that a container receives.
+"""The limits file and the ledger that a container receives, and by their names all else that it shares with the node.
 
-The twin of native/vcuda/include/vgpu_abi.h, where the meaning of every field is told; a test compiles that header and
-holds the two equal. Pure but for the three functions at the end, which read or change files in place.
+Where each field lies is in layout_fields.py, the pages are in layout_pages.py; the twin of the three is
+native/vcuda/include/vgpu_abi.h. Pure but for the functions at the end, which read or change files in place.
 """
 
 from __future__ import annotations
@@ -11,206 +11,96 @@ import fcntl
 import os
 import struct
 import zlib
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Mapping, Sequence
 
-MAX_DEVICES = 16
-UUID_SIZE = 48
-ALLOCATION_SIZE = 64
+from .layout_fields import (
+    ALLOCATION_SIZE,
+    ARBITER_DRAIN_NS,
+    ARBITER_SILENT_NS,
+    CORE_POLICIES,
+    DEVICE_UNLIMITED_MEMORY,
+    GATES,
+    GPU_PAGE_FIELDS,
+    GPU_PAGE_FILE_SIZE,
+    GPU_PAGE_FLAGS,
+    GPU_PAGE_MAGIC,
+    GPU_PAGE_MIN_READER,
+    GPU_PAGE_VERSION,
+    LEDGER_ALIVE_BASE,
+    LEDGER_FIELDS,
+    LEDGER_FILE_SIZE,
+    LEDGER_LENT_BASE,
+    LEDGER_LENT_SPAN,
+    LEDGER_MAGIC,
+    LEDGER_MIN_READER,
+    LEDGER_SLOT_FIELDS,
+    LEDGER_SLOT_OFFSET,
+    LEDGER_SLOT_SIZE,
+    LEDGER_SLOTS,
+    LEDGER_VERSION,
+    LIMITS_DEVICE_FIELDS,
+    LIMITS_DEVICE_SIZE,
+    LIMITS_FIELDS,
+    LIMITS_FILE_SIZE,
+    LIMITS_FLAGS,
+    LIMITS_MAGIC,
+    LIMITS_MIN_READER,
+    LIMITS_VERSION,
+    MAX_DEVICES,
+    TENANT_DEVICE_FIELDS,
+    TENANT_DEVICE_SIZE,
+    TENANT_FIELDS,
+    TENANT_FILE_SIZE,
+    TENANT_LANES,
+    TENANT_MAGIC,
+    TENANT_MIN_READER,
+    TENANT_VERSION,
+    TENANT_WISHES,
+    UUID_SIZE,
+    LayoutError,
+    encoded,
+    get_field,
+    put_field,
+    text_of,
+    whole_number,
+)
+from .layout_pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
 
-LIMITS_MAGIC = b"VGPULIM1"
-LIMITS_VERSION = 1
-LIMITS_MIN_READER = 1
-LIMITS_FILE_SIZE = 4096
-
-LEDGER_MAGIC = b"VGPULED1"
-LEDGER_VERSION = 1
-LEDGER_MIN_READER = 1
-LEDGER_SLOTS = 1024
-LEDGER_SLOT_OFFSET = 4096
-LEDGER_ALIVE_BASE = 0x40000000
-LEDGER_LENT_BASE = 0x60000000
-LEDGER_LENT_SPAN = 0x10000000
-
-GPU_PAGE_MAGIC = b"VGPUGPU1"
-GPU_PAGE_VERSION = 1
-GPU_PAGE_MIN_READER = 1
-GPU_PAGE_FILE_SIZE = 4096
-ARBITER_SILENT_NS = 200000000
-ARBITER_DRAIN_NS = 25000000
-
-TENANT_MAGIC = b"VGPUTEN1"
-TENANT_VERSION = 1
-TENANT_MIN_READER = 1
-TENANT_FILE_SIZE = 4096
-TENANT_LANES = 16
-
-Fields = Mapping[str, Tuple[int, str]]
-
-# Field → (offset, struct format). Offsets are spelled out so that the test can compare them with offsetof().
-LIMITS_FIELDS: Fields = {
-    "magic": (0, "8s"),
-    "version": (8, "I"),
-    "min_reader": (12, "I"),
-    "size": (16, "I"),
-    "sequence": (20, "I"),
-    "crc32": (24, "I"),
-    "flags": (28, "I"),
-    "core_policy": (32, "I"),
-    "priority": (36, "I"),
-    "log_level": (40, "I"),
-    "device_count": (44, "I"),
-    "device_offset": (48, "I"),
-    "device_size": (52, "I"),
-    "reserved": (56, "2I"),
-    "allocation": (64, "64s"),
-    "devices": (128, "1152s"),
-}
-LIMITS_DEVICE_FIELDS: Fields = {
-    "uuid": (0, "48s"),
-    "memory_bytes": (48, "Q"),
-    "sm_percent": (56, "I"),
-    "flags": (60, "I"),
-    "reserved": (64, "Q"),
-}
-LIMITS_DEVICE_SIZE = 72
-LEDGER_FIELDS: Fields = {
-    "magic": (0, "8s"),
-    "version": (8, "I"),
-    "min_reader": (12, "I"),
-    "size": (16, "I"),
-    "slot_count": (20, "I"),
-    "slot_offset": (24, "I"),
-    "slot_size": (28, "I"),
-    "device_count": (32, "I"),
-    "slot_high": (36, "I"),
-    "lock": (40, "Q"),
-    "reserved1": (48, "2Q"),
-    "allocation": (64, "64s"),
-    "total": (128, "16Q"),
-    "context_bytes": (256, "16Q"),
-    "devices": (384, "768s"),
-    "shareable": (1152, "240s"),
-    "shareable_file": (1392, "2Q"),
-    "shareable_unmarked": (1408, "Q"),
-}
-LEDGER_SLOT_FIELDS: Fields = {
-    "used": (0, "16Q"),
-    "context": (128, "16Q"),
-    "generation": (256, "I"),
-    "pid": (260, "I"),
-    "pid_namespace": (264, "Q"),
-    "lent_mib": (272, "12I"),
-}
-LEDGER_SLOT_SIZE = 320
-LEDGER_FILE_SIZE = LEDGER_SLOT_OFFSET + LEDGER_SLOTS * LEDGER_SLOT_SIZE
-GPU_PAGE_FIELDS: Fields = {
-    "magic": (0, "8s"),
-    "version": (8, "I"),
-    "min_reader": (12, "I"),
-    "size": (16, "I"),
-    "sequence": (20, "I"),
-    "heartbeat_ns": (24, "Q"),
-    "wake": (32, "I"),
-    "gate": (36, "I"),
-    "flags": (40, "I"),
-    "rate_ppm": (44, "I"),
-    "turn_start_ns": (48, "Q"),
-    "turn_end_ns": (56, "Q"),
-    "outstanding_max_us": (64, "I"),
-    "tenants": (68, "I"),
-    "wanting": (72, "I"),
-    "turns": (76, "I"),
-    "reserved": (80, "6Q"),
-    "uuid": (128, "48s"),
-    "allocation": (176, "64s"),
-}
-TENANT_FIELDS: Fields = {
-    "magic": (0, "8s"),
-    "version": (8, "I"),
-    "min_reader": (12, "I"),
-    "size": (16, "I"),
-    "device_count": (20, "I"),
-    "device_offset": (24, "I"),
-    "device_size": (28, "I"),
-    "wake": (32, "I"),
-    "reserved": (36, "7I"),
-    "allocation": (64, "64s"),
-    "uuids": (128, "768s"),
-    "devices": (896, "3072s"),
-}
-TENANT_DEVICE_FIELDS: Fields = {
-    "balance_ns": (0, "q"),
-    "accrued_ns": (8, "Q"),
-    "used_ns": (16, "Q"),
-    "wanted_ns": (24, "Q"),
-    "waiting_ns": (32, "Q"),
-    "wish": (40, "Q"),
-    "throttled_ns": (48, "Q"),
-    "reserved": (56, "1Q"),
-    "busy_until_ns": (64, "16Q"),
-}
-TENANT_DEVICE_SIZE = 192
-GATES = {"none": 0, "open": 1, "turn": 2, "closed": 3}
-TENANT_WISHES = {"low": 1 << 0}
-GPU_PAGE_FLAGS = {"exclusive": 1 << 0, "priority": 1 << 1}
-
-LIMITS_FLAGS = {
-    "count_context": 1 << 0,
-    "deny": 1 << 1,
-    "oom_killer": 1 << 2,
-    "allow_disable_control": 1 << 3,
-    "oversubscribe": 1 << 4,
-}
-CORE_POLICIES = {"default": 0, "force": 1, "disable": 2}
-DEVICE_UNLIMITED_MEMORY = 1 << 0
+# What this file only hands on: whoever has these files has one name for them.
+__all__ = (
+    "ARBITER_DRAIN_NS",
+    "ARBITER_SILENT_NS",
+    "GATES",
+    "GPU_PAGE_FIELDS",
+    "GPU_PAGE_FILE_SIZE",
+    "GPU_PAGE_FLAGS",
+    "GPU_PAGE_MAGIC",
+    "GPU_PAGE_MIN_READER",
+    "GPU_PAGE_VERSION",
+    "TENANT_DEVICE_FIELDS",
+    "TENANT_DEVICE_SIZE",
+    "TENANT_FIELDS",
+    "TENANT_FILE_SIZE",
+    "TENANT_LANES",
+    "TENANT_MAGIC",
+    "TENANT_MIN_READER",
+    "TENANT_VERSION",
+    "TENANT_WISHES",
+    "pack_gpu_page",
+    "pack_tenant_page",
+    "parse_gpu_page",
+    "parse_tenant_page",
+)
 
 # Values of <fcntl.h>; the fcntl module has no names for them before Python 3.9.
 F_OFD_GETLK = 36
-
-
-class LayoutError(ValueError):
-    """Bytes or values that cannot be a limits file or a ledger; the text is a sentence for the operator."""
-
-
-def _put(buffer: bytearray, base: int, fields: Fields, name: str, *values: Any) -> None:
-    offset, fmt = fields[name]
-    struct.pack_into("<" + fmt, buffer, base + offset, *values)
-
-
-def _get(data: bytes, base: int, limit: int, fields: Fields, name: str) -> Any:
-    """The field's value, or 0 where the writer's header or entry ends before it."""
-    offset, fmt = fields[name]
-    if offset + struct.calcsize("<" + fmt) > limit:
-        return b"" if fmt.endswith("s") else 0
-    values = struct.unpack_from("<" + fmt, data, base + offset)
-    return values[0] if len(values) == 1 else list(values)
-
-
-def _text(raw: bytes, what: str) -> str:
-    try:
-        return raw.split(b"\0", 1)[0].decode("ascii")
-    except UnicodeDecodeError:
-        raise LayoutError(f"{what} is not ASCII text") from None
-
-
-def _encode(value: Any, size: int, what: str) -> bytes:
-    raw = str(value).encode("ascii", "strict") if str(value).isascii() else None
-    if raw is None or b"\0" in raw or len(raw) >= size:
-        raise LayoutError(f"{what} {value!r} must be ASCII text shorter than {size} bytes")
-    return raw
-
-
-def _number(value: Any, top: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= top:
-        raise LayoutError(f"{what} must be a whole number from 0 to {top}, found {value!r}")
-    return value
 
 
 def limits_crc(data: bytes | bytearray) -> int:
     """The crc32 field that belongs to these bytes of a limits file."""
     clean = bytearray(data)
     for name in ("sequence", "crc32"):
-        _put(clean, 0, LIMITS_FIELDS, name, 0)
+        put_field(clean, 0, LIMITS_FIELDS, name, 0)
     return zlib.crc32(bytes(clean)) & 0xFFFFFFFF
 
 
@@ -242,18 +132,18 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
         "version": LIMITS_VERSION,
         "min_reader": LIMITS_MIN_READER,
         "size": LIMITS_FILE_SIZE,
-        "sequence": _number(limits.get("sequence", 0), 0xFFFFFFFF, "sequence"),
+        "sequence": whole_number(limits.get("sequence", 0), 0xFFFFFFFF, "sequence"),
         "flags": flags,
         "core_policy": CORE_POLICIES[policy],
-        "priority": _number(limits.get("priority", 1), 1, "priority"),
-        "log_level": _number(limits.get("log_level", 1), 5, "log_level"),
+        "priority": whole_number(limits.get("priority", 1), 1, "priority"),
+        "log_level": whole_number(limits.get("log_level", 1), 5, "log_level"),
         "device_count": len(devices),
         "device_offset": LIMITS_FIELDS["devices"][0],
         "device_size": LIMITS_DEVICE_SIZE,
-        "allocation": _encode(limits.get("allocation", ""), ALLOCATION_SIZE, "allocation"),
+        "allocation": encoded(limits.get("allocation", ""), ALLOCATION_SIZE, "allocation"),
     }
     for name, value in header.items():
-        _put(out, 0, LIMITS_FIELDS, name, value)
+        put_field(out, 0, LIMITS_FIELDS, name, value)
     seen = set()
     for i, device in enumerate(devices):
         base = LIMITS_FIELDS["devices"][0] + i * LIMITS_DEVICE_SIZE
@@ -262,24 +152,24 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
         if not uuid or uuid in seen:
             raise LayoutError(f"{what}.uuid {uuid!r} is empty or given twice")
         seen.add(uuid)
-        memory = _number(device.get("memory_bytes", 0), 2**64 - 1, what + ".memory_bytes")
+        memory = whole_number(device.get("memory_bytes", 0), 2**64 - 1, what + ".memory_bytes")
         unlimited = bool(device.get("unlimited", False))
         if unlimited == bool(memory):
             raise LayoutError(
                 f"{what} ({uuid}): memory_bytes is {memory} and unlimited is {unlimited}; "
                 "give a size, or 0 together with unlimited"
             )
-        _put(out, base, LIMITS_DEVICE_FIELDS, "uuid", _encode(uuid, UUID_SIZE, what + ".uuid"))
-        _put(out, base, LIMITS_DEVICE_FIELDS, "memory_bytes", memory)
-        _put(
+        put_field(out, base, LIMITS_DEVICE_FIELDS, "uuid", encoded(uuid, UUID_SIZE, what + ".uuid"))
+        put_field(out, base, LIMITS_DEVICE_FIELDS, "memory_bytes", memory)
+        put_field(
             out,
             base,
             LIMITS_DEVICE_FIELDS,
             "sm_percent",
-            _number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
+            whole_number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
         )
-        _put(out, base, LIMITS_DEVICE_FIELDS, "flags", DEVICE_UNLIMITED_MEMORY if unlimited else 0)
-    _put(out, 0, LIMITS_FIELDS, "crc32", limits_crc(out))
+        put_field(out, base, LIMITS_DEVICE_FIELDS, "flags", DEVICE_UNLIMITED_MEMORY if unlimited else 0)
+    put_field(out, 0, LIMITS_FIELDS, "crc32", limits_crc(out))
     return bytes(out)
 
 
@@ -289,7 +179,7 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         raise LayoutError("limits hold {} bytes, a header is {}".format(len(data), LIMITS_FIELDS["devices"][0]))
 
     def get(name: str) -> Any:
-        return _get(data, 0, len(data), LIMITS_FIELDS, name)
+        return get_field(data, 0, len(data), LIMITS_FIELDS, name)
 
     if get("magic") != LIMITS_MAGIC:
         raise LayoutError("limits begin with {!r}, expected {!r}".format(get("magic"), LIMITS_MAGIC))
@@ -329,17 +219,17 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         out[name] = bool(get("flags") & bit)
     for i in range(count):
         base = offset + i * stride
-        uuid = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid")
+        uuid = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid")
         if uuid[0] == 0 or uuid[-1] != 0:
             raise LayoutError(f"limits give device {i} the UUID {uuid!r}, which is no name that ends")
-        flags = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
-        percent = _get(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent")
+        flags = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
+        percent = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent")
         if percent > 100:
             raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
         out["devices"].append(
             {
-                "uuid": _text(uuid, f"uuid of device {i}"),
-                "memory_bytes": _get(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
+                "uuid": text_of(uuid, f"uuid of device {i}"),
+                "memory_bytes": get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
                 "sm_percent": percent,
                 "unlimited": bool(flags & DEVICE_UNLIMITED_MEMORY),
             }
@@ -366,12 +256,12 @@ def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
         "slot_offset": LEDGER_SLOT_OFFSET,
         "slot_size": LEDGER_SLOT_SIZE,
         "device_count": len(uuids),
-        "allocation": _encode(allocation, ALLOCATION_SIZE, "allocation"),
+        "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
     for name, value in header.items():
-        _put(out, 0, LEDGER_FIELDS, name, value)
+        put_field(out, 0, LEDGER_FIELDS, name, value)
     for i, uuid in enumerate(uuids):
-        raw = _encode(uuid, UUID_SIZE, f"uuid of device {i}")
+        raw = encoded(uuid, UUID_SIZE, f"uuid of device {i}")
         start = LEDGER_FIELDS["devices"][0] + i * UUID_SIZE
         out[start : start + len(raw)] = raw
     return bytes(out)
@@ -389,12 +279,12 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     found = []
     for slot in range(slots):
         base = offset + slot * stride
-        used = _get(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
-        context = _get(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
-        pid = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
+        used = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
+        context = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
+        pid = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
         if pid or any(used) or any(context):
-            space = _get(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
-            lent = _get(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
+            space = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
+            lent = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
             one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
             one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
             found.append(one)
@@ -417,10 +307,10 @@ def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
     devices, found, slots, offset, stride = _ledger_head(head, min(size, LEDGER_FILE_SIZE))
     if (devices, found) != (list(uuids), allocation):
         return False
-    if _get(head, 0, len(head), LEDGER_FIELDS, "version") != LEDGER_VERSION:
+    if get_field(head, 0, len(head), LEDGER_FIELDS, "version") != LEDGER_VERSION:
         return True
     own = (LEDGER_SLOTS, LEDGER_SLOT_OFFSET, LEDGER_SLOT_SIZE)
-    said = _get(head, 0, len(head), LEDGER_FIELDS, "size")
+    said = get_field(head, 0, len(head), LEDGER_FIELDS, "size")
     return (slots, offset, stride) == own and said == LEDGER_FILE_SIZE <= size
 
 
@@ -430,7 +320,7 @@ def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]
         raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
 
     def get(name: str) -> Any:
-        return _get(data, 0, len(data), LEDGER_FIELDS, name)
+        return get_field(data, 0, len(data), LEDGER_FIELDS, name)
 
     if get("magic") != LEDGER_MAGIC:
         raise LayoutError("the ledger begins with {!r}, expected {!r}".format(get("magic"), LEDGER_MAGIC))
@@ -447,100 +337,8 @@ def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]
             f"more than its {size} bytes hold"
         )
     names = get("devices")
-    devices = [_text(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}") for i in range(count)]
-    return devices, _text(get("allocation"), "allocation"), slots, offset, stride
-
-
-def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
-    """The gpu page of an allocation before an arbiter has written it: the tenant keeps its own share."""
-    out = bytearray(GPU_PAGE_FILE_SIZE)
-    header = {
-        "magic": GPU_PAGE_MAGIC,
-        "version": GPU_PAGE_VERSION,
-        "min_reader": GPU_PAGE_MIN_READER,
-        "size": GPU_PAGE_FILE_SIZE,
-        "uuid": _encode(uuid, UUID_SIZE, "uuid"),
-        "allocation": _encode(allocation, ALLOCATION_SIZE, "allocation"),
-    }
-    for name, value in header.items():
-        _put(out, 0, GPU_PAGE_FIELDS, name, value)
-    return bytes(out)
-
-
-def parse_gpu_page(data: bytes) -> dict[str, Any]:
-    """Every field of a gpu page by name, ``gate`` and ``flags`` in words. Raises LayoutError."""
-    if len(data) < GPU_PAGE_FIELDS["uuid"][0]:
-        raise LayoutError(f"the gpu page holds {len(data)} bytes, expected {GPU_PAGE_FILE_SIZE}")
-    found = {name: _get(data, 0, len(data), GPU_PAGE_FIELDS, name) for name in GPU_PAGE_FIELDS if name != "reserved"}
-    if found["magic"] != GPU_PAGE_MAGIC:
-        raise LayoutError("the gpu page begins with {!r}, expected {!r}".format(found["magic"], GPU_PAGE_MAGIC))
-    _versions("gpu page", found["version"], found["min_reader"], GPU_PAGE_VERSION)
-    gates = {number: name for name, number in GATES.items()}
-    found["gate"] = gates.get(found["gate"], "none")
-    found["flags"] = [name for name, bit in sorted(GPU_PAGE_FLAGS.items()) if found["flags"] & bit]
-    for name in ("uuid", "allocation"):
-        found[name] = _text(found[name], name + " of the gpu page")
-    del found["magic"]
-    return found
-
-
-def _versions(what: str, version: int, min_reader: int, mine: int) -> None:
-    if min_reader > mine or version == 0:
-        raise LayoutError(f"the {what} of version {version} needs a reader of version {min_reader}, this one is {mine}")
-
-
-def pack_tenant_page(uuids: Sequence[str], allocation: str = "") -> bytes:
-    """An empty tenant page for these devices, in the order of the limits file."""
-    if len(uuids) > MAX_DEVICES:
-        raise LayoutError(f"a tenant page of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
-    out = bytearray(TENANT_FILE_SIZE)
-    header = {
-        "magic": TENANT_MAGIC,
-        "version": TENANT_VERSION,
-        "min_reader": TENANT_MIN_READER,
-        "size": TENANT_FILE_SIZE,
-        "device_count": len(uuids),
-        "device_offset": TENANT_FIELDS["devices"][0],
-        "device_size": TENANT_DEVICE_SIZE,
-        "allocation": _encode(allocation, ALLOCATION_SIZE, "allocation"),
-    }
-    for name, value in header.items():
-        _put(out, 0, TENANT_FIELDS, name, value)
-    for i, uuid in enumerate(uuids):
-        raw = _encode(uuid, UUID_SIZE, f"uuid of device {i}")
-        start = TENANT_FIELDS["uuids"][0] + i * UUID_SIZE
-        out[start : start + len(raw)] = raw
-    return bytes(out)
-
-
-def parse_tenant_page(data: bytes) -> dict[str, Any]:
-    """``{"allocation", "devices": [{"uuid", "balance_ns", "used_ns", ...}]}``; times in ns of CLOCK_MONOTONIC.
-
-    The tenant can write this file: every figure is what it says about itself.
-    """
-    if len(data) < TENANT_FIELDS["devices"][0]:
-        raise LayoutError(
-            "the tenant page holds {} bytes, its header is {}".format(len(data), TENANT_FIELDS["devices"][0])
-        )
-
-    def get(name: str) -> Any:
-        return _get(data, 0, len(data), TENANT_FIELDS, name)
-
-    if get("magic") != TENANT_MAGIC:
-        raise LayoutError("the tenant page begins with {!r}, expected {!r}".format(get("magic"), TENANT_MAGIC))
-    _versions("tenant page", get("version"), get("min_reader"), TENANT_VERSION)
-    count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
-    if count > MAX_DEVICES or (count and (stride < 40 or offset + count * stride > len(data))):
-        raise LayoutError(f"the tenant page names {count} devices of {stride} bytes at {offset}, more than fit")
-    names, devices = get("uuids"), []
-    for i in range(count):
-        base = offset + i * stride
-        device = {"uuid": _text(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}")}
-        for name in TENANT_DEVICE_FIELDS:
-            if name != "reserved":
-                device[name] = _get(data, base, stride, TENANT_DEVICE_FIELDS, name)
-        devices.append(device)
-    return {"allocation": _text(get("allocation"), "allocation"), "devices": devices}
+    devices = [text_of(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}") for i in range(count)]
+    return devices, text_of(get("allocation"), "allocation"), slots, offset, stride
 
 
 def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -567,9 +365,9 @@ def _handle_is_open(fd: int, head: bytes) -> bool:
     what the bytes are. There the file of all handles is opened by the name that the ledger has; here, where a tenant
     could have written any name, the kernel's list of locks is read instead. True where it cannot be.
     """
-    if not _get(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
+    if not get_field(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
         return False
-    inode = _get(head, 0, len(head), LEDGER_FIELDS, "shareable_file")[1]
+    inode = get_field(head, 0, len(head), LEDGER_FIELDS, "shareable_file")[1]
     status = os.fstat(fd)
     mixed = ((status.st_dev * 0x9E3779B97F4A7C15 ^ status.st_ino) * 0xFF51AFD7ED558CCD) & 0xFFFFFFFFFFFFFFFF
     first = 1 << 62 | (mixed >> 34) << 32

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import shutil
@@ -33,12 +33,12 @@ OK, OUT_OF_MEMORY = 0, 2
 
 
 def _load_layouts() -> Any:
-    """plugins/module_utils/layouts.py, which is no package without Ansible."""
-    spec = importlib.util.spec_from_file_location("vgpu_layouts", ROOT / "plugins/module_utils/layouts.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """plugins/module_utils/layouts.py and what it imports, which need no Ansible."""
+    sys.path.insert(0, str(ROOT / "plugins"))
+    try:
+        return importlib.import_module("module_utils.layouts")
+    finally:
+        sys.path.pop(0)
 
 
 layouts = _load_layouts()

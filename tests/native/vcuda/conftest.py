@@ -19,12 +19,12 @@ LIBRARY = BUILD / "libvgpu.so"
 PRELOAD = str(LIBRARY)  # with the runtime of a sanitizer, if one was asked for
 PROBE = BUILD / "vgpu-probe"
 SIMULATOR = BUILD / "gpusim"
-sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
+sys.path[:0] = [str(HERE), str(ROOT / "plugins")]
 
-sys.path.insert(0, str(HERE))
-
-import layouts  # noqa: E402
 import sanitizing  # noqa: E402
+from module_utils import layouts  # noqa: E402
+
+sys.modules["layouts"] = layouts  # its name in the tests: Ansible, which has a longer one, is not needed here
 
 MIB = 1 << 20
 CARD = 16160 * MIB

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu_abi.h and layouts.py describe the same bytes, and layouts.py refuses what is none of them."""
+"""vgpu_abi.h and layout_fields.py describe the same bytes, and layouts.py refuses what is none of them."""
 
 from __future__ import annotations
 
 import os
 import struct
 import subprocess
-import sys
 from pathlib import Path
 
+import layouts
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "plugins" / "module_utils"))
-
-import layouts  # noqa: E402
 
 TABLES = {
     "vgpu_limits": (layouts.LIMITS_FIELDS, None),
