@@ -36,6 +36,7 @@ VCUDA = Record(
     {
         "libraryRoot": ABSOLUTE,
         "resourceName": schema.RESOURCE,
+        "priorityResource": schema.RESOURCE,
         "splitCount": schema.PER_GPU["split_count"],
         "memoryScaling": Scaling(),
         "coresScaling": Scaling(),
@@ -162,6 +163,9 @@ def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> di
         vcuda = config["sharing"]["vcuda"]
         vcuda["libraryRoot"] = library_root
         vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
+        # The scheduler reads the other names; of a pod's own words the node reads the priority alone.
+        if clean["vgpu_slice_sizing"] == "requested" and "priority" in clean["vgpu_resource_names"]:
+            vcuda["priorityResource"] = clean["vgpu_resource_names"]["priority"]
         vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
     elif clean["vgpu_sharing"] in REPLICATED:
         config["sharing"][REPLICATED[clean["vgpu_sharing"]]] = _replicated(clean)

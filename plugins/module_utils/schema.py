@@ -218,9 +218,10 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
     for name in sorted(clean["vgpu_configs"]):
         findings += _named_faults(clean, name)
     for key in sorted(clean["vgpu_resource_names"] or {}):
-        if key != "count":
-            where = f"vgpu_resource_names.{key}"
-            findings.append(error(where, "is not available in this version; it needs the scheduler"))
+        if key != "count" and clean["vgpu_slice_sizing"] != "requested":
+            where, sizing = f"vgpu_resource_names.{key}", clean["vgpu_slice_sizing"]
+            message = f"has no effect with vgpu_slice_sizing: {sizing}; pods ask for it where it is requested"
+            findings.append(warning(where, message))
     for name, variable in VARIABLES.items():
         mode = clean["vgpu_sharing"]
         modes = OTHER_MODES.get(name) or ("vcuda" if variable.node[:2] == VCUDA else mode,)

@@ -296,6 +296,16 @@ def test_priority_is_the_pods(node, kubelet, api, start):
     assert limits(run(kubelet, "two"))["priority"] == 1
 
 
+def test_priority_is_the_pods_by_the_nodes_own_names(node, kubelet, api, start):
+    start(resourceName=RESOURCE, priorityResource="x.io/priority")
+    spec = {"containers": [{"name": "main", "resources": {"limits": {RESOURCE: "1", "x.io/priority": "0"}}}]}
+    plan(api, "one", (node.gpus[0].uuid, 5000, 30), spec=spec)
+    assert limits(run(kubelet, "one"))["priority"] == 0
+    other = {"containers": [{"name": "main", "resources": {"limits": {RESOURCE: "1", "nvidia.com/priority": "0"}}}]}
+    plan(api, "two", (node.gpus[0].uuid, 5000, 30), spec=other)
+    assert limits(run(kubelet, "two"))["priority"] == 1
+
+
 def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     daemon, _thread = start(memoryScaling="1.5")
 

@@ -389,7 +389,7 @@ class Allocator:
         plan = self.sizes.plan(owner)
         planned = next(part.devices for part in plan if part.container == owner.container)
         try:
-            devices = self._reserve(record, planned, self.sizes.priority(owner))
+            devices = self._reserve(record, planned, self.sizes.priority(owner, self.settings.config))
         except Refused as fault:
             self.sizes.tell(owner, "VgpuNoRoom", str(fault))
             raise Refused(f"pod {owner.name}: {fault}") from None

@@ -107,10 +107,15 @@ class PodSizes:
         return plan
 
     @staticmethod
-    def priority(owner: Owner) -> int:
-        """0 high, 1 low: what the pod asked for."""
+    def priority(owner: Owner, config: dict[str, Any]) -> int:
+        """0 high, 1 low: what the pod asked for, by the names of the node's configuration."""
+        vcuda = config["sharing"]["vcuda"]
+        names = dialects.Config()
+        names = names._replace(
+            gpu=vcuda.get("resourceName", names.gpu), priority=vcuda.get("priorityResource", names.priority)
+        )
         try:
-            asked = dialects.read_pod(owner.pod).priority
+            asked = dialects.read_pod(owner.pod, names).priority
         except dialects.DialectError:
             return 1
         return 1 if asked is None else asked

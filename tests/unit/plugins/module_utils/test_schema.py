@@ -130,7 +130,7 @@ def test_variables_of_others_are_left_alone():
             "vgpu_resource_names",
             "error",
         ),
-        ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "error"),
+        ({"vgpu_resource_names": {"memory": "x.io/mem"}}, "vgpu_resource_names.memory", "warning"),
         ({"vgpu_configs": {"big": {"time_slice": "long"}}}, "vgpu_configs.big.time_slice", "error"),
         ({"vgpu_configs": {"big": {"sharing": "mps"}}}, "vgpu_configs.big.sharing", "error"),
         ({"vgpu_sharing": "none", "vgpu_configs": {"big": {"sharing": "vcuda"}}}, "vgpu_configs.big.sharing", "error"),
@@ -318,6 +318,15 @@ def test_what_nvidias_file_cannot_say(variables, path):
     with pytest.raises(node_config.ConfigError) as caught:
         node_config.from_vars(dict(variables, vgpu_sharing="time-slicing"))
     assert [finding.path for finding in caught.value.findings] == [path]
+
+
+def test_names_of_all_that_pods_ask_for_are_taken_where_they_ask_for_parts():
+    names = {"count": "x.io/gpu", "memory": "x.io/mem", "cores": "x.io/cores", "priority": "x.io/priority"}
+    variables = {"vgpu_slice_sizing": "requested", "vgpu_resource_names": names}
+    assert [one for one in schema.unavailable(schema.read(variables, [])) if "resource_names" in one.path] == []
+    vcuda = node_config.from_vars(variables)["sharing"]["vcuda"]
+    assert (vcuda["resourceName"], vcuda["priorityResource"]) == ("x.io/gpu", "x.io/priority")
+    assert "priorityResource" not in node_config.from_vars({"vgpu_slice_sizing": "requested"})["sharing"]["vcuda"]
 
 
 def test_what_is_written_is_valid_and_reads_back_equal():
