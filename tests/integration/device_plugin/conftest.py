@@ -175,6 +175,7 @@ def node(tmp_path: Path) -> Iterator[RealNode]:
     finally:
         out.end()
         kubelet.stop()
-        for mount in out.mounts():
+        # A mount may lie over older ones.
+        for mount in reversed(out.mounts()):
             subprocess.run(["umount", "--lazy", mount], check=False)
         state.unlink(missing_ok=True)
