@@ -135,15 +135,21 @@ static bool forget_the_preload(const char *loader)
     return done;
 }
 
+/* Run without a name: who watches may end all of us while what was got is held, and no file is to stay behind then. */
 enum attempt by_own_loader(const struct fill *fill)
 {
-    char loader[400], program[400];
+    char loader[400], program[400], nameless[40];
     ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
     const char *copy = scratch_file("loader");
     if (length <= 0 || !copy || !file_at(getauxval(AT_BASE), loader, sizeof loader) || !copy_file(loader, copy, 0700))
         return UNABLE;
     program[length] = 0;
-    enum attempt attempt = forget_the_preload(copy) ? ask_by_loader(copy, program, fill->device) : UNABLE;
+    int file = forget_the_preload(copy) ? open(copy, O_RDONLY) : -1; /* for the new program to be run by */
     unlink(copy);
+    if (file < 0)
+        return UNABLE;
+    snprintf(nameless, sizeof nameless, "/proc/self/fd/%d", file);
+    enum attempt attempt = ask_by_loader(nameless, program, fill->device);
+    close(file);
     return attempt;
 }

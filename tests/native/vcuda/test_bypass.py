@@ -128,6 +128,32 @@ def test_open_ways_at_once_leave_the_slice_to_others(host: Host) -> None:
     assert host.on_card() == host.charged() == 0
 
 
+def test_who_is_ended_while_it_holds_leaves_no_file(host: Host) -> None:
+    """As the isolation check ends it once the watcher has named every way. Without a container /tmp is the host's."""
+    command = [PROBE, "--json", "--together", "--checks", "bypass-own-loader", "--hold", "15000"]
+    probe = subprocess.Popen(command, env=host.env(), stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not holders(host) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        pids = family(probe.pid)
+        assert set(host.physical()) & set(pids), "it holds what it got"
+    finally:
+        os.killpg(probe.pid, signal.SIGKILL)
+        probe.wait()
+    assert [path for pid in pids for path in Path("/tmp").glob(f"vgpu-probe-{pid}-*")] == []
+
+
+def family(group: int) -> list[int]:
+    """The processes of a process group."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getpgid(int(folder.name)) == group:
+                found.append(int(folder.name))
+    return found
+
+
 def holders(host: Host) -> dict[str, int]:
     """Name of a process, as the kernel has it → bytes on any card."""
     found = {}
