@@ -241,18 +241,20 @@ class SliceCheck:
             found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=witness.look)
         except slice_watch.AllNamed:
             found = [isolation.open_way(name) for name in ways]
-        out = [self._judge(one, witness) for one in found]
-        if left < witness.hold_s:
+        cut = f"the {self._params['duration']} s of this slice had passed" if left < witness.hold_s else ""
+        out = [self._judge(one, witness, cut) for one in found]
+        if cut:
             self.left_out += [one["name"] for one in out if one["verdict"] == isolation.OPEN]
         return out
 
-    def _judge(self, one: dict[str, Any], witness: slice_watch.Witness) -> dict[str, Any]:
+    def _judge(self, one: dict[str, Any], witness: slice_watch.Witness, cut: str) -> dict[str, Any]:
+        """``cut``: why it was held for less than the watcher needs; looks at a start that took long are no matter."""
         if one["name"] in witness.named:
             seconds, text = witness.named[one["name"]]
             return isolation.of_watcher(one, seconds, witness.looks, witness.needed, "", text)
         if one["verdict"] != isolation.OPEN:
             return one  # it held nothing that could be seen
-        return isolation.of_watcher(one, None, witness.looks, witness.needed, witness.fault)
+        return isolation.of_watcher(one, None, witness.looks, witness.needed, witness.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
         try:
