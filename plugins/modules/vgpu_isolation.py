@@ -226,6 +226,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.slice_check import BadO
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
 
 NO_FREE_SLICE = 3
+# Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, ways that
+# must be stopped, and those that may be open, in a small slice one by one. A lease that ended before would give a pod a
+# slice that is still being filled.
+MOST_RUNS = 6 + len(isolation.MAY_BE_OPEN)
 
 
 def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, Any]:
@@ -242,8 +246,8 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         "checks": [],
         "nvidia_smi": "",
     }
-    # The probe, a fill and ways round that are held, and nvidia-smi twice; 3600 is the plugin's longest.
-    ttl = min(5 * module.params["timeout"] + 60, 3600)
+    # 3600 is the plugin's longest.
+    ttl = min(MOST_RUNS * module.params["timeout"] + 60, 3600)
     arguments = ["lease", "--ttl", str(ttl)] + (["--uuid", uuid] if uuid else [])
     try:
         lease = plugin.ask(*arguments)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_check, slice_watch
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Outcome
+from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
 
 LIBRARY = {"container_path": slice_check.LIBRARY, "host_path": "/lib/vgpu/libvgpu.so", "read_only": True}
 LEASE = {"allocation": "a1", "ids": ["s1"], "envs": {}, "mounts": [LIBRARY], "devices": [], "cdi_devices": []}
@@ -58,3 +60,41 @@ def test_a_watcher_is_blamed_only_for_what_was_held_for_it(monkeypatch, duration
     assert one.runner.argv[one.runner.argv.index("--hold") + 1] == str(held_ms)
     assert (found["bypass-namespace"]["verdict"], one.left_out) == (verdict, left_out)
     assert ("had passed" in found["bypass-namespace"]["detail"]) == bool(left_out)
+
+
+class Plugin(Watcher):
+    """Leases a slice that has not room enough for all ways round at once."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, *arguments):
+        self.asked.append(arguments)
+        small = {**STATUS, "slices": [{**STATUS["slices"][0], "memory_mib": 1024}]}
+        return {"lease": LEASE, "status": small, "release": {}}.get(arguments[0]) or super().ask()
+
+
+def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_path):
+    """Or a pod would be given a slice that the probe still fills."""
+    runs, plugin = [], Plugin()
+    filled = {"name": "limit-exact", "verdict": "held", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
+    report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
+    runner = SimpleNamespace(
+        name="namespace", run=lambda *given, **_more: runs.append(given) or Outcome(0, report, "", False)
+    )
+    unseen = SimpleNamespace(most_bytes=1, looks=1, fault="", look=lambda _pid: None, close=lambda: None)
+    vgpuctl = tmp_path / "vgpuctl"
+    vgpuctl.write_text("#!/usr/bin/python3\n")
+    monkeypatch.setattr(slice_check.SliceCheck, "_choose_runner", lambda _self: runner)
+    monkeypatch.setattr(slice_check.slice_outside, "watch", lambda _uuid: unseen)
+    params = {
+        "duration": 0,
+        "timeout": 120,
+        "omit_mounts": [],
+        "checks": [],
+        "nvidia_smi": "x",
+        "vgpuctl": str(vgpuctl),
+    }
+    vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "")
+    assert len(runs) == vgpu_isolation.MOST_RUNS
+    assert plugin.asked[0] == ("lease", "--ttl", str(len(runs) * 120 + 60))
