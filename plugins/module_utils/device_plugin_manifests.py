@@ -257,13 +257,27 @@ def _daemon_set(wish: Wish) -> dict[str, Any]:
     }
 
 
+def node_of(pod: Mapping[str, Any]) -> str:
+    """The node of a DaemonSet's pod, also of one that waits for room there and is bound to none yet."""
+    affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
+    terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
+    meant = [
+        name
+        for term in terms
+        for field in term.get("matchFields") or []
+        if field.get("key") == "metadata.name"
+        for name in field.get("values") or []
+    ]
+    return str(pod["spec"].get("nodeName") or (meant[0] if meant else ""))
+
+
 def stale(pods: Sequence[Mapping[str, Any]], wish: Wish, nodes: Sequence[str]) -> list[dict[str, Any]]:
     """Of the DaemonSet's pods those on these nodes that were made from another template and do not end yet."""
     template = _daemon_set(wish)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
     return [
         dict(pod)
         for pod in pods
-        if pod["spec"].get("nodeName") in nodes
+        if node_of(pod) in nodes
         and not pod["metadata"].get("deletionTimestamp")
         and (pod["metadata"].get("annotations") or {}).get(TEMPLATE) != template
     ]

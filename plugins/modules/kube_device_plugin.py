@@ -186,7 +186,8 @@ def replace(api: kube_client.Api, wish: device_plugin_manifests.Wish, nodes: lis
         name = pod["metadata"]["name"]
         if not check:
             api.delete(f"{folder}/{name}")
-        told = {"nodeName": pod["spec"]["nodeName"], "images": [one.get("image") for one in pod["spec"]["containers"]]}
+        node = device_plugin_manifests.node_of(pod)
+        told = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
         changes.append(kube_apply.Change(f"Pod {wish.namespace}/{name}", told, None))
     return changes
 

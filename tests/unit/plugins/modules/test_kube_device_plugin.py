@@ -187,6 +187,21 @@ def test_a_pod_that_ends_is_not_ended_again():
     assert api.deleted == []
 
 
+def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
+    """It would start from the former template as soon as there is room, and nobody would replace it."""
+    api = Api()
+    call(api, nodes=("n1", "n2"), rollout="OnDelete")
+    controller(api)
+    for name in ("n1", "n2"):  # as the controller binds them: by a field, until the scheduler did
+        spec = api.objects[f"{PODS}/p-{name}"]["spec"]
+        del spec["nodeName"]
+        field = {"key": "metadata.name", "operator": "In", "values": [name]}
+        terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    assert call(api, rollout="OnDelete", image="new")["objects"][-1] == "Pod kube-system/p-n1"
+    assert api.deleted == [f"{PODS}/p-n1"]
+
+
 def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypatch):
     """It would come back as it was."""
     api, slept = Api(), []
