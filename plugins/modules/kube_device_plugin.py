@@ -143,6 +143,8 @@ from ..module_utils import device_plugin_manifests, kube_apply, kube_client, kub
 
 # Seconds until the controller of DaemonSets must have seen a change; a pod that ends before comes back as it was.
 SEEN = 60
+# And until a pod that was ended is gone: it has ten to stop its program, which answers as before until then.
+GONE = 60
 
 
 def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
@@ -189,7 +191,16 @@ def replace(api: kube_client.Api, wish: device_plugin_manifests.Wish, nodes: lis
         node = device_plugin_manifests.node_of(pod)
         told = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
         changes.append(kube_apply.Change(f"Pod {wish.namespace}/{name}", told, None))
+    if not check:
+        wait_until_gone(api, [f"{folder}/{change.title.rpartition('/')[2]}" for change in changes])
     return changes
+
+
+def wait_until_gone(api: kube_client.Api, paths: list) -> None:
+    """Or who asks a node's program next would be answered by the former one. A dead node is told elsewhere."""
+    end = time.monotonic() + GONE
+    while any(api.get(path) for path in paths) and time.monotonic() < end:
+        time.sleep(0.5)
 
 
 def wait_until_seen(api: kube_client.Api, wish: device_plugin_manifests.Wish) -> None:

@@ -202,6 +202,28 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
     assert api.deleted == [f"{PODS}/p-n1"]
 
 
+@pytest.mark.parametrize("gone_after, rounds", [(3, 3), (None, 6)])
+def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
+    """Where options alone are new, the former program would pass for the one that is to be waited for. Not for ever."""
+    api, slept = Api(), []
+    call(api, rollout="OnDelete")
+    controller(api)
+
+    def sleep(_seconds):
+        slept.append(1)
+        if len(slept) == gone_after:
+            api.objects.pop(f"{PODS}/p-n1")
+
+    def delete(path):
+        api.objects[path]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+
+    api.delete = delete
+    monkeypatch.setattr(module_under_test.time, "sleep", sleep)
+    monkeypatch.setattr(module_under_test.time, "monotonic", lambda: len(slept) * 10)
+    assert call(api, rollout="OnDelete", options=["--x"])["objects"][-1] == "Pod kube-system/p-n1"
+    assert len(slept) == rounds
+
+
 def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypatch):
     """It would come back as it was."""
     api, slept = Api(), []
