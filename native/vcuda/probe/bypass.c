@@ -41,11 +41,10 @@ enum attempt ask_beyond(const struct cuda *cuda, CUdevice device)
 {
     CUcontext context;
     CUdeviceptr pointer;
-    /* Any refusal holds the limit: a library that fails closed need not say why. */
-    if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS)
-        return REFUSED;
-    if (cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
-        return REFUSED;
+    /* Any refusal holds the limit: a library that fails closed need not say why. But an empty slice has room, so that it was
+     * perhaps the card that had none, and nothing is shown by that. */
+    if (cuda->ctx_create(&context, 0, device) != CUDA_SUCCESS || cuda->mem_alloc(&pointer, BEYOND) != CUDA_SUCCESS)
+        return slice_is_empty ? UNABLE : REFUSED;
     if (slice_is_empty && ledger_own_bytes() >= (int64_t)BEYOND)
         return REFUSED; /* charged like any other */
     hold_what_was_got();

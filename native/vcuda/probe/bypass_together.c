@@ -48,10 +48,10 @@ static enum attempt hold_and(const struct way *way, const struct fill *fill)
     if (!cuda)
         return cuda_handle() ? REFUSED : UNABLE;
     if (cuda->ctx_create(&context, 0, fill->device) != CUDA_SUCCESS || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS)
-        return REFUSED;
+        return UNABLE; /* here as in ask_beyond */
     size_t bytes = contexts_count(fill) && free_bytes > 8 * BEYOND ? 4 * BEYOND : free_bytes / 2;
     if (cuda->mem_alloc(&pointer, bytes) != CUDA_SUCCESS)
-        return REFUSED;
+        return UNABLE;
     way->holder(fill);
     if (fill->board->status[1] < 0)
         return UNABLE;

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import MIB, OK, PRELOAD, PROBE, Host
+from conftest import CARD, MIB, OK, PRELOAD, PROBE, Host
 from test_files import FORCED, container
 from test_probe import run, verdicts
 from test_probe_finds import broken
@@ -161,6 +161,15 @@ def holders(host: Host) -> dict[str, int]:
         with contextlib.suppress(OSError):
             found[Path(f"/proc/{pid}/comm").read_text().strip()] = held
     return found
+
+
+def test_a_full_card_shows_nothing_of_open_ways(host: Host) -> None:
+    """The driver refuses everybody, also who goes round the library: that is no pass."""
+    stranger = host.puppet(preload=False).start()
+    stranger.get("alloc", CARD - host.on_card())
+    command = [PROBE, "--json", "--together", "--checks", ",".join(WAYS_AT_ONCE)]
+    done = subprocess.run(command, env=host.env(), stdout=subprocess.PIPE, text=True, check=False, timeout=90)
+    assert verdicts(json.loads(done.stdout)) == dict.fromkeys(WAYS_AT_ONCE, "not-run")
 
 
 @pytest.mark.parametrize("check", ["limit-exact", "bypass-path"])
