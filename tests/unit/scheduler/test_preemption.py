@@ -110,6 +110,16 @@ def test_those_that_are_ending_go_first_and_unknown_ones_never():
     assert preempt(extender, waiting("p", 7000, 5), n="") == {"n": ["b", "c"]}
 
 
+def test_a_node_that_tells_no_gpus_does_not_help_and_disturbs_nobody():
+    """The kube-scheduler asks about it: its own count of slots fails there before any extender is called."""
+    _server, extender, cluster = stage("n")
+    for name, n, mib, priority in FULL:
+        bound(cluster, name, "n", (f"n-{n}", mib), priority=priority)
+    assert preempt(extender, waiting("p", 5000, 5), stock="x", n="a") == {"n": ["a", "b"]}
+    extender.ledger.drop_node("n")
+    assert preempt(extender, waiting("p", 5000, 5), stock="x", n="a") == {}
+
+
 def test_a_pod_with_several_containers_gets_room_for_all_of_them():
     _server, extender, cluster = stage("n", gpus=2)
     for name, n, mib in (("a", 0, 5000), ("b", 0, 3000), ("c", 1, 9000), ("d", 1, 100)):

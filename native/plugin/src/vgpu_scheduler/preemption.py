@@ -80,7 +80,8 @@ class Preemption:
         taken = {one.node for _other, one in self._against(uid, priority)}
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
         found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
-        short = [name for name in gone if name not in found][:MAX_COMPLETED]
+        # A node that tells no GPUs, as one with the stock plugin, comes here when its own count of slots is short.
+        short = [name for name in gone if name not in found and name in self._ledger.nodes][:MAX_COMPLETED]
         lower = {name: self._lower(name, priority, gone[name]) for name in short}
         more = {name: self._cheapest(ask, name, lower[name], gone[name]) for name in short}
         self._leave(ask, gone, more)
