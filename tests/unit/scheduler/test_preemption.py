@@ -240,6 +240,16 @@ def test_room_is_kept_no_longer_than_the_nomination(end):
     assert names_of(extender, low, "n")[0] == ["n"]
 
 
+def test_of_two_nominated_for_one_room_one_gets_it():
+    """Neither waits for the other for ever; the second is nominated before the first is told."""
+    _server, extender, cluster = stage("n")
+    pods = {name: waiting(name, 6000, 5, nominated="n") for name in ("b", "a", "c")}
+    for pod in pods.values():
+        cluster.pod(False, item(pod))
+    assert {name: names_of(extender, pod, "n")[0] for name, pod in pods.items()} == {"a": ["n"], "b": [], "c": []}
+    assert bind(extender, "b") != "" and bind(extender, "a") == ""
+
+
 @pytest.mark.parametrize(("limit", "fits"), [(2, ["a", "b", "c"]), (1, ["a", "c"])])
 def test_what_one_filter_call_looks_at_is_bounded(limit, fits, monkeypatch):
     monkeypatch.setattr(preemption, "MAX_KEPT", limit)

@@ -127,11 +127,19 @@ class Preemption:
     # --- inside
 
     def _against(self, uid: str, priority: int) -> list[tuple[str, Nominated]]:
-        """Nominated pods of this priority or a higher one, the highest first. One whose bind is under way holds."""
+        """Nominated pods of this priority or a higher one, the highest first. One whose bind is under way holds.
+
+        Of two of one priority on one node, which are nominated where the second asks before we hear of the first, one
+        goes before the other: each would wait for the other otherwise, and the node with them.
+        """
+        own = self._nominated.get(uid)
         found = [
             (other, one)
             for other, one in self._nominated.items()
-            if other != uid and one.priority >= priority and self._ledger.held(other) is None
+            if other != uid
+            and one.priority >= priority
+            and not (own is not None and (own.node, own.priority) == (one.node, one.priority) and uid < other)
+            and self._ledger.held(other) is None
         ]
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
 
