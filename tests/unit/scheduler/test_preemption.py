@@ -250,6 +250,27 @@ def test_of_two_nominated_for_one_room_one_gets_it():
     assert bind(extender, "b") != "" and bind(extender, "a") == ""
 
 
+@pytest.mark.parametrize("lost", ["", "sick", "equal", "away"])
+def test_nothing_is_kept_where_no_victims_end_makes_room_any_more(lost):
+    """The nomination stands meanwhile: the kube-scheduler takes it back when it tries the pod again, or not at all."""
+    _server, extender, cluster = stage("n", gpus=2)
+    bound(cluster, "victim", "n", ("n-0", 4000), ending=True)
+    bound(cluster, "other", "n", ("n-1", 6000), priority=5)
+    cluster.pod(False, item(waiting("important", 9000, 5, nominated="n")))
+    if lost == "sick":
+        gpus = extender.ledger.nodes["n"]
+        extender.ledger.set_node("n", [gpus[0]._replace(healthy=False), gpus[1]])
+    elif lost == "equal":
+        bound(cluster, "above", "n", ("n-0", 2000), priority=5)
+    elif lost == "away":
+        extender.ledger.set_node("n", [gpu("n-1", CARD, slots=SLOTS)])
+    fits, why = names_of(extender, waiting("low", 3000), "n")
+    assert fits == (["n"] if lost else []), why
+    assert (why == {"n": KEPT}) == (not lost)
+    # And a preemption of its own priority may begin there.
+    assert ("n" in preempt(extender, waiting("same", 3000, 5), n="victim")) == bool(lost)
+
+
 @pytest.mark.parametrize(("limit", "fits"), [(2, ["a", "b", "c"]), (1, ["a", "c"])])
 def test_what_one_filter_call_looks_at_is_bounded(limit, fits, monkeypatch):
     monkeypatch.setattr(preemption, "MAX_KEPT", limit)
@@ -258,6 +279,20 @@ def test_what_one_filter_call_looks_at_is_bounded(limit, fits, monkeypatch):
         cluster.pod(False, item(waiting(f"important-{name}", 6000, priority, nominated=name)))
     assert names_of(extender, waiting("low", 3000), "a", "b", "c")[0] == fits
     assert list(extender.ledger.held_by()) == []
+
+
+def test_what_is_tried_is_bounded_also_where_victims_are_still_there(monkeypatch):
+    """A job that takes the place of hundreds: each filter call would try them all, for as long as victims take."""
+    monkeypatch.setattr(preemption, "MAX_KEPT", 3)
+    names = [f"n{n}" for n in range(9)]
+    _server, extender, cluster = stage(*names)
+    for name in names:
+        bound(cluster, f"victim-{name}", name, (f"{name}-0", 6000), ending=True)
+        cluster.pod(False, item(waiting(f"important-{name}", 9000, 5, nominated=name)))
+    tried, place = [], extender.ledger.place
+    monkeypatch.setattr(extender.ledger, "place", lambda ask, node: tried.append(node) or place(ask, node))
+    assert names_of(extender, waiting("low", 3000), *names)[0] == []
+    assert len(tried) == 3
 
 
 def test_a_bind_leaves_the_gpu_that_a_nominated_pod_needs():

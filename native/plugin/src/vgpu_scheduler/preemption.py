@@ -77,7 +77,8 @@ class Preemption:
         Those that are ending go first, then lower priorities. A node where pods of lower priority do not hold enough
         is left out, and so is one where room is kept for another pod.
         """
-        taken = {one.node for _other, one in self._against(uid, priority)}
+        waiting = [one for _other, one in self._against(uid, priority) if one.node in picked]
+        taken = {one.node for n, one in enumerate(waiting) if n >= MAX_KEPT or self._helps(one)}
         gone = {name: [pod.UID for pod in one.Pods or []] for name, one in picked.items() if name not in taken}
         found = {name: picked[name] for name in self._ledger.filter(ask, list(gone), gone).fits}
         # A node that tells no GPUs, as one with the stock plugin, comes here when its own count of slots is short.
@@ -103,22 +104,25 @@ class Preemption:
     @contextmanager
     def kept(self, uid: str, priority: int, names: Iterable[str]) -> Iterator[set[str]]:
         """While it lasts, nominated pods that this one must not overtake hold in the ledger. Yields the nodes that have
-        no room for them yet, since their victims are still there: nobody else may begin to fill what becomes free."""
+        no room for them yet, since their victims are still there: nobody else may begin to fill what becomes free.
+
+        Nothing is kept where no victim's end makes room any more, as on a node whose GPU is sick since: the
+        kube-scheduler takes a nomination back late or never, and others could use what is there.
+        """
         wanted = set(names) if self._nominated else ()
         full: set[str] = set()
         held: list[str] = []
         try:
-            for other, one in self._against(uid, priority):
-                if one.node not in wanted:
-                    continue
-                if len(held) >= MAX_KEPT:
+            for n, (other, one) in enumerate(each for each in self._against(uid, priority) if each[1].node in wanted):
+                if n >= MAX_KEPT:
                     full.add(one.node)
                     continue
                 try:
                     self._ledger.hold(other, "/", one.node, self._ledger.place(one.ask, one.node))
                     held.append(other)
                 except NoRoom:
-                    full.add(one.node)
+                    if self._helps(one):
+                        full.add(one.node)
             yield full
         finally:
             for other in held:
@@ -142,6 +146,11 @@ class Preemption:
             and self._ledger.held(other) is None
         ]
         return sorted(found, key=lambda each: (-each[1].priority, each[0]))
+
+    def _helps(self, one: Nominated) -> bool:
+        """Whether the pod has room on its node once all pods of lower priority are gone."""
+        lower = {one.node: self._lower(one.node, one.priority, ())}
+        return bool(self._ledger.filter(one.ask, [one.node], lower).fits)
 
     def _lower(self, node: str, priority: int, picked: Iterable[str]) -> list[str]:
         """Pods of lower priority that hold GPUs of the node, in the order in which they go: those that are ending, then
