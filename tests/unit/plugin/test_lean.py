@@ -77,7 +77,12 @@ from vgpu_plugin._proto import deviceplugin_pb2 as api, deviceplugin_pb2_grpc as
 from vgpu_plugin.registration import Registration
 
 class Service(rpc.DevicePluginServicer):
+    together, later = None, []
+
     def GetDevicePluginOptions(self, request, context):
+        if self.together is not None:
+            self.later.append(pathlib.Path("/proc", str(threading.get_native_id()), "timerslack_ns").read_text())
+            self.together.wait(60)
         return api.DevicePluginOptions()
 
     def stop(self):
@@ -102,7 +107,15 @@ show("before", os.listdir("/proc/self/task"))
 timers = lean.CoarseTimers()
 timers.look()
 show("after", timers._known)
-call()
+# Three at a time: two for which the server has no worker yet.
+Service.together = threading.Barrier(3)
+callers = [threading.Thread(target=call) for n in range(3)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+for slack in Service.later:
+    print("later ours", slack.strip())
 one._stop_serving()
 print("stopped here 0", flush=True)
 os._exit(0)
@@ -123,6 +136,7 @@ def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
         assert found["after", who] == {500_000_000}, who
     for who in ("ours", "lifeguard"):
         assert found["after", who] == {own}, who
+    assert found["later", "ours"] == {own}, "of workers that the server made afterwards"
     assert ("stopped", "here") in found
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import grpc
 
+from . import lean
 from ._proto import deviceplugin_pb2 as api
 from ._proto import deviceplugin_pb2_grpc as rpc
 from .inotify import FolderWatch
@@ -133,7 +134,8 @@ class Registration:
         # gRPC removes the file of a stopped server late; a new server must not lose its file to the old one.
         self._endpoint.unlink(missing_ok=True)
         service = self._make_service(self._watch.wake)
-        server = grpc.server(ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="kubelet"))
+        workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="kubelet", initializer=lean.own_timers())
+        server = grpc.server(workers)
         rpc.add_DevicePluginServicer_to_server(service, server)
         server.add_insecure_port(f"unix:{self._endpoint}")
         server.start()
