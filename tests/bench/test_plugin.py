@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -105,8 +106,11 @@ def idle(process: int, seconds: float) -> tuple[float, float]:
 
 def slacks(process: int) -> set[str]:
     """How much longer than they ask for threads may wait, in nanoseconds."""
-    tasks = [one.name for one in Path(f"/proc/{process}/task").iterdir()]
-    return {Path(f"/proc/{task}/timerslack_ns").read_text().strip() for task in tasks}
+    found = set()
+    for task in [one.name for one in Path(f"/proc/{process}/task").iterdir()]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found.add(Path(f"/proc/{task}/timerslack_ns").read_text().strip())
+    return found
 
 
 def note(name: str, measured: str, gate: str = "", held: bool | None = None) -> None:

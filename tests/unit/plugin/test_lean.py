@@ -90,7 +90,7 @@ class Service(rpc.DevicePluginServicer):
 
 def show(what, tasks):
     for task in tasks:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             name = pathlib.Path("/proc", task, "comm").read_text().strip()
             own = [one.name for one in threading.enumerate() if str(one.native_id) == task]
             who = "server" if own and "_serve" in own[0] else "ours" if own else name
@@ -138,6 +138,28 @@ def test_threads_of_grpc_wake_together_and_ours_when_they_say(tmp_path):
         assert found["after", who] == {own}, who
     assert found["later", "ours"] == {own}, "of workers that the server made afterwards"
     assert ("stopped", "here") in found
+
+
+def test_a_thread_that_ends_under_the_look_is_no_fault_of_the_others(tmp_path, caplog, monkeypatch):
+    """A file of a thread that has ended can be opened before, and not be read (ESRCH)."""
+    caplog.set_level("DEBUG")
+    for task in ("17", "18"):
+        (tmp_path / "self" / "task" / task).mkdir(parents=True)
+        (tmp_path / "self" / "task" / task / "comm").write_text("event_engine\n")
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "timerslack_ns").write_text("50000")
+    tried = []
+
+    def ends(path, *rest):
+        if str(path).endswith("/comm") and not tried:
+            tried.append(path)
+            raise ProcessLookupError(3, "No such process", path)
+        return open(path, *rest)
+
+    monkeypatch.setattr(lean, "open", ends, raising=False)
+    lean.CoarseTimers(str(tmp_path)).look()
+    assert sorted((tmp_path / task / "timerslack_ns").read_text() for task in ("17", "18")) == ["50000", "500000000"]
+    assert not caplog.records
 
 
 def test_where_the_kernel_forbids_it_timers_stay_as_they_are(tmp_path, caplog):

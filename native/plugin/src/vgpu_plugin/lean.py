@@ -119,7 +119,7 @@ class CoarseTimers:
                 return
             servers = {str(one.native_id) for one in threading.enumerate() if one.name.endswith("(_serve)")}
             for task in tasks - self._known:
-                with contextlib.suppress(FileNotFoundError):  # it has ended
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
                     with open(f"{self._proc}/self/task/{task}/comm") as stream:
                         name = stream.read().strip()
                     if task in servers or name in CORE:
