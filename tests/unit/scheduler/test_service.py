@@ -455,6 +455,10 @@ def test_not_ready_and_no_bind_before_the_first_lists():
                 # An error, which is tried again soon, and not "no node has GPUs".
                 _status, found = await one.verb("filter", {"Pod": pod_object("a"), "NodeNames": ["n0"]})
                 assert "being listed" in found["Error"] and not found["FailedAndUnresolvableNodes"]
+                # Nobody is deleted by what is known so far.
+                asked = {"Pod": pod_object("a"), "NodeNameToMetaVictims": {"n0": {"Pods": [{"UID": "uid-b"}]}}}
+                status, text = await one.verb("preempt", asked)
+                assert status == 503 and "being listed" in text
 
     asyncio.run(go())
 

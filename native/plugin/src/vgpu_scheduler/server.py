@@ -92,6 +92,9 @@ class Service:
         return answer(await self._extender.bind(await body(request, wire.BindArgs)))
 
     async def _preempt(self, request: web.Request) -> web.Response:
+        if not self._cluster.synced:
+            # Nodes without their pods would look free, and whom the kube-scheduler picked would be deleted for nothing.
+            return say(503, "nodes and pods are being listed; it is tried again")
         return answer(self._extender.preempt(await body(request, wire.PreemptArgs)))
 
     async def _mutate(self, request: web.Request) -> web.Response:
