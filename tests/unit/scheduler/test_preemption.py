@@ -223,7 +223,7 @@ def test_room_is_kept_from_the_nomination_to_the_bind():
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("end", ["bound", "gone", "cleared", "unlisted"])
+@pytest.mark.parametrize("end", ["bound", "gone", "cleared", "unreadable", "unlisted"])
 def test_room_is_kept_no_longer_than_the_nomination(end):
     _server, extender, cluster = stage("n")
     cluster.pod(False, item(waiting("important", 9000, 5, nominated="n")))

@@ -153,7 +153,9 @@ class Cluster:
         try:
             ask = read_pod(wire.plain(pod), self._extender.config)
         except (DialectError, msgspec.DecodeError):
-            return  # it never gets a node
+            # It never gets a node, or not before its annotations are others.
+            self._extender.preemption.gone(pod.metadata.uid)
+            return
         if ask.wants_gpus:
             self._extender.quotas.waits(pod.metadata.namespace, pod.metadata.uid, ask)
             self._extender.preemption.waits(pod, ask)
