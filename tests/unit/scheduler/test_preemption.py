@@ -235,6 +235,9 @@ def test_room_is_kept_no_longer_than_the_nomination(end):
         cluster.pod(True, item(waiting("important", 9000, 5, nominated="n")))
     elif end == "cleared":
         cluster.pod(False, item(waiting("important", 9000, 5)))
+    elif end == "unreadable":
+        wrong = {"hami.io/gpu-scheduler-policy": "no such"}
+        cluster.pod(False, item(waiting("important", 9000, 5, nominated="n", **wrong)))
     else:
         cluster.all_pods([], 0.0)
     assert names_of(extender, low, "n")[0] == ["n"]
@@ -248,6 +251,16 @@ def test_of_two_nominated_for_one_room_one_gets_it():
         cluster.pod(False, item(pod))
     assert {name: names_of(extender, pod, "n")[0] for name, pod in pods.items()} == {"a": ["n"], "b": [], "c": []}
     assert bind(extender, "b") != "" and bind(extender, "a") == ""
+
+
+def test_who_waits_for_kept_room_is_told_so():
+    """Not that there is room, which is what the ledger says once the filter call is over."""
+    _server, extender, cluster = stage("n")
+    bound(cluster, "victim", "n", ("n-0", 6000), ending=True)
+    cluster.pod(False, item(waiting("important", 9000, 5, nominated="n")))
+    assert names_of(extender, waiting("low", 3000), "n")[0] == []
+    assert names_of(extender, waiting("large", 5000), "n")[0] == []
+    assert {uid: one.over for uid, one in extender.waiting._due.items()} == {"uid-low": KEPT, "uid-large": ""}
 
 
 @pytest.mark.parametrize("lost", ["", "sick", "equal", "away"])

@@ -89,7 +89,8 @@ class Extender:
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
         if not fits:
-            self._waits(args, ask)
+            # Where room was found and none is left, what is asked later would say that there is some.
+            self._waits(args, ask, KEPT if answer.fits else "")
         return wire.FilterResult(fits, failed, answer.never)
 
     def prioritize(self, args: wire.ExtenderArgs) -> list[wire.HostPriority]:

@@ -33,7 +33,7 @@ TRIED = 50
 
 
 class Waits(NamedTuple):
-    """A pod that fits nowhere; ``over`` is why its namespace's quota stops it, if that does. ``names``: nodes that were
+    """A pod that fits nowhere; ``over`` is what else stops it, as its namespace's quota. ``names``: nodes that were
     asked for."""
 
     pod: dict[str, str]
