@@ -120,6 +120,19 @@ def test_a_node_that_tells_no_gpus_does_not_help_and_disturbs_nobody():
     assert preempt(extender, waiting("p", 5000, 5), stock="x", n="a") == {}
 
 
+def test_nodes_that_cannot_help_do_not_stand_before_one_that_can(monkeypatch):
+    """Only so many nodes are completed in a call, and their names come in the order of the alphabet, each time."""
+    monkeypatch.setattr(preemption, "MAX_COMPLETED", 2)
+    names = ["a", "b", "c", "d", "e", "f", "g"]
+    _server, extender, cluster = stage(*names)
+    for name in names:
+        bound(cluster, f"low-{name}", name, (f"{name}-0", 3000))
+        bound(cluster, f"rest-{name}", name, (f"{name}-0", 5000), priority=9 if name < "d" else 1)
+    picked = {name: [f"low-{name}"] for name in names}
+    found = preempt(extender, waiting("p", 9000, 5), **picked)
+    assert found == {name: [f"low-{name}", f"rest-{name}"] for name in ("d", "e", "f")}
+
+
 def test_a_pod_with_several_containers_gets_room_for_all_of_them():
     _server, extender, cluster = stage("n", gpus=2)
     for name, n, mib in (("a", 0, 5000), ("b", 0, 3000), ("c", 1, 9000), ("d", 1, 100)):
