@@ -133,6 +133,17 @@ def test_nodes_that_cannot_help_do_not_stand_before_one_that_can(monkeypatch):
     assert found == {name: [f"low-{name}", f"rest-{name}"] for name in ("d", "e", "f")}
 
 
+@pytest.mark.parametrize(("hard", "expected"), [("15000", {"n": ["a", "b"]}), ("14999", {})])
+def test_nobody_goes_for_a_pod_that_its_quota_stops(hard, expected):
+    """10000 MiB are in use of it. Nobody goes for a quota either, also who counts in it."""
+    _server, extender, cluster = stage("n")
+    for name, n, mib, priority in FULL:
+        bound(cluster, name, "n", (f"n-{n}", mib), priority=priority)
+    spec = wire.QuotaSpec({"limits.nvidia.com/gpumem": hard})
+    extender.quotas.enter(False, wire.Quota(wire.Meta("q", "default"), spec))
+    assert preempt(extender, waiting("p", 5000, 5), n="a") == expected
+
+
 def test_a_pod_with_several_containers_gets_room_for_all_of_them():
     _server, extender, cluster = stage("n", gpus=2)
     for name, n, mib in (("a", 0, 5000), ("b", 0, 3000), ("c", 1, 9000), ("d", 1, 100)):

@@ -114,6 +114,9 @@ class Extender:
         except DialectError:
             return wire.PreemptResult({})
         if ask.wants_gpus:
+            # Where slots are short everywhere, no filter call comes before; its answer would be that nothing helps.
+            if self.quotas.fits(namespace_of(args.Pod), ask):
+                return wire.PreemptResult({})
             uid = str((args.Pod.get("metadata") or {}).get("uid") or "")
             victims = self.preemption.victims(ask, uid, priority_of(args.Pod), victims)
         return wire.PreemptResult(victims)
