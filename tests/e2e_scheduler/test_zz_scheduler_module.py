@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module kube_scheduler at a real API server: check, apply, repeat, undo, with the module as a process.
 
-The last file, for the replicas of the others end here: cluster-wide objects have one name.
+The last file, as its name has it, for the replicas of the others end here: cluster-wide objects have one name.
 """
 
 from __future__ import annotations
