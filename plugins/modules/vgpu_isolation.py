@@ -73,7 +73,7 @@ options:
       - Seconds that a slice may take, and with them a GPU. V(0) is no bound.
       - The checks of the limit itself are always run to their end. Ways round the library that have not begun by then
         are left out with the verdict V(not-run); what is open and could no longer be shown to the watcher stays
-        V(open). Both say so in their RV(results.checks.detail), and RV(results.left_out) names them.
+        V(open). Both say so in their RV(results[].checks[].detail), and RV(results[].left_out) names them.
     type: int
     default: 20
   fail_on:
