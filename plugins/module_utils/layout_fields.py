@@ -8,7 +8,7 @@ holds the two equal. What is done with the fields is in layouts.py and layout_pa
 from __future__ import annotations
 
 import struct
-from typing import Any, Mapping, Tuple
+from typing import Any, Mapping, Sequence, Tuple
 
 MAX_DEVICES = 16
 UUID_SIZE = 48
@@ -169,6 +169,18 @@ class LayoutError(ValueError):
 def put_field(buffer: bytearray, base: int, fields: Fields, name: str, *values: Any) -> None:
     offset, fmt = fields[name]
     struct.pack_into("<" + fmt, buffer, base + offset, *values)
+
+
+def put_header(buffer: bytearray, fields: Fields, header: Mapping[str, Any]) -> None:
+    for name, value in header.items():
+        put_field(buffer, 0, fields, name, value)
+
+
+def put_uuids(buffer: bytearray, start: int, uuids: Sequence[str]) -> None:
+    """The GPUs of a file in their order, each in its place of UUID_SIZE bytes."""
+    for i, uuid in enumerate(uuids):
+        raw = encoded(uuid, UUID_SIZE, f"uuid of device {i}")
+        buffer[start + i * UUID_SIZE : start + i * UUID_SIZE + len(raw)] = raw
 
 
 def get_field(data: bytes, base: int, limit: int, fields: Fields, name: str) -> Any:

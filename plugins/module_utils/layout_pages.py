@@ -30,7 +30,8 @@ from .layout_fields import (
     check_versions,
     encoded,
     get_field,
-    put_field,
+    put_header,
+    put_uuids,
     text_of,
 )
 
@@ -46,8 +47,7 @@ def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
         "uuid": encoded(uuid, UUID_SIZE, "uuid"),
         "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
-    for name, value in header.items():
-        put_field(out, 0, GPU_PAGE_FIELDS, name, value)
+    put_header(out, GPU_PAGE_FIELDS, header)
     return bytes(out)
 
 
@@ -85,12 +85,8 @@ def pack_tenant_page(uuids: Sequence[str], allocation: str = "") -> bytes:
         "device_size": TENANT_DEVICE_SIZE,
         "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
-    for name, value in header.items():
-        put_field(out, 0, TENANT_FIELDS, name, value)
-    for i, uuid in enumerate(uuids):
-        raw = encoded(uuid, UUID_SIZE, f"uuid of device {i}")
-        start = TENANT_FIELDS["uuids"][0] + i * UUID_SIZE
-        out[start : start + len(raw)] = raw
+    put_header(out, TENANT_FIELDS, header)
+    put_uuids(out, TENANT_FIELDS["uuids"][0], uuids)
     return bytes(out)
 
 

@@ -61,6 +61,8 @@ from .layout_fields import (
     encoded,
     get_field,
     put_field,
+    put_header,
+    put_uuids,
     text_of,
     whole_number,
 )
@@ -142,8 +144,7 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
         "device_size": LIMITS_DEVICE_SIZE,
         "allocation": encoded(limits.get("allocation", ""), ALLOCATION_SIZE, "allocation"),
     }
-    for name, value in header.items():
-        put_field(out, 0, LIMITS_FIELDS, name, value)
+    put_header(out, LIMITS_FIELDS, header)
     seen = set()
     for i, device in enumerate(devices):
         base = LIMITS_FIELDS["devices"][0] + i * LIMITS_DEVICE_SIZE
@@ -258,12 +259,8 @@ def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
         "device_count": len(uuids),
         "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
-    for name, value in header.items():
-        put_field(out, 0, LEDGER_FIELDS, name, value)
-    for i, uuid in enumerate(uuids):
-        raw = encoded(uuid, UUID_SIZE, f"uuid of device {i}")
-        start = LEDGER_FIELDS["devices"][0] + i * UUID_SIZE
-        out[start : start + len(raw)] = raw
+    put_header(out, LEDGER_FIELDS, header)
+    put_uuids(out, LEDGER_FIELDS["devices"][0], uuids)
     return bytes(out)
 
 

@@ -61,6 +61,22 @@ static void ledger_restore(const struct copy *copy)
         _exit(UNABLE);
 }
 
+/* As many bytes of noise as the ledger has, from there on; whether any were taken. */
+static bool write_noise(const struct copy *copy, off_t from)
+{
+    char noise[4096];
+    size_t wrote = 0;
+    memset(noise, 0xff, sizeof noise);
+    while (wrote < copy->size) {
+        size_t most = copy->size - wrote < sizeof noise ? copy->size - wrote : sizeof noise;
+        ssize_t taken = pwrite(copy->file, noise, most, from + (off_t)wrote);
+        if (taken <= 0)
+            break;
+        wrote += (size_t)taken;
+    }
+    return wrote > 0;
+}
+
 static enum attempt ask_beside(const struct fill *fill)
 {
     const char *const added[] = {NULL};
@@ -82,12 +98,7 @@ enum attempt spoil_the_ledger(const struct fill *fill)
     struct copy copy;
     if (!ledger_copy(&copy))
         return UNABLE;
-    char *noise = malloc(copy.size);
-    if (!noise)
-        return UNABLE;
-    memset(noise, 0xff, copy.size);
-    ssize_t wrote = pwrite(copy.file, noise, copy.size, 0);
-    enum attempt attempt = wrote > 0 ? ask_beside(fill) : REFUSED;
+    enum attempt attempt = write_noise(&copy, 0) ? ask_beside(fill) : REFUSED;
     ledger_restore(&copy);
     return attempt;
 }
@@ -114,12 +125,8 @@ enum attempt grow_the_ledger(const struct fill *fill)
     struct copy copy;
     if (!ledger_copy(&copy))
         return UNABLE;
-    char *noise = malloc(copy.size);
-    if (!noise)
-        return UNABLE;
-    memset(noise, 0xff, copy.size);
-    ssize_t wrote = pwrite(copy.file, noise, copy.size, (off_t)copy.size);
-    bool grown = ftruncate(copy.file, (off_t)copy.size * 8) == 0 || wrote > 0;
+    bool longer = write_noise(&copy, (off_t)copy.size);
+    bool grown = ftruncate(copy.file, (off_t)copy.size * 8) == 0 || longer;
     enum attempt attempt = grown ? ask_beside(fill) : REFUSED;
     ledger_restore(&copy);
     return attempt;

@@ -83,8 +83,7 @@ class Extender:
         if over:
             self._waits(args, ask, over)
             return wire.FilterResult([], {}, dict.fromkeys(args.NodeNames, over))
-        uid, priority = str((args.Pod.get("metadata") or {}).get("uid") or ""), priority_of(args.Pod)
-        with self.preemption.kept(uid, priority, args.NodeNames) as kept:
+        with self.preemption.kept(uid_of(args.Pod), priority_of(args.Pod), args.NodeNames) as kept:
             answer = self.ledger.filter(ask, args.NodeNames)
         fits = [name for name in answer.fits if name not in kept] if kept else answer.fits
         failed = {**answer.failed, **dict.fromkeys(kept - answer.never.keys(), KEPT)} if kept else answer.failed
@@ -117,8 +116,7 @@ class Extender:
             # Where slots are short everywhere, no filter call comes before; its answer would be that nothing helps.
             if self.quotas.fits(namespace_of(args.Pod), ask):
                 return wire.PreemptResult({})
-            uid = str((args.Pod.get("metadata") or {}).get("uid") or "")
-            victims = self.preemption.victims(ask, uid, priority_of(args.Pod), victims)
+            victims = self.preemption.victims(ask, uid_of(args.Pod), priority_of(args.Pod), victims)
         return wire.PreemptResult(victims)
 
     async def bind(self, args: wire.BindArgs) -> wire.BindResult:
@@ -229,8 +227,7 @@ class Extender:
 
     def _read(self, pod: dict[str, Any]) -> PodAsk:
         """Read once for each version of a pod: filter, prioritize and bind come one after the other."""
-        meta = pod.get("metadata") or {}
-        uid, version = str(meta.get("uid") or ""), str(meta.get("resourceVersion") or "")
+        uid, version = uid_of(pod), str((pod.get("metadata") or {}).get("resourceVersion") or "")
         known = self._waiting.get(uid) if uid else None
         if known is not None and known[0] == version:
             return known[1]
@@ -246,6 +243,10 @@ def priority_of(pod: dict[str, Any]) -> int:
     """The API server writes it from the pod's PriorityClass; 0 without one."""
     found = (pod.get("spec") or {}).get("priority") if isinstance(pod.get("spec"), dict) else None
     return found if isinstance(found, int) else 0
+
+
+def uid_of(pod: dict[str, Any]) -> str:
+    return str((pod.get("metadata") or {}).get("uid") or "")
 
 
 def namespace_of(pod: dict[str, Any]) -> str:
