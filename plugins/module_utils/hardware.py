@@ -127,6 +127,13 @@ class Host:
             "root": str(os.geteuid() == 0).lower(),
         }
 
+    def node_name(self) -> str:
+        """The name by which a kubelet registers the host unless it is told another. Empty where the kernel tells none.
+
+        The whole of the kernel's host name, with a domain where it has one, in lower case.
+        """
+        return (self.text("/proc/sys/kernel/hostname") or "").strip().lower()
+
     def pci_gpus(self) -> list[dict[str, str]]:
         """NVIDIA's GPUs on the PCI bus, in bus order: known before any driver is there."""
         found = []

@@ -45,6 +45,7 @@ def read(
     found = nvml.read()
     return {
         "os": host.os_release(),
+        "node": host.node_name(),
         "gpus": found.pop("gpus"),
         "nvml": found,
         "pci_gpus": host.pci_gpus(),

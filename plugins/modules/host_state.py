@@ -96,6 +96,10 @@ state:
       description: Distribution, architecture, kernel and Python.
       type: dict
       returned: always
+    node:
+      description: Name by which a kubelet registers the host unless it is told another.
+      type: str
+      returned: always
     gpus:
       description: GPUs in NVML's order, as M(vgpu.fleet.gpu_info) returns them.
       type: list

@@ -51,6 +51,10 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+archive:
+  description: Its path, C(~) and variables of the environment resolved on this host.
+  returned: always
+  type: str
 exists:
   description: Whether the archive is there now.
   returned: always
@@ -76,13 +80,13 @@ def main() -> None:
     archive, sources = module.params["archive"], module.params["sources"]
     there = os.path.exists(archive)
     if there or not sources:
-        module.exit_json(changed=False, exists=there)
+        module.exit_json(changed=False, archive=archive, exists=there)
     if not module.check_mode:
         try:
             library_build.build(archive, module.params["version"], sources)
         except (library_build.BuildError, OSError) as fault:
-            module.fail_json(msg=f"the vGPU library was not built: {fault}", exists=False)
-    module.exit_json(changed=True, exists=not module.check_mode)
+            module.fail_json(msg=f"the vGPU library was not built: {fault}", archive=archive, exists=False)
+    module.exit_json(changed=True, archive=archive, exists=not module.check_mode)
 
 
 if __name__ == "__main__":

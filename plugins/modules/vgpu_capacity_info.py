@@ -93,6 +93,10 @@ kubelet:
   description: Whether there is a kubelet on the host.
   returned: always
   type: bool
+node:
+  description: Name by which a kubelet registers the host unless it is told another.
+  returned: always
+  type: str
 expected:
   description: The slices that the host should have.
   returned: always
@@ -240,7 +244,7 @@ def main() -> None:
             break
         time.sleep(PAUSE_S)
     sentences = [capacity.sentence(one) for one in answer["drift"]]
-    module.exit_json(changed=False, sentences=sentences, waited=int(waited), **answer)
+    module.exit_json(changed=False, node=host.node_name(), sentences=sentences, waited=int(waited), **answer)
 
 
 if __name__ == "__main__":

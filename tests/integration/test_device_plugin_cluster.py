@@ -141,6 +141,50 @@ def test_removal_is_asked_for_by_one_that_came(place, api):
     assert len(said) == 2 and {host for host, _objects in said} <= {"a2", "b1"}, run.output
 
 
+OWN_NAME = Path("/proc/sys/kernel/hostname").read_text().strip().lower()
+NAMES = [
+    # variables of the host, and its node
+    ({}, OWN_NAME),
+    ({"__preflight_state": {"state": {"node": "asked-before"}}}, "asked-before"),
+    ({"device_plugin_node_name": "said"}, "said"),
+]
+
+
+@pytest.mark.parametrize(("variables", "name"), NAMES, ids=["alone", "after the preflight", "by the variable"])
+@pytest.mark.parametrize("tasks", ["objects", "absent"])
+def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name):
+    """Facts that are kept are those of the host that was renamed, or put up anew, since."""
+    file, objects = api
+    ours = {"vgpu.fleet/device-plugin": "daemonset"}
+    for one in (name, "kept"):
+        objects[f"/api/v1/nodes/{one}"] = {"metadata": {"name": one, "labels": dict(ours) if tasks == "absent" else {}}}
+    place.hosts({"a": ["a1"]})
+    kept = {"name": "Keep", "ansible.builtin.set_fact": {"hostname": "kept", "nodename": "kept", "cacheable": True}}
+    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": tasks}
+    steps = [kept, WISH, {"name": "Come", "ansible.builtin.import_role": role}]
+    common = {**COMMON, **variables, "device_plugin_api_kubeconfig": file}
+    # Away in check mode alone, for the files of this machine are not this test's; what is asked for tells the name.
+    options = ["--check", "-vvv"] if tasks == "absent" else []
+    run = place.play([{"name": "Ask", "hosts": "all", "gather_facts": False, "vars": common, "tasks": steps}], *options)
+    assert run.code == 0, run.output
+    if tasks == "absent":
+        assert set(re.findall(r'"nodes": \[\s*"([^"]*)"\s*\]', run.output)) == {name}, run.output
+    else:
+        labels = {one: objects[f"/api/v1/nodes/{one}"]["metadata"].get("labels") for one in (name, "kept")}
+        assert labels == {name: ours, "kept": {}}
+
+
+@pytest.mark.parametrize(("role", "variable"), [("upgrade", "upgrade_node"), ("verify", "verify_kube_node")])
+@pytest.mark.parametrize("given", [{}, {"device_plugin_node_name": ""}, {"device_plugin_node_name": "said"}])
+def test_the_other_roles_mean_the_same_node(place, role, variable, given):
+    place.hosts({"a": ["a1"]})
+    default = yaml.safe_load((ROOT / f"roles/{role}/defaults/main.yml").read_text())[variable]
+    read = {"__preflight_state": {"state": {"node": "asked"}}, "__verify_own": {"node": "asked"}}
+    tell = {"name": "Tell", "ansible.builtin.debug": {"msg": f"node={default}"}, "vars": {**read, **given}}
+    run = place.play([{"name": "Ask", "hosts": "all", "gather_facts": False, "tasks": [tell]}])
+    assert f"node={given.get('device_plugin_node_name') or 'asked'}" in run.output, run.output
+
+
 EXACT = [
     # who is in the play, and whether it knows what every host of the inventory names
     ("gpu_nodes", True),

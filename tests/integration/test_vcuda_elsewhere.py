@@ -22,7 +22,8 @@ def build(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     place.hosts({"some": ["one", "two"]})
-    options = {"vcuda_version": VERSION, "vcuda_cache": str(tmp_path / "cache"), "vcuda_build_host": "two"}
+    places = {"vcuda_cache": str(tmp_path / "cache"), "vcuda_build_cache": str(tmp_path / "there")}
+    options = {"vcuda_version": VERSION, "vcuda_build_host": "two", **places}
     role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.vcuda", "tasks_from": "build"}, "vars": options}
     play = [{"hosts": "all", "gather_facts": False, "tasks": [role]}]
     return lambda *words: place.play(play, *words)
@@ -58,4 +59,35 @@ def test_a_build_that_fails_there_leaves_nothing_there(build: Any, tmp_path: Pat
     run: Run = build()
     assert run.code != 0
     assert "the vGPU library was not built" in run.output
-    assert left(tmp_path) == [] and not list((tmp_path / "cache").glob("*.tar.gz"))
+    assert left(tmp_path) == [] and not list(tmp_path.glob("*/*.tar.gz"))
+
+
+HOMES = [
+    # the controller's XDG_CACHE_HOME below the test's folder, and where the archive comes to there
+    (None, "here/.cache/vgpu.fleet"),
+    ("xdg", "xdg/vgpu.fleet"),
+]
+
+
+@pytest.mark.parametrize("cache, came", HOMES)
+def test_each_host_has_a_home_of_its_own(
+    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str | None, came: str
+) -> None:
+    """The build host has the archive in the home of its user, and nothing of the controller's paths is made there."""
+    name = f"vcuda-{VERSION}.tar.gz"
+    kept = tmp_path / "there" / ".cache" / "vgpu.fleet" / name
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(b"built before")
+    monkeypatch.setenv("HOME", str(tmp_path / "here"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if cache:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+    # Whoever compiles did not look there.
+    monkeypatch.setenv("CC", "/bin/false")
+    place.hosts({"some": ["one", "two"]})
+    options = {"vcuda_version": VERSION, "vcuda_build_host": "two"}
+    role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.vcuda", "tasks_from": "build"}, "vars": options}
+    there = {"HOME": str(tmp_path / "there")}
+    run = place.play([{"hosts": "all", "gather_facts": False, "environment": there, "tasks": [role]}])
+    assert run.code == 0, run.output
+    assert (tmp_path / came / name).read_bytes() == b"built before"

@@ -54,8 +54,8 @@ LEFT = (
     "find /run /tmp /var/tmp -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
     f"grep -v -e /run/systemd/ -e '{PAYLOAD}' || true"
 )
-# What programs that run write into all the while: the pages of the arbiter, a process id, and the file that the plugin's
-# records change places with, which holds what they said before the last change: a lease, its id drawn by lot.
+# What programs that run write into all the while: the pages of the arbiter, a process id, and the file with which the
+# plugin's records change places; it holds what they said before the last change, a lease with an id drawn by lot.
 LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock", "/var/lib/vgpu/allocations.new")
 # Where site.yml puts versions of its own, and the step that does it.
 OWN_PLACES = {

@@ -221,5 +221,12 @@ def test_os_release(tmp_path):
     assert (found["id"], found["version_id"], found["codename"]) == ("debian", "12", "bookworm")
 
 
+@pytest.mark.parametrize(
+    "kernel, name", [("gpu-1\n", "gpu-1"), ("GPU-1.Site.Example\n", "gpu-1.site.example"), (None, "")]
+)
+def test_the_name_that_a_kubelet_takes(tmp_path, kernel, name):
+    assert lay_out(tmp_path, {"proc/sys/kernel/hostname": kernel} if kernel else {}).node_name() == name
+
+
 def test_a_program_that_is_absent_answers_127():
     assert hardware.run_program(["/nonexistent/program"]).rc == 127
