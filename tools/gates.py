@@ -61,6 +61,7 @@ SLOW_TESTS = [
     "tests/integration/device_plugin/test_isolation_beside.py",
     "tests/integration/device_plugin/test_scheduler_archive.py",
     "tests/integration/device_plugin/test_drift.py",
+    "tests/integration/device_plugin/test_reboot.py",
     "tests/integration/device_plugin/test_watch.py",
     "tests/integration/test_kube_node.py",
     "tests/integration/test_device_plugin_cluster.py",

@@ -183,6 +183,13 @@ def put_uuids(buffer: bytearray, start: int, uuids: Sequence[str]) -> None:
         buffer[start + i * UUID_SIZE : start + i * UUID_SIZE + len(raw)] = raw
 
 
+def named(page: bytes, fields: Fields, allocation: str) -> bytes:
+    """A page with the allocation that it belongs to."""
+    out = bytearray(page)
+    put_field(out, 0, fields, "allocation", encoded(allocation, ALLOCATION_SIZE, "allocation"))
+    return bytes(out)
+
+
 def get_field(data: bytes, base: int, limit: int, fields: Fields, name: str) -> Any:
     """The field's value, or 0 where the writer's header or entry ends before it."""
     offset, fmt = fields[name]

@@ -6,10 +6,10 @@ Their fields are in layout_fields.py. Pure.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Sequence
 
 from .layout_fields import (
-    ALLOCATION_SIZE,
     GATES,
     GPU_PAGE_FIELDS,
     GPU_PAGE_FILE_SIZE,
@@ -30,6 +30,7 @@ from .layout_fields import (
     check_versions,
     encoded,
     get_field,
+    named,
     put_header,
     put_uuids,
     text_of,
@@ -38,6 +39,12 @@ from .layout_fields import (
 
 def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
     """The gpu page of an allocation before an arbiter has written it: the tenant keeps its own share."""
+    return named(_gpu_page(uuid), GPU_PAGE_FIELDS, allocation)
+
+
+# A page but for its allocation: a node packs the same few again and again.
+@functools.lru_cache(maxsize=32)
+def _gpu_page(uuid: str) -> bytes:
     out = bytearray(GPU_PAGE_FILE_SIZE)
     header = {
         "magic": GPU_PAGE_MAGIC,
@@ -45,7 +52,6 @@ def pack_gpu_page(uuid: str, allocation: str = "") -> bytes:
         "min_reader": GPU_PAGE_MIN_READER,
         "size": GPU_PAGE_FILE_SIZE,
         "uuid": encoded(uuid, UUID_SIZE, "uuid"),
-        "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
     put_header(out, GPU_PAGE_FIELDS, header)
     return bytes(out)
@@ -72,6 +78,11 @@ def parse_gpu_page(data: bytes) -> dict[str, Any]:
 
 def pack_tenant_page(uuids: Sequence[str], allocation: str = "") -> bytes:
     """An empty tenant page for these devices, in the order of the limits file."""
+    return named(_tenant_page(tuple(uuids)), TENANT_FIELDS, allocation)
+
+
+@functools.lru_cache(maxsize=32)
+def _tenant_page(uuids: Sequence[str]) -> bytes:
     if len(uuids) > MAX_DEVICES:
         raise LayoutError(f"a tenant page of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
     out = bytearray(TENANT_FILE_SIZE)
@@ -83,7 +94,6 @@ def pack_tenant_page(uuids: Sequence[str], allocation: str = "") -> bytes:
         "device_count": len(uuids),
         "device_offset": TENANT_FIELDS["devices"][0],
         "device_size": TENANT_DEVICE_SIZE,
-        "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
     put_header(out, TENANT_FIELDS, header)
     put_uuids(out, TENANT_FIELDS["uuids"][0], uuids)

@@ -8,6 +8,7 @@ native/vcuda/include/vgpu_abi.h. Pure but for the functions at the end, which re
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import struct
 import zlib
@@ -60,6 +61,7 @@ from .layout_fields import (
     LayoutError,
     encoded,
     get_field,
+    named,
     put_field,
     put_header,
     put_uuids,
@@ -245,6 +247,11 @@ def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
 
 def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
     """What comes before the slots of an empty ledger. All behind it is zero, and need not be written to a new file."""
+    return named(_empty_ledger(tuple(uuids)), LEDGER_FIELDS, allocation)
+
+
+@functools.lru_cache(maxsize=32)
+def _empty_ledger(uuids: Sequence[str]) -> bytes:
     if len(uuids) > MAX_DEVICES:
         raise LayoutError(f"a ledger of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
     out = bytearray(LEDGER_SLOT_OFFSET)
@@ -257,7 +264,6 @@ def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
         "slot_offset": LEDGER_SLOT_OFFSET,
         "slot_size": LEDGER_SLOT_SIZE,
         "device_count": len(uuids),
-        "allocation": encoded(allocation, ALLOCATION_SIZE, "allocation"),
     }
     put_header(out, LEDGER_FIELDS, header)
     put_uuids(out, LEDGER_FIELDS["devices"][0], uuids)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -243,20 +242,6 @@ def test_restart_with_running_container(node):
     assert {one["id"] for one in status["slices"] if one["in_use"]} == set(pod["ids"])
     assert node.kubelet.restart_container("one")["ids"] == pod["ids"]
     assert node.allocation_mounts() == before
-
-
-def test_reboot(node):
-    """/run is empty: the files come back before the container starts, at the same place."""
-    pod = node.kubelet.run_pod("one")
-    node.end(kill=True)
-    for mount in node.mounts():
-        subprocess.run(["umount", mount], check=True)
-    shutil.rmtree(node.folder / "run")
-    node.start()
-    node.kubelet.restart_container("one")
-    for mount in pod["answer"]["mounts"]:
-        assert subprocess.run(["test", "-s", mount["host_path"]], check=False).returncode == 0, mount
-    assert len(node.allocation_mounts()) == 1
 
 
 def test_full_ledger_tmpfs_is_bounded(node):

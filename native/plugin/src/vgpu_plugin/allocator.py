@@ -24,7 +24,7 @@ from .gpus import Gpu
 from .paths import Paths
 from .pool import Pool
 from .preference import gpu_of
-from .records import KUBELET, LEASE, Record, RecordStore
+from .records import KUBELET, Record, RecordStore
 from .substitution import on_gpus, substitute
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Allocator:
         self._sizing: dict[str, Record] = {}
         # The library's folder that ``current`` led to last, and what tells it from others.
         self._library: tuple[str, tuple[int, int] | None] = ("", None)
+        # UUID → flags in the limits of its slices, and of which settings and GPU they are.
+        self._flags: dict[str, tuple[node_settings.Settings, Gpu, dict[str, Any]]] = {}
 
     def configure(self, settings: node_settings.Settings, driver: DriverFiles) -> None:
         """From now on allocations are made by these settings; those that exist stay as they are."""
@@ -118,14 +120,19 @@ class Allocator:
             self._refuse_several(pieces)
             devices = self._devices(pieces)
             given = tuple(ids)
-            record = Record(os.urandom(8).hex(), kind, given, asked=() if given == asked else asked, **lease)
+            allocation = os.urandom(8).hex()
+            limits: dict[str, Any] = {}
+            library = ""
             if any(piece.mode == VCUDA for piece in pieces):
-                limits = self._limits(record.id, devices)
+                limits = self._limits(allocation, devices)
                 if self.settings.requested and kind == KUBELET:
                     limits["deny"] = True  # its size is written when it starts, and not before
                 elif self.settings.requested or self._sized_beside(devices):
                     self._refuse_oversold(devices, asked)
-                record = replace(record, limits=limits, library=str(self.library()))
+                library = str(self.library())
+            asked = () if given == asked else asked
+            record = Record(allocation, kind, given, limits, library, asked=asked, **lease)
+            if limits:
                 self._make_files(record)
             try:
                 self._write_down(record)
@@ -152,7 +159,7 @@ class Allocator:
         if any(piece.mode != VCUDA for piece in pieces):
             return ids, pieces
         spread = self.settings.legacy_preferred and not self.kubelet_asks
-        if not spread and not any(one.asked for one in self.records.all()):
+        if not spread and not self.records.substituted:
             return ids, pieces
         _generation, offers = self._pool.offers(pieces[0].resource)
         given = substitute(ids, offers, self.records.all(), spread, self.settings.packed)
@@ -201,12 +208,10 @@ class Allocator:
             ) from fault
 
     def _refuse_leased(self, pieces: list[Piece]) -> None:
-        leased = {one: record.id for record in self.records.all() if record.kind == LEASE for one in record.slice_ids}
         for piece in pieces:
-            if piece.id in leased:
+            if lease := self.records.lease_of(piece.id):
                 raise NotNow(
-                    f"slice {piece.id} is leased to a check on this host (allocation {leased[piece.id]}); "
-                    "start the pod again"
+                    f"slice {piece.id} is leased to a check on this host (allocation {lease}); start the pod again"
                 )
 
     def _refuse_outside(self, pieces: list[Piece]) -> None:
@@ -237,7 +242,17 @@ class Allocator:
 
     def _limits(self, allocation: str, devices: list[dict[str, Any]]) -> dict[str, Any]:
         gpus = [self._pool.gpu(device["uuid"]) for device in devices]
-        return {"allocation": allocation, "devices": devices, **self.settings.limit_flags(gpus)}
+        return {"allocation": allocation, "devices": devices, **self._flags_of(gpus)}
+
+    def _flags_of(self, gpus: list[Gpu]) -> dict[str, Any]:
+        """The same for every slice of a GPU until settings or GPU change, and in fractions to work out."""
+        if len(gpus) > 1:
+            return self.settings.limit_flags(gpus)
+        (gpu,) = gpus
+        known = self._flags.get(gpu.uuid)
+        if known is None or known[0] is not self.settings or known[1] is not gpu:
+            known = self._flags[gpu.uuid] = self.settings, gpu, self.settings.limit_flags(gpus)
+        return known[2]
 
     def _devices(self, pieces: list[Piece]) -> list[dict[str, Any]]:
         """One device of a limits file for each GPU. Two slices of one GPU are summed or refused, never silently one

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,19 @@ class HandOver:
 
     def parts(self, gpus: list[Gpu], allocation: str, ids: list[str], uuids: list[str]) -> Parts:
         """``ids``: how the runtime knows the devices, by UUID or index; CDI devices are named by their ``uuids``."""
+        strategies = self.strategies
         if self.follow is not None:
-            chosen = VOLUME_MOUNTS if accepts_mounts(self.follow) else ENVVAR
-            return replace(self, strategies=(chosen,), follow=None).parts(gpus, allocation, ids, uuids)
+            strategies = (VOLUME_MOUNTS if accepts_mounts(self.follow) else ENVVAR,)
         out = Parts()
         qualified = [f"{cdi.GPU_KIND}={uuid}" for uuid in uuids]
-        if ENVVAR in self.strategies:
+        if ENVVAR in strategies:
             out.envs["NVIDIA_VISIBLE_DEVICES"] = ",".join(ids)
-        if VOLUME_MOUNTS in self.strategies:
+        if VOLUME_MOUNTS in strategies:
             out.envs["NVIDIA_VISIBLE_DEVICES"] = VISIBLE_AS_MOUNTS
             out.mounts += [(f"{VISIBLE_AS_MOUNTS}/{one}", "/dev/null", False) for one in ids]
-        if CDI_ANNOTATIONS in self.strategies:
+        if CDI_ANNOTATIONS in strategies:
             out.annotations[f"{self.annotation_prefix}vgpu-device-plugin_{allocation}"] = ",".join(qualified)
-        if CDI_CRI in self.strategies:
+        if CDI_CRI in strategies:
             out.cdi_devices += qualified
         if self.pass_device_specs:
             names_of_nodes = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"]

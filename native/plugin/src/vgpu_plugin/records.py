@@ -56,7 +56,12 @@ class RecordStore:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._records: dict[str, Record] = {}
+        # Each record is put into words once: the whole file is written with every allocation.
         self._words: dict[str, str] = {}
+        # Those that every Allocate asks for, among hundreds.
+        self._leased: dict[str, str] = {}
+        self._substituted: frozenset[str] = frozenset()
+        self._name, self._fresh = str(path), str(path.with_suffix(".new"))
         self.warnings: list[str] = []
 
     def load(self) -> None:
@@ -69,6 +74,9 @@ class RecordStore:
                 one["id"]: Record(**dict(one, slice_ids=tuple(one["slice_ids"]), asked=tuple(one.get("asked", ()))))
                 for one in data["allocations"]
             }
+            self._words = {one.id: json.dumps(vars(one)) for one in self._records.values()}
+            for one in self._records.values():
+                self._remember(one)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
@@ -81,23 +89,20 @@ class RecordStore:
             self.warnings.append(f"{self._path} could not be read ({fault}); {done}")
             log.warning("%s", self.warnings[-1])
 
-    def _save(self, records: dict[str, Record]) -> None:
-        fresh = self._path.with_suffix(".new")
-        # Each record is put into words once: the whole file is written with every allocation.
-        words = {one.id: self._words.get(one.id) or json.dumps(vars(one)) for one in records.values()}
+    def _save(self, words: dict[str, str]) -> None:
         text = ",\n".join(words.values())
         try:
             data = f'{{"version": {FORMAT}, "allocations": [\n{text}\n]}}\n'.encode()
             try:
-                _overwrite(fresh, data)
+                _overwrite(self._fresh, data)
             except FileNotFoundError:  # the folder is not there
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                _overwrite(fresh, data)
-            if not _exchanged(fresh, self._path):
-                os.replace(fresh, self._path)
+                os.makedirs(os.path.dirname(self._fresh), exist_ok=True)
+                _overwrite(self._fresh, data)
+            if not _exchanged(self._fresh, self._name):
+                os.replace(self._fresh, self._name)
         except OSError:
             with contextlib.suppress(OSError):
-                fresh.unlink(missing_ok=True)
+                os.unlink(self._fresh)
             raise
         self._words = words
 
@@ -107,6 +112,27 @@ class RecordStore:
     def get(self, allocation: str) -> Record | None:
         return self._records.get(allocation)
 
+    def _remember(self, record: Record) -> None:
+        if record.asked:
+            self._substituted |= {record.id}
+        if record.kind == LEASE:
+            self._leased.update(dict.fromkeys(record.slice_ids, record.id))
+
+    def _forget(self, record: Record) -> None:
+        self._substituted -= {record.id}
+        for slice_id in record.slice_ids:
+            if self._leased.get(slice_id) == record.id:
+                del self._leased[slice_id]
+
+    def lease_of(self, slice_id: str) -> str | None:
+        """The allocation of the check that has a slice; None where none has."""
+        return self._leased.get(slice_id)
+
+    @property
+    def substituted(self) -> bool:
+        """Whether the kubelet knows any by other ids than of its slices."""
+        return bool(self._substituted)
+
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
         """Those that the kubelet knows by exactly these ids; an init container and a container of a pod share them."""
         wanted = frozenset(ids)
@@ -114,22 +140,26 @@ class RecordStore:
 
     def put(self, record: Record) -> None:
         """Written down first: what is given out must outlive a restart. Raises OSError, and nothing is kept."""
-        self._words.pop(record.id, None)
-        records = {**self._records, record.id: record}
-        self._save(records)
-        self._records = records
+        self._save({**self._words, record.id: json.dumps(vars(record))})
+        if (before := self._records.get(record.id)) is not None:
+            self._forget(before)
+        self._records = {**self._records, record.id: record}
+        self._remember(record)
 
     def drop(self, allocation: str) -> None:
         """Never fails: a full disk must not keep a slice. A record that comes back with a restart is ended again."""
-        if self._records.pop(allocation, None) is None:
+        record = self._records.pop(allocation, None)
+        if record is None:
             return
+        del self._words[allocation]
+        self._forget(record)
         try:
-            self._save(self._records)
+            self._save(self._words)
         except OSError as fault:
             log.warning("allocation %s has ended and %s still lists it: %s", allocation, self._path, fault)
 
 
-def _overwrite(path: Path, data: bytes) -> None:
+def _overwrite(path: str, data: bytes) -> None:
     """Without giving its blocks back, which would have to be found again."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -141,7 +171,7 @@ def _overwrite(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _exchanged(one: str, other: str) -> bool:
     """Lets two files change places in one step; False where one is not there, or the file system or libc cannot."""
     exchange = _renameat2()
     if exchange is None:

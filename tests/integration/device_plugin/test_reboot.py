@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reboot, with the real program: /run and every mount are gone, the driver and the boot id are new, the kubelet comes
+back with its checkpoint and its folder on disk, dead sockets included.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from vgpu_kubelet_double import podresources
+from vgpu_kubelet_double.manager import CHECKPOINT, Manager, PodError
+
+from .conftest import RESOURCE, SOURCES, RealNode, until
+
+sys.path.insert(0, str(SOURCES[0]))
+from vgpu_plugin._shared import layouts
+
+PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
+SLICES = 6
+LIMITS, LEDGER = "/etc/vgpu/limits", "/run/vgpu/ledger"
+# The program as it is, but for where it finds the boot's id, and seconds in place of the minute of grace.
+PROGRAM = """\
+import sys
+from pathlib import Path
+from vgpu_plugin import clock, collector, daemon
+clock._BOOT_ID = Path(sys.argv.pop(1))
+collector.GRACE_S, daemon.HOUSEKEEPING_S = 1.0, 0.2
+from vgpu_plugin.main import main
+sys.exit(main())
+"""
+
+
+@dataclass
+class Machine:
+    node: RealNode
+    boot: int = 0
+    lister: grpc.Server | None = None
+
+    @property
+    def records(self) -> Path:
+        return self.node.folder / "state/allocations.json"
+
+    def halt(self) -> None:
+        """The power is cut: nothing ends in good order, and what lay in memory is gone."""
+        node = self.node
+        node.end(kill=True)
+        self.stop_kubelet()
+        for mount in reversed(node.mounts()):
+            subprocess.run(["umount", mount], check=True)
+        shutil.rmtree(node.folder / "run")
+        Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
+
+    def start_kubelet(self) -> None:
+        kubelet = self.node.kubelet = Manager(self.node.kubelet.folder)
+        kubelet.start()
+        self.lister = podresources.serve(kubelet, self.node.folder / "pod-resources/kubelet.sock")
+
+    def stop_kubelet(self) -> None:
+        if self.lister is not None:
+            self.lister.stop(grace=0).wait()
+        self.node.kubelet.stop()
+
+    def boot_up(self, first: str = "kubelet") -> None:
+        self.boot += 1
+        (self.node.folder / "boot_id").write_text(f"boot-{self.boot}\n")
+        if first == "plugin":
+            self.node.start(wait=False)
+            until(self.node.socket.exists, "the plugin")
+        self.start_kubelet()
+        if first == "kubelet":
+            self.node.start(wait=False)
+        until(self.node.offered, "the slices at the kubelet")
+
+    def allocations(self, kind: str = "kubelet") -> dict[str, list[str]]:
+        found = self.node.vgpuctl("status")["allocations"]
+        return {one["id"]: one["slice_ids"] for one in found if one["kind"] == kind}
+
+
+@pytest.fixture
+def machine(node):
+    node.end()
+    node.kubelet.stop()
+    (node.folder / "kubelet" / CHECKPOINT).unlink()
+    (node.folder / "host.profile").write_text(PROFILE)
+    Path(node.environment["GPUSIM_STATE"]).unlink(missing_ok=True)
+    node.program = [sys.executable, "-c", PROGRAM, str(node.folder / "boot_id")]
+    out = Machine(node)
+    out.boot_up()
+    assert len(node.kubelet.endpoints[RESOURCE].devices) == SLICES
+    yield out
+    out.stop_kubelet()  # the fixture of the node knows the first kubelet alone
+
+
+def host_path(pod: dict, inside: str) -> Path:
+    return next(Path(one["host_path"]) for one in pod["answer"]["mounts"] if one["container_path"] == inside)
+
+
+def limits_of(pod: dict) -> dict:
+    return layouts.parse_limits(host_path(pod, LIMITS).read_bytes())
+
+
+# What a power cut leaves of the records, which are not synced; and who comes up first.
+ROWS = [
+    ("whole", "kubelet"),
+    ("whole", "plugin"),
+    ("gone", "plugin"),
+    ("without the last one", "kubelet"),
+    ("torn", "kubelet"),
+]
+
+
+@pytest.mark.parametrize(("records", "first"), ROWS)
+def test_allocations_after_a_reboot(machine, records, first):
+    node = machine.node
+    pods = {name: node.kubelet.run_pod(name, init_container=name == "both") for name in ("stays", "both", "deleted")}
+    lease = node.vgpuctl("lease")
+    older = machine.records.read_bytes()
+    pods["last"] = node.kubelet.run_pod("last")
+    before = {name: limits_of(pod) for name, pod in pods.items()}
+    assert len(machine.allocations()) == 5  # the init container has its own
+    machine.halt()
+    if records == "gone":
+        machine.records.unlink()
+    elif records == "torn":
+        machine.records.write_bytes(machine.records.read_bytes()[:200])
+    elif records == "without the last one":
+        machine.records.write_bytes(older)
+    node.kubelet.delete_pod("deleted")  # from afar, while the node was away
+    assert not any(host_path(pod, LIMITS).exists() for pod in pods.values())
+    machine.boot_up(first)
+
+    # The lease has ended with the boot; all is offered, and what the checkpoint names is nobody else's.
+    assert machine.allocations("lease") == {}
+    assert lease["ids"][0] in node.kubelet.endpoints[RESOURCE].healthy()
+    assert node.kubelet.state()["resources"][RESOURCE]["allocatable"] == SLICES
+    for name in ("stays", "both", "last"):
+        again = node.kubelet.restart_container(name)
+        assert (again["ids"], again["answer"]) == (pods[name]["ids"], pods[name]["answer"])
+        for mount in again["answer"]["mounts"]:
+            assert Path(mount["host_path"]).is_file(), (name, mount)
+        assert limits_of(again) == before[name], name
+        assert layouts.parse_ledger(host_path(again, LEDGER).read_bytes())["slots"] == []
+    kept = {host_path(pods[name], LIMITS).parent.name for name in ("stays", "both", "last")}
+    # With the pod that was deleted its allocation ends, and no other.
+    until(lambda: len(machine.allocations()) == 4, "the end of the deleted pod's allocation")
+    assert kept <= set(machine.allocations())
+    assert len(node.allocation_mounts()) == 4
+
+    # Three slices are free: three pods get them, one each, and a fourth waits.
+    held = [one for name in ("stays", "both", "last") for one in pods[name]["ids"]]
+    later = [node.kubelet.run_pod(f"later-{n}") for n in range(3)]
+    assert len({*held, *(one["ids"][0] for one in later)}) == SLICES
+    with pytest.raises(PodError, match="Insufficient"):
+        node.kubelet.run_pod("too-many")
+    assert len(node.allocation_mounts()) == 7
+
+
+def test_second_reboot_before_any_container_started(machine):
+    node = machine.node
+    pod = node.kubelet.run_pod("stays")
+    before = limits_of(pod)
+    for first in ("kubelet", "plugin"):
+        machine.halt()
+        machine.boot_up(first)
+    assert list(machine.allocations().values()) == [pod["ids"]]
+    assert limits_of(node.kubelet.restart_container("stays")) == before
+
+
+def test_no_container_starts_before_the_plugin_is_back(machine):
+    """The control: it is the plugin that makes the files, and without it none is there."""
+    node = machine.node
+    pod = node.kubelet.run_pod("stays")
+    machine.halt()
+    machine.start_kubelet()
+    with pytest.raises(PodError, match="no plugin is registered"):
+        node.kubelet.restart_container("stays")
+    assert not host_path(pod, LIMITS).exists()
+    node.start()
+    node.kubelet.restart_container("stays")
+    assert limits_of(pod)["allocation"] == host_path(pod, LIMITS).parent.name
+
+
+def test_lease_outlives_a_restart_and_not_a_reboot(machine):
+    """The same records, with the boot's id of before and with another."""
+    node = machine.node
+    lease = node.vgpuctl("lease")["allocation"]
+    node.end(kill=True)
+    node.start()
+    assert list(machine.allocations("lease")) == [lease]
+    kept = json.loads(machine.records.read_text())["allocations"]
+    assert [one["boot_id"] for one in kept] == ["boot-1"]
+    machine.halt()
+    machine.boot_up()
+    assert machine.allocations("lease") == {}
