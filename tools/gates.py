@@ -59,6 +59,7 @@ SLOW_TESTS = [
     "tests/native/vcuda/test_compilers.py",
     "tests/integration/device_plugin/test_isolation.py",
     "tests/integration/device_plugin/test_isolation_beside.py",
+    "tests/integration/device_plugin/test_isolation_container.py",
     "tests/integration/device_plugin/test_scheduler_archive.py",
     "tests/integration/device_plugin/test_drift.py",
     "tests/integration/device_plugin/test_reboot.py",

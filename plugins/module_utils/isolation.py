@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Judges the isolation of a slice by three witnesses: the probe inside, nvidia-smi inside, the host outside. Pure.
 
-A check is ``{name, verdict, expected, found, unit, detail}``; the verdict is held, violated, not-run, open or detected.
+A check is ``{name, verdict, expected, found, unit, detail, left_out}``; the verdict is held, violated, not-run, open or
+detected; ``left_out`` says that it was not run for want of time.
 Open is a way round that docs/threat-model.md says cannot be stopped from user space; it spoils nothing, and is told.
 Detected is one that the node's watcher named while it was gone; one that it could see and did not name is violated.
 """
@@ -59,7 +60,6 @@ SEEN_PERCENT = 90
 OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py")
 # Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
-LEFT_OUT = "left out"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
 MAY_BE_OPEN = tuple(BYPASS + one for one in ("namespace", "symbol-table", "own-loader", "ledger-lie"))
 
@@ -71,8 +71,10 @@ class Expected(NamedTuple):
     memory_mib: int
 
 
-def check(name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "") -> dict[str, Any]:
-    """The figures as text, so that every check has the same types."""
+def check(
+    name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "", late: bool = False
+) -> dict[str, Any]:
+    """The figures as text, so that every check has the same types. ``late``: it was left out for want of time."""
     return {
         "name": name,
         "verdict": verdict,
@@ -80,6 +82,7 @@ def check(name: str, verdict: str, expected: Any, found: Any, unit: str = "", de
         "found": str(found),
         "unit": unit,
         "detail": detail,
+        "left_out": late,
     }
 
 
@@ -152,6 +155,7 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
         one.get("found", ""),
         str(one.get("unit", "")),
         detail,
+        verdict == NOT_RUN and one.get("left_out") is True,
     )
 
 
@@ -198,12 +202,8 @@ def of_watcher(
 
 def left_out(name: str, duration: int) -> dict[str, Any]:
     """A way round that was not tried for want of time; it is no pass, and told."""
-    return check(name, NOT_RUN, "a result", "none", detail=f"{LEFT_OUT}: the {duration} s of this slice had passed")
-
-
-def is_left_out(one: dict[str, Any]) -> bool:
-    """By ``left_out`` or by the probe, which has the same words for it."""
-    return one["verdict"] == NOT_RUN and one["detail"].startswith(LEFT_OUT)
+    detail = f"left out: the {duration} s of this slice had passed"
+    return check(name, NOT_RUN, "a result", "none", detail=detail, late=True)
 
 
 def open_way(name: str) -> dict[str, Any]:

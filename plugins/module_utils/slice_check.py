@@ -13,7 +13,8 @@ from typing import Any, Mapping
 
 from . import isolation, slice_outside, slice_watch
 from .mount_namespace import Mount
-from .slice_runner import DockerRunner, NamespaceRunner, RunnerError, docker_at_hand
+from .slice_engine import NAMESPACE, Engines, Lease
+from .slice_runner import RunnerError
 
 LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 # Where the probe appears in the slice; no workload ever gets it.
@@ -93,9 +94,17 @@ class SliceCheck:
     """One leased slice, looked at from all sides."""
 
     def __init__(
-        self, params: Mapping[str, Any], plugin: Plugin, lease: dict[str, Any], status: dict[str, Any]
+        self,
+        params: Mapping[str, Any],
+        plugin: Plugin,
+        lease: dict[str, Any],
+        status: dict[str, Any],
+        engines: Engines | None = None,
     ) -> None:
-        """``params``: the options of the module vgpu_isolation. Raises BadOption and RunnerError."""
+        """``params``: the options of the module vgpu_isolation; ``engines``: those of its run. Raises BadOption and
+        RunnerError.
+        """
+        self._engines = engines or Engines(params)
         self._plugin = plugin
         self._params = params
         self._begun = time.monotonic()
@@ -121,18 +130,20 @@ class SliceCheck:
         self.left_out: list[str] = []
 
     def _choose_runner(self) -> Any:
-        params = self._params
-        environment = dict(self._lease["envs"], **{name: str(value) for name, value in params["environment"].items()})
-        reason = docker_at_hand(params["docker"], params["image"]) if params["runtime"] != "namespace" else "not wanted"
-        if params["runtime"] == "docker" and reason:
-            raise RunnerError(f"runtime: docker is asked for, and {reason}")
-        mounts = [*self._mounts, self._probe_mount()]
-        if reason:
-            return NamespaceRunner(mounts, self._minors, environment)
-        lease = self._lease
-        mounts += self._words
-        return DockerRunner(
-            params["docker"], params["image"], mounts, environment, lease["devices"], lease["cdi_devices"]
+        return self._engines.runner(self._as_leased())
+
+    def _as_leased(self) -> Lease:
+        lease, probe = self._lease, self._probe_mount()
+        environment = {name: str(value) for name, value in self._params["environment"].items()}
+        return Lease(
+            self.slice["uuid"],
+            self._minors,
+            probe.host_path,
+            [*self._mounts, probe],
+            self._words,
+            dict(lease["envs"], **environment),
+            lease["devices"],
+            lease["cdi_devices"],
         )
 
     def _probe_mount(self) -> Mount:
@@ -207,7 +218,7 @@ class SliceCheck:
         at_once = self._expected.memory_mib >= ROOM_MIB * len(rest)
         groups = [rest] if at_once else [[name] for name in rest]
         checks = self._try(closed) + [one for group in groups for one in self._show(group)]
-        self.left_out += [one["name"] for one in checks if isolation.is_left_out(one)]
+        self.left_out += [one["name"] for one in checks if one["left_out"]]
         return checks
 
     def _try(self, ways: list[str]) -> list[dict[str, Any]]:
@@ -270,11 +281,14 @@ class SliceCheck:
         return isolation.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, self._expected)
 
     def _run_nvidia_ml_py(self) -> dict[str, Any]:
-        """By the Python of the node's programs, which has the package; a container's image has neither."""
+        """By the Python of the node's programs, which has the package and is in no image: so it always sees the slice
+        from a namespace of the host.
+        """
         python = interpreter_of(self._params["vgpuctl"])
-        if not python or self.runner.name == DockerRunner.name:
+        if not python:
             return isolation.of_reader("nvidia-ml-py", 127, "", "", self._expected)
-        outcome = self.runner.run([python, "-I", "-c", READ_BY_PYNVML], float(self._params["timeout"]))
+        runner = self.runner if self.runner.name == NAMESPACE else self._engines.namespace(self._as_leased())
+        outcome = runner.run([python, "-I", "-c", READ_BY_PYNVML], float(self._params["timeout"]))
         return isolation.of_reader("nvidia-ml-py", outcome.rc, outcome.out, outcome.err, self._expected)
 
 

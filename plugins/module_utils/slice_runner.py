@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in a leased slice, by docker or in a mount namespace, with what Allocate answered and nothing else."""
+"""Runs programs in a leased slice, by docker, podman or in a mount namespace, with what Allocate answered and no more.
+
+Which of them a host has, and what image the container is of: slice_engine.py. By containerd: slice_containerd.py.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,114 @@ class NamespaceRunner:
             raise RunnerError(str(fault)) from None
 
 
-class DockerRunner:
-    """A container of a local image; never pulls."""
+class EngineRunner:
+    """A container of an engine: it is started with a shell that waits, looked at from outside, and told to go on."""
+
+    name = "engine"
+
+    def _create(self, argv: Sequence[str]) -> str:
+        """The container's name; nothing of it runs yet."""
+        raise NotImplementedError
+
+    def _start(self, container: str, argv: Sequence[str]) -> list[str]:
+        """The command that starts it and hands its streams on, and ends as it ends."""
+        raise NotImplementedError
+
+    def _pid_now(self, container: str) -> int:
+        """The pid on the host of the container's first process, 0 before there is one."""
+        raise NotImplementedError
+
+    def _kill(self, container: str) -> None:
+        raise NotImplementedError
+
+    def _remove(self, container: str) -> None:
+        """Whether it runs or not. Faults are not told: it may be gone."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout: float,
+        before_start: Callable[[int], None] = _nothing,
+        while_running: Callable[[int], None] = _nothing,
+    ) -> Outcome:
+        container = self._create(argv)
+        try:
+            return self._run(container, argv, timeout, before_start, while_running)
+        finally:
+            self._remove(container)
+
+    def _run(
+        self,
+        container: str,
+        argv: Sequence[str],
+        timeout: float,
+        before_start: Callable[[int], None],
+        while_running: Callable[[int], None],
+    ) -> Outcome:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            attached: Any = subprocess.Popen(
+                self._start(container, argv), stdin=subprocess.PIPE, stdout=out, stderr=err
+            )
+            try:
+                pid = self._pid(container, attached)
+                if pid:
+                    before_start(pid)
+                try:
+                    attached.stdin.write(b"go\n")
+                    attached.stdin.close()
+                except BrokenPipeError:
+                    pid = 0  # it could not be started; what the engine said is on its stderr
+                timed_out = self._wait(container, attached, pid, timeout, while_running)
+            finally:
+                if attached.poll() is None:
+                    attached.kill()
+                    attached.wait()
+            texts = []
+            for stream in (out, err):
+                stream.seek(0)
+                texts.append(stream.read().decode("utf-8", "replace"))
+        if not pid:
+            raise RunnerError(f"{self.name} start: {' '.join(texts[1].split())}; the image needs {SHELL} and glibc")
+        return Outcome(attached.returncode, texts[0], texts[1], timed_out)
+
+    def _wait(
+        self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
+    ) -> bool:
+        """Until the client ends; whether it ran past its time. A client that outlives its container is given up."""
+        deadline = time.monotonic() + timeout
+        timed_out = False
+        while attached.poll() is None:
+            if not timed_out and time.monotonic() > deadline:
+                timed_out = True
+                self._kill(container)
+                deadline = time.monotonic() + ASK_S
+            elif timed_out and time.monotonic() > deadline:
+                raise RunnerError(f"{self.name} kill did not end the container {container} within {ASK_S:.0f} s")
+            if pid:
+                while_running(pid)
+            time.sleep(LOOK_S)
+        return timed_out
+
+    def _pid(self, container: str, attached: Any) -> int:
+        """The pid on the host of the container's shell, which waits for our word; 0 where it did not start."""
+        deadline = time.monotonic() + START_S
+        while attached.poll() is None:
+            pid = self._pid_now(container)
+            if pid:
+                return pid
+            if time.monotonic() > deadline:
+                raise RunnerError(f"{self.name} start: the container {container} had no process within {START_S:.0f} s")
+            time.sleep(0.02)
+        return 0
+
+
+class DockerRunner(EngineRunner):
+    """A container of a local image; never pulls. GPUs come by docker's runtime ``nvidia``, or by CDI."""
 
     name = "docker"
+    # The runtime that hands the GPU in, where the daemon knows it.
+    runtime = "nvidia"
 
     def __init__(
         self,
@@ -69,7 +176,7 @@ class DockerRunner:
     ) -> None:
         self._docker = docker
         self._image = image
-        self._options = ["--network", "none", "--pull", "never", "--label", LABEL]
+        self._options = ["--network", "none", "--pull", "never", "--label", f"{LABEL}={os.getpid()}"]
         for name, value in sorted(environment.items()):
             self._options += ["--env", f"{name}={value}"]
         for mount in mounts:
@@ -80,127 +187,100 @@ class DockerRunner:
             self._options += ["--device", spec]
         for name in cdi_devices:
             self._options += ["--device", name]
-        if "nvidia" in self._ask("info", "--format", "{{json .Runtimes}}"):
-            self._options += ["--runtime", "nvidia"]
+        if self.runtime and self.runtime in self._ask("info", "--format", "{{json .Runtimes}}"):
+            self._options += ["--runtime", self.runtime]
 
     def _ask(self, *arguments: str) -> str:
-        done = _docker(self._docker, *arguments)
+        done = ask_engine(self._docker, *arguments)
         if done.returncode != 0:
-            raise RunnerError(f"docker {arguments[0]}: {done.stderr.strip()}")
+            raise RunnerError(f"{self.name} {arguments[0]}: {done.stderr.strip()}")
         return done.stdout.strip()
 
     def _tell(self, *arguments: str) -> None:
         """What need not succeed: the container may be gone already, and a daemon that hangs is told elsewhere."""
         try:
-            _docker(self._docker, *arguments)
+            ask_engine(self._docker, *arguments)
         except RunnerError:
             return
 
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout: float,
-        before_start: Callable[[int], None] = _nothing,
-        while_running: Callable[[int], None] = _nothing,
-    ) -> Outcome:
+    def _create(self, argv: Sequence[str]) -> str:
         command = ["create", "--interactive", *self._options, "--entrypoint", SHELL, self._image, "-c", WAIT_FOR_GO]
-        container = self._ask(*command, *argv)
-        try:
-            return self._run(container, timeout, before_start, while_running)
-        finally:
-            self._tell("rm", "--force", container)
+        return self._ask(*command, *argv)
 
-    def _run(
+    def _start(self, container: str, argv: Sequence[str]) -> list[str]:
+        return [self._docker, "start", "--attach", "--interactive", container]
+
+    def _pid_now(self, container: str) -> int:
+        answer = self._ask("inspect", "--format", "{{.State.Pid}}", container)
+        if not answer.isdigit():
+            raise RunnerError(f"{self.name} inspect answered {answer!r}, expected the pid of the container")
+        return int(answer)
+
+    def _kill(self, container: str) -> None:
+        self._tell("kill", container)
+
+    def _remove(self, container: str) -> None:
+        self._tell("rm", "--force", container)
+
+
+class PodmanRunner(DockerRunner):
+    """The same by podman, which gets GPUs by CDI alone."""
+
+    name = "podman"
+    runtime = ""
+
+    def __init__(
         self,
-        container: str,
-        timeout: float,
-        before_start: Callable[[int], None],
-        while_running: Callable[[int], None],
-    ) -> Outcome:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            attached: Any = subprocess.Popen(
-                [self._docker, "start", "--attach", "--interactive", container],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=err,
-            )
-            try:
-                pid = self._pid(container, attached)
-                if pid:
-                    before_start(pid)
-                try:
-                    attached.stdin.write(b"go\n")
-                    attached.stdin.close()
-                except BrokenPipeError:
-                    pid = 0  # it could not be started; what docker said is on its stderr
-                timed_out = self._wait(container, attached, pid, timeout, while_running)
-            finally:
-                if attached.poll() is None:
-                    attached.kill()
-                    attached.wait()
-            texts = []
-            for stream in (out, err):
-                stream.seek(0)
-                texts.append(stream.read().decode("utf-8", "replace"))
-        if not pid:
-            raise RunnerError(f"docker start: {' '.join(texts[1].split())}; the image needs {SHELL} and glibc")
-        return Outcome(attached.returncode, texts[0], texts[1], timed_out)
+        docker: str,
+        image: str,
+        mounts: Sequence[Mount],
+        environment: dict[str, str],
+        devices: Sequence[dict[str, Any]] = (),
+        cdi_devices: Sequence[str] = (),
+    ) -> None:
+        super().__init__(docker, image, mounts, environment, devices, cdi_devices)
+        # The slice's files lie where no label of SELinux lets a container read; a device plugin's mounts are let.
+        self._options += ["--security-opt", "label=disable"]
 
-    def _wait(
-        self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
-    ) -> bool:
-        """Until the client ends; whether it ran past its time. A client that outlives its container is given up."""
-        deadline = time.monotonic() + timeout
-        timed_out = False
-        while attached.poll() is None:
-            if not timed_out and time.monotonic() > deadline:
-                timed_out = True
-                self._tell("kill", container)
-                deadline = time.monotonic() + ASK_S
-            elif timed_out and time.monotonic() > deadline:
-                raise RunnerError(f"docker kill did not end the container {container} within {ASK_S:.0f} s")
-            if pid:
-                while_running(pid)
-            time.sleep(LOOK_S)
-        return timed_out
-
-    def _pid(self, container: str, attached: Any) -> int:
-        """The pid on the host of the container's shell, which waits for our word; 0 where it did not start."""
-        deadline = time.monotonic() + START_S
-        while attached.poll() is None:
-            answer = self._ask("inspect", "--format", "{{.State.Pid}}", container)
-            if not answer.isdigit():
-                raise RunnerError(f"docker inspect answered {answer!r}, expected the pid of the container")
-            if int(answer):
-                return int(answer)
-            if time.monotonic() > deadline:
-                raise RunnerError(f"docker start: the container {container} had no process within {START_S:.0f} s")
-            time.sleep(0.02)
-        return 0
+    def _remove(self, container: str) -> None:
+        self._tell("rm", "--force", "--time", "0", container)
 
 
-def _docker(docker: str, *arguments: str) -> Any:
-    """One call of the client. Raises RunnerError where the daemon does not answer."""
+def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any:
+    """One call of docker's or podman's client, as subprocess.run answers it, with text. Raises RunnerError where the
+    daemon does not answer.
+    """
+    name = os.path.basename(program)
     try:
-        return subprocess.run([docker, *arguments], capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run([program, *arguments], input=given, capture_output=True, timeout=ASK_S, check=False)
     except subprocess.TimeoutExpired:
-        raise RunnerError(f"docker {arguments[0]} did not answer within {ASK_S:.0f} s; does its daemon hang?") from None
+        raise RunnerError(f"{name} {arguments[0]} did not answer within {ASK_S:.0f} s; does its daemon hang?") from None
     except OSError as fault:
-        raise RunnerError(f"{docker} cannot be run: {fault.strerror}") from None
+        raise RunnerError(f"{program} cannot be run: {fault.strerror}") from None
+    texts = [one.decode("utf-8", "replace") for one in (done.stdout, done.stderr)]
+    return subprocess.CompletedProcess(done.args, done.returncode, texts[0], texts[1])
 
 
-def docker_at_hand(docker: str, image: str) -> str:
-    """Empty where a container of the image can be run, else why not."""
+def is_alive(pid: str) -> bool:
+    """Whether a run of the check with this pid may still use what is named after it. A pid may be another's by now:
+    then what a killed run left stays until that one has ended too.
+    """
+    return os.path.exists(f"/proc/{pid}") if pid.isdigit() else False
+
+
+def image_at_hand(program: str, image: str) -> str:
+    """Empty where a container of a local image can be run, else why not."""
+    name = os.path.basename(program)
     if not image:
         return "no image is named"
-    if not os.path.exists(docker):
-        return f"{docker} does not exist"
+    if not os.path.exists(program):
+        return f"{program} does not exist"
     try:
-        done = _docker(docker, "image", "inspect", image)
+        done = ask_engine(program, "image", "inspect", image)
         if done.returncode != 0:
-            return f"docker has no local image {image}: {done.stderr.strip()}"
-        return "" if json.loads(done.stdout or "[]") else f"docker has no local image {image}"
+            return f"{name} has no local image {image}: {done.stderr.strip()}"
+        return "" if json.loads(done.stdout or "[]") else f"{name} has no local image {image}"
     except RunnerError as fault:
         return str(fault)
     except ValueError:
-        return f"docker image inspect answered no JSON: {done.stdout.strip()[:100]!r}"
+        return f"{name} image inspect answered no JSON: {done.stdout.strip()[:100]!r}"

@@ -54,13 +54,17 @@ options:
   runtime:
     description:
       - Where the probe runs.
-      - With V(auto) it is a container of O(image) where docker has that image, else a mount namespace.
+      - With V(auto) it is a container of the first engine of the host that can hand a GPU in, docker, containerd or
+        podman, else a mount namespace. Docker needs its runtime C(nvidia), containerd the program
+        C(nvidia-container-runtime), podman the CDI files of the device plugin.
     type: str
-    choices: [auto, docker, namespace]
+    choices: [auto, docker, podman, containerd, namespace]
     default: auto
   image:
     description:
-      - A local image with glibc and C(/bin/sh) for the container. Nothing is ever pulled.
+      - A local image of docker or podman with glibc and C(/bin/sh) for the container. Nothing is ever pulled.
+      - Where it is empty, and always with containerd, the container is of the host's own files, a shell and glibc. The
+        image, or the folder, of them is made for the run and removed with it.
     type: str
     default: ""
   timeout:
@@ -95,6 +99,13 @@ options:
       - More environment for the programs in the slice. For tests.
     type: dict
     default: {}
+  state:
+    description:
+      - With V(absent) nothing is checked. What a check that was killed left at the engines, its containers, its image
+        and its folder, is removed. A later check does the same.
+    type: str
+    choices: [present, absent]
+    default: present
   vgpuctl:
     description:
       - Path of the program that talks to the device plugin.
@@ -110,6 +121,27 @@ options:
       - Path of the docker client.
     type: path
     default: /usr/bin/docker
+  podman:
+    description:
+      - Path of podman.
+    type: path
+    default: /usr/bin/podman
+  ctr:
+    description:
+      - Path of containerd's client.
+    type: path
+    default: /usr/bin/ctr
+  nvidia_runtime:
+    description:
+      - Path of the runtime that hands GPUs to containers of containerd.
+    type: path
+    default: /usr/bin/nvidia-container-runtime
+  cdi_folders:
+    description:
+      - Folders of the CDI files that podman reads.
+    type: list
+    elements: path
+    default: [/etc/cdi, /var/run/cdi]
   nvidia_smi:
     description:
       - Name or path of nvidia-smi inside the slice.
@@ -158,8 +190,17 @@ results:
       type: int
       returned: always
     runtime:
-      description: V(docker) or V(namespace).
+      description: V(docker), V(containerd), V(podman) or V(namespace).
       type: str
+      returned: always
+    image:
+      description: What the container was of, the name of an image or C(the host's own files); empty in a namespace.
+      type: str
+      returned: always
+    passed_over:
+      description: Why the engines that come before RV(results[].runtime) were not taken.
+      type: list
+      elements: str
       returned: always
     verdict:
       description: The verdict for this slice.
@@ -211,6 +252,10 @@ results:
           description: What a person needs to understand the verdict.
           type: str
           returned: always
+        left_out:
+          description: Whether it was not run for want of time.
+          type: bool
+          returned: always
     nvidia_smi:
       description: The table of C(nvidia-smi) inside the slice, empty where it is not there.
       type: str
@@ -223,6 +268,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_check import BadOption, Plugin, PluginError, SliceCheck
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_engine import RUNTIMES, Engines, left_behind, sweep
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
 
 NO_FREE_SLICE = 3
@@ -232,13 +278,15 @@ NO_FREE_SLICE = 3
 MOST_RUNS = 6 + len(isolation.MAY_BE_OPEN)
 
 
-def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, Any]:
+def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engines) -> dict[str, Any]:
     """Leases, checks and releases one slice; ``uuid`` is empty for a slice of any GPU."""
     result: dict[str, Any] = {
         "uuid": uuid,
         "slice": "",
         "memory_mib": 0,
         "runtime": "",
+        "image": "",
+        "passed_over": [],
         "verdict": isolation.NOT_RUN,
         "detail": "",
         "seconds": 0.0,
@@ -257,9 +305,14 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str) -> dict[str, A
         return dict(result, detail=str(fault))
     begun = time.monotonic()
     try:
-        one = SliceCheck(module.params, plugin, lease, plugin.ask("status"))
+        one = SliceCheck(module.params, plugin, lease, plugin.ask("status"), engines)
         result.update(
-            uuid=one.slice["uuid"], slice=one.slice["id"], memory_mib=one.slice["memory_mib"], runtime=one.runner.name
+            uuid=one.slice["uuid"],
+            slice=one.slice["id"],
+            memory_mib=one.slice["memory_mib"],
+            runtime=one.runner.name,
+            image=engines.image,
+            passed_over=engines.reasons,
         )
         checks = one.run()
         result.update(left_out=one.left_out, checks=checks, verdict=isolation.overall(checks), nvidia_smi=one.smi_table)
@@ -292,7 +345,7 @@ def main() -> None:
             "per": {"type": "str", "choices": ["gpu", "host"], "default": "gpu"},
             "uuids": {"type": "list", "elements": "str", "default": []},
             "checks": {"type": "list", "elements": "str", "default": []},
-            "runtime": {"type": "str", "choices": ["auto", "docker", "namespace"], "default": "auto"},
+            "runtime": {"type": "str", "choices": list(RUNTIMES), "default": "auto"},
             "image": {"type": "str", "default": ""},
             "timeout": {"type": "int", "default": 120},
             "duration": {"type": "int", "default": 20},
@@ -307,16 +360,25 @@ def main() -> None:
             "vgpuctl": {"type": "path", "default": "/usr/local/bin/vgpuctl"},
             "socket": {"type": "path", "default": "/run/vgpu/plugin.sock"},
             "docker": {"type": "path", "default": "/usr/bin/docker"},
+            "podman": {"type": "path", "default": "/usr/bin/podman"},
+            "ctr": {"type": "path", "default": "/usr/bin/ctr"},
+            "nvidia_runtime": {"type": "path", "default": "/usr/bin/nvidia-container-runtime"},
+            "cdi_folders": {"type": "list", "elements": "path", "default": ["/etc/cdi", "/var/run/cdi"]},
             "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
     )
+    if module.params["state"] == "absent":
+        found = left_behind(module.params) if module.check_mode else sweep(module.params)
+        module.exit_json(changed=bool(found), verdict=isolation.NOT_RUN, results=[])
     if module.check_mode:
         module.exit_json(changed=False, verdict=isolation.NOT_RUN, results=[])
     if module.params["duration"] < 0:
         module.fail_json(msg=f"duration: expected seconds, or 0 for no bound, found {module.params['duration']}")
     plugin = Plugin(module.params["vgpuctl"], module.params["socket"])
     results: list[dict[str, Any]] = []
+    engines = Engines(module.params)
     try:
         known = [one["uuid"] for one in plugin.ask("status")["gpus"]]
         chosen = module.params["uuids"] or known
@@ -325,9 +387,11 @@ def main() -> None:
             module.fail_json(msg=f"the host has no GPU {strangers[0]}; it has {', '.join(known)}")
         if module.params["per"] == "host":
             chosen = module.params["uuids"][:1] or [""]
-        results = [check_slice(module, plugin, uuid) for uuid in chosen]
+        results = [check_slice(module, plugin, uuid, engines) for uuid in chosen]
     except (PluginError, BadOption) as fault:
         module.fail_json(msg=str(fault), verdict=isolation.NOT_RUN, results=results)
+    finally:
+        engines.close()
     verdict = isolation.worst([one["verdict"] for one in results])
     answer = {"changed": False, "verdict": verdict, "results": results}
     if verdict in module.params["fail_on"]:

@@ -12,6 +12,7 @@ void result_set(struct result *result, enum verdict verdict, uint64_t expected, 
 {
     va_list arguments;
     result->verdict = verdict;
+    result->left_out = false;
     result->expected = expected;
     result->found = found;
     snprintf(result->unit, sizeof result->unit, "%s", unit);

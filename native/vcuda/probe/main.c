@@ -102,7 +102,7 @@ static void print_result(bool json, bool first, const char *name, const struct r
     printf("%s{\"name\":\"%s\",\"verdict\":\"%s\",\"expected\":%llu,\"found\":%llu,\"unit\":\"%s\",\"detail\":", first ? "" : ",",
            name, words[result->verdict], (unsigned long long)result->expected, (unsigned long long)result->found, result->unit);
     quoted(result->detail);
-    putchar('}');
+    printf(",\"left_out\":%s}", result->left_out ? "true" : "false");
 }
 
 static void print_measures(bool json, const struct report *report)
@@ -245,9 +245,10 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < CHECKS; i++) {
         if (!chosen[i])
             continue;
-        if (is_late(&begun))
+        if (is_late(&begun)) {
             result_set(&board->result, NOT_RUN, 0, 0, "", "left out: %u seconds had passed", limit_s);
-        else
+            board->result.left_out = true;
+        } else
             run(checks[i].run, &slice, board);
         print_result(json, first, checks[i].name, &board->result);
         first = false;

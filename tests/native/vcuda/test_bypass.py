@@ -182,9 +182,11 @@ def test_only_open_ways_are_gone_at_once(host: Host, check: str) -> None:
 def test_what_has_not_begun_in_time_is_left_out(host: Host) -> None:
     _status, report = run(host, "--checks", "limit-exact,bypass-path", "--hold", "2500", "--seconds", "1")
     rows = {one["name"]: one for one in report["checks"]}
-    assert (rows["bypass-path"]["verdict"], rows["bypass-path"]["detail"][:8]) == ("not-run", "left out")
+    assert (rows["bypass-path"]["verdict"], rows["bypass-path"]["left_out"]) == ("not-run", True)
+    assert rows["limit-exact"]["left_out"] is False
     _status, report = run(host, "--checks", "limit-exact,bypass-path", "--seconds", "3600")
     assert verdicts(report) == {"limit-exact": "held", "bypass-path": "held"}
+    assert {one["left_out"] for one in report["checks"]} == {False}
 
 
 @pytest.mark.parametrize("seconds", ["", "0", "-1", "1s", "3601"])

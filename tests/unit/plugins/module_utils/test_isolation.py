@@ -342,12 +342,22 @@ def test_witness_without_a_watcher(proc, answer, said):
 
 
 @pytest.mark.parametrize(
-    ("detail", "verdict", "late"),
-    [("left out: 3 seconds had passed", "not-run", True), ("not here", "not-run", False), ("left out", "held", False)],
+    ("about", "said", "late"),
+    [
+        ("the probe says so", {"verdict": "not-run", "left_out": True}, True),
+        ("it could not be run", {"verdict": "not-run", "left_out": False}, False),
+        ("words say nothing", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
+        ("what held was run", {"verdict": "held", "left_out": True}, False),
+        ("a word that is no answer", {"verdict": "not-run", "left_out": "false"}, False),
+    ],
 )
-def test_what_was_left_out(detail, verdict, late):
-    assert it.is_left_out(dict(CHECK, verdict=verdict, detail=detail)) == late
-    assert it.is_left_out(it.left_out("bypass-a", 20))
+def test_what_was_left_out(about, said, late):
+    (one, *_rest) = it.of_probe(0, report(checks=[{**CHECK, **said}]), "", False, EXPECTED, ["totals"])
+    assert one["left_out"] is late
+
+
+def test_what_had_no_time_is_left_out():
+    assert it.left_out("bypass-a", 20)["left_out"] is True
 
 
 @pytest.mark.parametrize(

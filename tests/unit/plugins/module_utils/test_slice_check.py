@@ -7,7 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_check, slice_watch
+from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_check, slice_engine, slice_watch
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Outcome
 from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
 
@@ -95,6 +95,6 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
         "nvidia_smi": "x",
         "vgpuctl": str(vgpuctl),
     }
-    vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "")
+    vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", slice_engine.Engines(params))
     assert len(runs) == vgpu_isolation.MOST_RUNS
     assert plugin.asked[0] == ("lease", "--ttl", str(len(runs) * 120 + 60))

@@ -45,8 +45,8 @@ AT_HAND = [
 
 
 @pytest.mark.parametrize(("image", "reason"), AT_HAND)
-def test_docker_at_hand(docker, image, reason):
-    found = slice_runner.docker_at_hand(docker(image=image), IMAGE)
+def test_image_at_hand(docker, image, reason):
+    found = slice_runner.image_at_hand(docker(image=image), IMAGE)
     assert reason in found
     assert bool(found) == bool(reason)
 

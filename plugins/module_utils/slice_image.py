@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The least root that a container of the isolation check needs, made of the host's own files: a shell that waits for
+our word, glibc, and folders. No registry is asked, nothing of the host is changed.
+
+The driver's files are not in it: the engine's NVIDIA runtime, or CDI, hands them in as to every container.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import subprocess
+import tarfile
+from typing import Iterable
+
+SHELL = "/bin/sh"
+# What NVIDIA's libraries and programs are linked with; before glibc 2.34 each is a library of its own.
+GLIBC = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1")
+# Links of hosts whose /bin is /usr/bin, and so on: what the runtime hands in must come to where the loader looks.
+MERGED = ("bin", "sbin", "lib", "lib64")
+FOLDERS = {"etc": 0o755, "dev": 0o755, "proc": 0o755, "run": 0o755, "sys": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
+# By this file NVIDIA's container library tells whether libraries belong below a folder of the architecture.
+MARKS = ("/etc/debian_version",)
+TEXTS = {"etc/passwd": "root:x:0:0:root:/:/bin/sh\n", "etc/group": "root:x:0:\n"}
+LOOK_S = 20.0
+
+
+class ImageError(Exception):
+    """The root cannot be made; the text names the file."""
+
+
+def needed_by(program: str) -> list[str]:
+    """Paths of the loader and the libraries that a program of the host is started with, as the host's loader says.
+
+    Raises ImageError where it is not a program with glibc's loader.
+    """
+    try:
+        done = subprocess.run(
+            [program],
+            env={"LD_TRACE_LOADED_OBJECTS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LOOK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise ImageError(f"{program} cannot be asked for its libraries: {fault}") from None
+    found = re.findall(r"^\s+(?:\S+ => )?(/\S+) \(0x", done.stdout, re.MULTILINE)
+    if not any(os.path.basename(one) == GLIBC[0] for one in found):
+        raise ImageError(f"{program} is not linked with glibc; its loader said {' '.join(done.stdout.split())[:200]!r}")
+    return found
+
+
+def paths_of(programs: Iterable[str]) -> list[str]:
+    """The programs' libraries and all of glibc that NVIDIA's files need, sorted."""
+    found = {path for program in programs for path in needed_by(program)}
+    folders = {os.path.dirname(one) for one in found if os.path.basename(one) == GLIBC[0]}
+    found |= {os.path.join(folder, name) for folder in folders for name in GLIBC}
+    return sorted(one for one in found if os.path.isfile(one))
+
+
+def pack(probe: str) -> bytes:
+    """The root as a tar. ``probe``: the program that will run in it; it is not in it, the slice's mounts bring it.
+
+    The same files of the host give the same bytes. Raises ImageError.
+    """
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.GNU_FORMAT) as out:
+        made: set[str] = set()
+        for name in MERGED:
+            if os.path.islink(f"/{name}"):
+                _add(out, name, tarfile.SYMTYPE, 0o777, link=os.readlink(f"/{name}"))
+                made.add(name)
+                _folder(out, os.path.realpath(f"/{name}").lstrip("/"), made)
+        for name, mode in FOLDERS.items():
+            _folder(out, name, made, mode)
+        files = [SHELL, *paths_of([SHELL, probe]), *(one for one in MARKS if os.path.isfile(one))]
+        for path in files:
+            # Where the host's links lead to, under the name that is asked for.
+            name = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)).lstrip("/")
+            _folder(out, os.path.dirname(name), made)
+            _add(out, name, tarfile.REGTYPE, stat.S_IMODE(os.stat(path).st_mode), _read(path))
+        for name, text in TEXTS.items():
+            _add(out, name, tarfile.REGTYPE, 0o644, text.encode())
+    return stream.getvalue()
+
+
+def lay_out(tar: bytes, folder: str) -> None:
+    """The root as a folder, for an engine that takes one. ``folder`` must not exist."""
+    os.makedirs(folder, 0o755)
+    with tarfile.open(fileobj=io.BytesIO(tar)) as source:
+        if hasattr(tarfile, "fully_trusted_filter"):  # it is our own; the filter of newer Pythons takes modes away
+            source.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
+        for one in source.getmembers():
+            source.extract(one, folder)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read()
+    except OSError as fault:
+        raise ImageError(f"{path} cannot be read: {fault.strerror}") from None
+
+
+def _folder(out: tarfile.TarFile, name: str, made: set[str], mode: int = 0o755) -> None:
+    """The folder and those above it, once."""
+    if not name or name in made:
+        return
+    _folder(out, os.path.dirname(name), made)
+    made.add(name)
+    _add(out, name, tarfile.DIRTYPE, mode)
+
+
+def _add(out: tarfile.TarFile, name: str, kind: bytes, mode: int, content: bytes = b"", link: str = "") -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode, entry.size, entry.linkname = kind, mode, len(content), link
+    out.addfile(entry, io.BytesIO(content))
