@@ -303,7 +303,7 @@ CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
 
 /* ---- created contexts --------------------------------------------------------------------------------------------- */
 
-static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned version)
+CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigned version)
 {
     ENTER();
     REQUIRE(out && (flags & ~0xffu) == 0, CUDA_ERROR_INVALID_VALUE);
@@ -322,13 +322,13 @@ static CUresult create(CUcontext *out, unsigned flags, CUdevice device, unsigned
 EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 {
-    return create(context, flags, device, 3010);
+    return context_create(context, flags, device, 3010);
 }
 
 EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
-    return create(context, flags, device, 3020);
+    return context_create(context, flags, device, 3020);
 }
 
 /* Execution affinity needs MPS, which this driver has not. */
@@ -337,7 +337,7 @@ CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned 
 {
     if (count > 0 && affinity)
         return CUDA_ERROR_NOT_SUPPORTED;
-    return create(context, flags, device, 3020);
+    return context_create(context, flags, device, 3020);
 }
 
 static CUresult destroy(CUcontext context)

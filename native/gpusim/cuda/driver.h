@@ -127,6 +127,8 @@ static inline CUresult driver_enter(void)
     } while (0)
 
 /* context.c */
+/* Makes one and puts it on the thread's stack. */
+CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigned version);
 CUcontext context_current(void);                /* NULL: none; may be a green one, see context_use */
 CUresult context_use(CUcontext *out);           /* current, alive, not broken, its GPU still there; of a green one its home */
 #define GREEN_BYTES ((uint64_t)6 << 20)         /* what a green context takes beside its primary one */

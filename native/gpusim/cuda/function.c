@@ -178,6 +178,15 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary libra
     return result == CUDA_SUCCESS ? cuModuleGetGlobal_v2(pointer, bytes, module, name) : result;
 }
 
+EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name);
+CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+{
+    CUmodule module;
+    REQUIRE(library_valid(library), CUDA_ERROR_INVALID_HANDLE);
+    CUresult result = module_here(library, &module);
+    return result == CUDA_SUCCESS ? module_global(pointer, bytes, module, name, true) : result;
+}
+
 /* A launch takes a CUfunction or, cast, a CUkernel. */
 CUresult function_of(const void *handle, CUfunction *out)
 {

@@ -3,7 +3,7 @@
  * Module images. What a kernel costs is declared in text, alone or inside PTX comments:
  *
  *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, or inf; SMS: 0 or left out = all of the GPU
- *     .gpusim global NAME BYTES
+ *     .gpusim global NAME BYTES                 or managed: a variable in unified memory
  *     .gpusim bytes N                           device memory that the code takes
  *
  * PTX without declarations has its .entry names at a default cost; of cubins and fat binaries any name is a kernel.
@@ -42,7 +42,7 @@ static struct image_entry *entry_of(struct image *image, const char *name)
 
 static CUresult declaration(struct image *image, const char *line)
 {
-    char kind[16], name[WORD], duration[32] = "";
+    char kind[16] = "", name[WORD], duration[32] = "";
     unsigned sms = 0;
     unsigned long long bytes;
     int fields = sscanf(line, ".gpusim %15s %255s %31s %u", kind, name, duration, &sms);
@@ -57,10 +57,12 @@ static CUresult declaration(struct image *image, const char *line)
         entry->declared = true;
         return CUDA_SUCCESS;
     }
-    if (sscanf(line, ".gpusim global %255s %llu", name, &bytes) == 2 && bytes > 0) {
+    bool managed = strcmp(kind, "managed") == 0;
+    if ((managed || strcmp(kind, "global") == 0) && sscanf(line, ".gpusim %*s %255s %llu", name, &bytes) == 2 && bytes > 0) {
         struct image_entry *entry = entry_of(image, name);
         REQUIRE(entry, CUDA_ERROR_OUT_OF_MEMORY);
         entry->bytes = bytes;
+        entry->managed = managed;
         return CUDA_SUCCESS;
     }
     if (sscanf(line, ".gpusim bytes %llu", &bytes) == 1) {

@@ -11,6 +11,7 @@ struct global {
     char *name;
     CUdeviceptr pointer;
     uint64_t bytes;
+    bool managed;
     struct global *next;
 };
 
@@ -58,7 +59,7 @@ static CUresult make_globals(CUmodule module)
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
         *global = (struct global){.name = entry->name, .pointer = block.base, .bytes = entry->bytes,
-                                  .next = module->globals};
+                                  .managed = entry->managed, .next = module->globals};
         module->globals = global;
         arena_touch(device_of(module->context)->arena, block.base);
         memset((void *)(uintptr_t)block.base, 0, entry->bytes);
@@ -236,14 +237,13 @@ CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
     return result;
 }
 
-EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name);
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+CUresult module_global(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name, bool managed)
 {
     ENTER();
     REQUIRE((pointer || bytes) && name, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
     for (const struct global *global = module->globals; global; global = global->next)
-        if (strcmp(global->name, name) == 0) {
+        if (strcmp(global->name, name) == 0 && global->managed >= managed) {
             if (pointer)
                 *pointer = global->pointer;
             if (bytes)
@@ -251,6 +251,12 @@ CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule modu
             return CUDA_SUCCESS;
         }
     return CUDA_ERROR_NOT_FOUND;
+}
+
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name);
+CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+{
+    return module_global(pointer, bytes, module, name, false);
 }
 
 EXPORT CUresult cuModuleGetLoadingMode(int *mode);

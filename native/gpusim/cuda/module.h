@@ -24,6 +24,7 @@ struct CUfunc_st {
 struct image_entry {
     char *name;
     uint64_t bytes; /* of a global; 0: a kernel */
+    bool managed;
     struct kernel_cost cost;
     bool declared;
     struct image_entry *next;
@@ -34,6 +35,9 @@ struct image {
     uint64_t code_bytes;
     bool any_name; /* machine code: every name is taken for a kernel's */
 };
+
+/* The variable of that name; `managed`: only if it is one of unified memory. */
+CUresult module_global(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name, bool managed);
 
 CUresult image_parse(const void *data, struct image *out);
 void image_free(struct image *image);

@@ -344,7 +344,7 @@ static void start_controller(void)
         controller_state = RUNS;
     syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
     if (controller_state == CANNOT)
-        vgpu_log_line(LOG_WARN, "no thread to settle compute time: it counts as predicted until the program waits for the GPU");
+        vgpu_log(LOG_WARN, "no thread to settle compute time: it counts as predicted until the program waits for the GPU");
 }
 
 void fence_put(struct limited *limited, CUcontext context, struct flow *flow, CUevent end)

@@ -106,8 +106,9 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
         /* A long kernel is a burst by itself; and whoever has paid for one has waited for long enough. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
-        return later(view, view->now + (uint64_t)((double)((uint64_t)-view->balance + burst) * PPM / (double)rate), PACE_WAIT,
-                     until);
+        /* Past nothing, and to the next nanosecond: who woke with exactly nothing would be sent to sleep once more. */
+        uint64_t owed = (uint64_t)-view->balance + 1 + burst;
+        return later(view, view->now + (uint64_t)((double)owed * PPM / (double)rate) + 1, PACE_WAIT, until);
     }
     return PACE_GO;
 }

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from conftest import compile_program
 
+PACE = "../../../../native/vcuda/src/pace.c"
+
 
 @pytest.fixture(scope="module")
 def costs(tmp_path_factory: pytest.TempPathFactory):
-    program: Path = compile_program(tmp_path_factory.mktemp("costs"), "costs", "costs.c")
+    program: Path = compile_program(tmp_path_factory.mktemp("costs"), "costs", "costs.c", PACE)
 
     def run(*words: object) -> list:
         done = subprocess.run([program, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True)
@@ -78,3 +80,25 @@ PAUSES = [
 @pytest.mark.parametrize(("words", "answers"), [row[1:] for row in PAUSES], ids=[row[0] for row in PAUSES])
 def test_pauses_are_found(costs, words: list, answers: list) -> None:
     assert costs("pauses", GAP, *words) == answers
+
+
+GO, WAIT, MS = 0, 1, 1_000_000
+# balance, rate, cost, waited → goes, or for how long it waits at most. A long kernel waits for no burst to be saved up.
+BUDGETS = [
+    *[(1, 300_000, 20_000, 0, 0), (5 * MS, 10_000, 20_000, 0, 0), (-MS, 1_000_000, 20_000, 0, 0)],
+    *[(0, 300_000, 2 * MS, 0, 4), (0, 10_000, 2 * MS, 0, 101), (0, 999_999, 2 * MS, 0, 2)],
+    *[(0, 300_000, 20_000, 41 * MS, 4), (0, 1, 2 * MS, 0, MS + 1)],
+    *[(-1, 300_000, 2 * MS, 0, 7), (-300_000, 300_000, 2 * MS, 0, MS + 5), (-3000, 300_000, 20_000, 41 * MS, 10_005)],
+    *[(0, 300_000, 20_000, 0, 6_666_671), (-300 * MS, 300_000, 2 * MS, 0, 10 * MS)],
+]
+
+
+@pytest.mark.parametrize(("balance", "rate", "cost", "waited", "longest"), BUDGETS)
+def test_who_is_out_of_budget_waits_until_there_is_some_and_no_longer(
+    costs, balance: int, rate: int, cost: int, waited: int, longest: int
+) -> None:
+    answer, waits, then = costs("decides", balance, rate, cost, waited)
+    assert answer == (WAIT if longest else GO)
+    assert (0 < waits <= longest) if longest else waits == 0
+    # Who waits to the end goes then: unless it is longer than without a look at limits and page.
+    assert not longest or waits == 10 * MS or then > 0

@@ -82,6 +82,10 @@ ALLOCATES = {
     "cuCtxCreate": Way("@10 0 0"),
     "cuCtxCreate_v2": Way("@10 0 0"),
     "cuCtxCreate_v3": Way("@10 0 0 0 0"),
+    "cuGLCtxCreate": Way("@10 0 0", ("gl",)),
+    "cuGLCtxCreate_v2": Way("@10 0 0", ("gl",)),
+    "cuVDPAUCtxCreate": Way("@10 0 0 1 &puts"),
+    "cuVDPAUCtxCreate_v2": Way("@10 0 0 1 &puts"),
     "cuDevicePrimaryCtxRetain": Way("@10 0"),
     "cuCtxSetLimit": Way("0 16384"),
     "cuModuleLoad": Way(f"@10 #{SIZE}"),
@@ -94,6 +98,7 @@ ALLOCATES = {
     "cuLibraryGetKernel": Way("@10 $20 'k", LIBRARY, ("launch 10",)),
     "cuLibraryGetModule": Way("@10 $20", LIBRARY),
     "cuLibraryGetGlobal": Way("@10 @11 $20 'g", LIBRARY),
+    "cuLibraryGetManaged": Way("@10 @11 $20 'm", LIBRARY),
 }
 # Hooked for other reasons than to charge what they take, and where each is tested.
 OTHERWISE = {

@@ -7,7 +7,8 @@ import os
 
 import layouts
 import pytest
-from conftest import CARD, LIMIT, MIB, OK, OOM, PROFILE, Host
+from conftest import CARD, LIMIT, MIB, OK, OOM, PRELOAD, PROFILE, Host, compile_program
+from test_coverage_graphs import say
 
 GIB = 1 << 30
 ALL, FIRST, SECOND = "CUDA_DEVICE_MEMORY_LIMIT", "CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DEVICE_MEMORY_LIMIT_1"
@@ -96,7 +97,8 @@ def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: 
 
 # A line, and the least level that has it.
 LINES = [
-    ("CUDA_TASK_PRIORITY", 0),  # nonsense is told always; of level 1 is what a machine without threads does
+    ("CUDA_TASK_PRIORITY", 0),  # nonsense is told always
+    ("no thread to settle", 1),
     ("over the limit", 2),
     ("] call: cuCtxCreate_v2", 3),
     ("] call: cuMemAlloc_v2", 3),
@@ -110,9 +112,14 @@ LINES = [
 
 @pytest.mark.parametrize("level", range(6))
 def test_log_levels(host: Host, level: int) -> None:
-    """Each has what the one below it has, and more. The driver is one that takes more than it is asked for."""
+    """Each has what the one below it has, and more. The driver is one that takes more than it is asked for, and the
+    machine has no thread to give."""
     host.become(PROFILE.replace("[gpu]", f"allocation_granularity = {2 * MIB}\n[gpu]"))
-    puppet = host.puppet("proc", LIBCUDA_LOG_LEVEL=str(level), CUDA_TASK_PRIORITY="urgent").start()
+    none = compile_program(host.folder, "nothreads.so", "nothreads.c", flags=("-shared", "-fPIC"))
+    puppet = host.puppet(
+        "proc", LIBCUDA_LOG_LEVEL=str(level), CUDA_TASK_PRIORITY="urgent", LD_PRELOAD=f"{PRELOAD}:{none}"
+    ).start()
+    say(puppet, f"image 20 {MIB}", "function 21 20", "launch 21", "launch 21", "sync")
     assert puppet.refused("alloc", LIMIT) == OOM
     for _unused in range(100):
         puppet.get("alloc", 2 * MIB + 1)

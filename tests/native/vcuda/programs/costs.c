@@ -5,6 +5,8 @@
  *   costs looks NS...                    for each launch of a segment of kernels that take so long: is the clock looked at?
  *   costs pauses GAP TICKS...            launches at these readings after one at BEGAN; "-": one that nobody looks for.
  *                                        For each that is looked for: 1 there was no pause, 0 there was
+ *   costs decides BALANCE RATE COST WAITED  a launch at NOW with such a bucket: may it go (0), and if not, for how long it
+ *                                        waits and what the bucket holds then
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +29,20 @@ static unsigned entries(char **word)
     return found;
 }
 
+#define NOW (5 * MS)
+
+static void decides(char **word)
+{
+    struct vgpu_tenant_device bucket = {.balance_ns = strtoll(word[0], NULL, 0), .accrued_ns = NOW};
+    struct pace_view view = {.now = NOW, .waited = strtoull(word[3], NULL, 0), .gate = VGPU_GATE_NONE,
+                             .rate_ppm = (uint32_t)strtoul(word[1], NULL, 0), .outstanding_max = PACE_OUTSTANDING_NS,
+                             .balance = bucket.balance_ns};
+    uint64_t until = NOW;
+    printf("%d\n", (int)pace_decide(&view, strtoull(word[2], NULL, 0), &until));
+    bucket_accrue(&bucket, until, view.rate_ppm, true);
+    printf("%llu\n%lld\n", (unsigned long long)(until - NOW), (long long)bucket_balance(&bucket));
+}
+
 int main(int argc, char **argv)
 {
     static struct thread_state thread;
@@ -43,7 +59,9 @@ int main(int argc, char **argv)
                 limiter_unlooked(&thread);
             else
                 printf("%d\n", limiter_looked(&thread, BEGAN + (uint32_t)strtoul(argv[i], NULL, 0)));
-    } else
+    } else if (argc == 6 && !strcmp(argv[1], "decides"))
+        decides(argv + 2);
+    else
         return 2;
     return 0;
 }

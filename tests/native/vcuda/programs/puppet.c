@@ -287,26 +287,45 @@ static int ask(const char *verb, unsigned long long a, char *text)
     return 1;
 }
 
+static void *obey_there(void *line);
+
+static void obey(char *line)
+{
+    char verb[32];
+    unsigned long long a = 0, b = 0, c = 0, d = 0;
+    int offset = 0;
+    if (sscanf(line, "%31s %n", verb, &offset) < 1)
+        return;
+    sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
+    if (strcmp(verb, "aside") == 0) { /* aside LINE: what another thread does, while this one waits */
+        pthread_t thread;
+        pthread_create(&thread, NULL, obey_there, line + offset);
+        pthread_join(thread, NULL);
+    } else if (strcmp(verb, "threads") == 0) {
+        threads((unsigned)a, (unsigned)b, c, (CUcontext)reg[d]);
+    } else if (!call_word(reg, verb, line + offset) && !ask(verb, a, line + offset) && !release(verb, a, b, c) &&
+               !allocate(verb, (int)a, b, c, d) && !graph_word(&cu, reg, verb, a, b, c, d) &&
+               !code_word(&cu, reg, verb, a, b, c) && !bind_word(&cu, reg, verb, a, b, c, d)) {
+        printf("-1 unknown word %s\n", verb);
+    }
+}
+
+static void *obey_there(void *line)
+{
+    obey(line);
+    return NULL;
+}
+
 int main(int argc, char **argv)
 {
-    char line[256], verb[32];
+    char line[256];
     setvbuf(stdout, NULL, _IOLBF, 0);
     /* Unbuffered: after a fork or exec the next reader must find the next line. */
     setvbuf(stdin, NULL, _IONBF, 0);
     if (argc != 2 || !route_fill(&cu, argv[1]))
         return 2;
     while (fgets(line, sizeof line, stdin)) {
-        unsigned long long a = 0, b = 0, c = 0, d = 0;
-        int offset = 0;
-        if (sscanf(line, "%31s %n", verb, &offset) < 1)
-            continue;
-        sscanf(line + offset, "%llu %llu %llu %llu", &a, &b, &c, &d);
-        if (strcmp(verb, "threads") == 0)
-            threads((unsigned)a, (unsigned)b, c, (CUcontext)reg[d]);
-        else if (!call_word(reg, verb, line + offset) && !ask(verb, a, line + offset) && !release(verb, a, b, c) && !allocate(verb, (int)a, b, c, d) &&
-                 !graph_word(&cu, reg, verb, a, b, c, d) && !code_word(&cu, reg, verb, a, b, c) &&
-                 !bind_word(&cu, reg, verb, a, b, c, d))
-            printf("-1 unknown word %s\n", verb);
+        obey(line);
         fflush(stdout);
     }
     return 0;

@@ -14,6 +14,14 @@
 
 #define CALL(function, ...) (cu->function ? cu->function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
+/* The driver's question, where a program is linked with libGL. */
+static bool gl_context;
+void *glXGetCurrentContext(void);
+void *glXGetCurrentContext(void)
+{
+    return gl_context ? &gl_context : NULL;
+}
+
 /* CUgraphNodeParams: the type, reserved words, then the parameters of that type. */
 struct node_parameters {
     int type, reserved[3];
@@ -137,10 +145,10 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
 /* Libraries keep pointing to their image. */
 static const char *image(unsigned long long bytes)
 {
-    static char text[256];
+    static char text[320];
     snprintf(text, sizeof text,
              ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel k 1\n// .gpusim kernel other 1\n"
-             "// .gpusim global g 4096\n// .gpusim bytes %llu\n",
+             "// .gpusim global g 4096\n// .gpusim managed m 4096\n// .gpusim bytes %llu\n",
              bytes);
     return text;
 }
@@ -294,6 +302,11 @@ int call_word(unsigned long long *reg, const char *verb, char *text)
         int (*open)(CUdeviceptr *, CUipcMemHandle, unsigned);
         *(void **)&open = dlsym(RTLD_DEFAULT, "cuIpcOpenMemHandle_v2");
         printf("%d\n", open(&reg[to], handle, 1));
+        return 1;
+    }
+    if (strcmp(verb, "gl") == 0) { /* from now on there is an OpenGL context */
+        gl_context = true;
+        puts("0");
         return 1;
     }
     if (strcmp(verb, "show") == 0) { /* show REGISTER COUNT */

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Preloaded: a machine on which no process gets another thread. */
+#include <errno.h>
+
+int pthread_create(void *thread, const void *attributes, void *(*start)(void *), void *argument);
+int pthread_create(void *thread, const void *attributes, void *(*start)(void *), void *argument)
+{
+    (void)thread;
+    (void)attributes;
+    (void)start;
+    (void)argument;
+    return EAGAIN;
+}
