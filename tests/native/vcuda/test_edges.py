@@ -15,7 +15,16 @@ ROOT = (1 << 32) + 1  # its square is past 2^64 by little
 NV12, HALF_FLOAT, BC7 = 0xB0, 0x10, 0x9D
 SIZES = (ALL, ALL - 511, ALL - (2 * MIB) + 1, HALF, ROOT * ROOT % (1 << 64) + HALF)
 SHAPES = [
-    *[(ALL, 1, 1), (1, ALL, 1), (1, 1, ALL), (HALF, 2, 1), (2, HALF, 1), (ROOT, ROOT, 1), (ROOT, 1, ROOT), (ALL, ALL, ALL)],
+    *[
+        (ALL, 1, 1),
+        (1, ALL, 1),
+        (1, 1, ALL),
+        (HALF, 2, 1),
+        (2, HALF, 1),
+        (ROOT, ROOT, 1),
+        (ROOT, 1, ROOT),
+        (ALL, ALL, ALL),
+    ],
     *[(ALL - 2, 4, 0), (4, ALL - 2, 0), (HALF + 4, 2, 0), (1, HALF // 3 * 4 + 2, 0)],
 ]
 PITCHED = [(w, h) for w, h, _deep in SHAPES if w * h > 1 << 60]
@@ -30,9 +39,16 @@ GRAPH = words(60, DEVICE, DEVICE, *[0] * 11)
 
 # What is called, and what is put into the registers before.
 HUGE = [
-    *[((), f"{name} @10 {size}{more}") for size in SIZES for name, more in [
-        ("cuMemAlloc_v2", ""), ("cuMemAllocManaged", " 1"), ("cuMemAllocAsync", " 0"), ("cuMemAllocAsync_ptsz", " 0"),
-    ]],
+    *[
+        ((), f"{name} @10 {size}{more}")
+        for size in SIZES
+        for name, more in [
+            ("cuMemAlloc_v2", ""),
+            ("cuMemAllocManaged", " 1"),
+            ("cuMemAllocAsync", " 0"),
+            ("cuMemAllocAsync_ptsz", " 0"),
+        ]
+    ],
     *[(("pool 20 0",), f"cuMemAllocFromPoolAsync @10 {size} $20 0") for size in SIZES],
     *[(words(50, DEVICE, DEVICE, 0, 0), f"cuMemCreate @10 {size} @50 0") for size in SIZES],
     *[((), f"cuMemAllocPitch_v2 @10 @11 {width} {height} 4") for width, height in PITCHED],
@@ -41,7 +57,7 @@ HUGE = [
     *[(there, f"cuMipmappedArrayCreate @10 @50 {levels}") for there in DESCRIPTION for levels in (1, 30, 2**32 - 1)],
     *[(words(50, w, h, pair(kind, 1)), "cuArrayCreate_v2 @10 @50") for w, h in PITCHED for kind in KINDS],
     *[(("graph 30", *GRAPH, f"put 73 {size}", "put 74 0"), "cuGraphAddMemAllocNode @10 $30 0 0 @60") for size in SIZES],
-]  # fmt: skip
+]
 # The same of things that are there.
 BEYOND = [
     f"call cuMemMap $3 {2 * MIB} {ALL - (2 * MIB) + 1} $2 0",
@@ -90,54 +106,164 @@ THERE = (f"alloc 1 {4 * MIB}", f"create 2 {2 * MIB} 0", f"reserve 3 {8 * MIB}", 
 SEQUENCES = {
     "sizes beyond what is there": (0, *THERE, *BEYOND, f"unmap 3 {2 * MIB}", "release-handle 2", "free 1"),
     "freed in another context of the device": (0, f"alloc 10 {8 * MIB}", "ctx 2 0", "free 10", "ctx-destroy 2"),
-    "freed in a context of another device": (0, f"alloc 10 {8 * MIB}", "ctx 2 1", "free 10", "free 10", "ctx-destroy 2"),
+    "freed in a context of another device": (
+        0,
+        f"alloc 10 {8 * MIB}",
+        "ctx 2 1",
+        "free 10",
+        "free 10",
+        "ctx-destroy 2",
+    ),
     "freed with no context": (0, f"alloc 10 {8 * MIB}", "call cuCtxPopCurrent_v2 @5", "free 10", "set 5", "free 10"),
     "freed by another thread": (0, f"alloc 10 {8 * MIB}", "aside free 10", "free 10"),
     "freed in order by another thread": (0, f"async 10 {8 * MIB}", "aside free-async 10", "free-async 10", "sync"),
     "allocated by a thread that is gone": (0, "get-ctx 5", "aside set 5", f"aside alloc 10 {MIB}", "free 10"),
     "a context ended by another thread": (
-        0, "get-ctx 5", f"alloc 10 {8 * MIB}", "array 11 1024 333 32", f"image 12 {MIB}", "aside ctx-destroy 5", "free 10",
-        f"alloc 13 {MIB}", f"async 13 {MIB}", "pitch 13 1000 100", f"managed 13 {MIB}", "array 13 16 16 32", f"image 13 {MIB}",
-        "array-destroy 11", "unload 12", "info", "sync", "set-limit 0 4096", "ctx-destroy 5", "call cuCtxPopCurrent_v2 @6", "info",
+        0,
+        "get-ctx 5",
+        f"alloc 10 {8 * MIB}",
+        "array 11 1024 333 32",
+        f"image 12 {MIB}",
+        "aside ctx-destroy 5",
+        "free 10",
+        f"alloc 13 {MIB}",
+        f"async 13 {MIB}",
+        "pitch 13 1000 100",
+        f"managed 13 {MIB}",
+        "array 13 16 16 32",
+        f"image 13 {MIB}",
+        "array-destroy 11",
+        "unload 12",
+        "info",
+        "sync",
+        "set-limit 0 4096",
+        "ctx-destroy 5",
+        "call cuCtxPopCurrent_v2 @6",
+        "info",
     ),
     "a context ended below another": (
-        0, "get-ctx 5", f"alloc 10 {8 * MIB}", "ctx 2 1", f"alloc 11 {MIB}", "ctx-destroy 5", "free 11", f"alloc 11 {MIB}",
-        "ctx-destroy 2", f"alloc 12 {MIB}", "free 10", "free 11", "ctx-destroy 2",
+        0,
+        "get-ctx 5",
+        f"alloc 10 {8 * MIB}",
+        "ctx 2 1",
+        f"alloc 11 {MIB}",
+        "ctx-destroy 5",
+        "free 11",
+        f"alloc 11 {MIB}",
+        "ctx-destroy 2",
+        f"alloc 12 {MIB}",
+        "free 10",
+        "free 11",
+        "ctx-destroy 2",
     ),
-    "a context ended twice": (0, "get-ctx 5", f"alloc 10 {8 * MIB}", "ctx-destroy 5", "ctx-destroy 5", "free 10", "call cuCtxDetach $5"),
+    "a context ended twice": (
+        0,
+        "get-ctx 5",
+        f"alloc 10 {8 * MIB}",
+        "ctx-destroy 5",
+        "ctx-destroy 5",
+        "free 10",
+        "call cuCtxDetach $5",
+    ),
     "a primary context ended as another": (
-        0, "retain 2 0", "set 2", f"alloc 10 {8 * MIB}", "array 11 512 512 32", "ctx-destroy 2", "call cuCtxDestroy $2",
-        "call cuCtxDetach $2", f"alloc 12 {MIB}", "free 10", "array-destroy 11", "release 0", "free 12",
+        0,
+        "retain 2 0",
+        "set 2",
+        f"alloc 10 {8 * MIB}",
+        "array 11 512 512 32",
+        "ctx-destroy 2",
+        "call cuCtxDestroy $2",
+        "call cuCtxDetach $2",
+        f"alloc 12 {MIB}",
+        "free 10",
+        "array-destroy 11",
+        "release 0",
+        "free 12",
     ),
     "reset while several hold it": (
-        1, "retain 2 0", "retain 3 0", "set 2", f"alloc 10 {8 * MIB}", f"async 11 {8 * MIB}", f"image 12 {MIB}", "reset 0", "free 10",
-        "free-async 11", "unload 12", f"alloc 13 {MIB}", "release 0", "release 0", "release 0", "retain 2 0", "set 2",
-        f"alloc 10 {8 * MIB}", "free 10", "release 0",
+        1,
+        "retain 2 0",
+        "retain 3 0",
+        "set 2",
+        f"alloc 10 {8 * MIB}",
+        f"async 11 {8 * MIB}",
+        f"image 12 {MIB}",
+        "reset 0",
+        "free 10",
+        "free-async 11",
+        "unload 12",
+        f"alloc 13 {MIB}",
+        "release 0",
+        "release 0",
+        "release 0",
+        "retain 2 0",
+        "set 2",
+        f"alloc 10 {8 * MIB}",
+        "free 10",
+        "release 0",
     ),
     "reset by another thread": (
-        1, "retain 2 0", "set 2", f"alloc 10 {8 * MIB}", "aside reset 0", "free 10", f"alloc 10 {MIB}", "aside retain 3 0",
-        f"alloc 10 {MIB}", "reset 0", "reset 0", "reset 99", "release 0",
+        1,
+        "retain 2 0",
+        "set 2",
+        f"alloc 10 {8 * MIB}",
+        "aside reset 0",
+        "free 10",
+        f"alloc 10 {MIB}",
+        "aside retain 3 0",
+        f"alloc 10 {MIB}",
+        "reset 0",
+        "reset 0",
+        "reset 99",
+        "release 0",
     ),
     "released by another thread": (
-        1, "aside retain 2 0", "set 2", f"alloc 10 {8 * MIB}", "aside release 0", "free 10", "aside release 0", f"alloc 10 {MIB}",
+        1,
+        "aside retain 2 0",
+        "set 2",
+        f"alloc 10 {8 * MIB}",
+        "aside release 0",
+        "free 10",
+        "aside release 0",
+        f"alloc 10 {MIB}",
     ),
     "reset of a device that has a created context": (
-        0, f"alloc 10 {8 * MIB}", "retain 2 0", "reset 0", "free 10", "reset 0", f"alloc 10 {MIB}", "free 10",
+        0,
+        f"alloc 10 {8 * MIB}",
+        "retain 2 0",
+        "reset 0",
+        "free 10",
+        "reset 0",
+        f"alloc 10 {MIB}",
+        "free 10",
     ),
     "arrays and levels": (
-        0, "array 10 512 512 32", "mipmap 11 512 512 8", "array-destroy 11", "mipmap-destroy 10", "mipmap-destroy 11", "array-destroy 10",
-        "array-destroy 10", "mipmap-destroy 11",
+        0,
+        "array 10 512 512 32",
+        "mipmap 11 512 512 8",
+        "array-destroy 11",
+        "mipmap-destroy 10",
+        "mipmap-destroy 11",
+        "array-destroy 10",
+        "array-destroy 10",
+        "mipmap-destroy 11",
     ),
     "handles and mappings": (
-        0, f"create 2 {4 * MIB} 0", f"reserve 3 {8 * MIB}", f"map 3 {4 * MIB} 2", f"map 3 {4 * MIB} 2", f"unmap 3 {2 * MIB}",
-        "release-handle 2", "release-handle 2", f"map 3 {4 * MIB} 2", "ctx-destroy 5", f"unmap 3 {4 * MIB}", f"unmap 3 {4 * MIB}",
+        0,
+        f"create 2 {4 * MIB} 0",
+        f"reserve 3 {8 * MIB}",
+        f"map 3 {4 * MIB} 2",
+        f"map 3 {4 * MIB} 2",
+        f"unmap 3 {2 * MIB}",
+        "release-handle 2",
+        "release-handle 2",
+        f"map 3 {4 * MIB} 2",
+        "ctx-destroy 5",
+        f"unmap 3 {4 * MIB}",
+        f"unmap 3 {4 * MIB}",
     ),
-    "a pool that goes before what is freed in order": (
-        0, "image 20 4096", "kernel-of 21 20", "pool 4 0", f"frompool 10 {64 * MIB} 4", "launch 21", "free-async 10",
-        "pool-destroy 4", "sync", "pool-destroy 4", f"frompool 10 {MIB} 4",
-    ),
-}  # fmt: skip
-WORDS = {"get-ctx": "call cuCtxGetCurrent @{}", "kernel-of": "call cuModuleGetFunction @{} ${} 'long"}
+}
+WORDS = {"get-ctx": "call cuCtxGetCurrent @{}"}
 
 
 def translated(line: str) -> str:
@@ -162,3 +288,25 @@ def test_at_the_wrong_moment(host: Host, what: str) -> None:
     assert answers[0] == answers[1]
     refused = sum(answer != OK for _line, answer in answers[0])
     print(f"{what}: {len(lines)} calls, {refused} refused by the driver")
+
+
+QUEUED = (
+    "image 20 4096",
+    "call cuModuleGetFunction @21 $20 'forever",
+    "launch 21",
+    "pool 4 0",
+    f"frompool 10 {64 * MIB} 4",
+)
+
+
+def test_a_pool_is_charged_for_what_is_freed_behind_other_work(host: Host) -> None:
+    """Behind a kernel that never ends. What is left of a pool that is destroyed then is the driver's to say: this one
+    takes it back at once."""
+    puppet = host.puppet().start()
+    say(puppet, *QUEUED[:3])
+    loaded = host.charged()
+    say(puppet, *QUEUED[3:], "free-async 10")
+    assert host.charged() == host.on_card() == loaded + 64 * MIB
+    assert puppet.refused("alloc", LIMIT - host.on_card() + 1) == OOM
+    say(puppet, "pool-destroy 4")
+    assert host.charged() == host.on_card() <= host.peak() <= LIMIT

@@ -145,9 +145,9 @@ int graph_word(const struct api *cu, unsigned long long *reg, const char *verb, 
 /* Libraries keep pointing to their image. */
 static const char *image(unsigned long long bytes)
 {
-    static char text[320];
+    static char text[352];
     snprintf(text, sizeof text,
-             ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel k 1\n// .gpusim kernel other 1\n"
+             ".version 7.0\n.target sm_50\n.address_size 64\n// .gpusim kernel k 1\n// .gpusim kernel other 1\n// .gpusim kernel forever inf\n"
              "// .gpusim global g 4096\n// .gpusim managed m 4096\n// .gpusim bytes %llu\n",
              bytes);
     return text;
