@@ -112,9 +112,10 @@ class Host:
         }
 
     def os_release(self) -> dict[str, str]:
-        """The fields of os-release that the plan looks at, and machine, kernel, Python and whether we are root."""
+        """The fields of os-release that the plan looks at, and the machine: kernel, Python, SELinux, root."""
         text = self.text("/etc/os-release") or self.text("/usr/lib/os-release") or ""
         fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', text, re.MULTILINE))
+        enforced = (self.text("/sys/fs/selinux/enforce") or "").strip()
         return {
             "id": fields.get("ID", ""),
             "id_like": fields.get("ID_LIKE", ""),
@@ -125,6 +126,7 @@ class Host:
             "kernel": platform.release(),
             "python": ".".join(str(part) for part in sys.version_info[:3]),
             "root": str(os.geteuid() == 0).lower(),
+            "selinux": {"0": "permissive", "1": "enforcing"}.get(enforced, ""),
         }
 
     def node_name(self) -> str:

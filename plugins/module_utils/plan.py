@@ -14,6 +14,8 @@ from . import (
     daemon_check,
     daemon_json,
     docker_kinds,
+    driver_packages,
+    engine_packages,
     kube_version,
     plan_configs,
     plan_engine,
@@ -31,8 +33,11 @@ from .wish import DOCKER_UNIT, ROLES
 
 # How the device plugin may be run besides a systemd service.
 DAEMONSET = "daemonset"
-# Distributions whose packages the roles can install.
-SUPPORTED = {"debian", "ubuntu"}
+# Said and not refused: docker and containerd start containers unconfined unless they are told otherwise.
+CONFINED = (
+    "SELinux is enforcing, with which nobody has tried slices: a container that the engine confines may be kept "
+    "from its limits and its ledger, and gets no context then; look at `ausearch -m avc` after the first pod"
+)
 # Steps that no role of that name carries out: the proof, and what is cleared away after it.
 VERIFY, COLLECT = "verify", "collect"
 
@@ -42,6 +47,8 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
     faults = refusals(wish, state)
+    if state["os"].get("selinux") == "enforcing" and "device_plugin" in wish["roles"]:
+        warnings.append(CONFINED)
     for role in ROLES:
         wanted = wish["roles"].get(role)
         if wanted is None:
@@ -76,9 +83,9 @@ def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
         return found
     if host["root"] != "true":
         found.append("the host is reached without root rights, and every role needs them; set become: true")
-    if not {host["id"], *host["id_like"].split()} & SUPPORTED:
+    if not engine_packages.family_of(host):
         name = host["name"] or host["id"] or "an unknown distribution"
-        found.append(f"{name} is not supported in this version; Debian and Ubuntu are")
+        found.append(f"{name} is not supported; {driver_packages.SUPPORTED} are")
     return found
 
 
@@ -183,8 +190,11 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
     if wanted["state"] != PRESENT:
         changes = [*undone(wanted, state), *plan_engine.absent(wanted, state)]
         return Part("the container runtime's changes are to be undone", changes)
+    engine = engine_packages.choose(state, wanted)
+    if engine.refusal:
+        return NOTHING._replace(errors=[engine.refusal])
     if wanted["engine"] != "docker":
-        missing = packages(wanted["packages"], "", state)
+        missing = packages(engine.packages, "", state)
         reason, changes, faults = plan_engine.look(wanted, state)
         reason = "packages are missing or of another version" if missing else reason
         return Part(reason, [*missing, *changes], errors=faults)
@@ -194,7 +204,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[
     faults, notes = docker_kinds.told(docker["kinds"])
     if faults:
         return NOTHING._replace(errors=faults)
-    changes = packages(wanted["packages"], "", state)
+    changes = packages(engine.packages, "", state)
     reason = "packages are missing or of another version"
     path = wanted["docker_config"]
     try:

@@ -48,7 +48,8 @@ def _containerd(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str
     text = found["config_text"]
     if text is None:
         return [f"write {path} with NVIDIA's runtime"], 0.0
-    faults = containerd_text.problems(text, version(state["packages"].get("containerd") or ""))
+    installed = state["packages"].get("containerd") or state["packages"].get("containerd.io") or ""
+    faults = containerd_text.problems(text, version(installed))
     if faults:
         raise ConfigError("; ".join(faults))
     target = containerd_text.place(path, text)

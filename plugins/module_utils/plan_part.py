@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 from .driver_support import upstream
+from .engine_packages import manager_of
+from .rpm_text import fits
 from .wish import name_of, records, version_of
 
 PRESENT = "present"
@@ -27,6 +29,7 @@ NOTHING = Part("", [])
 def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list[str]:
     """The changes that bring every package to its version; without a pin any installed version will do."""
     changes = []
+    meant = _matches_pattern if manager_of(state["os"]) == "apt" else fits
     for package in wanted:
         name, pin = name_of(package), version_of(package, version)
         found = state["packages"].get(name)
@@ -36,7 +39,7 @@ def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list
             pin = upstream(leader) + "*" if leader and (not found or upstream(found) != upstream(leader)) else ""
         if found is None:
             changes.append("install {}{}".format(name, f" {pin}" if pin.strip("*") else ""))
-        elif pin and found != pin and not _matches_pattern(found, pin):
+        elif pin and found != pin and not meant(found, pin):
             changes.append(f"change {name} from {found} to {pin}")
     return changes
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import daemon_json, driver_choice, mig_boot, mps, node_config, schema, time_slice
+from . import daemon_json, driver_choice, engine_packages, mig_boot, mps, node_config, schema, time_slice
 
 # The order in which roles run; each builds on those before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
@@ -31,6 +31,7 @@ INPUTS: dict[str, dict[str, Any]] = {
     },
     "container_runtime": {
         "packages": [],
+        "repository": {},
         "docker_config": "/etc/docker/daemon.json",
         "docker_settings": {},
         "engine": "docker",
@@ -110,7 +111,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     """The options of host_state: what of the host must be read to compare it with this wish."""
     roles = wish["roles"]
     packages = [name_of(package) for part in roles.values() for package in part.get("packages") or []]
-    options: dict[str, Any] = {"packages": sorted(set(packages)), "units": [], "files": [], "texts": []}
+    options: dict[str, Any] = {"packages": packages, "units": [], "files": [], "texts": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
     if "nvidia_driver" in roles:
         if roles["nvidia_driver"]["kernel_module"] != "none":
@@ -128,6 +129,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         options["units"].append(DOCKER_UNIT)
         options["files"].append(daemon_json.PENDING)
         options["docker_config"] = part["docker_config"]
+        options["packages"] += [name_of(package) for package in engine_packages.names(part)]
         if part["engine"] != "docker":
             options["units"] += ENGINE_UNITS[part["engine"]]
             options["files"] += [part["drop_in_path"]] if part["drop_in_path"] else []
@@ -153,6 +155,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         options["files"] += [part["unit_path"], part["daemonset_path"]]
         options["plugin_root"] = part["root"]
         options["node_config"] = part["config_path"]
+    options["packages"] = sorted(set(options["packages"]))
     return options
 
 

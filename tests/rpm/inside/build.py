@@ -63,6 +63,13 @@ TABLE = {
         },
     ),
     "toolkit/docker": (["2.14.0"], "1", "", {"nvidia-docker2": ["nvidia-container-toolkit >= 1.13.0"]}),
+    # The names of Docker's own repositories.
+    "docker-ce": (
+        ["28.5.1"],
+        "1.el9",
+        "3",
+        {"docker-ce-cli": [], "containerd.io": [], "docker-ce": ["docker-ce-cli", "containerd.io"]},
+    ),
     # What the distribution itself brings; the role asks for it beside the driver.
     "base": (
         ["1.0"],
@@ -70,6 +77,7 @@ TABLE = {
         "",
         {"kernel-devel-matched": [], "kernel-headers": [], "theirs": ["libnvidia-container1"]},
     ),
+    "base/engine": (["1.7.27"], "1", "", {"containerd": [], "docker": ["containerd"]}),
     "base/lock": (["4.3.1"], "1.el9", "", {"python3-dnf-plugin-versionlock": []}),
     "rocky": (["9.4"], "1", "", {"rocky-release": []}),
     "sles": (["15.6"], "1", "", {"sles-release": []}),
@@ -158,8 +166,9 @@ def main() -> None:
             (WORK / "one.spec").write_text(spec(place, version))
             name = "_rpmfilename %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm"
             run("rpmbuild", "--quiet", "-bb", "--define", f"_rpmdir {folder}", "--define", name, "one.spec")
-    # The driver's packages are signed one by one, the toolkit's repository by its index, as NVIDIA does.
-    signed = [str(path) for name in ("cuda-el", "cuda-sles") for path in sorted((SRV / name).glob("*.rpm"))]
+    # The driver's and Docker's packages are signed one by one, the toolkit's repository by its index, as NVIDIA does.
+    by_package = [SRV / name for name in ("cuda-el", "cuda-sles", "docker-ce")]
+    signed = [str(path) for folder in by_package for path in sorted(folder.glob("*.rpm"))]
     run("rpmsign", "--define", "_gpg_name vendor", "--define", "__gpg /usr/bin/gpg", "--addsign", *signed)
     for name in {place.partition("/")[0] for place in TABLE}:
         run("createrepo_c", "--quiet", str(SRV / name))

@@ -228,5 +228,11 @@ def test_the_name_that_a_kubelet_takes(tmp_path, kernel, name):
     assert lay_out(tmp_path, {"proc/sys/kernel/hostname": kernel} if kernel else {}).node_name() == name
 
 
+@pytest.mark.parametrize(("text", "mode"), [("1", "enforcing"), ("0", "permissive"), (None, "")])
+def test_selinux(tmp_path, text, mode):
+    files = {} if text is None else {"sys/fs/selinux/enforce": text}
+    assert lay_out(tmp_path, files).os_release()["selinux"] == mode
+
+
 def test_a_program_that_is_absent_answers_127():
     assert hardware.run_program(["/nonexistent/program"]).rc == 127

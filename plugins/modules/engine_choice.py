@@ -1,0 +1,103 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: engine_choice
+short_description: Decide which packages bring a host's container engine
+version_added: 0.2.0
+description:
+  - Reads the host's distribution, whether docker or containerd is there, and the packages that bring them, and decides
+    what is to be installed.
+  - An engine that is there already is used as it is, whoever brought it.
+  - Fails, before anything is installed, where the engine is not there and the system has no package of it.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The module changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  wish:
+    description:
+      - The variables C(engine), C(packages), C(repository) and C(packages_record) of the role C(container_runtime),
+        without its prefix.
+    type: dict
+    default: {}
+  state:
+    description: V(absent) only asks for the package manager, and never fails.
+    type: str
+    choices: [present, absent]
+    default: present
+seealso:
+  - module: vgpu.fleet.driver_choice
+  - module: vgpu.fleet.host_state
+"""
+
+EXAMPLES = r"""
+- name: Which packages would bring docker to this host?
+  vgpu.fleet.engine_choice:
+    wish:
+      engine: docker
+  register: engine
+"""
+
+RETURN = r"""
+choice:
+  description: What the role carries out.
+  returned: success
+  type: dict
+  contains:
+    manager:
+      description: V(apt), V(dnf) or V(zypper).
+      type: str
+      returned: always
+    packages:
+      description: Names, or C(name=version); none where the engine is there.
+      type: list
+      elements: str
+      returned: always
+    refusal:
+      description: Why the engine cannot be had, with V(absent) alone; otherwise the module fails with it.
+      type: str
+      returned: always
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import engine_packages, wish
+from ..module_utils.hardware import Host
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "wish": {"type": "dict", "default": {}},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    wanted = {**wish.INPUTS["container_runtime"], **module.params["wish"]}
+    host = Host()
+    record = wanted["packages_record"]
+    state = {
+        "os": host.os_release(),
+        "units": host.units(sorted(engine_packages.UNITS.values())),
+        "packages": host.packages([wish.name_of(package) for package in engine_packages.names(wanted)]),
+        "files": {record: host.file(record)} if record else {},
+    }
+    choice = engine_packages.choose(state, wanted)
+    if choice.refusal and module.params["state"] == "present":
+        module.fail_json(msg=f"nothing was changed: {choice.refusal}")
+    module.exit_json(changed=False, choice=choice._asdict())
+
+
+if __name__ == "__main__":
+    main()
