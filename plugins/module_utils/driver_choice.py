@@ -370,7 +370,9 @@ def _repository(host: System, wanted: dict[str, Any]) -> dict[str, Any]:
 def _components(host: System, wanted: dict[str, Any]) -> list[str]:
     if wanted["source"] != "distribution":
         return []
-    return {"debian": ["contrib", "non-free", "non-free-firmware"], "ubuntu": ["restricted"]}.get(host.family, [])
+    # Ubuntu keeps branches that NVIDIA no longer supports in multiverse.
+    ubuntu = ["restricted", "multiverse"]
+    return {"debian": ["contrib", "non-free", "non-free-firmware"], "ubuntu": ubuntu}.get(host.family, [])
 
 
 def reboot_reason(driver: dict[str, Any], kind: str, version: str = "") -> str:

@@ -19,6 +19,7 @@ from . import (
     kube_version,
     plan_configs,
     plan_engine,
+    plugin_python,
     rival_plugins,
     sharing,
     slices,
@@ -333,6 +334,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
             changes.append(f"remove {unit_name}")
         if state["files"].get(wanted["daemonset_path"]):
             changes.append("take this node from the DaemonSet")
+        changes += undone(wanted, state)
         held = len(plan_configs.held(state)) if changes else 0
         notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
@@ -345,6 +347,9 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     by_pod = wanted["deploy"] == DAEMONSET
     faults = [*plan_configs.faults(wish, "in-cluster" if by_pod else wanted["kubeconfig"]), *rivals]
     faults += [kubelet] if kubelet else []
+    if wanted["version"] not in found["versions"]:
+        old = plugin_python.refusal(state["os"], _python(wanted, state))
+        faults += [old] if old else []
     if not by_pod and state["files"].get(wanted["daemonset_path"]):
         faults.append(
             "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; take it out first: "
@@ -361,7 +366,8 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str
     version, root = wanted["version"], wanted["root"]
     changes = []
     if version not in found["versions"]:
-        changes.append(f"install {root}/{version}")
+        lacking = plugin_python.lacking(_python(wanted, state), state["packages"])
+        changes += [*(f"install {name}" for name in lacking), f"install {root}/{version}"]
     if found["current"] != version:
         changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
     changes += plan_configs.changes(wanted["config_path"], wish, state)
@@ -379,6 +385,10 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str
         notes = [f"{held} containers hold slices of the former size until they end"] if held else []
         return Part("the device plugin or its configuration differs", changes, bool(held), notes)
     return _plugin_running(wanted, unit, state, on_disk)
+
+
+def _python(wanted: dict[str, Any], state: dict[str, Any]) -> plugin_python.Choice:
+    return plugin_python.choose(state["os"], wanted["python"], wanted["packages"])
 
 
 def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[str, Any], on_disk: Any) -> Part:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import mig_boot, mig_plan, mps, time_slice
+from . import mig_boot, mig_plan, mps, plugin_python, time_slice
 from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, undone
 
@@ -33,7 +33,8 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> 
         changes = [f"bring the GPUs to {mig_plan.show(wanted['geometry'])}"]
     geometry_differs = bool(changes)
     if wanted["boot"]:
-        changes += _differing(mig_boot.files(wanted["geometry"], wanted["python"]), state)
+        python = plugin_python.small_program(state["os"], wanted["python"])
+        changes += _differing(mig_boot.files(wanted["geometry"], python), state)
         if not (state["units"].get(mig_boot.UNIT) or {}).get("enabled"):
             changes.append(f"enable {mig_boot.UNIT}")
     reason = (

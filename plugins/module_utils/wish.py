@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import daemon_json, driver_choice, engine_packages, mig_boot, mps, node_config, schema, time_slice
+from . import (
+    daemon_json,
+    driver_choice,
+    engine_packages,
+    mig_boot,
+    mps,
+    node_config,
+    plugin_python,
+    schema,
+    time_slice,
+)
 
 # The order in which roles run; each builds on those before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
@@ -52,7 +62,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "arbiter_unit_path": "/etc/systemd/system/vgpu-arbiter.service",
         "arbiter_unit_text": "",
     },
-    "mig": {"geometry": {}, "boot": True, "python": "/usr/bin/python3", "record": ""},
+    "mig": {"geometry": {}, "boot": True, "python": plugin_python.AUTO, "record": ""},
     "mps": {"replicas": 2, "root": mps.ROOT, "resource": mps.RESOURCE, "exclusive": True},
     "time_slicing": {"slice": "default"},
     "device_plugin": {
@@ -68,6 +78,9 @@ INPUTS: dict[str, dict[str, Any]] = {
         "deploy": "systemd",
         "daemonset_path": "/etc/vgpu/daemonset.json",
         "daemonset_text": "",
+        "python": plugin_python.AUTO,
+        "packages": [plugin_python.AUTO],
+        "packages_record": "",
     },
 }
 
@@ -110,7 +123,10 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
 def reads(wish: dict[str, Any]) -> dict[str, Any]:
     """The options of host_state: what of the host must be read to compare it with this wish."""
     roles = wish["roles"]
-    packages = [name_of(package) for part in roles.values() for package in part.get("packages") or []]
+    # Which packages bring the device plugin's Python is decided by what is read here.
+    asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
+    asked += [part.get("packages") or [] for role, part in roles.items() if role != "device_plugin"]
+    packages = [name_of(package) for names in asked for package in names]
     options: dict[str, Any] = {"packages": packages, "units": [], "files": [], "texts": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
     if "nvidia_driver" in roles:

@@ -41,9 +41,11 @@ options:
     type: bool
     default: true
   python:
-    description: The Python that runs the unit's program; 3.8 or newer.
-    type: path
-    default: /usr/bin/python3
+    description:
+      - The Python that runs the unit's program; 3.8 or newer. V(auto) takes C(/usr/bin/python3), or the one of the
+        device plugin where that is older.
+    type: str
+    default: auto
   restart:
     description: Units that are restarted, where they run, after a change. They know MIG devices by their UUIDs.
     type: list
@@ -80,6 +82,8 @@ after:
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils import plugin_python
+from ..module_utils.hardware import Host
 from ..module_utils.mig_apply import MigError
 from ..module_utils.mig_host import MigHost
 from ..module_utils.mig_nvml import Mig
@@ -93,7 +97,7 @@ def main() -> None:
             "geometry": {"type": "dict", "default": {}},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "boot": {"type": "bool", "default": True},
-            "python": {"type": "path", "default": "/usr/bin/python3"},
+            "python": {"type": "str", "default": plugin_python.AUTO},
             "restart": {
                 "type": "list",
                 "elements": "str",
@@ -111,7 +115,8 @@ def main() -> None:
     run = MigHost(options["record"], module.check_mode)
     try:
         if options["state"] == "present":
-            run.present(Mig(), geometry, options["boot"], options["python"])
+            python = plugin_python.small_program(Host().os_release(), options["python"])
+            run.present(Mig(), geometry, options["boot"], python)
         else:
             run.absent(Mig)
         run.restart(options["restart"])

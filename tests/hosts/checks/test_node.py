@@ -73,10 +73,18 @@ def test_no_unit_failed_and_services_survive_a_reboot(node: Node) -> None:
         assert node.run("systemctl", "is-enabled", unit, check=False).strip() == "enabled"
 
 
+# NVIDIA's user space, by the ID of os-release.
+DRIVER_PACKAGES = {
+    "debian": {"nvidia-smi", "libcuda1", "libnvidia-ml1"},
+    "ubuntu": {"nvidia-utils-580-server", "libnvidia-compute-580-server"},
+}
+
+
 def test_packages_are_installed(node: Node) -> None:
+    system = node.shell(". /etc/os-release && echo $ID").strip()
     states = node.shell("dpkg-query -W -f='${Package} ${db:Status-Status}\\n'")
     installed = {line.split()[0] for line in states.splitlines() if line.endswith(" installed")}
-    assert {"nvidia-smi", "libcuda1", "libnvidia-ml1", "docker.io", "nvidia-docker2"} <= installed
+    assert DRIVER_PACKAGES[system] | {"docker.io", "nvidia-docker2"} <= installed
     assert node.run("dpkg", "--audit") == ""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import hardware, image, podman, sources
 from .image import say
 
-RELEASE = "codename of another release of this machine's distribution, such as trixie (default: its own)"
+RELEASE = "codename of another release, such as trixie, or on Debian noble (default: this machine's own)"
 ERRORS = (podman.PodmanError, image.ImageError, hardware.HardwareError, sources.SourcesError)
 
 
@@ -32,7 +32,7 @@ def bring_up(host: podman.Host, profile: Path, built: image.Image) -> str:
         # New hardware comes as it does to a real host: with the power off.
         podman.podman("stop", "--time", "20", host.container, check=False)
     else:
-        podman.create(host, built.tag)
+        podman.create(host, built.tag, built.stores)
         podman.podman("cp", "-", f"{host.container}:/", stdin=hardware.history().archive())
     podman.podman("cp", "-", f"{host.container}:/", stdin=wanted.archive())
     seconds = podman.boot(host)

@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .podman import ROOT, WORK, podman
-from .sources import Distribution, Source, of_release, read_machine
+from .sources import Distribution, Source, of_release, read_machine, ubuntu_keyring
 
 HERE = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
 REPOSITORY_NAME = "localhost/vgpu-host"
 # The package whose version the simulated driver must carry, or nvidia-smi reports a mismatch.
-DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-535"}
+DRIVER_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-580-server"}
+# Where docker keeps images: Ubuntu's archive brings its newer releases to older ones of its own.
+STORES = {"debian": ("docker",), "ubuntu": ("docker", "containerd")}
 # The Python of a release that is not the machine's own; its wheels are for that one.
-PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
+PYTHONS = {"bookworm": "3.11", "trixie": "3.13", "jammy": "3.10", "noble": "3.12"}
 DPKG_OPTIONS = (
     "force-unsafe-io",
     "path-exclude=/usr/share/man/*",
@@ -41,10 +43,12 @@ class ImageError(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """An image that podman has, and the driver version of the nvidia-smi in its repository."""
+    """An image that podman has, the driver version of the nvidia-smi in its repository, and what its hosts need."""
 
     tag: str
     driver_version: str
+    # Folders below /var/lib that need a volume: where the distribution's docker keeps images and containers.
+    stores: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,21 +60,26 @@ class Inputs:
     options: list[str]
     # Of all releases, and of this one where it has a list of its own.
     base: list[Path]
-    packages: Path
+    packages: list[Path]
     # Empty where the image is of the machine's own release.
     python: str = ""
 
     @classmethod
     def read(cls, release: str | None = None) -> Inputs:
-        """Collect the inputs of this machine; ``release`` is the codename of another release of its distribution."""
+        """Collect the inputs of this machine; ``release``: the codename of another release, on Debian of Ubuntu too."""
         machine, sources, options = read_machine()
         python = ""
         if release and release != machine.codename:
-            machine, sources = of_release(machine, sources, release)
+            machine, sources = of_release(
+                machine, sources, release, lambda mirror: ubuntu_keyring(mirror, WORK / "keys")
+            )
             python = PYTHONS[release]
-        packages = HERE / f"image/{machine.id}.packages"
-        base = [HERE / "image/base.packages", HERE / f"image/base.{machine.id}-{machine.version}.packages"]
-        return cls(machine, sources, options, [file for file in base if file.exists()], packages, python)
+        name = f"{machine.id}-{machine.version}"
+        base = [HERE / "image/base.packages", HERE / f"image/base.{name}.packages"]
+        packages = [HERE / f"image/{machine.id}.packages", HERE / f"image/{name}.packages"]
+        return cls(
+            machine, sources, options, *([file for file in one if file.exists()] for one in (base, packages)), python
+        )
 
     @property
     def archive(self) -> Path:
@@ -85,7 +94,7 @@ class Inputs:
     @property
     def digest(self) -> str:
         """Return twelve hexadecimal digits of all inputs, the python that the wheels are for included."""
-        files = [*self.base, self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
+        files = [*self.base, *self.packages, HERE / "image/customize.sh", REQUIREMENTS, Path(__file__)]
         python = self.python or sys.version
         text = json.dumps([self.machine.id, self.machine.version, self.source_lines, self.options, python])
         digest = hashlib.sha256(text.encode())
@@ -107,7 +116,7 @@ def ensure(force: bool = False, release: str | None = None) -> Image:
         if force or not _known(tag):
             say(f"giving {archive.name} to podman as {tag}")
             podman("import", "--quiet", "--change", 'CMD ["/sbin/init"]', str(archive), tag)
-    return Image(tag, json.loads(facts.read_text())["driver_version"])
+    return Image(tag, json.loads(facts.read_text())["driver_version"], STORES[inputs.machine.id])
 
 
 def remove() -> None:
@@ -146,6 +155,7 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
     wheels = _wheels(inputs, log)
     (work / "sources.list").write_text("\n".join(inputs.source_lines) + "\n")
     (work / "apt.conf").write_text("\n".join(inputs.options) + "\n")
+    (work / "packages").write_text("".join(file.read_text() for file in inputs.packages))
     index = work / "Packages"
     lines = "".join(file.read_text() for file in inputs.base).splitlines()
     base = [line for line in lines if line and not line.startswith("#")]
@@ -156,7 +166,7 @@ def _build(inputs: Inputs, archive: Path, facts: Path) -> None:
     for login in (Path("/etc/apt/auth.conf"), Path("/etc/apt/auth.conf.d")):
         if login.is_file() or (login.is_dir() and any(login.iterdir())):
             command.append(f'--setup-hook=cp -r {login} "$1"/etc/apt/')
-    command.append(f'--customize-hook={HERE}/image/customize.sh "$1" {inputs.packages} {wheels} {REQUIREMENTS}')
+    command.append(f'--customize-hook={HERE}/image/customize.sh "$1" {work / "packages"} {wheels} {REQUIREMENTS}')
     command.append(f'--customize-hook=cp "$1"/opt/vgpu-hosts/apt/Packages {index}')
     partial = WORK / "image.partial"
     command += [inputs.machine.codename, "-", str(work / "sources.list")]

@@ -12,6 +12,7 @@ import resource
 import shutil
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,9 @@ INIT = "umount /sys/fs/cgroup/systemd/release_agent /sys/fs/cgroup/systemd 2>/de
 WATCHES = Path("/proc/sys/fs/inotify/max_user_instances")
 WATCHES_A_HOST, WATCHES_OF_OTHERS = 11, 16
 
+# Engines that keep images and containers in a store of their own. Docker from version 29 on keeps them in containerd's.
+STORES = ("docker", "containerd")
+
 
 class PodmanError(Exception):
     """podman refused; the text holds its own words."""
@@ -49,10 +53,9 @@ class Host:
         """Return the container's name, which is also the host's address in the inventory."""
         return f"vgpu-{self.project}-{self.name}"
 
-    @property
-    def volume(self) -> str:
-        """Return the volume of /var/lib/docker: overlay on the container's own overlay does not work."""
-        return f"{self.container}-docker"
+    def volumes(self, stores: Iterable[str] = STORES) -> dict[str, str]:
+        """Return the volumes of engines' stores, by folder: overlay on the container's own overlay does not work."""
+        return {f"/var/lib/{store}": f"{self.container}-{store}" for store in stores}
 
 
 # There with version 2 of control groups alone.
@@ -129,9 +132,11 @@ def systemd_options() -> list[str]:
     return ["--systemd=false", "--cgroupns=private", *folders, "--env=container=podman", "--stop-signal=SIGRTMIN+3"]
 
 
-def create(host: Host, image: str) -> None:
-    """Make the container of a host, not yet started."""
-    podman("volume", "create", "--label", f"{LABEL}={host.project}", host.volume)
+def create(host: Host, image: str, stores: Iterable[str]) -> None:
+    """Make the container of a host, not yet started; ``stores``: which of STORES have a volume."""
+    volumes = host.volumes(stores)
+    for volume in volumes.values():
+        podman("volume", "create", "--label", f"{LABEL}={host.project}", volume)
     podman(
         "create",
         *("--name", host.container, "--hostname", host.name),
@@ -148,7 +153,7 @@ def create(host: Host, image: str) -> None:
         "--pids-limit=-1",
         # Removal stops the host; there is nothing to save. A restart gives its own, longer time.
         "--stop-timeout=1",
-        *("--volume", f"{host.volume}:/var/lib/docker"),
+        *(f"--volume={volume}:{folder}" for folder, volume in volumes.items()),
         image,
         *("/bin/sh", "-c", INIT),
     )
@@ -193,7 +198,7 @@ def remove(project: str, name: str | None = None) -> list[str]:
         podman("rm", "--force", "--volumes", *gone, check=False)
         podman("rm", "--force", "--volumes", "--ignore", *gone)
     volumes = podman("volume", "ls", "--quiet", "--filter", f"label={LABEL}={project}").split()
-    keep = {Host(project, row["host"]).volume for row in hosts(project)}
+    keep = {volume for row in hosts(project) for volume in Host(project, row["host"]).volumes().values()}
     for volume in volumes:
         if volume not in keep:
             podman("volume", "rm", "--force", volume)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the host image comes from: the mirrors, proxies and keys that this machine's own apt uses.
+"""Where the host image comes from: the mirrors, proxies and keys that this machine's own apt uses, and on a machine of
+Debian the archive of Ubuntu for hosts of Ubuntu.
 
 apt itself says which of its sources belong to the distribution (`apt-get indextargets` reports the Origin of each
 Release file), so a third party's repository never ends in the image, whatever it calls its suites.
@@ -7,8 +8,10 @@ Release file), so a third party's repository never ends in the image, whatever i
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +22,22 @@ COMPONENTS = {
 }
 # Up to Debian 11 firmware lay in non-free; the component is unknown to its Release files.
 OLD_DEBIAN = {"buster", "bullseye"}
-# Other releases of the machine's distribution that hosts can be made of: codename → version. Their archives are on the
-# same mirrors under the same keys.
-RELEASES = {"debian": {"bookworm": "12", "trixie": "13"}}
+# Releases that hosts can be made of: codename → version. Those of the machine's own distribution are on its mirrors
+# under its keys.
+RELEASES = {
+    "debian": {"bookworm": "12", "trixie": "13"},
+    "ubuntu": {"jammy": "22.04", "noble": "24.04"},
+}
+# Of a distribution that is not the machine's own: its mirror, by the machine's architecture, and its keys.
+UBUNTU_MIRRORS = {"amd64": "http://archive.ubuntu.com/ubuntu"}
+UBUNTU_PORTS = "http://ports.ubuntu.com/ubuntu-ports"
+UBUNTU_KEYRING = Path("/usr/share/keyrings/ubuntu-archive-keyring.gpg")
+# Debian 12 has no package of Ubuntu's keys: Ubuntu's own is fetched, and taken for what it is by this digest. It holds
+# the keys 790BC7277767219C42C86F933B4FE6ACC0B21F32 (2012) and F6ECB3762474EDA9D21B7022871920D1991BC93C (2018).
+KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
+KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
+# It downloads with the proxies and logins of apt's configuration, and compares the digest.
+APT_HELPER = "/usr/lib/apt/apt-helper"
 INDEX_FORMAT = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(SOURCESENTRY)"
 
 
@@ -122,17 +138,67 @@ def read_machine() -> tuple[Distribution, list[Source], list[str]]:
     return machine, [Source(uri, suite, signed_by(entry)) for suite, uri, entry in targets], apt_options(dump)
 
 
-def of_release(machine: Distribution, found: list[Source], codename: str) -> tuple[Distribution, list[Source]]:
-    """The machine's sources for another release: the same mirrors, suites by the other name. Raises SourcesError."""
-    known = RELEASES.get(machine.id, {})
-    if codename not in known:
-        raise SourcesError(
-            f"--release {codename}: hosts can be made of {', '.join(sorted(known)) or 'its own release alone'} "
-            f"on {machine.id} {machine.version}"
-        )
-    length = len(machine.codename)
-    moved = [Source(one.uri, codename + one.suite[length:], one.signed_by) for one in found]
-    return Distribution(machine.id, known[codename], codename), moved
+def of_release(
+    machine: Distribution, found: list[Source], codename: str, keyring: Callable[[str], Path]
+) -> tuple[Distribution, list[Source]]:
+    """The sources of another release: the machine's mirrors with suites by the other name, or Ubuntu's on Debian.
+
+    ``keyring`` gives the file of Ubuntu's keys, for a mirror. Raises SourcesError.
+    """
+    own = RELEASES.get(machine.id, {})
+    if codename in own:
+        length = len(machine.codename)
+        moved = [Source(one.uri, codename + one.suite[length:], one.signed_by) for one in found]
+        return Distribution(machine.id, own[codename], codename), moved
+    if machine.id == "debian" and codename in RELEASES["ubuntu"]:
+        mirror = ubuntu_mirror()
+        key = str(keyring(mirror))
+        suites = (codename, f"{codename}-updates", f"{codename}-security")
+        other = Distribution("ubuntu", RELEASES["ubuntu"][codename], codename)
+        return other, [Source(mirror, suite, key) for suite in suites]
+    can = sorted({*own, *(RELEASES["ubuntu"] if machine.id == "debian" else {})})
+    raise SourcesError(
+        f"--release {codename}: hosts can be made of {', '.join(can) or 'its own release alone'} "
+        f"on {machine.id} {machine.version}"
+    )
+
+
+def ubuntu_mirror() -> str:
+    """The archive of Ubuntu: what VGPU_UBUNTU_MIRROR names, or the public one of this architecture."""
+    named = os.environ.get("VGPU_UBUNTU_MIRROR", "")
+    if named:
+        return named.rstrip("/")
+    words = ["dpkg", "--print-architecture"]
+    architecture = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return UBUNTU_MIRRORS.get(architecture, UBUNTU_PORTS)
+
+
+def ubuntu_keyring(mirror: str, folder: Path) -> Path:
+    """The file of Ubuntu's keys: the machine's own, or out of Ubuntu's package, which ``folder`` then holds."""
+    named = os.environ.get("VGPU_UBUNTU_KEYRING", "")
+    if named:
+        if not Path(named).is_file():
+            raise SourcesError(f"VGPU_UBUNTU_KEYRING: {named} is no file")
+        return Path(named)
+    if UBUNTU_KEYRING.is_file():
+        return UBUNTU_KEYRING
+    kept = folder / str(UBUNTU_KEYRING.relative_to("/"))
+    package = folder / KEYRING_PACKAGE.rpartition("/")[2]
+    if kept.is_file():
+        return kept
+    folder.mkdir(parents=True, exist_ok=True)
+    for words in (
+        [APT_HELPER, "download-file", f"{mirror}/{KEYRING_PACKAGE}", str(package), f"SHA256:{KEYRING_SHA256}"],
+        ["dpkg-deb", "--extract", str(package), str(folder)],
+    ):
+        done = subprocess.run(words, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            raise SourcesError(
+                f"the keys of Ubuntu are not on this machine ({UBUNTU_KEYRING}), and its package could not be had: "
+                f"{' '.join(words[:3])}: status {done.returncode}: {done.stdout.strip()[-600:]}\n"
+                "Name a mirror in VGPU_UBUNTU_MIRROR, or the file of the keys in VGPU_UBUNTU_KEYRING."
+            )
+    return kept
 
 
 def _targets(machine: Distribution) -> list[tuple[str, str, str]]:

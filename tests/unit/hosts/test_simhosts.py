@@ -53,6 +53,12 @@ def test_only_the_distributions_own_sources(line: str, taken: bool) -> None:
 
 
 MACHINE = sources.distribution(BOOKWORM)
+
+
+def no_keys(mirror: str) -> Path:
+    raise AssertionError(f"the keys of {mirror} are asked for")
+
+
 OWN = [
     sources.Source("http://mirror.example/debian", "bookworm", "/k/debian.gpg"),
     sources.Source("http://mirror.example/debian", "bookworm-updates", "/k/debian.gpg"),
@@ -61,7 +67,7 @@ OWN = [
 
 
 def test_another_release_comes_from_the_same_mirrors_under_the_same_keys() -> None:
-    machine, moved = sources.of_release(MACHINE, OWN, "trixie")
+    machine, moved = sources.of_release(MACHINE, OWN, "trixie", no_keys)
     assert (machine.version, machine.codename) == ("13", "trixie")
     assert [one.suite for one in moved] == ["trixie", "trixie-updates", "trixie-security/updates"]
     assert [(one.uri, one.signed_by) for one in moved] == [(one.uri, one.signed_by) for one in OWN]
@@ -73,7 +79,82 @@ def test_another_release_comes_from_the_same_mirrors_under_the_same_keys() -> No
 )
 def test_a_release_that_cannot_be_made_here_is_refused(os_release: str, release: str) -> None:
     with pytest.raises(sources.SourcesError, match=f"--release {release}: hosts can be made of"):
-        sources.of_release(sources.distribution(os_release), OWN, release)
+        sources.of_release(sources.distribution(os_release), OWN, release, no_keys)
+
+
+@pytest.mark.parametrize(
+    ("named", "mirror"),
+    [("", "http://archive.ubuntu.com/ubuntu"), ("http://mirror.example/ubuntu/", "http://mirror.example/ubuntu")],
+)
+def test_a_release_of_ubuntu_comes_from_its_own_archive_under_its_own_keys(
+    monkeypatch: pytest.MonkeyPatch, named: str, mirror: str
+) -> None:
+    monkeypatch.setenv("VGPU_UBUNTU_MIRROR", named)
+    monkeypatch.setattr(sources, "UBUNTU_PORTS", sources.UBUNTU_MIRRORS["amd64"])
+    asked: list[str] = []
+
+    def keys(mirror: str) -> Path:
+        asked.append(mirror)
+        return Path("/k/ubuntu.gpg")
+
+    machine, found = sources.of_release(MACHINE, OWN, "noble", keys)
+    assert (machine.id, machine.version, machine.codename) == ("ubuntu", "24.04", "noble")
+    assert machine.components == ["main", "restricted", "universe", "multiverse"]
+    assert [one.suite for one in found] == ["noble", "noble-updates", "noble-security"]
+    assert {(one.uri, one.signed_by) for one in found} == {(mirror, "/k/ubuntu.gpg")}
+    assert asked == [mirror]
+
+
+def test_a_machine_of_ubuntu_makes_its_other_release_from_its_own_mirrors() -> None:
+    machine = sources.Distribution("ubuntu", "24.04", "noble")
+    own = [sources.Source("http://mirror.example/ubuntu", "noble-updates", "/k/own.gpg")]
+    assert sources.of_release(machine, own, "jammy", no_keys) == (
+        sources.Distribution("ubuntu", "22.04", "jammy"),
+        [sources.Source("http://mirror.example/ubuntu", "jammy-updates", "/k/own.gpg")],
+    )
+
+
+def helper(folder: Path, status: int) -> str:
+    """A program in the place of apt's, which writes down what it was asked for and brings a package that is none."""
+    program = folder / "apt-helper"
+    program.write_text(f'#!/bin/sh\necho "$@" >"{folder}/asked"\necho none >"$3"\nexit {status}\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(("status", "failing"), [(100, "apt-helper"), (0, "dpkg-deb")])
+def test_keys_that_cannot_be_had_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, failing: str
+) -> None:
+    monkeypatch.delenv("VGPU_UBUNTU_KEYRING", raising=False)
+    monkeypatch.setattr(sources, "UBUNTU_KEYRING", Path("/nonexistent/keys.gpg"))
+    monkeypatch.setattr(sources, "APT_HELPER", helper(tmp_path, status))
+    with pytest.raises(sources.SourcesError, match=rf"(?s){failing}.*VGPU_UBUNTU_KEYRING"):
+        sources.ubuntu_keyring("http://mirror.example/ubuntu", tmp_path / "keys")
+    asked = (tmp_path / "asked").read_text()
+    assert f"http://mirror.example/ubuntu/{sources.KEYRING_PACKAGE} " in asked
+    # The download is only taken with this digest.
+    assert f"SHA256:{sources.KEYRING_SHA256}" in asked
+
+
+def test_keys_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "APT_HELPER", "/bin/false")
+    monkeypatch.delenv("VGPU_UBUNTU_KEYRING", raising=False)
+    monkeypatch.setattr(sources, "UBUNTU_KEYRING", tmp_path / "own.gpg")
+    (tmp_path / "keys").mkdir()
+    kept = tmp_path / "keys" / str(sources.UBUNTU_KEYRING).lstrip("/")
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    # What an earlier download left, then what the machine has, then what a person named.
+    assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == kept
+    (tmp_path / "own.gpg").touch()
+    assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == tmp_path / "own.gpg"
+    (tmp_path / "named.gpg").touch()
+    monkeypatch.setenv("VGPU_UBUNTU_KEYRING", str(tmp_path / "named.gpg"))
+    assert sources.ubuntu_keyring("http://m", tmp_path / "keys") == tmp_path / "named.gpg"
+    monkeypatch.setenv("VGPU_UBUNTU_KEYRING", str(tmp_path / "gone.gpg"))
+    with pytest.raises(sources.SourcesError, match=r"gone\.gpg is no file"):
+        sources.ubuntu_keyring("http://m", tmp_path / "keys")
 
 
 def test_each_release_that_can_be_made_has_a_python() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, slices, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, plugin_python, slices, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import fingerprint, sha256
 
 VARIABLES = {
@@ -592,7 +592,8 @@ def test_what_the_gpus_say_of_the_wish(state, devices, expected):
 
 def test_what_is_read_is_what_is_compared():
     options = wish.reads(wish.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
-    assert options["packages"] == ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
+    named = ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
+    assert options["packages"] == sorted([*named, *plugin_python.EVERY_PACKAGE])
     assert options["units"] == ["docker.service", "vgpu-arbiter.service", "vgpu-device-plugin.service"]
     assert options["files"] == [
         "/var/lib/vgpu/baseline/nvidia_docker.json",

@@ -39,6 +39,7 @@ def on_disk(files):
 
 
 AS_WANTED = {
+    "os": {"id": "debian", "version_id": "12"},
     "nvml": {"ok": True, "error": "", "cuda_version": "12.2"},
     "gpus": [CARD],
     "mig": {"ok": True, "error": "", "gpus": [GPU]},

@@ -1,0 +1,137 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plugin_python
+short_description: Find the Python of a host that the device plugin runs on
+version_added: 0.2.0
+description:
+  - Chooses by the distribution which Python the device plugin runs on and which packages of the distribution bring it,
+    and looks whether they are there.
+  - Says in RV(refusal) why none will do; whether that stops a play is the caller's choice.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+attributes:
+  check_mode:
+    description: Can run in C(check_mode) and return changed status prediction without modifying target.
+    support: full
+    details: The module changes nothing.
+  diff_mode:
+    description: Will return details on what has changed when in diff mode.
+    support: none
+options:
+  python:
+    description: Path of a Python, or V(auto) for the one of the distribution that is new enough.
+    type: str
+    default: auto
+  packages:
+    description: Packages that bring it, or V(auto).
+    type: list
+    elements: str
+    default: [auto]
+  exists:
+    description: Files of which it is told whether they are there.
+    type: list
+    elements: path
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Look at the host's Python
+  vgpu.fleet.plugin_python:
+  register: python
+"""
+
+RETURN = r"""
+python:
+  description: Path of the Python; empty where the distribution has none that is new enough.
+  returned: always
+  type: str
+packages:
+  description: The packages that bring it.
+  returned: always
+  type: list
+  elements: str
+lacking:
+  description: Those of them that are not installed.
+  returned: always
+  type: list
+  elements: str
+components:
+  description: Components of the distribution that have them, beside its main one.
+  returned: always
+  type: list
+  elements: str
+manager:
+  description: V(apt) or V(rpm).
+  returned: always
+  type: str
+version:
+  description:
+    - Its version, such as C(3.12). Where it is not installed yet, the version that the packages give; empty where that
+      is not known.
+  returned: always
+  type: str
+arch:
+  description: Architecture of the host.
+  returned: always
+  type: str
+exists:
+  description: Of each file asked for, whether it is there.
+  returned: always
+  type: dict
+refusal:
+  description: Why there is no Python that will do, empty where there is, or will be with the packages.
+  returned: always
+  type: str
+"""
+
+import os
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils import plugin_python
+from ..module_utils.hardware import Host
+
+VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "python": {"type": "str", "default": plugin_python.AUTO},
+            "packages": {"type": "list", "elements": "str", "default": [plugin_python.AUTO]},
+            "exists": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    host = Host()
+    system = host.os_release()
+    choice = plugin_python.choose(system, module.params["python"], module.params["packages"])
+    lacking = plugin_python.lacking(choice, host.packages(choice.packages))
+    version = None
+    if choice.python:
+        said = host.run([choice.python, "-c", VERSION])
+        version = said.out.strip() if said.rc == 0 else ""
+    # What packages are still to bring cannot be looked at.
+    refusal = plugin_python.refusal(system, choice, (version or None) if lacking else version)
+    module.exit_json(
+        changed=False,
+        python=choice.python,
+        packages=choice.packages,
+        lacking=lacking,
+        components=plugin_python.components(system),
+        manager="apt" if os.path.exists("/var/lib/dpkg/status") else "rpm",
+        version=version or choice.version,
+        arch=system["arch"],
+        exists={path: os.path.exists(path) for path in module.params["exists"]},
+        refusal=refusal,
+    )
+
+
+if __name__ == "__main__":
+    main()
