@@ -80,6 +80,11 @@ lint sanity unit integration molecule native-slow page: apt-test venv collection
 molecule-all: apt-test venv collection native
 	@tools/molecule.sh
 
+.PHONY: molecule-ubuntu
+# Hosts of Ubuntu 24.04 and 22.04 on a machine of Debian; their packages come from Ubuntu's archive.
+molecule-ubuntu: apt-test venv collection native
+	@tools/molecule.sh ubuntu
+
 native-test: apt-test venv
 	@$(BIN)/python tools/gates.py native
 
