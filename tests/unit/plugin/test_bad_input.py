@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -17,11 +18,13 @@ from vgpu_plugin import ctl
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
 from vgpu_plugin.clock import Clock
-from vgpu_plugin.collector import GRACE_S
+from vgpu_plugin.collector import GRACE_S, Collector
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal
+from vgpu_plugin.health import HealthWatch
+from vgpu_plugin.leases import Leases
 
-from .conftest import FakeGpus
+from .conftest import PLUGIN, FakeGpus
 from .samples import until
 
 RESOURCE = "nvidia.com/gpu"
@@ -208,6 +211,53 @@ def test_clock_that_is_set_ends_nothing(node, monkeypatch):
     first = Clock().now()
     monkeypatch.setattr("time.time", lambda: 4e9)
     assert 0 <= Clock().now() - first < GRACE_S
+
+
+DAY_S = 86400.0
+
+
+@pytest.mark.parametrize("jump", [-DAY_S, DAY_S])
+def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump):
+    """By a day, in the middle of a GPU's clean period, of an allocation's grace and of a lease. The clock that they go
+    by moves as it did: nothing ends early, and nothing waits for the day to pass."""
+    pool, allocator, files = node.parts()
+    began, since, shift = time.time(), [500.0], [0.0]
+    monkeypatch.setattr("time.time", lambda: began + since[0] + shift[0])
+    watch = HealthWatch(FakeGpus(node.gpus), pool, clean_s=300.0, monotonic=lambda: since[0])
+    collector = Collector(allocator, files, node.paths.checkpoint, monotonic=lambda: since[0])
+    leases = Leases(allocator, pool, node.paths.checkpoint, lambda: False, node.clock)
+    (gone,) = allocator.allocate([[f"{FIRST}::0"]])
+    node.paths.checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [], "RegisteredDevices": {}}}))
+    leases.lease(node.gpus[1].uuid, 400)
+    watch.saw(FIRST, 79)
+    assert collector.collect() == []
+
+    def later(seconds: float) -> tuple[bool, int, int]:
+        """Whether the GPU is well, and how many allocations of containers and leases there are."""
+        since[0] += seconds
+        node.clock.seconds += seconds
+        watch.recover()
+        collector.collect()
+        leases.expire()
+        kinds = [one.kind for one in allocator.records.all()]
+        return not pool.sickness(FIRST), kinds.count("kubelet"), kinds.count("lease")
+
+    shift[0] = jump
+    assert later(GRACE_S - 1) == (False, 1, 1)
+    assert later(2) == (False, 0, 1)
+    shift[0] = -jump
+    assert later(299 - GRACE_S - 1) == (False, 0, 1)
+    assert later(2) == (True, 0, 1)
+    assert later(98) == (True, 0, 1)
+    assert later(2) == (True, 0, 0)
+    assert not files.folder(gone.allocation).exists()
+
+
+def test_no_wait_of_the_program_goes_by_the_wall_clock():
+    """What waits asks a clock that nobody can set. Two files tell others what time it is: a label and a condition."""
+    asks = re.compile(r"\btime\.time(_ns)?\(|datetime\.|CLOCK_REALTIME|time\.localtime|time\.gmtime")
+    found = {path.name for path in (PLUGIN / "src/vgpu_plugin").glob("*.py") if asks.search(path.read_text())}
+    assert found == {"labels.py", "node_label.py"}
 
 
 def test_two_plugins_at_once(node, kubelet, running):

@@ -152,7 +152,7 @@ def test_the_command_asks_the_scheduler_first(scheduler, capsys):
     assert json.loads(capsys.readouterr().out) == {"pod": "team/a", "lines": ["team/a: waits", "  for room"]}
     assert ctl.main(["explain", "pod", "b", "--scheduler", address]) == 1
     assert "pod default/b: 404: no such pod" in capsys.readouterr().err and asked[-1] == "/explain/default/b"
-    assert ctl.main(["explain", "pod", "--scheduler", address]) == 1
+    assert ctl.main(["explain", "pod", "--scheduler", address]) == 2
     assert "needs a name" in capsys.readouterr().err
 
 

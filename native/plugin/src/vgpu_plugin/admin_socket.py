@@ -154,8 +154,10 @@ class Client:
                 if code == OK:
                     return METHODS[method][1].FromString(body)
         except FileNotFoundError:
-            text = f"{self._path} does not exist: the plugin does not run; see: systemctl status vgpu-device-plugin"
-            raise Fault(UNAVAILABLE, text) from None
+            text = f"{self._path} does not exist: the plugin does not run, or waits for the driver"
+            raise Fault(UNAVAILABLE, f"{text}; see: systemctl status vgpu-device-plugin") from None
+        except PermissionError:
+            raise Fault("PERMISSION_DENIED", f"{self._path} is root's alone: run this as root, or by sudo") from None
         except TimeoutError:
             raise Fault(UNAVAILABLE, f"{self._path}: no answer to {method} in {self._timeout_s:.0f} s") from None
         except (OSError, ValueError, DecodeError) as fault:

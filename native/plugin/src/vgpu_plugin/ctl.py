@@ -6,13 +6,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from . import ctl_text, metrics, version
@@ -21,13 +24,18 @@ from .admin_socket import EXHAUSTED, Client, Fault
 from .paths import Paths
 from .plain import plain
 
-FAILED, NO_FREE_SLICE = 1, 3
+FAILED, USAGE, NO_FREE_SLICE = 1, 2, 3
 TIMEOUT_S = 45.0
+SHORTEST_INTERVAL_S = 0.1
+EXITS = (
+    "Exit status: 0; 1 the plugin refuses or does not answer, or knows no such thing; 2 the command line is wrong; "
+    "3 no slice is free; of exec the program's own, 126 and 127 where it cannot be started."
+)
 
 
 def parser() -> argparse.ArgumentParser:
     out = argparse.ArgumentParser(
-        prog="vgpuctl", description="What this host's device plugin offers and has given out."
+        prog="vgpuctl", description="What this host's device plugin offers and has given out.", epilog=EXITS
     )
     out.add_argument(
         "--socket", type=Path, default=Paths().admin_socket, help="the plugin's socket (default: %(default)s)"
@@ -37,12 +45,12 @@ def parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="GPUs, slices, allocations, registration")
     lease = commands.add_parser("lease", help="take one free slice from the kubelet for a check (exit 3: none is free)")
     lease.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
-    lease.add_argument("--ttl", type=int, default=0, metavar="SECONDS", help="the lease ends by itself (default: 300)")
+    lease.add_argument("--ttl", type=_ttl, default=0, metavar="SECONDS", help="the lease ends by itself (default: 300)")
     release = commands.add_parser("release", help="give a leased slice back")
     release.add_argument("allocation", help="as lease answered")
     top = commands.add_parser("top", help="what each container holds and uses, again and again")
     top.add_argument("--once", action="store_true", help="one table and no more")
-    top.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="default: %(default)s")
+    top.add_argument("--interval", type=_interval, default=2.0, metavar="SECONDS", help="default: %(default)s")
     pieces = commands.add_parser("slices", help="every slice: size, health, who holds it")
     why = commands.add_parser("explain", help="why a GPU, a slice or the node is as it is")
     why.add_argument("what", nargs="?", default="", help="index or UUID of a GPU, the id of a slice, or: pod")
@@ -59,13 +67,60 @@ def parser() -> argparse.ArgumentParser:
     other.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file, or a manifest; - for stdin")
     run = commands.add_parser("exec", help="run a command in a free slice on this host (exit 3: none is free)")
     run.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
-    run.add_argument("--ttl", type=int, default=3600, metavar="SECONDS", help="the slice is kept for (default: 3600)")
+    run.add_argument("--ttl", type=_ttl, default=3600, metavar="SECONDS", help="the slice is kept for (default: 3600)")
     run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM …", help="and its arguments")
     return out
 
 
+def _ttl(text: str) -> int:
+    """How long is too long is for the plugin to say; beyond this no message holds it."""
+    if not 0 < int(text) < 1 << 31:
+        raise argparse.ArgumentTypeError(f"a lease of {text} s; expected 1 or more")
+    return int(text)
+
+
+def _interval(text: str) -> float:
+    if not SHORTEST_INTERVAL_S <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"every {text} s; expected {SHORTEST_INTERVAL_S} or more")
+    return float(text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = parser().parse_args(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has not every character gets a question mark for it.
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="replace")
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except UnicodeError:
+        print("vgpuctl: an argument is no text in UTF-8", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:
+        _lose_output()
+        return 128 + signal.SIGPIPE
+    except OSError as fault:
+        _lose_output()
+        print(f"vgpuctl: {fault}", file=sys.stderr)
+        return FAILED
+
+
+def _lose_output() -> None:
+    """Nobody takes it any more, and Python would try once more at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    reader = parser()
+    given = reader.parse_args(arguments)
+    if given.command == "explain" and given.pod and given.what != "pod":
+        reader.error(f"explain takes one thing, or: pod NAMESPACE/NAME; found {given.what} and {given.pod}")
     if given.command == "explain" and given.what == "pod":
         from . import ctl_pod  # of this command alone
 
@@ -79,8 +134,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         answer = COMMANDS[given.command](Client(given.socket, TIMEOUT_S), given)
     except Fault as fault:
         return complain(fault)
-    print(json.dumps(answer, indent=1) if given.json else TEXTS[given.command](answer))
-    return 0
+    unknown = given.command == "explain" and not answer["lines"]
+    if given.json:
+        print(json.dumps(answer, indent=1))
+    elif unknown:
+        print(f"vgpuctl: this node has no GPU and no slice {given.what}; see: vgpuctl slices", file=sys.stderr)
+    else:
+        print(TEXTS[given.command](answer))
+    return FAILED if unknown else 0
 
 
 def convert_file(given: argparse.Namespace) -> int:
@@ -145,23 +206,32 @@ def explain(plugin: Client, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def explain_text(answer: dict[str, Any]) -> str:
-    return "\n".join(answer["lines"]) or f"this node has no GPU and no slice {answer['what']}; see: vgpuctl slices"
+    return "\n".join(answer["lines"])
 
 
 def top(given: argparse.Namespace) -> int:
     before: dict[tuple[str, str], float] | None = None
     then = 0.0
     plugin = Client(given.socket, TIMEOUT_S)
+    live = sys.stdout.isatty() and not given.once and not given.json
+    clear = "\033[H\033[2J" if live else ""
     while True:
-        usages, now = usage(plugin), time.monotonic()
-        if given.json:
-            print(json.dumps({"usages": usages}, indent=1))
+        try:
+            usages, now = usage(plugin), time.monotonic()
+        except Fault as fault:
+            if not live or before is None:
+                raise
+            # A plugin that is started anew answers again soon.
+            print(f"{clear}vgpuctl: {fault}", flush=True)
         else:
-            clear = "" if given.once or not sys.stdout.isatty() else "\033[H\033[2J"
-            print(clear + ctl_text.top(usages, before, now - then), flush=True)
-        if given.once or given.json:
-            return 0
-        before, then = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in usages}, now
+            if given.json:
+                print(json.dumps({"usages": usages}, indent=1))
+            else:
+                width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+                print(clear + ctl_text.top(usages, before, now - then, width), flush=True)
+            if given.once or given.json:
+                return 0
+            before, then = {(one["allocation"], one["uuid"]): one["device_seconds"] for one in usages}, now
         try:
             time.sleep(given.interval)
         except KeyboardInterrupt:
@@ -173,8 +243,11 @@ def execute(given: argparse.Namespace) -> int:
     program = given.program[1:] if given.program[:1] == ["--"] else given.program
     if not program:
         print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
-        return FAILED
+        return USAGE
     plugin = Client(given.socket, TIMEOUT_S)
+    # The slice is given back also where this program is told to end; the program in it is killed then.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     found = lease(plugin, given)
     try:
         gpus = {one["uuid"]: one for one in status(plugin, given)["gpus"]}
@@ -190,7 +263,14 @@ def execute(given: argparse.Namespace) -> int:
             return done.returncode if done.returncode >= 0 else 128 - done.returncode
         return 128 + signal.SIGINT
     finally:
-        plugin.call("Release", api.ReleaseRequest(allocation=found["allocation"]))
+        try:
+            plugin.call("Release", api.ReleaseRequest(allocation=found["allocation"]))
+        except Fault as fault:  # what the program returned counts all the same
+            print(f"vgpuctl: the slice was not given back, its lease ends by itself: {fault}", file=sys.stderr)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + number)
 
 
 def _environment() -> dict[str, str]:
@@ -214,10 +294,10 @@ def status_text(answer: dict[str, Any]) -> str:
         used = "yes" if one["in_use"] else "no"
         lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {one['health']:10} {used}")
     lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
-    lines.append(f"hand-over: {answer['hand_over']} ({answer['hand_over_reason']})")
+    lines.append(f"containers are told their GPU by {answer['hand_over']}: {answer['hand_over_reason']}")
     for one in answer["allocations"]:
         ends = f", ends in {one['expires_in_s']} s" if one["kind"] == "lease" else ""
-        lines.append(f"{one['kind']} {one['id']}: {', '.join(one['slice_ids'])}{ends}")
+        lines.append(f"allocation {one['id']} ({one['kind']}): {', '.join(one['slice_ids'])}{ends}")
     return "\n".join(lines + [f"warning: {one}" for one in answer["warnings"]])
 
 

@@ -33,12 +33,12 @@ ANSWER_S = 30.0
 
 
 def explain(given: argparse.Namespace) -> int:
-    """Prints; 1 where nobody knows, with the reason."""
+    """Prints; 1 where nobody knows, with the reason, 2 where no pod is named."""
     namespace, _slash, name = given.pod.rpartition("/")
     namespace = namespace or "default"
     if not name:
         print("vgpuctl: explain pod needs a name: vgpuctl explain pod NAMESPACE/NAME", file=sys.stderr)
-        return 1
+        return 2
     try:
         lines = of_scheduler(given.scheduler, namespace, name)
         if lines is None:

@@ -6,6 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# Of the table of top: columns of numbers, and how short names may become.
+NUMBERS = (2, 3, 4, 5, 6, 7, 8)
+SHORT_GPU, SHORT_NAME = 13, 12
+# With names as short as that it has 80 columns.
+SHORT_HEAD = ("CONTAINER", "GPU", "MEM MiB", "OF MiB", "MEM %", "SM %", "GRANT %", "GOT %", "PROCS")
+
+
+def shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
 
 def table(rows: Sequence[Sequence[object]], right: Sequence[int] = ()) -> list[str]:
     """Aligned columns; the first row is the head. ``right``: columns of numbers."""
@@ -29,9 +39,14 @@ def percent(share: float) -> str:
 
 
 def top(
-    usages: Sequence[dict[str, Any]], before: dict[tuple[str, str], float] | None = None, seconds: float = 0.0
+    usages: Sequence[dict[str, Any]],
+    before: dict[tuple[str, str], float] | None = None,
+    seconds: float = 0.0,
+    width: int = 0,
 ) -> str:
-    """``before``: device seconds of each (allocation, uuid) ``seconds`` ago, for the share that was got since."""
+    """``before``: device seconds of each (allocation, uuid) ``seconds`` ago, for the share that was got since.
+    ``width``: of the terminal; 0: any.
+    """
     rows: list[Sequence[object]] = [
         ("CONTAINER", "GPU", "MEMORY MiB", "LIMIT MiB", "MEM %", "SM %", "GRANTED %", "GOT %", "PROCESSES")
     ]
@@ -55,7 +70,17 @@ def top(
                 one["processes"],
             )
         )
-    return "\n".join(table(rows, (2, 3, 4, 5, 6, 7, 8))) if len(rows) > 1 else "no container holds a limited slice"
+    if len(rows) == 1:
+        return "no container holds a limited slice"
+    lines = table(rows, NUMBERS)
+    if width and max(map(len, lines)) > width:
+        # The figures are what this table is for: names give way, the GPU's first.
+        rows = [SHORT_HEAD, *((row[0], shortened(str(row[1]), SHORT_GPU), *row[2:]) for row in rows[1:])]
+        over = max(map(len, table(rows, NUMBERS))) - width
+        room = max(SHORT_NAME, max(len(str(row[0])) for row in rows) - max(0, over))
+        rows = [(shortened(str(row[0]), room), *row[1:]) for row in rows]
+        lines = [line[:width] for line in table(rows, NUMBERS)]
+    return "\n".join(lines)
 
 
 def watch(answer: dict[str, Any]) -> str:

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpuctl as people meet it: where nobody answers, without rights, in a pipe, in a narrow terminal, ended from outside.
+None of it ends in a traceback, and each has its exit status.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vgpu_plugin import ctl, ctl_text
+from vgpu_plugin.admin_socket import Fault
+from vgpu_plugin.daemon import Daemon
+
+from .conftest import FakeGpus
+from .samples import until
+
+COMMANDS = ["status", "slices", "explain", "top", "watch", "metrics", "lease", "release x", "exec -- true"]
+
+
+@pytest.fixture
+def daemon(node, kubelet, running):
+    node.configure(splitCount=4)
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 8, "the slices")
+
+
+@pytest.fixture
+def vgpuctl(node):
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl import main; sys.exit(main())"
+    return [sys.executable, "-c", code, "--socket", str(node.paths.admin_socket)]
+
+
+def run(vgpuctl, words: str, **given):
+    return subprocess.run([*vgpuctl, *words.split()], capture_output=True, text=True, timeout=60, check=False, **given)
+
+
+def here(node, capsys, words: str) -> tuple[int, str, str]:
+    """In this process: exit status, output, errors."""
+    try:
+        status = ctl.main(["--socket", str(node.paths.admin_socket), *words.split()])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return (status, *capsys.readouterr())
+
+
+@pytest.fixture
+def own_signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_where_nobody_answers_each_command_says_so(node, capsys, own_signals):
+    socket = node.paths.admin_socket
+    for words in COMMANDS:
+        status, out, err = here(node, capsys, words)
+        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; see: systemctl "
+        assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
+
+
+def test_who_may_not_ask_is_told_who_may(vgpuctl, node, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("root alone can become nobody")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    code = f"import os; os.setuid(65534); from vgpu_plugin import ctl; raise SystemExit(ctl.main({['status']!r}))"
+    code = code.replace("['status']", repr(["--socket", str(closed / "plugin.sock"), "status"]))
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl; {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "is root's alone: run this as root, or by sudo" in done.stderr) == (1, True), done.stderr
+    assert "systemctl" not in done.stderr
+
+
+USAGE = [
+    ("top --interval -1", "expected 0.1 or more"),
+    ("top --interval nan", "expected 0.1 or more"),
+    ("top --interval inf", "expected 0.1 or more"),
+    ("top --interval often", "invalid"),
+    ("lease --ttl 99999999999999", "expected 1 or more"),
+    ("lease --ttl -5", "expected 1 or more"),
+    ("exec --ttl 0 -- true", "expected 1 or more"),
+    ("exec", "exec needs a program"),
+    ("explain 0 0", "explain takes one thing"),
+    ("explain pod", "needs a name"),
+    ("", "required"),
+    ("tpo", "invalid choice"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), USAGE)
+def test_command_line_that_is_wrong_is_exit_2(node, capsys, words, said):
+    status, out, err = here(node, capsys, words)
+    assert (status, out, said in err) == (2, "", True), err
+
+
+def test_argument_that_is_no_text(vgpuctl):
+    done = subprocess.run([*vgpuctl, "release", b"\xff\xfe"], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is no text in UTF-8\n")
+
+
+def test_answers_of_each_kind_have_their_exit_status(node, daemon, capsys):
+    rows = [
+        ("status", 0, "plugin ", ""),
+        ("explain 7", 1, "", "this node has no GPU and no slice 7"),
+        ("explain 7 --json", 1, '"lines": []', ""),
+        ("release x", 1, "", "there is no lease x"),
+        ("lease --ttl 4000", 1, "", "expected 1 to 3600"),
+        ("lease --uuid GPU-x", 1, "", "this node has no GPU GPU-x"),
+    ]
+    for words, status, out, err in rows:
+        found = here(node, capsys, words)
+        assert (found[0], out in found[1], err in found[2]) == (status, True, True), (words, found)
+
+
+def test_reader_that_has_had_enough_ends_it_quietly(vgpuctl, daemon):
+    """More than a pipe holds is not needed: the reader is gone before anything is written."""
+    for words in ("slices", "metrics", "top --interval 0.1", "--help", "exec --help"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "wb") as stream:
+            done = subprocess.run(
+                [*vgpuctl, *words.split()], stdout=stream, stderr=subprocess.PIPE, timeout=60, check=False
+            )
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b""), words
+
+
+def test_output_that_takes_nothing_is_said(vgpuctl, daemon):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*vgpuctl, "status"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"vgpuctl: [Errno 28] No space left on device\n")
+
+
+def test_terminal_without_every_character(vgpuctl):
+    done = run(vgpuctl, "exec --help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, "-- PROGRAM ?" in done.stdout) == (0, True), done.stderr
+
+
+# ---- top
+
+
+def row(pod: str, uuid: str = "GPU-58761ffe-067d-967c-c921-df91885a18d2") -> dict:
+    numbers = {"memory_limit": 5386 << 20, "memory_used": 1 << 30, "share_limit": 0.33, "share_granted": 0.25}
+    names = {"namespace": "ml", "pod": pod, "container": "main", "uuid": uuid, "allocation": "a1"}
+    return {**names, **numbers, "processes": 3, "device_seconds": 1.5}
+
+
+@pytest.mark.parametrize("width", [0, 60, 80, 100, 132, 200])
+def test_names_give_way_to_figures(width):
+    usages = [row("train"), row("a-pod-with-a-name-as-long-as-people-like-to-have-them-0")]
+    whole = ctl_text.top(usages).splitlines()
+    lines = ctl_text.top(usages, width=width).splitlines()
+    assert len(lines) == 3
+    if not width or max(map(len, whole)) <= width:
+        assert lines == whole
+        return
+    assert max(map(len, lines)) <= width
+    if width >= 80:
+        assert [line.split()[-7:] for line in lines[1:]] == [["1024", "5386", "19", "33", "25", "-", "3"]] * 2
+        assert lines[0].split()[-1] == "PROCS" and lines[1].startswith("ml/train")
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def live_top(monkeypatch, answers: list, *options: str) -> tuple[int, list[str]]:
+    """Screens of a terminal of 80 columns; Ctrl-C once the answers are used up."""
+    left, screen = list(answers), Tty()
+
+    def usage(_plugin):
+        answer = left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def sleep(_seconds: float) -> None:
+        if not left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ctl, "usage", usage)
+    monkeypatch.setattr(ctl.time, "sleep", sleep)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", screen)
+    return ctl.main(["top", *options]), screen.getvalue().split("\033[H\033[2J")[1:]
+
+
+GONE = Fault("UNAVAILABLE", "it does not answer")
+
+
+def test_live_table_goes_on_over_a_plugin_that_starts_anew(monkeypatch):
+    status, screens = live_top(monkeypatch, [[row("train")], GONE, GONE, [row("train")], []])
+    assert (status, len(screens)) == (0, 5)
+    assert screens[1] == screens[2] == "vgpuctl: it does not answer\n"
+    assert screens[0].split() == screens[3].replace(" 0 ", " - ").split()
+    assert max(len(line) for one in screens for line in one.splitlines()) <= 80
+    assert screens[4] == "no container holds a limited slice\n"
+
+
+def test_live_table_of_nobody_ends_at_once(monkeypatch, capsys):
+    assert live_top(monkeypatch, [GONE])[0] == 1
+    assert capsys.readouterr().err == "vgpuctl: it does not answer\n"
+
+
+def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
+    assert live_top(monkeypatch, [KeyboardInterrupt()])[0] == 130
+
+
+# ---- exec
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_exec_that_is_told_to_end_gives_its_slice_back(vgpuctl, node, daemon, number, monkeypatch):
+    # The second half wants root and mounts; here it is a program that says it runs and then stays.
+    stand_in = node.paths.state_dir / "stays"
+    stand_in.write_text(
+        f"#!/bin/sh\necho $$ > {node.paths.state_dir}/pid.new\nmv {node.paths.state_dir}/pid.new "
+        f"{node.paths.state_dir}/pid\nexec sleep 1000\n"
+    )
+    stand_in.chmod(0o755)
+    code = vgpuctl[2].replace("from vgpu_plugin", f"sys.executable = {str(stand_in)!r}; from vgpu_plugin")
+    pid = Path(node.paths.state_dir / "pid")
+    with subprocess.Popen([vgpuctl[0], "-c", code, *vgpuctl[3:], "exec", "--", "true"], stderr=subprocess.PIPE) as one:
+        until(pid.exists, "the program in the slice")
+        held = json.loads(run(vgpuctl, "status --json").stdout)["allocations"]
+        assert [each["kind"] for each in held] == ["lease"]
+        one.send_signal(number)
+        try:
+            one.wait(60)
+        finally:
+            one.kill()
+        assert (one.returncode, one.stderr and one.stderr.read()) == (128 + number, b"")
+    assert json.loads(run(vgpuctl, "status --json").stdout)["allocations"] == []
+    until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists(), "the end of the program")
+
+
+def test_exec_whose_lease_is_over_returns_what_the_program_did(vgpuctl, node, daemon):
+    stand_in = node.paths.state_dir / "releases"
+    status = [vgpuctl[0], "-c", vgpuctl[2], *vgpuctl[3:]]
+    stand_in.write_text(
+        f"#!{sys.executable}\nimport json, subprocess\nbase = {status!r}\n"
+        "found = subprocess.run([*base, 'status', '--json'], stdout=subprocess.PIPE, check=True).stdout\n"
+        "(one,) = json.loads(found)['allocations']\n"
+        "subprocess.run([*base, 'release', one['id']], stdout=subprocess.DEVNULL, check=True)\nraise SystemExit(7)\n"
+    )
+    stand_in.chmod(0o755)
+    code = vgpuctl[2].replace("from vgpu_plugin", f"sys.executable = {str(stand_in)!r}; from vgpu_plugin")
+    done = subprocess.run(
+        [vgpuctl[0], "-c", code, *vgpuctl[3:], "exec", "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "was not given back" in done.stderr) == (7, True), done.stderr
