@@ -219,7 +219,7 @@ RULES = "plugins/module_utils"
 SEEN = {
     "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconfigure.py",
     "the configuration was not taken over, the one before stays: ": f"{PLUGIN}/reconfigure.py",
-    "does not exist: the plugin does not run; see: systemctl status vgpu-device-plugin": f"{PLUGIN}/admin_socket.py",
+    "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin_socket.py",
     "not registered: ": f"{PLUGIN}/ctl.py",
     "somebody else": f"{PLUGIN}/ctl_text.py",
     "a finding is named": f"{PLUGIN}/ctl_text.py",
