@@ -24,13 +24,17 @@ blacklist nova_drm
 """
 GRIDD_FILE = "/etc/nvidia/gridd.conf"
 TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
+# NVIDIA's documentation has its owner execute it, too.
+TOKEN_MODE = "0744"
+# What a service reads as it starts, and never again.
+REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
 # What is loaded, in this order; the rest comes along.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
-FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE]
+FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-headers-*", "kernel-devel*", "kernel-headers"]
 
@@ -50,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "vgpu_feature": "vcs",
     "vgpu_license_server": "",
     "vgpu_token_file": "",
+    "vgpu_token_sha256": "",
 }
 
 
@@ -69,13 +74,14 @@ class Choice(NamedTuple):
     initramfs: list[str]
     kernel_arguments: list[str]
     services: list[str]
+    rereads: dict[str, list[str]]
     modules: list[str]
     reboot: str
     warnings: list[str]
     refusals: list[str]
 
 
-NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], [], "", [], [])
+NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], {}, [], "", [], [])
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
@@ -193,6 +199,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         initramfs=initramfs,
         kernel_arguments=arguments,
         services=services,
+        rereads={name: files for name, files in REREADS.items() if name in services},
         modules=[] if kind == "none" else MODULES,
         reboot=reboot_reason(driver, kind, str(wanted["version"])),
         warnings=warnings,
@@ -373,6 +380,11 @@ def _components(host: System, wanted: dict[str, Any]) -> list[str]:
     # Ubuntu keeps branches that NVIDIA no longer supports in multiverse.
     ubuntu = ["restricted", "multiverse"]
     return {"debian": ["contrib", "non-free", "non-free-firmware"], "ubuntu": ubuntu}.get(host.family, [])
+
+
+def touches_host(wanted: dict[str, Any]) -> bool:
+    """Whether there is more to do on the host than packages: files, modules, services."""
+    return wanted["kernel_module"] != "none" or bool(wanted.get("vgpu_guest"))
 
 
 def reboot_reason(driver: dict[str, Any], kind: str, version: str = "") -> str:

@@ -41,7 +41,15 @@ class Wish(NamedTuple):
     kernel_arguments: Sequence[str] = ()
     modules: Sequence[str] = ()
     services: Sequence[str] = ()
+    rereads: dict[str, Sequence[str]] = {}
     record: str | None = None
+
+
+def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) -> list[str]:
+    """Which of the files were changed after ``started``; ``files`` as host_state has them."""
+    if not started:
+        return []
+    return [path for path in paths if files.get(path) and files[path]["mtime"] > started]
 
 
 class Setup:
@@ -204,6 +212,16 @@ class Setup:
                 verb = "enable" if self.reboot else "enable and start"
                 if not (self.reboot and unit["enabled"]):
                     self._do(f"{verb} {name}", ["systemctl", "enable", *now, name])
+            else:
+                self._reread(name, unit)
+
+    def _reread(self, name: str, unit: dict[str, Any]) -> None:
+        """Restart a service that started before a file was changed that it reads at its start alone."""
+        paths = list(self.wish.rereads.get(name, ()))
+        late = [path for path in paths if path in self.files]
+        late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])
+        if late:
+            self._do(f"restart {name}, which has not read {late[0]}", ["systemctl", "restart", name])
 
     # Doing ----------------------------------------------------------------------------------------------------------
 

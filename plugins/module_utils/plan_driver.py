@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import driver_choice
+from . import driver_choice, driver_setup
 from .driver_choice import Choice
 from .driver_setup import STOPPED
 from .node_state import sha256
@@ -26,6 +26,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [
         *_host_files(choice, state),
+        *_token(wanted, state),
         *_holds(choice, state),
         *_services(choice, state),
         *kernel,
@@ -57,6 +58,20 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
     return changes
 
 
+def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The licence token of a vGPU guest, known by its digest alone."""
+    if not (wanted.get("vgpu_guest") and wanted.get("vgpu_token_sha256")):
+        return []
+    found = state["files"].get(driver_choice.TOKEN_FILE)
+    if found is None:
+        return [f"write {driver_choice.TOKEN_FILE}"]
+    if found["sha256"] != wanted["vgpu_token_sha256"]:
+        return [f"change {driver_choice.TOKEN_FILE}"]
+    if found["mode"] != driver_choice.TOKEN_MODE:
+        return [f"change the mode of {driver_choice.TOKEN_FILE} from {found['mode']} to {driver_choice.TOKEN_MODE}"]
+    return []
+
+
 def _holds(choice: Choice, state: dict[str, Any]) -> list[str]:
     """Packages that are there and not held; those that the role installs are held by it at once."""
     if choice.manager != "apt":
@@ -72,6 +87,9 @@ def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
         unit = state["units"].get(name) or {}
         if unit.get("present") and not (unit.get("active") and unit.get("enabled")):
             changes.append(f"enable and start {name}")
+        elif unit.get("present"):
+            newer = driver_setup.newer(choice.rereads.get(name, []), state["files"], unit.get("started"))
+            changes += [f"restart {name}, which has not read {path}" for path in newer[:1]]
     return changes
 
 

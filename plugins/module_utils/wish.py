@@ -130,7 +130,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
     options: dict[str, Any] = {"packages": packages, "units": [], "files": [], "texts": []}
     options["files"] += [record for part in roles.values() for record in records(part)]
     if "nvidia_driver" in roles:
-        if roles["nvidia_driver"]["kernel_module"] != "none":
+        if driver_choice.touches_host(roles["nvidia_driver"]):
             options["units"] += driver_choice.UNITS
             options["files"] += driver_choice.FILES
             if roles["nvidia_driver"]["setup_record"]:

@@ -54,6 +54,12 @@ options:
     type: list
     elements: str
     default: []
+  rereads:
+    description:
+      - Of units among O(services), the files that they read when they start and never again.
+      - A unit that started before such a file was changed is restarted.
+    type: dict
+    default: {}
   record:
     description: Where to keep what was there before, for the way back.
     type: path
@@ -109,6 +115,7 @@ def main() -> None:
             "kernel_arguments": {"type": "list", "elements": "str", "default": []},
             "modules": {"type": "list", "elements": "str", "default": []},
             "services": {"type": "list", "elements": "str", "default": []},
+            "rereads": {"type": "dict", "default": {}},
             "record": {"type": "path"},
         },
         supports_check_mode=True,

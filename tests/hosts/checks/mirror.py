@@ -79,10 +79,14 @@ class Mirror:
             [*self._gpg("right"), "--clearsign", "-o", str(place / "InRelease"), str(place / "Release")], check=True
         )
 
+    def namespace(self) -> list[str]:
+        """What a command of the controller begins with that is to stand where the host's own programs reach it."""
+        pid = simpodman.podman("inspect", "--format", "{{.State.Pid}}", self.node.container).strip()
+        return ["nsenter", f"--net=/proc/{pid}/ns/net"]
+
     def start(self) -> None:
         """Serve until ``stop``; returns once the host can connect."""
-        pid = simpodman.podman("inspect", "--format", "{{.State.Pid}}", self.node.container).strip()
-        command = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-m", "http.server", str(PORT)]
+        command = [*self.namespace(), sys.executable, "-m", "http.server", str(PORT)]
         with self.log.open("ab") as log:
             self.server = subprocess.Popen(
                 [*command, "--bind", "127.0.0.1", "--directory", str(self.folder / "www")],

@@ -17,8 +17,10 @@ import pytest
 from conftest import play
 from mirror import DRIVER as DRIVER_PATH
 from mirror import KEYRING, SITE, URL, Mirror
+from proxy import BEHIND, Proxy
+from proxy import URL as PROXY
 from test_faults import HOST, fresh
-from test_packages import killed_apt, state
+from test_packages import killed_apt, role, state
 
 DRIVER = "vgpu.fleet.nvidia_driver : Packages of the driver, by apt"
 TOOLKIT = "vgpu.fleet.nvidia_docker : Packages of nvidia-docker2 and the container toolkit, by apt"
@@ -103,6 +105,68 @@ def test_a_version_that_does_not_exist(mirror: Mirror) -> None:
     run = site({**toolkit(mirror), "nvidia_driver_version": "535.1-1"})
     refused(run, DRIVER, "no version 535.1-1")
     assert state(mirror.node) == before
+
+
+def behind(mirror: Mirror, **environment: str) -> dict[str, Any]:
+    """NVIDIA's toolkit from a mirror that only a proxy reaches; the host's own source is reached as before."""
+    source = {"uris": [f"{BEHIND}/nvidia"], "suites": ["./"], "trusted": False, "key": mirror.keys["right"]}
+    return {"nvidia_docker_repository": source, "nvidia_docker_environment": {"no_proxy": "127.0.0.1", **environment}}
+
+
+# Whether the proxy runs, what the role's variable says of it, what the message holds.
+PROXIES = [
+    pytest.param(True, {"http_proxy": PROXY}, "403", id="refuses"),
+    pytest.param(False, {"http_proxy": PROXY}, PROXY.rpartition("/")[2], id="is off"),
+    pytest.param(True, {}, BEHIND, id="is not named"),
+]
+
+
+@pytest.mark.parametrize("runs, environment, words", PROXIES)
+def test_a_proxy_that(mirror: Mirror, tmp_path: Path, runs: bool, environment: dict[str, str], words: str) -> None:
+    """The last row is the negative control: no name server knows the mirror."""
+    before = state(mirror.node)
+    proxy = Proxy(tmp_path / "proxy.log", mirror.namespace(), URL, refuses=bool(environment)) if runs else None
+    try:
+        run = role("vgpu.fleet.nvidia_docker", tmp_path, **behind(mirror, **environment))
+    finally:
+        asked = proxy.stop() if proxy else []
+    refused(run, TOOLKIT, words, f"{BEHIND}/nvidia", "The sources of apt are as they were.")
+    assert bool(asked) == (runs and bool(environment))
+    assert state(mirror.node) == before
+
+
+def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
+    """The proxy is asked for our repository alone, and the host keeps no word of it."""
+    node, already = mirror.node, len(mirror.served())
+    before, settings = state(node), node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true")
+    variables = behind(mirror, http_proxy=PROXY)
+    proxy = Proxy(tmp_path / "proxy.log", mirror.namespace(), URL)
+    try:
+        done = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
+    finally:
+        asked = proxy.stop()
+    assert done.returncode == 0, done.stdout
+    assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
+    assert [path for path in asked if path.endswith(".deb")] and all(path.startswith(BEHIND) for path in asked), asked
+    # Those of the proxy included, which fetches them there: the rest came straight from the host's own source.
+    assert len(mirror.served()) - already > len([path for path in asked if path.endswith(".deb")])
+    assert "proxy" not in node.shell("cat /etc/apt/sources.list.d/*")
+    assert node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true") == settings
+    # Nothing to bring: the proxy, which is off by now, is not asked.
+    again = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
+    assert again.returncode == 0 and "changed=0 " in again.stdout, again.stdout
+    gone = role("vgpu.fleet.nvidia_docker", tmp_path, nvidia_docker_state="absent", **variables)
+    assert gone.returncode == 0, gone.stdout
+    assert state(node) == before
+
+
+def test_check_mode_foretells_and_changes_nothing(mirror: Mirror) -> None:
+    before, already = state(mirror.node), len(mirror.served())
+    foretold = site(driver(mirror), "--check", "--diff")
+    assert foretold.returncode == 0, foretold.stdout
+    assert "nvidia-container-toolkit" in foretold.stdout and "changed=0 " not in foretold.stdout
+    assert state(mirror.node) == before
+    assert len(mirror.served()) == already, "a package was fetched"
 
 
 def test_a_disk_that_is_full(mirror: Mirror) -> None:

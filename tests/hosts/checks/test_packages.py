@@ -33,14 +33,14 @@ def node() -> Iterator[Node]:
     yield Node(HOST)
 
 
-def role(name: str, folder: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+def role(name: str, folder: Path, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
     """Run one role on the host."""
     play = [{"hosts": HOST, "gather_facts": False, "tasks": [{"ansible.builtin.import_role": {"name": name}}]}]
     (folder / "play.yml").write_text(yaml.safe_dump(play))
     (folder / "vars.yml").write_text(yaml.safe_dump(variables))
     ansible = str(Path(sys.executable).parent / "ansible-playbook")
     return subprocess.run(
-        [ansible, str(folder / "play.yml"), "-i", str(INVENTORY), "-e", f"@{folder / 'vars.yml'}"],
+        [ansible, str(folder / "play.yml"), "-i", str(INVENTORY), "-e", f"@{folder / 'vars.yml'}", *options],
         cwd=ROOT,
         env=environment(),
         stdin=subprocess.DEVNULL,
@@ -221,6 +221,63 @@ def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is
         assert role(DRIVER, tmp_path, **variables).returncode == 0
         assert role(DRIVER, tmp_path, nvidia_driver_state="absent").returncode == 0
         assert state(node) == before
+
+
+TOKEN = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
+GRIDD = "nvidia-gridd.service"
+
+
+def shown(node: Node, *properties: str) -> list[str]:
+    words = [word for name in properties for word in ("-p", name)]
+    return node.run("systemctl", "show", "--value", *words, GRIDD).split()
+
+
+def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
+    """gridd.conf and token, and the licence service reads both: here a program that waits, for NVIDIA's is in no public
+    package. The token is in no output, and goes with all else."""
+    unit = f"/etc/systemd/system/{GRIDD}"
+    node.write(unit, "[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user.target\n")
+    node.run("systemctl", "daemon-reload")
+    before, token = state(node), tmp_path / "token"
+    folders = node.shell("ls -d /etc/nvidia /etc/nvidia/* 2>/dev/null || true")
+    variables = {
+        "nvidia_driver_source": "mirror",
+        "nvidia_driver_repository": repository(),
+        "nvidia_driver_packages": ["libcuda1"],
+        "nvidia_driver_vgpu_guest": True,
+        "nvidia_driver_vgpu_license_server": "licences.site.example",
+        "nvidia_driver_vgpu_token_file": str(token),
+    }
+    try:
+        lacking = role(DRIVER, tmp_path, "--diff", **variables)
+        assert lacking.returncode != 0 and str(token) in lacking.stdout, lacking.stdout
+        assert state(node) == before
+        for text in ("c2VjcmV0LW9uZQ", "c2VjcmV0LXR3bw"):
+            token.write_text(text)
+            said = [role(DRIVER, tmp_path, "--diff", "-vvv", *check, **variables) for check in (["--check"], [])]
+            for run in said:
+                assert run.returncode == 0, run.stdout
+                assert text not in run.stdout, "the token is shown"
+            assert node.read(TOKEN) == text
+            assert node.run("stat", "-c", "%a %U %G", TOKEN).split() == ["744", "root", "root"]
+            assert shown(node, "UnitFileState", "ActiveState") == ["enabled", "active"]
+            # It started after what it reads was there.
+            started = node.run(
+                "systemctl", "show", "--value", "--timestamp=unix", "-p", "ExecMainStartTimestamp", GRIDD
+            )
+            assert int(started.strip().lstrip("@")) >= int(node.run("stat", "-c", "%Y", TOKEN))
+            assert "changed=0 " in role(DRIVER, tmp_path, **variables).stdout
+        conf = node.read("/etc/nvidia/gridd.conf").splitlines()
+        assert conf[1:] == ["FeatureType=4", "ServerAddress=licences.site.example", "ServerPort=7070"]
+        gone = role(DRIVER, tmp_path, **{**variables, "nvidia_driver_state": "absent"})
+        assert gone.returncode == 0, gone.stdout
+        assert state(node) == before
+        assert node.shell("ls -d /etc/nvidia /etc/nvidia/* 2>/dev/null || true") == folders
+        assert shown(node, "ActiveState") == ["inactive"]
+    finally:
+        node.run("systemctl", "disable", "--now", GRIDD, check=False)
+        node.run("rm", unit)
+        node.run("systemctl", "daemon-reload")
 
 
 def interrupted_unpack(node: Node) -> None:

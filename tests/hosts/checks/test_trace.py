@@ -5,6 +5,7 @@ for what allowed.txt names. Everything is asked of the host itself: find, sha256
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +87,19 @@ def traces(nodes: dict[str, Node]) -> dict[str, Any]:
     site = play(*OPTIONS)
     assert site.returncode == 0, site.stdout
     between = {name: trace(node) for name, node in nodes.items()}
+    foretold = play(*OPTIONS, "--check", "--diff", playbook="teardown.yml")
+    still = {name: trace(node) for name, node in nodes.items()}
     down = play(*OPTIONS, playbook="teardown.yml")
     assert down.returncode == 0, down.stdout
     after = {name: trace(node) for name, node in nodes.items()}
-    return {"before": before, "between": between, "after": after, "container": container}
+    return {
+        "before": before,
+        "between": between,
+        "foretold": foretold,
+        "still": still,
+        "after": after,
+        "container": container,
+    }
 
 
 @pytest.mark.parametrize("name", [BARE, USED])
@@ -112,6 +122,18 @@ def test_nothing_else_differs(traces: dict[str, Any], name: str, what: str) -> N
 @pytest.mark.parametrize("what", ["packages", "units", "active", "processes", "daemon_json"])
 def test_each_look_sees_what_site_brings(traces: dict[str, Any], what: str) -> None:
     assert getattr(traces["between"][BARE], what) != getattr(traces["before"][BARE], what)
+
+
+@pytest.mark.parametrize("name", [BARE, USED])
+def test_check_mode_foretells_and_takes_nothing(traces: dict[str, Any], name: str) -> None:
+    foretold, between, still = traces["foretold"], traces["between"][name], traces["still"][name]
+    assert foretold.returncode == 0, foretold.stdout
+    assert not re.search(rf"^{name}\s+: .*changed=0 ", foretold.stdout, re.MULTILINE), foretold.stdout
+    # The programs that run write into their own files meanwhile.
+    assert set(still.files) == set(between.files)
+    assert still.files["/etc/vgpu/node.yaml"] == between.files["/etc/vgpu/node.yaml"]
+    for what in ("packages", "held", "units", "active", "mounts", "processes", "daemon_json"):
+        assert getattr(still, what) == getattr(between, what), what
 
 
 def test_what_was_there_before_stays(nodes: dict[str, Node], traces: dict[str, Any]) -> None:

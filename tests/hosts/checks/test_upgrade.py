@@ -139,6 +139,20 @@ def blank_library() -> bytes:
         source.unlink()
 
 
+def test_check_mode_shows_the_plan_and_changes_nothing(
+    nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
+) -> None:
+    node = nodes[FIRST]
+    before = started(node), advertised(node), configurations(node), versions(node), current(node)
+    foretold = upgrade(names["new"], names["new plugin"], "--check", "--diff", *NIGHT)
+    assert foretold.returncode == 0, foretold.stdout
+    for words in (f"switch current from {names['library']} to {names['new']}", names["new plugin"]):
+        assert words in " ".join(foretold.stdout.split())
+    assert (started(node), advertised(node), configurations(node), versions(node), current(node)) == before
+    assert status(node)["version"] == names["plugin"]
+    assert work.poll() is None
+
+
 def test_a_new_version_ends_nothing_and_fails_nothing(
     nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
 ) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,10 @@ BUSY = "nvidia_uvm 4 0 - Live 0x0\nnvidia 2 3 nvidia_uvm, Live 0x0\n"
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue\n"
 
 
+BOOT = time.time() - time.monotonic()
+GRIDD, CONF, TOKEN = "nvidia-gridd.service", "/etc/nvidia/gridd.conf", "/etc/nvidia/token.tok"
+
+
 class Killed(BaseException):
     """SIGKILL. What the run has in a ``finally`` is met by the same death."""
 
@@ -36,6 +42,7 @@ class Machine:
         self.fails: dict[str, Answer] = {}
         self.killed_at, self.dead = "", False  # the run ends when this command starts, and runs no other
         self.units = {"nvidia-persistenced.service": [True, False, False]}  # present, enabled, active
+        self.started: dict[str, float] = {}  # on the clock of files
         self.disk = "535.2"
         if gpu:
             for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x1eb8")):
@@ -79,8 +86,9 @@ class Machine:
         state = self.units[name]
         if argv[1] in ("enable", "disable"):
             state[1] = argv[1] == "enable"
-        if argv[1] in ("start", "stop") or "--now" in argv:
-            state[2] = argv[1] in ("start", "enable")
+        if argv[1] in ("start", "stop", "restart") or "--now" in argv:
+            state[2] = argv[1] in ("start", "enable", "restart")
+            self.started[name] = time.time() + 60
 
     def shown(self, name: str) -> str:
         present, enabled, active = self.units.get(name, [False, False, False])
@@ -91,7 +99,7 @@ class Machine:
             "UnitFileState": "enabled" if enabled else "disabled",
             "NeedDaemonReload": "no",
             "MainPID": "0",
-            "ExecMainStartTimestampMonotonic": "0",
+            "ExecMainStartTimestampMonotonic": str(int((self.started.get(name, BOOT) - BOOT) * 1e6)),
         }
         return "\n".join(f"{key}={value}" for key, value in fields.items())
 
@@ -273,3 +281,37 @@ def test_kernel_arguments_through_grubby(tmp_path):
 
 def test_a_host_without_gpu_loads_nothing(tmp_path):
     assert "load the kernel modules" not in Machine(tmp_path, gpu=False).setup().plan
+
+
+# What changes after the service started (its file by the run, its token by somebody, nothing), what it has not read.
+REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("what, path", REREAD)
+def test_a_service_reads_again_what_changed(tmp_path, what, path, killed):
+    machine = Machine(tmp_path, gpu=False)
+    machine.units = {GRIDD: [True, True, True]}
+    wish = Wish(files={CONF: "FeatureType=4\n"}, services=[GRIDD], rereads={GRIDD: [CONF, TOKEN]}, record=RECORD)
+    machine.write(TOKEN[1:], "first")
+    machine.setup(wish=wish)
+    machine.started[GRIDD] = time.time() + 60
+    assert machine.setup(wish=wish).plan == []
+    if what == "conf":
+        wish = wish._replace(files={CONF: "FeatureType=1\n"})
+    elif what:
+        machine.write(TOKEN[1:], "second")
+        os.utime(tmp_path / CONF[1:], (1, 1))
+    if what:
+        machine.started[GRIDD] = time.time() - 60
+    line = f"restart {GRIDD}, which has not read {path}"
+    predicted = machine.setup(check=True, wish=wish).plan
+    machine.calls.clear()
+    if killed and what:
+        machine.killed_at = f"systemctl restart {GRIDD}"
+        with pytest.raises(Killed):
+            machine.setup(wish=wish)
+        machine.killed_at, machine.dead = "", False
+    run = machine.setup(wish=wish)
+    assert (line in run.plan, line in predicted, f"systemctl restart {GRIDD}" in machine.calls) == (bool(what),) * 3
+    assert machine.setup(wish=wish).plan == []

@@ -116,6 +116,51 @@ def test_what_is_planned(state, wanted, changes, fault, disturbs):
     assert found.disturbs is disturbs
 
 
+TOKEN, GRIDD = driver_choice.TOKEN_FILE, "nvidia-gridd.service"
+GUEST = {
+    "source": "file",
+    "files": ["/srv/nvidia-linux-grid-535_535_amd64.deb"],
+    "kernel_module": "none",
+    "hold": False,
+    "vgpu_guest": True,
+    "vgpu_token_sha256": sha256("token"),
+}
+THERE = {
+    "packages.nvidia-linux-grid-535": "535",
+    ("files", driver_choice.GRIDD_FILE): {
+        "sha256": sha256(driver_choice.gridd_conf(driver_choice.DEFAULTS)),
+        "mtime": 1.0,
+    },
+    ("files", TOKEN): {"sha256": sha256("token"), "mode": "0744", "mtime": 2.0},
+    ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
+}
+# What differs of a vGPU guest, of the wish -> changes
+GUESTS = [
+    ({}, {}, []),
+    ({("files", TOKEN): None}, {}, [f"write {TOKEN}"]),
+    ({("files", TOKEN): None}, {"vgpu_token_sha256": ""}, []),
+    (
+        {("files", TOKEN): None},
+        {"vgpu_guest": False, "source": "distribution", "files": [], "packages": ["libcuda1"]},
+        [],
+    ),
+    ({("files", TOKEN, "sha256"): sha256("another")}, {}, [f"change {TOKEN}"]),
+    ({("files", TOKEN, "mode"): "0644"}, {}, [f"change the mode of {TOKEN} from 0644 to 0744"]),
+    ({("files", TOKEN, "mtime"): 4.0}, {}, [f"restart {GRIDD}, which has not read {TOKEN}"]),
+    ({("files", driver_choice.GRIDD_FILE): None}, {}, [f"write {driver_choice.GRIDD_FILE}"]),
+    ({("units", GRIDD, "active"): False}, {}, [f"enable and start {GRIDD}"]),
+]
+
+
+@pytest.mark.parametrize("state, wanted, changes", GUESTS)
+def test_a_vgpu_guest(state, wanted, changes):
+    whole = {**wish.INPUTS["nvidia_driver"], "state": "present", **GUEST, **wanted}
+    found = plan_driver.nvidia_driver(whole, changed(changed(GOOD, THERE), state), {})
+    assert (list(found.changes), found.errors) == (changes, [])
+    reads = wish.reads({"roles": {"nvidia_driver": whole}})
+    assert (TOKEN in reads["files"]) is whole["vgpu_guest"]
+
+
 # What the role's record on the host holds of a reload -> changes
 RECORDS = [
     ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which a run that was cut off had stopped"]),
