@@ -15,6 +15,8 @@ from . import apt_text, package_host
 SOURCES = "/etc/apt/sources.list.d"
 MAIN_LIST = "/etc/apt/sources.list"
 KEYRINGS = "/etc/apt/keyrings"
+# Keys that apt takes for any source.
+TRUSTED = "/etc/apt/trusted.gpg.d"
 PREFERENCES = "/etc/apt/preferences"
 LOCK = "/var/lib/dpkg/lock-frontend"
 

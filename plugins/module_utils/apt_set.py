@@ -8,8 +8,8 @@ import os
 import stat
 from typing import Any, NamedTuple, Sequence
 
-from . import apt_index, apt_text, package_host
-from .apt_host import KEYRINGS, SOURCES, AptError, AptHost
+from . import apt_index, apt_keys, apt_text, package_host
+from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
 from .daemon_apply import read_bytes, write_bytes
 
@@ -20,6 +20,7 @@ class Wish(NamedTuple):
     source: dict[str, Any] | None = None
     components: Sequence[str] = ()
     stale_sources: Sequence[str] = ()
+    stale_keys: Sequence[str] = ()
     may_remove: Sequence[str] = ()
     keep_files: Sequence[str] = ()
     hold: Sequence[str] = ()
@@ -52,7 +53,7 @@ class PackageSet:
         for path, before in self.files_before.items():
             after = self.files_after.get(path)
             if before != after:
-                entries.append(package_host.difference(path, before or "", after or ""))
+                entries.append(package_host.difference(path, shown(before), shown(after)))
         moved = self.transaction
         if moved.lines():
             gone = [f"{name}\n" for name in sorted(moved.remove)]
@@ -170,11 +171,13 @@ class PackageSet:
         """Every file of apt's sources that must change, with its text; None where it must go."""
         files = self.host.source_files()
         ours = f"{SOURCES}/{self.wish.name}.sources"
-        wanted: dict[str, str | None] = {
-            path: None
+        stale = [
+            path
             for path, text in files.items()
             if path != ours and any(mark in text for mark in self.wish.stale_sources)
-        }
+        ]
+        # Keys first: a run that is killed in between finds them by the source files that name them.
+        wanted: dict[str, str | None] = dict.fromkeys([*self.stale_keys(files, stale), *stale])
         if self.wish.source is not None:
             source, more = self.own_source(self.wish.source)
             wanted[ours] = apt_text.source_file([source])
@@ -185,6 +188,24 @@ class PackageSet:
             if added:
                 wanted[ours] = apt_text.source_file(added)
         return wanted
+
+    def stale_keys(self, files: dict[str, str], stale: Sequence[str]) -> list[str]:
+        """Key files that hold stale keys and no other: those for every source, and those that a stale source names.
+
+        One that another source names stays, and so does ours.
+        """
+        if not self.wish.stale_keys:
+            return []
+        named: dict[bool, set[str]] = {True: set(), False: {str((self.wish.source or {}).get("key") or "")}}
+        for path, text in files.items():
+            named[path in stale].update(one.signed_by for one in apt_text.parse_sources(path, text))
+        everywhere = {os.path.join(TRUSTED, name) for name in os.listdir(TRUSTED)} if os.path.isdir(TRUSTED) else set()
+        found = []
+        for path in sorted((everywhere | {one for one in named[True] if one.startswith("/")}) - named[False]):
+            ids = apt_keys.key_ids(read_bytes(path) or b"") if os.path.isfile(path) else []
+            if ids and {*ids} <= {*self.wish.stale_keys}:
+                found.append(path)
+        return found
 
     def own_source(self, given: dict[str, Any]) -> tuple[Source, dict[str, str]]:
         """The entry of our repository, and the text of the files that it needs: its key, or the index of its files."""
@@ -310,6 +331,13 @@ class PackageSet:
             for path, (data, mode) in held.items():
                 if read_bytes(path) != data:
                     write_bytes(path, data, mode)
+
+
+def shown(text: str | None) -> str:
+    """A file's text in a diff; a key that is not armoured is no text."""
+    if text is None:
+        return ""
+    return "(not a text)\n" if any("\udc80" <= one <= "\udcff" for one in text) else text
 
 
 def candidate(policy: dict[str, dict[str, Any]], package: str) -> str | None:

@@ -85,6 +85,14 @@ options:
     type: list
     elements: str
     default: []
+  stale_keys:
+    description:
+      - Long ids of keys of such sources. Files that hold no other key are taken away; those in
+        C(/etc/apt/trusted.gpg.d), and those that a source file taken away names and no other does.
+      - They come back with V(absent), as the source files do.
+    type: list
+    elements: str
+    default: []
   may_remove:
     description: Packages that the transaction may remove, such as forerunners of those installed.
     type: list
@@ -170,6 +178,7 @@ def main() -> None:
             },
             "components": {"type": "list", "elements": "str", "default": []},
             "stale_sources": {"type": "list", "elements": "str", "default": []},
+            "stale_keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
             "may_remove": {"type": "list", "elements": "str", "default": []},
             "keep_files": {"type": "list", "elements": "path", "default": []},
             "hold": {"type": "list", "elements": "str", "default": []},

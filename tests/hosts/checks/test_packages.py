@@ -164,6 +164,37 @@ def test_a_key_that_does_not_match(node: Node, tmp_path: Path) -> None:
     assert state(node) == before
 
 
+def test_old_lists_and_their_keys_go_and_come_back(node: Node, tmp_path: Path) -> None:
+    """A key for all sources, and one that the old list names; a key of somebody else beside them stays."""
+    before = state(node)
+    keys = signed(node, tmp_path)
+    lists, trusted = "/etc/apt/sources.list.d", "/etc/apt/trusted.gpg.d"
+    gpg = ["gpg", "--homedir", str(tmp_path / "right"), "--batch", "--quiet"]
+    done = subprocess.run([*gpg, "--with-colons", "--list-keys"], check=True, stdout=subprocess.PIPE, text=True)
+    key_id = next(line.split(":")[4] for line in done.stdout.splitlines() if line.startswith("pub:"))
+    (tmp_path / "old.gpg").write_bytes(subprocess.run([*gpg, "--export"], check=True, stdout=subprocess.PIPE).stdout)
+    old = [f"{trusted}/nvidia-docker.gpg", "/usr/share/keyrings/nvidia-docker.gpg"]
+    stale, theirs = f"{lists}/nvidia-docker.list", f"{trusted}/theirs.asc"
+    try:
+        for path in old:
+            node.copy(tmp_path / "old.gpg", path)
+        node.write(theirs, keys["wrong"])
+        node.write(stale, f"deb [signed-by={old[1]}] https://nvidia.github.io/nvidia-docker/debian11/amd64 /\n")
+        laid = state(node)
+        more = {"nvidia_docker_repository": repository(), "__nvidia_docker_stale_keys": [key_id]}
+        assert role(TOOLKIT, tmp_path, "--check", "--diff", **more).returncode == 0
+        assert state(node) == laid
+        run = role(TOOLKIT, tmp_path, "--diff", **more)
+        assert run.returncode == 0, run.stdout
+        there = node.shell(f"ls {stale} {theirs} {' '.join(old)} 2>/dev/null || true").split()
+        assert there == [theirs]
+        assert "changed=0 " in role(TOOLKIT, tmp_path, **more).stdout
+        back(node, tmp_path, laid)
+    finally:
+        node.shell(f"rm -rf {SPOILED} {stale} {theirs} {' '.join(old)}")
+    assert state(node) == before
+
+
 def test_a_disk_that_is_full(node: Node, tmp_path: Path) -> None:
     """dpkg runs out of space in the middle of unpacking; what came before is recorded and goes again."""
     before = state(node)

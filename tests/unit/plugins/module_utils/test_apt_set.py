@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import apt_set
+from ansible_collections.vgpu.fleet.plugins.module_utils import apt_keys, apt_set
 from ansible_collections.vgpu.fleet.plugins.module_utils.apt_host import AptError
 from ansible_collections.vgpu.fleet.plugins.module_utils.apt_set import PackageSet, Wish
 
@@ -116,6 +117,7 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     folder.mkdir()
     monkeypatch.setattr(apt_set, "SOURCES", str(folder))
     monkeypatch.setattr(apt_set, "KEYRINGS", str(tmp_path / "keyrings"))
+    monkeypatch.setattr(apt_set, "TRUSTED", str(tmp_path / "trusted"))
     return Apt(folder)
 
 
@@ -231,6 +233,84 @@ def test_forerunners_may_go_and_stale_sources_come_back(apt: Apt, tmp_path: Path
     absent(apt, **wish)
     assert stale.exists()
     assert [path.name for path in apt.root.iterdir() if path.name.startswith("ours")] == []
+
+
+# Made for this test; gpg told its id.
+KEY = base64.b64decode(
+    "mDMEawKWWBYJKwYBBAHaRw8BAQdASzhd2hPC9OVqlydat0R1LXrlmlWhptse+8kW4S5Ne8W0EXN0YWxlQGV4YW1wbGUuY29tiJAEExYIADgWIQRKr4GSV6Be"
+    "le6f47y7gN9W0RVoRwUCawKWWAIbAwULCQgHAgYVCgkICwIEFgIDAQIeAQIXgAAKCRC7gN9W0RVoR1eYAP0dWESowmyvyPWQnjav8bUPnPLZGu65Uz7CsFSU"
+    "pdJrtQEAnjNg4m5E52xxhrbRG7gB+Mm0clDzoE1XnqawmElVAgA="
+)
+KEY_ID = "BB80DF56D1156847"
+# The same key with one byte of its body changed is another key.
+OTHER = KEY[:20] + bytes([KEY[20] ^ 1]) + KEY[21:]
+ARMOUR = (
+    b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n"
+    + base64.encodebytes(KEY)
+    + b"=KLyY\n-----END PGP PUBLIC KEY BLOCK-----\n"
+)
+KEY_FILES = [(KEY, 1), (ARMOUR, 1), (KEY + OTHER, 2), (b"", 0), (b"no key", 0), (KEY[:30], 0), (b"\xff\xff", 0)]
+
+
+@pytest.mark.parametrize("data, number", KEY_FILES)
+def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
+    found = apt_keys.key_ids(data)
+    assert len(found) == number and found[:1] == [KEY_ID][:number]
+
+
+# Where a key file is, what is in it, another source that names it too, whether the wish does -> whether it goes
+STALE_KEYS = [
+    ("trusted", KEY, False, False, True),
+    ("trusted", ARMOUR, False, False, True),
+    ("named", KEY, False, False, True),
+    ("named", KEY, True, False, False),
+    ("named", KEY, False, True, False),
+    ("named", OTHER, False, False, False),
+    ("trusted", KEY + OTHER, False, False, False),
+    ("elsewhere", KEY, False, False, False),
+]
+
+
+@pytest.mark.parametrize("place, data, shared, ours, goes", STALE_KEYS)
+def test_keys_of_stale_sources_go_and_come_back(
+    apt: Apt, tmp_path: Path, place: str, data: bytes, shared: bool, ours: bool, goes: bool
+) -> None:
+    ring = tmp_path / place / "stale.gpg"
+    ring.parent.mkdir()
+    ring.write_bytes(data)
+    signed = f"[signed-by={ring}] " if place == "named" else ""
+    (apt.root / "nvidia-docker.list").write_text(
+        f"deb {signed}https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64 /\n"
+    )
+    if shared:
+        (apt.root / "theirs.list").write_text(f"deb {signed}https://example.com/ /\n")
+    wish: dict[str, Any] = {
+        "packages": ["nvidia-docker2"],
+        "source": {**LOCAL, "key": str(ring)} if ours else LOCAL,
+        "stale_sources": ["nvidia.github.io/nvidia-docker"],
+        "stale_keys": [KEY_ID],
+        "record": str(tmp_path / "record.json"),
+    }
+    predicted = present(apt, check=True, **wish)
+    assert ring.read_bytes() == data
+    run = present(apt, **wish)
+    assert (not ring.exists(), f"remove {ring}" in run.plan, f"remove {ring}" in predicted.plan) == (goes,) * 3
+    json.dumps(run.diff()).encode("utf-8")
+    assert "\\udc" not in json.dumps(run.diff())
+    assert not present(apt, **wish).changed
+    absent(apt, **wish)
+    assert ring.read_bytes() == data
+
+
+def test_a_source_that_still_needs_the_key_gets_it_back(apt: Apt, tmp_path: Path) -> None:
+    ring = tmp_path / "trusted" / "stale.gpg"
+    ring.parent.mkdir()
+    ring.write_bytes(KEY)
+    apt.unreachable = "example.com"
+    (apt.root / "theirs.list").write_text("deb https://example.com/ /\n")
+    with pytest.raises(AptError, match="as they were"):
+        present(apt, packages=["nvidia-docker2"], source=LOCAL, stale_keys=[KEY_ID])
+    assert ring.read_bytes() == KEY
 
 
 def test_a_removal_that_would_take_others_along_is_refused(apt: Apt, tmp_path: Path) -> None:
