@@ -291,7 +291,7 @@ def test_a_vgpu_guest_gets_its_licence(node: Node, tmp_path: Path) -> None:
                 assert text not in run.stdout, "the token is shown"
             assert node.read(TOKEN) == text
             assert node.run("stat", "-c", "%a %U %G", TOKEN).split() == ["744", "root", "root"]
-            assert shown(node, "UnitFileState", "ActiveState") == ["enabled", "active"]
+            assert sorted(shown(node, "UnitFileState", "ActiveState")) == ["active", "enabled"]
             # It started after what it reads was there.
             started = node.run(
                 "systemctl", "show", "--value", "--timestamp=unix", "-p", "ExecMainStartTimestamp", GRIDD
