@@ -116,6 +116,10 @@ def test_podman_with_a_mount_less_is_red(node: RealNode, with_podman: dict, path
 
 def test_what_a_killed_run_left_is_removed(node: RealNode, with_podman: dict) -> None:
     """A check that is killed in the middle; its image and its container are there, and gone after state: absent."""
+    probe = node.folder / "lib" / "current" / "vgpu-probe"
+    source = node.folder / "pause.c"
+    source.write_text("#include <unistd.h>\nint main(void) { return pause(); }\n")
+    subprocess.run(["cc", "-o", str(probe), str(source)], check=True)
     options = {**with_podman, "runtime": "podman", "checks": ["totals"], "vgpuctl": str(node.vgpuctl_program)}
     arguments = {"ANSIBLE_MODULE_ARGS": {**options, "socket": str(node.socket)}}
     running = subprocess.Popen(
