@@ -164,9 +164,12 @@ class SliceCheck:
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
 
     def _left_s(self) -> float:
-        """Seconds that are left of ``duration``; without one as many as a run may take."""
+        """Seconds that are left of ``duration`` for a program, where its container is made and removed in them too;
+        without one as many as a run may take.
+        """
         duration, timeout = self._params["duration"], float(self._params["timeout"])
-        return min(self._begun + duration - time.monotonic(), timeout) if duration else timeout
+        left = self._begun + duration - time.monotonic() - self.runner.overhead_s
+        return min(left, timeout) if duration else timeout
 
     def _run_probe(self, wanted: list[str]) -> list[dict[str, Any]]:
         seen: dict[str, Any] = {"missing": None, "nodes": None}

@@ -37,6 +37,8 @@ class NamespaceRunner:
     """Without a container runtime."""
 
     name = "namespace"
+    # Seconds that a run takes before its program begins and after it has ended; as long as the last one.
+    overhead_s = 0.0
 
     def __init__(self, mounts: Sequence[Mount], minors: Sequence[int], environment: dict[str, str]) -> None:
         self._mounts = list(mounts)
@@ -60,6 +62,7 @@ class EngineRunner:
     """A container of an engine: it is started with a shell that waits, looked at from outside, and told to go on."""
 
     name = "engine"
+    overhead_s = 0.0
 
     def _create(self, argv: Sequence[str]) -> str:
         """The container's name; nothing of it runs yet."""
@@ -87,11 +90,15 @@ class EngineRunner:
         before_start: Callable[[int], None] = _nothing,
         while_running: Callable[[int], None] = _nothing,
     ) -> Outcome:
+        begun, ran = time.monotonic(), 0.0
         container = self._create(argv)
         try:
-            return self._run(container, argv, timeout, before_start, while_running)
+            outcome, ran = self._run(container, argv, timeout, before_start, while_running)
+            return outcome
         finally:
             self._remove(container)
+            if ran:
+                self.overhead_s = time.monotonic() - begun - ran
 
     def _run(
         self,
@@ -100,7 +107,9 @@ class EngineRunner:
         timeout: float,
         before_start: Callable[[int], None],
         while_running: Callable[[int], None],
-    ) -> Outcome:
+    ) -> tuple[Outcome, float]:
+        """What became of it, and for how many seconds the program had the word."""
+        told = 0.0
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             attached: Any = subprocess.Popen(
                 self._start(container, argv), stdin=subprocess.PIPE, stdout=out, stderr=err
@@ -109,12 +118,14 @@ class EngineRunner:
                 pid = self._pid(container, attached)
                 if pid:
                     before_start(pid)
+                told = time.monotonic()
                 try:
                     attached.stdin.write(b"go\n")
                     attached.stdin.close()
                 except BrokenPipeError:
                     pid = 0  # it could not be started; what the engine said is on its stderr
                 timed_out = self._wait(container, attached, pid, timeout, while_running)
+                told = time.monotonic() - told
             finally:
                 if attached.poll() is None:
                     attached.kill()
@@ -125,7 +136,7 @@ class EngineRunner:
                 texts.append(stream.read().decode("utf-8", "replace"))
         if not pid:
             raise RunnerError(f"{self.name} start: {' '.join(texts[1].split())}; the image needs {SHELL} and glibc")
-        return Outcome(attached.returncode, texts[0], texts[1], timed_out)
+        return Outcome(attached.returncode, texts[0], texts[1], timed_out), told
 
     def _wait(
         self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]

@@ -32,8 +32,8 @@ class Runner:
 
     name = "namespace"
 
-    def __init__(self):
-        self.argv = []
+    def __init__(self, overhead_s=0.0):
+        self.argv, self.overhead_s = [], overhead_s
 
     def run(self, argv, _timeout, while_running=None):
         self.argv = argv
@@ -42,20 +42,25 @@ class Runner:
 
 
 @pytest.mark.parametrize(
-    ("duration", "verdict", "left_out", "held_ms"),
+    ("duration", "overhead_s", "verdict", "left_out", "held_ms"),
     [
-        (0, isolation.VIOLATED, [], 8000),
-        (3600, isolation.VIOLATED, [], 8000),
+        (0, 0.0, isolation.VIOLATED, [], 8000),
+        (0, 99.0, isolation.VIOLATED, [], 8000),
+        (3600, 0.0, isolation.VIOLATED, [], 8000),
         # Its looks at what was not yet there, or not any more, blame nobody.
-        (6, isolation.OPEN, ["bypass-namespace"], 6000),
+        (6, 0.0, isolation.OPEN, ["bypass-namespace"], 6000),
+        # A container takes its part of the time.
+        (8, 2.0, isolation.OPEN, ["bypass-namespace"], 6000),
     ],
 )
-def test_a_watcher_is_blamed_only_for_what_was_held_for_it(monkeypatch, duration, verdict, left_out, held_ms):
+def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
+    monkeypatch, duration, overhead_s, verdict, left_out, held_ms
+):
     monkeypatch.setattr(slice_watch, "ASK_S", 0.0)
     monkeypatch.setattr(slice_check.time, "monotonic", lambda: 1.0)
     params = {"duration": duration, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
     one = slice_check.SliceCheck({**params, "docker": "", "image": ""}, Watcher(), LEASE, STATUS)
-    one.runner = Runner()
+    one.runner = Runner(overhead_s)
     found = {check["name"]: check for check in one._show(["bypass-namespace"])}
     assert one.runner.argv[one.runner.argv.index("--hold") + 1] == str(held_ms)
     assert (found["bypass-namespace"]["verdict"], one.left_out) == (verdict, left_out)
@@ -80,7 +85,9 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
     filled = {"name": "limit-exact", "verdict": "held", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
     report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
     runner = SimpleNamespace(
-        name="namespace", run=lambda *given, **_more: runs.append(given) or Outcome(0, report, "", False)
+        name="namespace",
+        overhead_s=0.0,
+        run=lambda *given, **_more: runs.append(given) or Outcome(0, report, "", False),
     )
     unseen = SimpleNamespace(most_bytes=1, looks=1, fault="", look=lambda _pid: None, close=lambda: None)
     vgpuctl = tmp_path / "vgpuctl"

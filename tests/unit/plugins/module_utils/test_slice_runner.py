@@ -79,6 +79,8 @@ def test_removal_that_hangs_spoils_nothing(docker):
     )
     outcome = runner.run(["true"], 60.0)
     assert (outcome.rc, outcome.out.strip(), outcome.timed_out) == (0, "go", False)
+    # The removal was waited for, and a check that must keep its time knows.
+    assert runner.overhead_s > slice_runner.ASK_S
 
 
 def children() -> str:
