@@ -51,13 +51,25 @@ PROBE_BYPASSES = (
     "bypass-ledger-lie",
 )
 # Checks of this module.
-OWN = ("mounts", "device-nodes", "gpu-as-leased", "limit-as-configured", "outside-memory", "nvidia-smi", "nvidia-ml-py")
+SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
+# Of the GPU's time, in percent, that a share may be found larger, as in the probe.
+SHARE_TOLERANCE = 5
+OWN = (
+    "mounts",
+    "device-nodes",
+    "gpu-as-leased",
+    "limit-as-configured",
+    "outside-memory",
+    "nvidia-smi",
+    "nvidia-ml-py",
+    BESIDE,
+)
 # Checks of the probe that take all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
 # The part of a fill that a look must have hit.
 SEEN_PERCENT = 90
 # A host may lack what these need; that alone does not spoil the verdict.
-OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py")
+OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE)
 # Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
@@ -201,9 +213,45 @@ def of_watcher(
 
 
 def left_out(name: str, duration: int) -> dict[str, Any]:
-    """A way round that was not tried for want of time; it is no pass, and told."""
+    """A check that was not tried for want of time; it is no pass, and told."""
     detail = f"left out: the {duration} s of this slice had passed"
     return check(name, NOT_RUN, "a result", "none", detail=detail, late=True)
+
+
+def kernel_ns(out: str) -> int:
+    """What the kernel of the probe's share takes by itself, as the probe measured it; 0 where it did not."""
+    try:
+        measures = json.loads(out)["measures"]
+        return next((int(one["value"]) for one in measures if one["name"] == "kernel"), 0)
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def of_beside(ours: str, theirs: str) -> dict[str, Any]:
+    """The share that two slices of a GPU got at once, by the reports of the probe's ``share`` in each: neither may get
+    more than its own. What the probe of one did not report is no pass.
+
+    A probe counts kernels, and measures what one takes; where the other was busy at that moment it takes one for
+    longer than it is, and its share for larger. So the shorter of both measures counts for both, of one GPU.
+    """
+    took = [kernel_ns(one) for one in (ours, theirs)]
+    verdicts, expected, got, said = [], [], [], []
+    for text, its_ns in zip((ours, theirs), took):
+        try:
+            one = _clean(next(one for one in json.loads(text)["checks"] if one["name"] == SHARE))
+        except (ValueError, KeyError, TypeError, StopIteration):
+            one = check(SHARE, NOT_RUN, "a result", "none", detail="the probe did not report it")
+        share = one["found"]
+        if one["verdict"] == VIOLATED and one["unit"] == PERCENT and all(took):
+            share = str(round(float(share) * min(took) / its_ns))
+            if float(share) <= float(one["expected"]) + SHARE_TOLERANCE:
+                one["verdict"] = HELD
+        verdicts.append(one["verdict"])
+        expected.append(one["expected"])
+        got.append(share)
+        said.append(one["detail"])
+    verdict = VIOLATED if VIOLATED in verdicts else HELD if verdicts == [HELD, HELD] else NOT_RUN
+    return check(BESIDE, verdict, " and ".join(expected), " and ".join(got), PERCENT, "; ".join(said))
 
 
 def open_way(name: str) -> dict[str, Any]:

@@ -5,13 +5,14 @@ NVML and the node's watcher outside.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import time
 from typing import Any, Mapping
 
-from . import isolation, slice_outside, slice_watch
+from . import isolation, slice_outside, slice_together, slice_watch
 from .mount_namespace import Mount
 from .slice_engine import NAMESPACE, Engines, Lease
 from .slice_runner import RunnerError
@@ -29,6 +30,10 @@ KEYS = {
 }
 # Of a slice for each way round that is gone beside others: a context of a large card, and what is taken.
 ROOM_MIB = 512
+# A share beside another is measured for so long; a slice of all SMs has none.
+BESIDE_S = 5.0
+NO_LIMIT_PERCENT = 100
+MOST_TTL_S = 3600  # the plugin's longest lease
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
 
 
@@ -161,6 +166,8 @@ class SliceCheck:
         checks += [self._run_nvidia_smi(), self._run_nvidia_ml_py()]
         checks += self._try_ways_round(ways if asked else list(isolation.PROBE_BYPASSES))
         named = self._params["checks"]
+        if isolation.BESIDE in named:  # it takes a second slice, so only where it is asked for
+            checks.append(self._share_beside())
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
 
     def _left_s(self) -> float:
@@ -200,10 +207,10 @@ class SliceCheck:
         return checks
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks. Answers
-        what that fill found violated.
+        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks, and a
+        whole run of few checks too. Answers what that fill found violated.
         """
-        blind = watch.most_bytes is None or not filled
+        blind = not filled or watch.fault or watch.untold
         if blind or isolation.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
             return []
         names = isolation.FILLS[:1]
@@ -275,6 +282,31 @@ class SliceCheck:
             return self._plugin.ask("watch")
         except PluginError:
             return None
+
+    def _share_beside(self) -> dict[str, Any]:
+        """The share once more, beside a tenant of our own in another free slice of the GPU: both are busy at once."""
+        percent = self.slice["sm_percent"]
+        if not 0 < percent < NO_LIMIT_PERCENT:
+            # As the probe says of the share alone: nothing to hold.
+            return isolation.check(isolation.BESIDE, isolation.HELD, 0, 0, "shares", "no share is set")
+        if self._left_s() < BESIDE_S:
+            self.left_out.append(isolation.BESIDE)
+            return isolation.left_out(isolation.BESIDE, self._params["duration"])
+        ttl = str(min(int(self._params["timeout"]) + 60, MOST_TTL_S))
+        try:
+            lease = self._plugin.ask("lease", "--ttl", ttl, "--uuid", self.slice["uuid"])
+        except PluginError as fault:
+            return isolation.check(isolation.BESIDE, isolation.NOT_RUN, "another slice", "none", detail=str(fault))
+        argv, timeout = [PROBE, "--json", "--checks", isolation.SHARE], float(self._params["timeout"])
+        try:
+            other = SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines)
+            mine, theirs = slice_together.run_both(self.runner, other.runner, argv, timeout)
+        except RunnerError as fault:
+            return isolation.check(isolation.BESIDE, isolation.NOT_RUN, "two slices", "one", detail=str(fault))
+        finally:
+            with contextlib.suppress(PluginError):  # it ends by itself
+                self._plugin.ask("release", lease["allocation"])
+        return isolation.of_beside(mine.out, theirs.out)
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
         program = self._params["nvidia_smi"]

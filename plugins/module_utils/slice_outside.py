@@ -54,6 +54,8 @@ class MemoryWatch:
         self.fault = ""
         self.looks = 0
         self.most_bytes: int | None = None
+        # A process of the slice was listed without its memory, which this platform does not tell.
+        self.untold = False
         try:
             reader.start()
             found = [reader.handle(index) for index in range(reader.count())]
@@ -76,7 +78,9 @@ class MemoryWatch:
         self.looks += 1
         if not inside:
             return
-        ours = [used for one, used in listed.items() if used is not None and namespace_of(one, self._proc) == inside]
+        mine = [used for one, used in listed.items() if namespace_of(one, self._proc) == inside]
+        ours = [used for used in mine if used is not None]
+        self.untold = self.untold or len(ours) < len(mine)
         if ours:
             self.most_bytes = max(self.most_bytes or 0, sum(ours))
 

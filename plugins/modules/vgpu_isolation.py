@@ -20,6 +20,8 @@ description:
     that user space cannot stop is gone once more and held until the watcher of the device plugin names it, then its
     verdict is V(detected). Where no watcher can look it is V(open), which fails nothing. One that the watcher looks at
     and does not name, and any other that is granted memory, is V(violated).
+  - The share of the GPU's time is measured beside whoever is there. The check C(share-beside), which runs only where
+    O(checks) names it, measures it beside a tenant of our own, in a second slice of that GPU.
   - The lease is given back in any case. It ends by itself when the module is killed.
 attributes:
   check_mode:
@@ -273,9 +275,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import Run
 
 NO_FREE_SLICE = 3
 # Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, ways that
-# must be stopped, and those that may be open, in a small slice one by one. A lease that ended before would give a pod a
-# slice that is still being filled.
-MOST_RUNS = 6 + len(isolation.MAY_BE_OPEN)
+# must be stopped, those that may be open, in a small slice one by one, and the share beside another. A lease that ended
+# before would give a pod a slice that is still being filled.
+MOST_RUNS = 7 + len(isolation.MAY_BE_OPEN)
 
 
 def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engines) -> dict[str, Any]:

@@ -44,6 +44,7 @@ static void run(check what, const struct slice *slice, struct board *board)
     struct report measured = board->report;
     memset(board, 0, sizeof *board);
     memcpy(board->report.launch_ns, measured.launch_ns, sizeof measured.launch_ns);
+    memcpy(board->report.kernel_ns, measured.kernel_ns, sizeof measured.kernel_ns);
     result_set(&board->result, NOT_RUN, 0, 0, "", "nothing was measured");
     fflush(stdout);
     pid_t child = fork();
@@ -107,14 +108,20 @@ static void print_result(bool json, bool first, const char *name, const struct r
 
 static void print_measures(bool json, const struct report *report)
 {
-    bool first = true;
-    for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
-        if (!report->launch_ns[i])
-            continue;
-        printf(json ? "%s{\"name\":\"launch-call\",\"index\":%d,\"value\":%llu,\"unit\":\"ns\"}" : "%slaunch-call  GPU %d  %llu ns\n",
-               first || !json ? "" : ",", i, (unsigned long long)report->launch_ns[i]);
-        first = false;
-    }
+    const struct {
+        const char *name;
+        const uint64_t *ns;
+    } measures[] = {{"launch-call", report->launch_ns}, {"kernel", report->kernel_ns}};
+    const char *between = "";
+    for (size_t m = 0; m < sizeof measures / sizeof *measures; m++)
+        for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
+            unsigned long long value = measures[m].ns[i];
+            if (value && json)
+                printf("%s{\"name\":\"%s\",\"index\":%d,\"value\":%llu,\"unit\":\"ns\"}", between, measures[m].name, i, value);
+            else if (value)
+                printf("%-11s  GPU %d  %llu ns\n", measures[m].name, i, value);
+            between = value ? "," : between;
+        }
 }
 
 static int usage(FILE *out, int status)

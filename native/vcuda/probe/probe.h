@@ -81,6 +81,7 @@ struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
     uint64_t launch_ns[VGPU_MAX_DEVICES]; /* the shortest call of cuLaunchKernel that was seen; 0: not measured */
+    uint64_t kernel_ns[VGPU_MAX_DEVICES]; /* what the share's kernel of 100000 rounds takes by itself; 0: not measured */
 };
 /* Shared memory between the probe and the processes that run its checks. */
 struct board {

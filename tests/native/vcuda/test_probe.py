@@ -48,6 +48,8 @@ def test_a_slice_is_held(host: Host) -> None:
     assert [(one["name"], one["index"], one["unit"], one["value"] > 0) for one in report["measures"]] == [
         ("launch-call", 0, "ns", True),
         ("launch-call", 1, "ns", True),
+        ("kernel", 0, "ns", True),
+        ("kernel", 1, "ns", True),
     ]
     assert host.on_card() == host.charged() == 0, "the probe left something behind"
 

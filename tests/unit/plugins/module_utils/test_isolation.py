@@ -213,8 +213,9 @@ def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
 
 def test_memory_that_is_not_told(proc):
     watch = slice_outside.MemoryWatch(FakeReader([{10: None}]), "GPU-1", proc)
+    assert watch.untold is False
     watch.look(10)
-    assert watch.most_bytes is None
+    assert (watch.most_bytes, watch.untold) == (None, True)
 
 
 def test_gpu_that_the_host_does_not_list(proc):

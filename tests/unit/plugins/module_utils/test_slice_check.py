@@ -9,11 +9,16 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_check, slice_engine, slice_watch
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Outcome
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
 from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
 
 LIBRARY = {"container_path": slice_check.LIBRARY, "host_path": "/lib/vgpu/libvgpu.so", "read_only": True}
 LEASE = {"allocation": "a1", "ids": ["s1"], "envs": {}, "mounts": [LIBRARY], "devices": [], "cdi_devices": []}
-STATUS = {"slices": [{"id": "s1", "uuid": "GPU-1", "memory_mib": 4096}], "gpus": [{"uuid": "GPU-1", "minor": 0}]}
+STATUS = {
+    "slices": [{"id": "s1", "uuid": "GPU-1", "memory_mib": 4096, "sm_percent": 50}],
+    "gpus": [{"uuid": "GPU-1", "minor": 0}],
+}
+CHECK = {"name": "totals", "verdict": "held"}
 OPEN = {"name": "bypass-namespace", "verdict": "open", "expected": 0, "found": 1, "unit": "bytes", "detail": "GPU-1"}
 
 
@@ -89,7 +94,7 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
         overhead_s=0.0,
         run=lambda *given, **_more: runs.append(given) or Outcome(0, report, "", False),
     )
-    unseen = SimpleNamespace(most_bytes=1, looks=1, fault="", look=lambda _pid: None, close=lambda: None)
+    unseen = SimpleNamespace(most_bytes=1, looks=1, fault="", untold=False, look=lambda _pid: None, close=lambda: None)
     vgpuctl = tmp_path / "vgpuctl"
     vgpuctl.write_text("#!/usr/bin/python3\n")
     monkeypatch.setattr(slice_check.SliceCheck, "_choose_runner", lambda _self: runner)
@@ -98,10 +103,109 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
         "duration": 0,
         "timeout": 120,
         "omit_mounts": [],
-        "checks": [],
+        "checks": [*isolation.PROBE_CHECKS, *isolation.PROBE_BYPASSES, *isolation.OWN],
         "nvidia_smi": "x",
         "vgpuctl": str(vgpuctl),
     }
     vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", slice_engine.Engines(params))
-    assert len(runs) == vgpu_isolation.MOST_RUNS
-    assert plugin.asked[0] == ("lease", "--ttl", str(len(runs) * 120 + 60))
+    # Two of them, with the neighbour, at the same time.
+    assert len(runs) - 1 == vgpu_isolation.MOST_RUNS
+    assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
+
+
+class Neighbour:
+    """A runner that says what it was asked, and whether both were laid out when it began."""
+
+    name, overhead_s = "namespace", 0.0
+
+    def __init__(self, log, name, verdict="held", fault="", kernel_ns=500):
+        self.log, self.who, self.verdict, self.fault, self.kernel_ns = log, name, verdict, fault, kernel_ns
+
+    def run(self, argv, _timeout, before_start):
+        if self.fault:
+            raise RunnerError(self.fault)
+        self.log.append(f"{self.who} laid out")
+        before_start(7)
+        self.log.append(f"{self.who} runs {argv[-1]}")
+        found = {"held": 30, "violated": 60}.get(self.verdict, 0)
+        share = {"name": "share", "verdict": self.verdict, "expected": 33, "found": found, "unit": "percent"}
+        measures = [{"name": "kernel", "index": 0, "value": self.kernel_ns, "unit": "ns"}]
+        return Outcome(0, json.dumps({"checks": [share], "measures": measures}), "", False)
+
+
+def beside(monkeypatch, runners, plugin, percent=33, duration=0):
+    status = {**STATUS, "slices": [{**STATUS["slices"][0], "sm_percent": percent}]}
+    monkeypatch.setattr(slice_check.SliceCheck, "_choose_runner", lambda _self: runners.pop(0))
+    monkeypatch.setattr(slice_check.slice_together, "AHEAD_S", 0.0)
+    params = {"duration": duration, "timeout": 120, "omit_mounts": [], "checks": []}
+    one = slice_check.SliceCheck(params, plugin, LEASE, status)
+    return one, one._share_beside()
+
+
+BESIDE = [
+    # about, what the neighbour does, what is found, the verdict, words
+    ("both keep their share", {}, "held", "33 and 33"),
+    ("the neighbour gets more", {"verdict": "violated"}, "violated", "33 and 33"),
+    ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "held", "33 and 33"),
+    ("they looked a bit longer", {"verdict": "violated", "kernel_ns": 600}, "violated", "33 and 33"),
+    ("they were not measured", {"verdict": "violated", "kernel_ns": 0}, "violated", "33 and 33"),
+    ("the neighbour's probe could not measure", {"verdict": "not-run"}, "not-run", "33 and 33"),
+    ("the neighbour does not start", {"fault": "no namespace"}, "not-run", "no namespace"),
+]
+
+
+@pytest.mark.parametrize(("about", "other", "verdict", "words"), BESIDE, ids=[one[0] for one in BESIDE])
+def test_share_beside_another(monkeypatch, about, other, verdict, words):
+    log, plugin = [], Plugin()
+    runners = [Neighbour(log, "ours"), Neighbour(log, "theirs", **other)]
+    _one, found = beside(monkeypatch, runners, plugin)
+    assert (found["name"], found["verdict"]) == ("share-beside", verdict)
+    assert words in f"{found['expected']} {found['detail']}"
+    assert isolation.overall([CHECK, found]) == ("violated" if verdict == "violated" else "held")
+    assert plugin.asked[-1] == ("release", "a1")
+    if "fault" not in other:
+        assert log[:2] == ["theirs laid out", "ours laid out"], "neither runs before both are there"
+        assert sorted(log[2:]) == ["ours runs share", "theirs runs share"]
+
+
+def test_neighbour_that_waits_for_nobody(monkeypatch):
+    """Ours cannot be started: the neighbour is let go, and its slice is given back."""
+    log, plugin = [], Plugin()
+    _one, found = beside(monkeypatch, [Neighbour(log, "ours", fault="gone"), Neighbour(log, "theirs")], plugin)
+    assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", "gone", ("release", "a1"))
+
+
+def test_share_beside_where_it_says_nothing(monkeypatch):
+    _one, found = beside(monkeypatch, [Runner()], Plugin(), percent=100)
+    assert (found["verdict"], found["unit"], found["detail"]) == ("held", "shares", "no share is set")
+    one, found = beside(monkeypatch, [Runner()], Plugin(), duration=4)
+    assert (found["verdict"], found["left_out"], one.left_out) == ("not-run", True, ["share-beside"])
+
+    class Full(Plugin):
+        def ask(self, *arguments):
+            if arguments[0] == "lease":
+                raise slice_check.PluginError(3, "no free slice of GPU-1")
+            return super().ask(*arguments)
+
+    _one, found = beside(monkeypatch, [Runner()], Full())
+    assert (found["verdict"], found["detail"]) == ("not-run", "no free slice of GPU-1")
+
+
+LOOKS = [
+    # about, what the looks found, whether the slice is filled once more
+    ("the fill was seen", {"most_bytes": 9}, False),
+    ("the looks missed the fill", {"most_bytes": 1}, True),
+    ("the run was over before a look", {"most_bytes": None}, True),
+    ("the platform does not tell", {"most_bytes": None, "untold": True}, False),
+    ("NVML fails", {"most_bytes": None, "fault": "GPU is lost"}, False),
+]
+
+
+@pytest.mark.parametrize(("about", "seen", "again"), LOOKS, ids=[one[0] for one in LOOKS])
+def test_a_fill_that_nobody_saw_is_held_once_more(about, seen, again):
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = slice_check.SliceCheck(params, Watcher(), LEASE, STATUS)
+    one.runner = Runner()
+    watch = SimpleNamespace(**{"most_bytes": None, "fault": "", "untold": False, **seen})
+    one._fill_until_seen(watch, 9, lambda _pid: None, float("inf"))
+    assert bool(one.runner.argv) == again
