@@ -5,6 +5,7 @@ None of it ends in a traceback, and each has its exit status.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -52,7 +53,7 @@ def here(node, capsys, words: str) -> tuple[int, str, str]:
 
 @pytest.fixture
 def own_signals():
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -217,29 +218,80 @@ def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
 # ---- exec
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_exec_that_is_told_to_end_gives_its_slice_back(vgpuctl, node, daemon, number, monkeypatch):
-    # The second half wants root and mounts; here it is a program that says it runs and then stays.
-    stand_in = node.paths.state_dir / "stays"
-    stand_in.write_text(
-        f"#!/bin/sh\necho $$ > {node.paths.state_dir}/pid.new\nmv {node.paths.state_dir}/pid.new "
-        f"{node.paths.state_dir}/pid\nexec sleep 1000\n"
-    )
+def in_slice(vgpuctl, node, script: str) -> list[str]:
+    """An exec whose second half, which wants root and mounts, is a shell script; its id is in the file pid."""
+    folder = node.paths.state_dir
+    stand_in = folder / "second-half"
+    stand_in.write_text(f"#!/bin/sh\necho $$ > {folder}/pid.new\nmv {folder}/pid.new {folder}/pid\n{script}\n")
     stand_in.chmod(0o755)
     code = vgpuctl[2].replace("from vgpu_plugin", f"sys.executable = {str(stand_in)!r}; from vgpu_plugin")
+    return [vgpuctl[0], "-c", code, *vgpuctl[3:], "exec", "--", "true"]
+
+
+def allocations(vgpuctl) -> list[str]:
+    return [one["kind"] for one in json.loads(run(vgpuctl, "status --json").stdout)["allocations"]]
+
+
+TOLD = [(signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("numbers", TOLD, ids=["TERM", "HUP", "both at once"])
+def test_exec_that_is_told_to_end_gives_its_slice_back(vgpuctl, node, daemon, numbers):
     pid = Path(node.paths.state_dir / "pid")
-    with subprocess.Popen([vgpuctl[0], "-c", code, *vgpuctl[3:], "exec", "--", "true"], stderr=subprocess.PIPE) as one:
+    with subprocess.Popen(in_slice(vgpuctl, node, "exec sleep 1000"), stderr=subprocess.PIPE) as one:
         until(pid.exists, "the program in the slice")
-        held = json.loads(run(vgpuctl, "status --json").stdout)["allocations"]
-        assert [each["kind"] for each in held] == ["lease"]
-        one.send_signal(number)
+        assert allocations(vgpuctl) == ["lease"]
+        for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):
+            one.send_signal(number)
+        program = int(pid.read_text())
         try:
             one.wait(60)
         finally:
             one.kill()
-        assert (one.returncode, one.stderr and one.stderr.read()) == (128 + number, b"")
-    assert json.loads(run(vgpuctl, "status --json").stdout)["allocations"] == []
-    until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists(), "the end of the program")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(program, signal.SIGKILL)
+        assert one.returncode in [128 + number for number in numbers]
+        assert one.stderr and one.stderr.read() == b""
+    assert allocations(vgpuctl) == []
+    until(lambda: not Path(f"/proc/{program}").exists(), "the end of the program")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_in_the_moment_before_the_release_keeps_no_slice(
+    vgpuctl, node, daemon, number, monkeypatch, own_signals, capsys
+):
+    """The program has ended by itself, or by a signal before; its exit status is what counts."""
+    call, told = ctl.Client.call, []
+
+    def late(plugin, method, request):
+        if method == "Release":
+            told.append(number)
+            os.kill(os.getpid(), number)
+        return call(plugin, method, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctl.Client, "call", late)
+        patch.setattr(ctl.subprocess, "run", lambda command, **_given: subprocess.CompletedProcess(command, 7))
+        assert (here(node, capsys, "exec -- true")[0], told) == (7, [number])
+    assert allocations(vgpuctl) == []
+
+
+def test_exec_below_nohup_outlives_its_terminal(vgpuctl, node, daemon):
+    """What ignores a signal since before goes on, and the program in the slice with it."""
+    folder = node.paths.state_dir
+    words = in_slice(vgpuctl, node, f"while ! test -e {folder}/go; do sleep 0.05; done; exit 7")
+    with subprocess.Popen(["/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *words], stderr=subprocess.PIPE) as one:
+        until((folder / "pid").exists, "the program in the slice")
+        one.send_signal(signal.SIGHUP)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((folder / "pid").read_text()), signal.SIGHUP)
+        (folder / "go").touch()
+        try:
+            one.wait(60)
+        finally:
+            one.kill()
+        assert (one.returncode, one.stderr and one.stderr.read()) == (7, b"")
+    assert allocations(vgpuctl) == []
 
 
 def test_exec_whose_lease_is_over_returns_what_the_program_did(vgpuctl, node, daemon):

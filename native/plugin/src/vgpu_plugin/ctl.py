@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -246,8 +246,7 @@ def execute(given: argparse.Namespace) -> int:
         return USAGE
     plugin = Client(given.socket, TIMEOUT_S)
     # The slice is given back also where this program is told to end; the program in it is killed then.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
     found = lease(plugin, given)
     try:
         gpus = {one["uuid"]: one for one in status(plugin, given)["gpus"]}
@@ -263,14 +262,28 @@ def execute(given: argparse.Namespace) -> int:
             return done.returncode if done.returncode >= 0 else 128 - done.returncode
         return 128 + signal.SIGINT
     finally:
+        _on_ends(_ends_already)
         try:
             plugin.call("Release", api.ReleaseRequest(allocation=found["allocation"]))
         except Fault as fault:  # what the program returned counts all the same
             print(f"vgpuctl: the slice was not given back, its lease ends by itself: {fault}", file=sys.stderr)
 
 
+def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
+    """But for those that this program was started to ignore, as by nohup: then the program in the slice does too."""
+    for number in numbers or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def _end(number: int, _frame: FrameType | None) -> None:
+    # Once: a second one, as of a session that ends, would come between this and the kill of the program in the slice.
+    _on_ends(_ends_already)
     sys.exit(128 + number)
+
+
+def _ends_already(_number: int, _frame: FrameType | None) -> None:
+    """Nothing keeps the slice from being given back."""
 
 
 def _environment() -> dict[str, str]:
