@@ -30,6 +30,8 @@ class Service:
         self.gate = threading.Event()
         self.gate.set()
         self.inside = 0
+        self.leased: list[str] = []
+        self.released: list[str] = []
 
     def Status(self, request: api.StatusRequest) -> api.StatusResponse:
         self.inside += 1
@@ -37,6 +39,15 @@ class Service:
         if self.fault is not None:
             raise self.fault
         return api.StatusResponse(version="v" * 300_000)
+
+    def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
+        self.Status(api.StatusRequest())
+        self.leased.append(f"lease-{len(self.leased)}")
+        return api.LeaseResponse(allocation=self.leased[-1])
+
+    def Release(self, request: api.ReleaseRequest) -> api.ReleaseResponse:
+        self.released.append(request.allocation)
+        return api.ReleaseResponse()
 
 
 @pytest.fixture
@@ -179,6 +190,25 @@ def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
 def silent_ask(path: Path) -> None:
     with contextlib.suppress(Fault):
         ask(path)
+
+
+@pytest.mark.parametrize("why", ["it was ended", "it waited for long enough"])
+def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
+    """While the kubelet is waited for. The control: who is there keeps its own."""
+    kept = Client(path, 30.0).call("Lease", api.LeaseRequest()).allocation
+    service.gate.clear()
+    if why == "it was ended":
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(path))
+            caller.sendall(b"Lease\n\0\0\0\0")
+            until(lambda: service.inside == 2, "the call")
+    else:
+        with pytest.raises(Fault, match="no answer to Lease"):
+            Client(path, 0.1).call("Lease", api.LeaseRequest())
+        until(lambda: service.inside == 2, "the call")
+    service.gate.set()
+    until(lambda: service.released, "the end of the lease")
+    assert (kept, service.leased, service.released) == ("lease-0", ["lease-0", "lease-1"], ["lease-1"])
 
 
 @pytest.mark.parametrize("what", ["a descriptor", "a thread"])

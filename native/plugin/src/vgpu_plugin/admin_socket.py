@@ -113,11 +113,22 @@ class Server:
                 caller.settimeout(SILENT_S)
                 method = _line(caller)
                 code, body = self._call(method, _body(caller, LONGEST_CALL))
-                caller.sendall(_frame(code, body))
+                try:
+                    caller.sendall(_frame(code, body))
+                except OSError:
+                    if method == "Lease" and code == OK:
+                        self._end_unheard(body)
+                    raise
         except (OSError, ValueError) as fault:
             log.debug("a caller of %s went away, or is none: %s", self._path, fault)
         finally:
             self._free.release()
+
+    def _end_unheard(self, answer: bytes) -> None:
+        """Where the kubelet is slow a lease takes seconds. Who was ended meanwhile, or gave up, gives none back."""
+        lease = api.LeaseResponse.FromString(answer).allocation
+        log.warning("lease %s: whoever asked for it is gone; it ends now", lease)
+        self._call("Release", api.ReleaseRequest(allocation=lease).SerializeToString())
 
     def _call(self, method: str, data: bytes) -> tuple[str, bytes]:
         try:
