@@ -143,3 +143,19 @@ def test_record_that_could_not_be_written_is_known_to_nobody(tmp_path, monkeypat
     monkeypatch.setattr(records, "_overwrite", real)
     kept.put(Record("3", KUBELET, ("e",)))
     assert [one.id for one in store(path).all()] == ["1", "3"]
+
+
+@pytest.mark.parametrize("kind", [KUBELET, LEASE])
+@pytest.mark.parametrize("wrong", ["slice_ids", "asked"])
+def test_of_a_file_that_cannot_be_read_nothing_stays(tmp_path, kind, wrong):
+    """What it is put aside for may be its last entry: a slice that no name can be."""
+    path = tmp_path / "allocations.json"
+    store(path).put(Record("1", LEASE, ("a",), asked=("b",)))
+    data = json.loads(path.read_text())
+    data["allocations"].append({"id": "2", "kind": kind, "slice_ids": ["c"], wrong: [["d"]]})
+    path.write_text(json.dumps(data))
+    kept = store(path)
+    assert (kept.all(), kept.lease_of("a"), kept.substituted, kept.with_ids(["c"])) == ([], None, False, [])
+    assert len(kept.warnings) == 1 and path.with_suffix(".broken").exists()
+    kept.put(Record("3", KUBELET, ("e",)))
+    assert [one.id for one in store(path).all()] == ["3"]

@@ -76,10 +76,13 @@ class RecordStore:
             }
             self._words = {one.id: json.dumps(vars(one)) for one in self._records.values()}
             for one in self._records.values():
+                frozenset(one.kubelet_ids)  # as with_ids will
                 self._remember(one)
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
+            # All or nothing: what stayed of a file that is put aside would be written down anew.
+            self._records, self._words, self._leased, self._substituted = {}, {}, {}, frozenset()
             aside = self._path.with_suffix(".broken")
             try:
                 os.replace(self._path, aside)
