@@ -74,15 +74,17 @@ def parser() -> argparse.ArgumentParser:
 
 def _ttl(text: str) -> int:
     """How long is too long is for the plugin to say; beyond this no message holds it."""
-    if not 0 < int(text) < 1 << 31:
-        raise argparse.ArgumentTypeError(f"a lease of {text} s; expected 1 or more")
-    return int(text)
+    with contextlib.suppress(ValueError):
+        if 0 < int(text) < 1 << 31:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"a lease of {text} s; expected a whole number from 1 to {(1 << 31) - 1}")
 
 
 def _interval(text: str) -> float:
-    if not SHORTEST_INTERVAL_S <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"every {text} s; expected {SHORTEST_INTERVAL_S} or more")
-    return float(text)
+    with contextlib.suppress(ValueError):
+        if SHORTEST_INTERVAL_S <= float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"every {text} s; expected {SHORTEST_INTERVAL_S} or more")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
