@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 from vgpu_plugin import clock, collector, daemon
 clock._BOOT_ID = Path(sys.argv.pop(1))
-collector.GRACE_S, daemon.HOUSEKEEPING_S = 1.0, 0.2
+collector.GRACE_S, daemon.HOUSEKEEPING_S = 3.0, 0.2
 from vgpu_plugin.main import main
 sys.exit(main())
 """

@@ -272,8 +272,40 @@ def test_signal_in_the_moment_before_the_release_keeps_no_slice(
 
     with monkeypatch.context() as patch:
         patch.setattr(ctl.Client, "call", late)
+        patch.setattr(ctl.descendants, "adopt", lambda: None)
+        patch.setattr(ctl.descendants, "end", list)  # the children here are pytest's
         patch.setattr(ctl.subprocess, "run", lambda command, **_given: subprocess.CompletedProcess(command, 7))
         assert (here(node, capsys, "exec -- true")[0], told) == (7, [number])
+    assert allocations(vgpuctl) == []
+
+
+# How a program goes and leaves another behind, which has a session of its own.
+LEFT = [
+    ("by itself", "setsid sleep 1000 & echo $! > {0}/left; exit 7", None, 7),
+    ("told to end", "setsid sleep 1000 & echo $! > {0}/left; wait", signal.SIGTERM, 143),
+    ("behind two parents", "(setsid sh -c 'sleep 1000 & echo $! > {0}/left; wait' &); sleep 1000", signal.SIGHUP, 129),
+]
+
+
+@pytest.mark.parametrize(("_name", "script", "number", "status"), LEFT, ids=[row[0] for row in LEFT])
+def test_exec_ends_what_its_program_left_in_the_slice(vgpuctl, node, daemon, _name, script, number, status):
+    folder = node.paths.state_dir
+    left = folder / "left"
+    words = in_slice(vgpuctl, node, script.format(folder))
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as one:
+        until(lambda: left.exists() and left.read_text().strip(), "what is left behind")
+        pid = int(left.read_text())
+        if number is not None:
+            # The program that waits, or that has ended already.
+            one.send_signal(number)
+        try:
+            one.wait(60)
+            assert not Path(f"/proc/{pid}").exists()
+        finally:
+            one.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert (one.returncode, one.stderr and one.stderr.read()) == (status, b"")
     assert allocations(vgpuctl) == []
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from . import ctl_text, metrics, version
+from . import ctl_text, descendants, metrics, version
 from ._proto import admin_pb2 as api
 from .admin_socket import EXHAUSTED, Client, Fault
 from .paths import Paths
@@ -249,6 +249,7 @@ def execute(given: argparse.Namespace) -> int:
     plugin = Client(given.socket, TIMEOUT_S)
     # The slice is given back also where this program is told to end; the program in it is killed then.
     _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
+    descendants.adopt()
     found = lease(plugin, given)
     try:
         gpus = {one["uuid"]: one for one in status(plugin, given)["gpus"]}
@@ -265,10 +266,20 @@ def execute(given: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     finally:
         _on_ends(_ends_already)
-        try:
-            plugin.call("Release", api.ReleaseRequest(allocation=found["allocation"]))
-        except Fault as fault:  # what the program returned counts all the same
-            print(f"vgpuctl: the slice was not given back, its lease ends by itself: {fault}", file=sys.stderr)
+        _give_back(plugin, found["allocation"])
+
+
+def _give_back(plugin: Client, allocation: str) -> None:
+    # Before the slice is another's: what the program started in the background still holds memory in it.
+    left = descendants.end()
+    if left:
+        names = ", ".join(str(pid) for pid in left)
+        print(f"vgpuctl: the slice was not given back, process {names} in it does not end", file=sys.stderr)
+        return
+    try:
+        plugin.call("Release", api.ReleaseRequest(allocation=allocation))
+    except Fault as fault:  # what the program returned counts all the same
+        print(f"vgpuctl: the slice was not given back, its lease ends by itself: {fault}", file=sys.stderr)
 
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
