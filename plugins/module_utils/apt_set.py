@@ -192,18 +192,24 @@ class PackageSet:
     def stale_keys(self, files: dict[str, str], stale: Sequence[str]) -> list[str]:
         """Key files that hold stale keys and no other: those for every source, and those that a stale source names.
 
-        One that another source names stays, and so does ours.
+        One that another source names stays, and so does ours. Those for every source stay, too, where a source that is
+        left over may be signed with them: it names no key and is flat, as NVIDIA's is and each site's copy of it.
         """
         if not self.wish.stale_keys:
             return []
-        named: dict[bool, set[str]] = {True: set(), False: {str((self.wish.source or {}).get("key") or "")}}
+        given = self.wish.source or {"trusted": True}
+        named: dict[bool, set[str]] = {True: set(), False: {str(given.get("key") or "")}}
+        unnamed = not (given.get("key") or given["trusted"] or given.get("files")) and flat(given["suites"])
         for path, text in files.items():
-            named[path in stale].update(one.signed_by for one in apt_text.parse_sources(path, text))
+            entries = apt_text.parse_sources(path, text)
+            named[path in stale].update(one.signed_by for one in entries)
+            if path not in stale and path != f"{SOURCES}/{self.wish.name}.sources":
+                unnamed = unnamed or any(not one.signed_by and not one.trusted and flat(one.suites) for one in entries)
         everywhere = {os.path.join(TRUSTED, name) for name in os.listdir(TRUSTED)} if os.path.isdir(TRUSTED) else set()
         found = []
         for path in sorted((everywhere | {one for one in named[True] if one.startswith("/")}) - named[False]):
             ids = apt_keys.key_ids(read_bytes(path) or b"") if os.path.isfile(path) else []
-            if ids and {*ids} <= {*self.wish.stale_keys}:
+            if ids and {*ids} <= {*self.wish.stale_keys} and not (unnamed and path in everywhere):
                 found.append(path)
         return found
 
@@ -331,6 +337,11 @@ class PackageSet:
             for path, (data, mode) in held.items():
                 if read_bytes(path) != data:
                     write_bytes(path, data, mode)
+
+
+def flat(suites: Sequence[str]) -> bool:
+    """Whether a source is a folder of packages, without a suite of a distribution."""
+    return any(suite.endswith("/") for suite in suites)
 
 
 def shown(text: str | None) -> str:

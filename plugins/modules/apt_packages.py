@@ -89,6 +89,8 @@ options:
     description:
       - Long ids of keys of such sources. Files that hold no other key are taken away; those in
         C(/etc/apt/trusted.gpg.d), and those that a source file taken away names and no other does.
+      - Those in C(/etc/apt/trusted.gpg.d) stay where a source that is left is flat, its suite ending in a slash, and
+        names no key; it may be a copy of the repository and signed with them.
       - They come back with V(absent), as the source files do.
     type: list
     elements: str

@@ -307,10 +307,39 @@ def test_a_source_that_still_needs_the_key_gets_it_back(apt: Apt, tmp_path: Path
     ring.parent.mkdir()
     ring.write_bytes(KEY)
     apt.unreachable = "example.com"
-    (apt.root / "theirs.list").write_text("deb https://example.com/ /\n")
+    (apt.root / "theirs.list").write_text("deb https://example.com/ stable main\n")
     with pytest.raises(AptError, match="as they were"):
         present(apt, packages=["nvidia-docker2"], source=LOCAL, stale_keys=[KEY_ID])
     assert ring.read_bytes() == KEY
+
+
+COPY = {**LOCAL, "trusted": False}
+
+
+# A source that is left over, our own -> whether the key for every source goes
+LEFT_OVER = [
+    ("theirs.list", "deb https://copy.example.com/ /\n", LOCAL, False),
+    ("theirs.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, False),
+    ("theirs.list", "deb [signed-by=/etc/apt/keyrings/theirs.asc] https://copy.example.com/ /\n", LOCAL, True),
+    ("theirs.list", "deb [trusted=yes] file:/srv/apt ./\n", LOCAL, True),
+    ("theirs.list", "deb https://deb.example.com/debian bookworm main\n", LOCAL, True),
+    ("theirs.list", "# deb https://copy.example.com/ /\n", LOCAL, True),
+    ("ours.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, True),
+    ("theirs.list", "", COPY, False),
+    ("theirs.list", "", {**COPY, "key": "/etc/apt/keyrings/theirs.asc"}, True),
+]
+
+
+@pytest.mark.parametrize("name, text, source, goes", LEFT_OVER)
+def test_a_key_stays_that_a_copy_of_the_repository_may_be_signed_with(
+    apt: Apt, tmp_path: Path, name: str, text: str, source: dict[str, Any], goes: bool
+) -> None:
+    ring = tmp_path / "trusted" / "stale.gpg"
+    ring.parent.mkdir()
+    ring.write_bytes(KEY)
+    (apt.root / name).write_text(text)
+    present(apt, packages=["nvidia-docker2"], source=source, stale_keys=[KEY_ID])
+    assert ring.exists() is not goes
 
 
 def test_a_removal_that_would_take_others_along_is_refused(apt: Apt, tmp_path: Path) -> None:
