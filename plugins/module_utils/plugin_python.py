@@ -7,13 +7,16 @@ system's own is left as it is.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from . import driver_packages
 
 AUTO = "auto"
 OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
+# What may run the modules of a play, and where it may be.
+OLDEST_OF_MODULES = (3, 8)
+CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(13, 7, -1))]
 
 
 class Choice(NamedTuple):
@@ -89,6 +92,19 @@ def components(host: dict[str, Any]) -> list[str]:
 def lacking(choice: Choice, found: dict[str, Any]) -> list[str]:
     """``found``: the installed version of each package, None where it is not installed."""
     return [name for name in choice.packages if not found.get(name)]
+
+
+def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], versions: Mapping[str, str]) -> str:
+    """The Python for the rest of a play whose own goes with the packages; empty where it stays, or no other is there.
+
+    ``running``: what runs the play's modules here. ``real``: where each path leads. ``versions``: what each candidate
+    says of itself. ansible-core takes the newest Python of a host that is told none: once it is there, the plugin's.
+    """
+    gone = real.get(choice.python, choice.python)
+    if choice.python in ("", SYSTEM_PYTHON) or real.get(running, running) != gone:
+        return ""
+    stays = [one for one in CANDIDATES if real.get(one, one) != gone]
+    return next((one for one in stays if _numbers(versions.get(one, "")) >= OLDEST_OF_MODULES), "")
 
 
 def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) -> str:

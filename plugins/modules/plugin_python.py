@@ -80,6 +80,12 @@ arch:
   description: Architecture of the host.
   returned: always
   type: str
+to_go_on_with:
+  description:
+    - Where this module itself runs on RV(python), and that is not C(/usr/bin/python3), another Python of the host that
+      runs modules, for the rest of a play that removes RV(packages). Empty otherwise, and where there is no other.
+  returned: always
+  type: str
 exists:
   description: Of each file asked for, whether it is there.
   returned: always
@@ -91,6 +97,7 @@ refusal:
 """
 
 import os
+import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -98,6 +105,23 @@ from ..module_utils import plugin_python
 from ..module_utils.hardware import Host
 
 VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
+
+
+def version_of(host: Host, python: str) -> str:
+    """What a Python says of itself, empty where it does not run."""
+    said = host.run([python, "-c", VERSION])
+    return said.out.strip() if said.rc == 0 else ""
+
+
+def to_go_on_with(host: Host, choice: plugin_python.Choice) -> str:
+    if choice.python == plugin_python.SYSTEM_PYTHON or not sys.executable:
+        return ""
+    candidates = [path for path in plugin_python.CANDIDATES if os.path.exists(path)]
+    real = {path: os.path.realpath(path) for path in [*candidates, choice.python, sys.executable]}
+    if real[sys.executable] != real[choice.python]:
+        return ""
+    versions = {path: version_of(host, path) for path in candidates}
+    return plugin_python.to_go_on_with(choice, sys.executable, real, versions)
 
 
 def main() -> None:
@@ -115,8 +139,7 @@ def main() -> None:
     lacking = plugin_python.lacking(choice, host.packages(choice.packages))
     version = None
     if choice.python:
-        said = host.run([choice.python, "-c", VERSION])
-        version = said.out.strip() if said.rc == 0 else ""
+        version = version_of(host, choice.python)
     # What packages are still to bring cannot be looked at.
     refusal = plugin_python.refusal(system, choice, (version or None) if lacking else version)
     module.exit_json(
@@ -128,6 +151,7 @@ def main() -> None:
         manager="apt" if os.path.exists("/var/lib/dpkg/status") else "rpm",
         version=version or choice.version,
         arch=system["arch"],
+        to_go_on_with=to_go_on_with(host, choice),
         exists={path: os.path.exists(path) for path in module.params["exists"]},
         refusal=refusal,
     )

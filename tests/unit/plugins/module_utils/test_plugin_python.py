@@ -114,6 +114,31 @@ def test_what_lacks(found, lacks):
     assert plugin_python.lacking(plugin_python.choose(host("ubuntu", "22.04")), found) == lacks
 
 
+NEWER, OWN = "/usr/bin/python3.11", "/usr/bin/python3.10"
+LINKS = {SYSTEM: OWN, "/opt/venv/bin/python": NEWER}
+EVERY = {SYSTEM: "3.10", OWN: "3.10", NEWER: "3.11"}
+
+
+@pytest.mark.parametrize(
+    ("named", "running", "links", "versions", "goes_on"),
+    [
+        ("auto", NEWER, LINKS, EVERY, SYSTEM),
+        ("auto", "/opt/venv/bin/python", LINKS, EVERY, SYSTEM),
+        ("auto", SYSTEM, LINKS, EVERY, ""),
+        ("auto", OWN, LINKS, EVERY, ""),
+        # The packages of /usr/bin/python3 bring what makes virtual environments; it stays itself.
+        (SYSTEM, SYSTEM, LINKS, EVERY, ""),
+        # The system's own is too old for a module, or leads to the one that goes.
+        ("auto", NEWER, {}, {SYSTEM: "3.6", "/usr/bin/python3.9": "3.9"}, "/usr/bin/python3.9"),
+        ("auto", NEWER, {SYSTEM: NEWER}, {SYSTEM: "3.11", "/usr/bin/python3.8": "3.8"}, "/usr/bin/python3.8"),
+        ("auto", NEWER, {}, {SYSTEM: "3.6", NEWER: "3.11"}, ""),
+    ],
+)
+def test_a_play_goes_on_with_a_python_that_stays(named, running, links, versions, goes_on):
+    choice = plugin_python.choose(host("ubuntu", "22.04"), named)
+    assert plugin_python.to_go_on_with(choice, running, links, versions) == goes_on
+
+
 JAMMY, FOCAL = host("ubuntu", "22.04", "debian"), host("ubuntu", "20.04", "debian")
 RECORD = "/var/lib/vgpu/baseline/device_plugin.json"
 
