@@ -106,3 +106,28 @@ def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> N
     assert run.calls == {"gpu-1": 1, "gpu-2": 1}
     assert f"deploy {place.folder}/none/9.9.9-x" in run.output
     assert run.output.count("CHANGED A HOST") == 2
+
+
+TOKEN = "nvidia_driver_vgpu_token_file"
+
+
+@pytest.mark.parametrize(
+    ("variables", "read"),
+    [
+        ({"nvidia_driver_vgpu_guest": True}, True),
+        ({"nvidia_driver_vgpu_guest": False}, False),
+        ({"nvidia_driver_vgpu_guest": True, "nvidia_driver_state": "absent"}, False),
+    ],
+)
+def test_a_licence_token_is_read_where_it_is_brought_alone(
+    place: Workplace, variables: dict[str, Any], read: bool
+) -> None:
+    """Who takes a host back may have thrown it away."""
+    place.hosts({"t4": ["gpu-1"]})
+    # The role is of the play for its defaults alone.
+    role = {"role": "vgpu.fleet.nvidia_driver", "tags": ["never"]}
+    given = {TOKEN: str(place.folder / "no-such-token"), **variables}
+    play = {"hosts": "all", "gather_facts": False, "vars": given, "roles": [role], "tasks": [PREFLIGHT]}
+    run = place.play([play], "--skip-tags", "never")
+    assert ("nvidia_driver_vgpu_token_sha256: its template cannot be evaluated" in run.output) is read, run.output
+    assert run.calls["gpu-1"] == (0 if read else 1)
