@@ -164,6 +164,10 @@ def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
     )
 
 
+def missing(nodes: list, known: list) -> str:
+    return ", ".join(one["metadata"]["name"] for one in nodes if one not in known)
+
+
 def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
     """What the program wrote on the nodes: to be asked for once its pods have ended, for they would write it again."""
     changes: list = []
@@ -232,14 +236,20 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         changes = kube_apply.apply(api, known, module.check_mode)
         selector = f"{device_plugin_manifests.NODE_LABEL}={device_plugin_manifests.LABEL_VALUE}"
         labelled = (api.get(f"/api/v1/nodes?labelSelector={selector}") or {}).get("items") or []
-        if {one["metadata"]["name"] for one in labelled} <= set(params["nodes"]):
+        others = sorted({one["metadata"]["name"] for one in labelled} - set(params["nodes"]))
+        if others and len(known) < len(nodes):
+            module.warn(
+                f"the cluster has no node {missing(nodes, known)}, and the device plugin stays on {', '.join(others)}; "
+                "where one of them is that host, set its device_plugin_node_name and run this again"
+            )
+        if not others:
             changes += kube_apply.remove(api, device_plugin_manifests.manifests(wish), module.check_mode)
         changes += take_back(api, known, module.check_mode)
     else:
         if len(known) < len(nodes):
             # Server-side apply would make the node.
-            missing = ", ".join(one["metadata"]["name"] for one in nodes if one not in known)
-            module.fail_json(msg=f"the cluster has no node {missing}; set device_plugin_node_name of that host")
+            lacking = missing(nodes, known)
+            module.fail_json(msg=f"the cluster has no node {lacking}; set device_plugin_node_name of that host")
         objects = device_plugin_manifests.manifests(wish)
         if not params["exact_configs"]:
             config_map = next(one for one in objects if one["kind"] == "ConfigMap")

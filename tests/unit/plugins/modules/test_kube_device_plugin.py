@@ -68,7 +68,7 @@ class Ended(Exception):
     pass
 
 
-def call(api, nodes=("n1",), check=False, **more):
+def call(api, nodes=("n1",), check=False, warnings=None, **more):
     params = {
         "state": "present",
         "namespace": "kube-system",
@@ -90,7 +90,9 @@ def call(api, nodes=("n1",), check=False, **more):
     def fail_json(msg):
         raise Ended(msg)
 
-    return module_under_test.run(SimpleNamespace(params=params, check_mode=check, fail_json=fail_json), api)
+    warn = ([] if warnings is None else warnings).append
+    module = SimpleNamespace(params=params, check_mode=check, fail_json=fail_json, warn=warn)
+    return module_under_test.run(module, api)
 
 
 def labelled(api):
@@ -123,6 +125,23 @@ def test_node_that_is_not_there_is_not_made():
     assert api.writes == 0
     call(api, nodes=("n3",), state="absent")  # gone from the cluster: nothing to do
     assert "/api/v1/nodes/n3" not in api.objects
+
+
+@pytest.mark.parametrize(
+    ("with_one", "taken", "words"),
+    [
+        (["n1"], ["n1"], []),
+        (["n1"], ["n3"], ["no node n3, and the device plugin stays on n1;"]),
+        (["n1", "n2"], ["n1", "n3"], ["no node n3, and the device plugin stays on n2;"]),
+        (["n1", "n2"], ["n1"], []),
+        (["n1"], ["n1", "n3"], []),
+    ],
+)
+def test_a_node_that_may_have_another_name_is_told(with_one, taken, words):
+    api, warnings = Api(), []
+    call(api, nodes=with_one)
+    call(api, nodes=taken, state="absent", warnings=warnings)
+    assert len(warnings) == len(words) and all(word in text for word, text in zip(words, warnings, strict=True))
 
 
 def test_objects_stay_while_another_node_has_a_pod():
