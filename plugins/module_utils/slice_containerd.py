@@ -9,7 +9,7 @@ import os
 from typing import Any, Sequence
 
 from .mount_namespace import Mount
-from .slice_runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine, is_alive
+from .slice_runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine, is_over
 
 # containerd's word for what docker and the kubelet keep apart too; nothing of theirs is listed or touched.
 NAMESPACE = "vgpu-isolation"
@@ -93,8 +93,8 @@ def forget(ctr: str) -> None:
     ask = [ctr, "--namespace", NAMESPACE]
     try:
         for container in ask_engine(*ask, "containers", "list", "--quiet").stdout.split():
-            pid = container[len(PREFIX) :].split("-")[0]
-            if pid == str(os.getpid()) or not is_alive(pid):
+            pid = container[len(PREFIX) :].split("-")[0] if container.startswith(PREFIX) else ""
+            if pid == str(os.getpid()) or is_over(pid):
                 ask_engine(*ask, "tasks", "delete", "--force", container)
                 ask_engine(*ask, "containers", "delete", container)
         ask_engine(ctr, "namespaces", "remove", NAMESPACE)

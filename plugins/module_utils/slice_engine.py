@@ -26,7 +26,7 @@ from .slice_runner import (
     RunnerError,
     ask_engine,
     image_at_hand,
-    is_alive,
+    is_over,
 )
 
 AUTO, DOCKER, PODMAN, CONTAINERD, NAMESPACE = "auto", "docker", "podman", "containerd", "namespace"
@@ -60,6 +60,7 @@ class Engines:
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
         self._made: dict[str, str] = {}  # engine → image or folder
+        self._swept: set[str] = set()
         # What the containers are of, and why nothing better was taken; for people.
         self.image = ""
         self.reasons: list[str] = []
@@ -102,6 +103,9 @@ class Engines:
         runtime = self._params["nvidia_runtime"]
         if engine == CONTAINERD and not os.path.exists(runtime):
             raise RunnerError(f"{runtime} does not exist, so containers of containerd get no GPU")
+        if engine not in self._swept:  # of a named image too: a container that was left may still hold memory
+            self._swept.add(engine)
+            sweep_engine(engine, client)
         root = image if named else self._own(engine, client, lease.probe)
         self.image = image if named else OWN_FILES
         if engine == CONTAINERD:
@@ -118,7 +122,6 @@ class Engines:
     def _own(self, engine: str, client: str, probe: str) -> str:
         """The image, or the folder, of the host's own files; made once for all slices of a run."""
         if engine not in self._made:
-            sweep_engine(engine, client)
             tar = slice_image.pack(probe)
             if engine == CONTAINERD:
                 folder = f"{ROOTS}{os.getpid()}"
@@ -181,16 +184,16 @@ class Left(NamedTuple):
 def _left(engine: str, client: str) -> Left:
     if engine == CONTAINERD:
         # Its containers are never without their folder.
-        return Left([], [one for one in sorted(glob.glob(f"{ROOTS}*")) if not is_alive(one[len(ROOTS) :])])
+        return Left([], [one for one in sorted(glob.glob(f"{ROOTS}*")) if is_over(one[len(ROOTS) :])])
     if not os.path.exists(client):
         return Left([], [])
     listed = _quietly(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Labels}}")
     # Docker writes labels as name=value, podman as name:value.
     found = [(line.split()[0], re.search(rf"{re.escape(LABEL)}[=:](\d+)", line)) for line in listed.splitlines()]
-    containers = [name for name, maker in found if maker and not is_alive(maker[1])]
+    containers = [name for name, maker in found if maker and is_over(maker[1])]
     listed = _quietly(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
     named = [(one, *one.rpartition(":")[::2]) for one in listed.split()]
-    roots = [one for one, repository, tag in named if repository == REPOSITORY and not is_alive(tag.split("-")[0])]
+    roots = [one for one, repository, tag in named if repository == REPOSITORY and is_over(tag.split("-")[0])]
     return Left(containers, roots)
 
 

@@ -272,11 +272,11 @@ def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any
     return subprocess.CompletedProcess(done.args, done.returncode, texts[0], texts[1])
 
 
-def is_alive(pid: str) -> bool:
-    """Whether a run of the check with this pid may still use what is named after it. A pid may be another's by now:
-    then what a killed run left stays until that one has ended too.
+def is_over(pid: str) -> bool:
+    """Whether the run of the check with this pid has ended, so that what is named after it may go. What names no pid is
+    none of ours. A pid may be another's by now: then what a killed run left stays until that one has ended too.
     """
-    return os.path.exists(f"/proc/{pid}") if pid.isdigit() else False
+    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
 
 
 def image_at_hand(program: str, image: str) -> str:

@@ -138,6 +138,7 @@ LISTED = [
     ("of a run that is dead", DEAD, slice_engine.REPOSITORY, True),
     ("of a run that lives", os.getpid(), slice_engine.REPOSITORY, False),
     ("of somebody else", DEAD, "localhost/vgpu-isolation-of-theirs", False),
+    ("of nobody's pid", "latest", slice_engine.REPOSITORY, False),
 ]
 
 
@@ -157,14 +158,26 @@ def test_sweep(host, tmp_path, about, pid, repository, goes, labels):
 
 def test_sweep_of_containerd(host, tmp_path):
     dead, alive = tmp_path / f"isolation-{DEAD}", tmp_path / f"isolation-{os.getpid()}"
-    for one in (dead, alive):
+    theirs = tmp_path / "isolation-notes"
+    for one in (dead, alive, theirs):
         one.mkdir()
-    names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-1-2')"
+    names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-1-2\\nthe-container-of-{DEAD}-1')"
     params = host(ctr={"--namespace": f"{names} if 'containers list' in words else None"})
     assert slice_engine.sweep(params) == [str(dead)]
-    assert (dead.exists(), alive.exists()) == (False, True)
+    assert (dead.exists(), alive.exists(), theirs.exists()) == (False, True, True)
     deleted = [one for one in calls(tmp_path) if "containers delete" in one]
-    assert [one.split()[-1] for one in deleted] == [f"vgpu-isolation-{DEAD}-1"], "pid 1 lives"
+    assert [one.split()[-1] for one in deleted] == [f"vgpu-isolation-{DEAD}-1"], "pid 1 lives, and one is theirs"
+
+
+@pytest.mark.parametrize("image", ["", "debian:12"])
+def test_a_later_check_sweeps(host, tmp_path, image):
+    """Of a named image too; once, and before a container of its own."""
+    params = host(docker={**IMAGE, "ps": f"print('c7 vgpu.isolation={DEAD}')"})
+    engines = slice_engine.Engines({**params, "image": image})
+    for _slice in range(2):
+        engines.runner(lease())
+    done = [one.split()[1:] for one in calls(tmp_path)]
+    assert [one for one in done if one[0] == "rm"] == [["rm", "--force", "c7"]]
 
 
 # ---- the root itself
