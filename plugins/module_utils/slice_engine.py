@@ -125,8 +125,11 @@ class Engines:
             tar = slice_image.pack(probe)
             if engine == CONTAINERD:
                 folder = f"{ROOTS}{os.getpid()}"
-                self._made[engine] = folder
+                if os.path.isdir(folder):  # of a killed run that had our pid
+                    slice_containerd.forget(client)
+                    shutil.rmtree(folder, ignore_errors=True)
                 slice_image.lay_out(tar, folder)
+                self._made[engine] = folder
             else:
                 name = f"{REPOSITORY}:{os.getpid()}-{time.time_ns()}"
                 done = ask_engine(client, "import", "--change", f"LABEL {LABEL}=image", "-", name, given=tar)

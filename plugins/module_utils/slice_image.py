@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import stat
 import subprocess
 import tarfile
@@ -89,8 +90,19 @@ def pack(probe: str) -> bytes:
 
 
 def lay_out(tar: bytes, folder: str) -> None:
-    """The root as a folder, for an engine that takes one. ``folder`` must not exist."""
+    """The root as a folder, for an engine that takes one. ``folder`` must not exist, and does not after a fault.
+
+    Raises OSError.
+    """
     os.makedirs(folder, 0o755)
+    try:
+        _extract(tar, folder)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _extract(tar: bytes, folder: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(tar)) as source:
         if hasattr(tarfile, "fully_trusted_filter"):  # it is our own; the filter of newer Pythons takes modes away
             source.extraction_filter = staticmethod(tarfile.fully_trusted_filter)

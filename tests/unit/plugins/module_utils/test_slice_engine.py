@@ -22,6 +22,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils import (
 UUID = "GPU-1"
 DEAD = 2**22 + 1  # above the greatest pid of Linux
 NO_NVIDIA = {"info": "print('{\"runc\":{}}')"}
+LAY_OUT = slice_image.lay_out
 HANGS = {"import": "time.sleep(600)"}
 
 
@@ -178,6 +179,41 @@ def test_a_later_check_sweeps(host, tmp_path, image):
         engines.runner(lease())
     done = [one.split()[1:] for one in calls(tmp_path)]
     assert [one for one in done if one[0] == "rm"] == [["rm", "--force", "c7"]]
+
+
+def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
+    """A full disk: the next slice is not run in what is there of a root, nor is it left."""
+    params = host(ctr={})
+    Path(params["nvidia_runtime"]).write_text("")
+    monkeypatch.setattr(slice_image, "lay_out", LAY_OUT)
+    monkeypatch.setattr(slice_image, "pack", lambda _probe: that_does_not_fit())
+    engines = slice_engine.Engines(params)
+    for _slice in range(2):
+        assert engines.runner(lease()).name == "namespace", engines.reasons
+        assert not list(tmp_path.glob("isolation-*"))
+    engines.close()
+
+
+def that_does_not_fit() -> bytes:
+    """A tar whose one file needs a folder where a file is."""
+    stream = BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as out:
+        for name in ("a", "a/b"):
+            out.addfile(tarfile.TarInfo(name))
+    return stream.getvalue()
+
+
+def test_root_of_a_killed_run_that_had_our_pid(host, tmp_path):
+    params = host(ctr={})
+    Path(params["nvidia_runtime"]).write_text("")
+    folder = tmp_path / f"isolation-{os.getpid()}"
+    folder.mkdir()
+    (folder / "old").write_text("")
+    engines = slice_engine.Engines(params)
+    assert engines.runner(lease()).name == "containerd", engines.reasons
+    assert not (folder / "old").exists()
+    engines.close()
+    assert not folder.exists()
 
 
 # ---- the root itself
