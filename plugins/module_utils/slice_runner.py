@@ -6,20 +6,25 @@ Which of them a host has, and what image the container is of: slice_engine.py. B
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
 from typing import Any, Callable, Sequence
 
 from .mount_namespace import LOOK_S, Mount, NamespaceError, Outcome, gpu_nodes, run
+from .slice_outside import namespace_of
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LABEL = "vgpu.isolation"
 # A daemon may answer late, or never: seconds for one answer, and until a container has a pid.
 ASK_S = 60.0
 START_S = 60.0
+# Until a process that was killed is gone, with what it holds of a GPU.
+GONE_S = 10.0
 # The program starts on our word, when the host has looked at the container; it takes the place of the shell.
 SHELL = "/bin/sh"
 WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
@@ -63,6 +68,8 @@ class EngineRunner:
 
     name = "engine"
     overhead_s = 0.0
+    # The container's first process and its mount namespace, as long as a run goes.
+    _first = (0, "")
 
     def _create(self, argv: Sequence[str]) -> str:
         """The container's name; nothing of it runs yet."""
@@ -97,6 +104,7 @@ class EngineRunner:
             return outcome
         finally:
             self._remove(container)
+            self._end()
             if ran:
                 self.overhead_s = time.monotonic() - begun - ran
 
@@ -117,6 +125,7 @@ class EngineRunner:
             try:
                 pid = self._pid(container, attached)
                 if pid:
+                    self._first = (pid, namespace_of(pid))
                     before_start(pid)
                 told = time.monotonic()
                 try:
@@ -155,6 +164,19 @@ class EngineRunner:
                 while_running(pid)
             time.sleep(LOOK_S)
         return timed_out
+
+    def _end(self) -> None:
+        """Kills the container's first process, and so all of them, where an engine that hangs did not: the slice is
+        given back after this, and a pod would get one that is still full. By its namespace: the pid may be another's.
+        """
+        (pid, inside), self._first = self._first, (0, "")
+        if not inside or inside == namespace_of(os.getpid()) or namespace_of(pid) != inside:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + GONE_S
+        while namespace_of(pid) == inside and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def _pid(self, container: str, attached: Any) -> int:
         """The pid on the host of the container's shell, which waits for our word; 0 where it did not start."""

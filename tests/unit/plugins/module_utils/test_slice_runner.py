@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -81,6 +82,58 @@ def test_removal_that_hangs_spoils_nothing(docker):
     assert (outcome.rc, outcome.out.strip(), outcome.timed_out) == (0, "go", False)
     # The removal was waited for, and a check that must keep its time knows.
     assert runner.overhead_s > slice_runner.ASK_S
+
+
+# A container that runs on, whatever is said to the daemon.
+LIVES = """
+import os
+pid = os.fork()
+if pid == 0:
+    os.setsid()
+    os.execvp('sleep', ['sleep', '600'])
+with open({path!r} + '.new', 'w') as out:
+    out.write(str(pid))
+os.rename({path!r} + '.new', {path!r})
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["of the slice", "of a namespace that is not the container's"])
+def test_program_that_the_daemon_does_not_end(docker, tmp_path, monkeypatch, theirs):
+    """Nobody else may get its slice while it runs; and no process is killed by its number alone."""
+    path = str(tmp_path / "pid")
+    program = docker(
+        start=LIVES.format(path=path),
+        inspect=f"import os; print(open({path!r}).read() if os.path.exists({path!r}) else 0)",
+    )
+    monkeypatch.setattr(slice_runner, "ASK_S", 3.0)
+    monkeypatch.setattr(slice_runner, "START_S", 60.0)
+    asked = []
+
+    def namespace_of(pid: int) -> str:
+        if pid == os.getpid():
+            return "mnt:[host]"
+        asked.append(pid)
+        return "" if is_gone(pid) else "mnt:[other]" if theirs and len(asked) > 1 else "mnt:[container]"
+
+    monkeypatch.setattr(slice_runner, "namespace_of", namespace_of)
+    runner = slice_runner.DockerRunner(program, IMAGE, [], {})
+    with pytest.raises(slice_runner.RunnerError, match="kill did not end the container c1"):
+        runner.run(["true"], 0.1)
+    pid = int((tmp_path / "pid").read_text())
+    gone = is_gone(pid)
+    if not gone:
+        os.kill(pid, signal.SIGKILL)
+    assert gone == (not theirs)
+
+
+def is_gone(pid: int) -> bool:
+    """One that nobody waits for is gone too: it holds nothing."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stream:
+            return stream.read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 def children() -> str:
