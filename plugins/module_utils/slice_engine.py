@@ -177,6 +177,13 @@ def _quietly(client: str, *arguments: str) -> str:
         return ""
 
 
+def _is_done(client: str, *arguments: str) -> bool:
+    try:
+        return bool(ask_engine(client, *arguments).returncode == 0)
+    except RunnerError:
+        return False
+
+
 class Left(NamedTuple):
     """What runs that do not live any more left at an engine."""
 
@@ -200,18 +207,18 @@ def _left(engine: str, client: str) -> Left:
     return Left(containers, roots)
 
 
-def sweep_engine(engine: str, client: str) -> list[str]:
-    """Takes away what killed runs left at an engine; answers its names."""
+def sweep_engine(engine: str, client: str) -> tuple[list[str], list[str]]:
+    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays."""
     left = _left(engine, client)
-    for one in left.containers:
-        _quietly(client, "rm", "--force", one)
+    gone = [one for one in left.containers if _is_done(client, "rm", "--force", one)]
     for one in left.roots:
         if engine == CONTAINERD:
             slice_containerd.forget(client)
             shutil.rmtree(one, ignore_errors=True)
-        else:
-            _quietly(client, "rmi", one)
-    return [*left.containers, *left.roots]
+            gone += [] if os.path.exists(one) else [one]
+        elif _is_done(client, "rmi", one):
+            gone.append(one)
+    return gone, [one for one in (*left.containers, *left.roots) if one not in gone]
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
@@ -220,6 +227,7 @@ def left_behind(params: Mapping[str, Any]) -> list[str]:
     return [name for one in found for name in (*one.containers, *one.roots)]
 
 
-def sweep(params: Mapping[str, Any]) -> list[str]:
-    """Takes away what killed runs left at any engine of the host; answers its names."""
-    return [one for engine in ENGINES for one in sweep_engine(engine, params[CLIENTS[engine]])]
+def sweep(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The same at any engine of the host."""
+    both = [sweep_engine(engine, params[CLIENTS[engine]]) for engine in ENGINES]
+    return [one for gone, _stays in both for one in gone], [one for _gone, stays in both for one in stays]

@@ -372,7 +372,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.params["state"] == "absent":
-        found = left_behind(module.params) if module.check_mode else sweep(module.params)
+        found, stays = (left_behind(module.params), []) if module.check_mode else sweep(module.params)
+        if stays:
+            module.warn(f"what a killed check left could not be removed: {', '.join(stays)}; does its engine answer?")
         module.exit_json(changed=bool(found), verdict=isolation.NOT_RUN, results=[])
     if module.check_mode:
         module.exit_json(changed=False, verdict=isolation.NOT_RUN, results=[])

@@ -152,9 +152,17 @@ def test_sweep(host, tmp_path, about, pid, repository, goes, labels):
     wanted = ["c7", f"{repository}:{pid}-9"] if goes else []
     assert slice_engine.left_behind(params) == wanted
     assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
-    assert slice_engine.sweep(params) == wanted
+    assert slice_engine.sweep(params) == (wanted, [])
     done = [one for one in calls(tmp_path) if " rm" in one]
     assert done == (["docker rm --force c7", f"docker rmi {repository}:{pid}-9"] if goes else [])
+
+
+def test_sweep_that_is_refused(host):
+    """What stays is no change, and is named."""
+    image = f"{slice_engine.REPOSITORY}:{DEAD}-9"
+    answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
+    assert slice_engine.sweep(host(docker={**answers, "rmi": "sys.exit('in use')"})) == (["c7"], [image])
+    assert slice_engine.sweep(host(docker={**answers, "rm": "sys.exit('stuck')"})) == ([image], ["c7"])
 
 
 def test_sweep_of_containerd(host, tmp_path):
@@ -164,7 +172,7 @@ def test_sweep_of_containerd(host, tmp_path):
         one.mkdir()
     names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-1-2\\nthe-container-of-{DEAD}-1')"
     params = host(ctr={"--namespace": f"{names} if 'containers list' in words else None"})
-    assert slice_engine.sweep(params) == [str(dead)]
+    assert slice_engine.sweep(params) == ([str(dead)], [])
     assert (dead.exists(), alive.exists(), theirs.exists()) == (False, True, True)
     deleted = [one for one in calls(tmp_path) if "containers delete" in one]
     assert [one.split()[-1] for one in deleted] == [f"vgpu-isolation-{DEAD}-1"], "pid 1 lives, and one is theirs"
