@@ -137,25 +137,29 @@ def test_a_proxy_that(mirror: Mirror, tmp_path: Path, runs: bool, environment: d
 
 def test_a_mirror_behind_a_proxy(mirror: Mirror, tmp_path: Path) -> None:
     """The proxy is asked for our repository alone, and the host keeps no word of it."""
-    node, already = mirror.node, len(mirror.served())
+    node, already = mirror.node, len(mirror.log.read_text())
     before, settings = state(node), node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true")
     variables = behind(mirror, http_proxy=PROXY)
     proxy = Proxy(tmp_path / "proxy.log", mirror.namespace(), URL)
     try:
         done = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
-    finally:
         asked = proxy.stop()
-    assert done.returncode == 0, done.stdout
-    assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
-    assert [path for path in asked if path.endswith(".deb")] and all(path.startswith(BEHIND) for path in asked), asked
-    # Those of the proxy included, which fetches them there: the rest came straight from the host's own source.
-    assert len(mirror.served()) - already > len([path for path in asked if path.endswith(".deb")])
-    assert "proxy" not in node.shell("cat /etc/apt/sources.list.d/*")
-    assert node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true") == settings
-    # Nothing to bring: the proxy, which is off by now, is not asked.
-    again = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
-    assert again.returncode == 0 and "changed=0 " in again.stdout, again.stdout
-    gone = role("vgpu.fleet.nvidia_docker", tmp_path, nvidia_docker_state="absent", **variables)
+        assert done.returncode == 0, done.stdout
+        assert "1.20.0-1" in node.run("dpkg-query", "-W", "nvidia-container-toolkit")
+        assert [path for path in asked if path.endswith(".deb")]
+        assert all(path.startswith(f"{BEHIND}/nvidia/") for path in asked), asked
+        # Past the proxy: the lists of the host's own source, which are read with ours.
+        assert '"GET /debian/' in mirror.log.read_text()[already:]
+        assert "proxy" not in node.shell("cat /etc/apt/sources.list.d/*")
+        assert node.shell("cat /etc/apt/apt.conf /etc/apt/apt.conf.d/* 2>/dev/null || true") == settings
+        # Nothing to bring: the proxy, which is off by now, is not asked.
+        again = role("vgpu.fleet.nvidia_docker", tmp_path, **variables)
+        assert again.returncode == 0 and "changed=0 " in again.stdout, again.stdout
+    finally:
+        proxy.stop()
+        gone = role("vgpu.fleet.nvidia_docker", tmp_path, nvidia_docker_state="absent", **variables)
+        # apt keeps what it fetched, and a later row is to see the mirror asked for it.
+        node.run("apt-get", "clean")
     assert gone.returncode == 0, gone.stdout
     assert state(node) == before
 
