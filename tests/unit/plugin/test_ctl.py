@@ -219,6 +219,14 @@ def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
 # ---- exec
 
 
+@pytest.fixture(autouse=True)
+def hangups_end_programs():
+    """Not so where the tests themselves are run below nohup, for which exec has a rule of its own."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def in_slice(vgpuctl, node, script: str) -> list[str]:
     """An exec whose second half, which wants root and mounts, is a shell script; its id is in the file pid."""
     folder = node.paths.state_dir

@@ -169,6 +169,7 @@ void *real_dlsym(void *handle, const char *name)
     (void)name;
     return NULL; /* no thread: the program settles */
 }
+_Atomic int vgpu_log_level = LOG_ERROR;
 void vgpu_log_line(enum log_level level, const char *format, ...)
 {
     (void)level;
