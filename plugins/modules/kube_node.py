@@ -143,6 +143,12 @@ class Api:
 def run(module: AnsibleModule) -> dict:
     params, apply = module.params, not module.check_mode
     name = params["name"]
+    if not name:
+        # An empty one asks the API server for the list of all nodes, and for pods that are on none.
+        module.fail_json(
+            msg="name: expected the name of a node, found nothing; nothing was changed; "
+            "set device_plugin_node_name of the host, or run the role preflight first, which asks the host"
+        )
     api = Api(params["kubeconfig"], params["context"])
     if params["state"] == "schedulable":
         freed = kube_drain.uncordon(api, name, apply)

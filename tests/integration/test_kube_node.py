@@ -218,6 +218,17 @@ def test_a_server_that_is_not_there(place: Workplace, cluster: Cluster) -> None:
     assert "cannot be reached" in failed.output
 
 
+@pytest.mark.parametrize("entry", ["drain", "release"])
+def test_a_host_that_said_no_name_drains_no_node(place: Workplace, cluster: Cluster, entry: str) -> None:
+    """As where the role is used without preflight, which asks the host."""
+    cluster.pod("train", REPLICA_SET, gpu=True)
+    api = {"upgrade_kubeconfig": str(place.folder / "kubeconfig"), "__preflight_state": {}}
+    failed = upgrade(place, STEPS[0][0], entry, **api)
+    assert failed.code != 0
+    assert "expected the name of a node, found nothing" in failed.output
+    assert (cluster.node["spec"], list(cluster.pods)) == ({}, ["train"])
+
+
 # What the plan says of its step, the variables, whether the node is drained.
 STEPS = [
     ({"role": "nvidia_driver", "disturbs": True}, {}, True),
@@ -229,7 +240,12 @@ STEPS = [
 
 def upgrade(place: Workplace, step: dict[str, Any], *entries: str, **variables: Any) -> Any:
     place.hosts({"some": [NODE]})
-    words = {"preflight_plan": {"steps": [step], "roles": [step["role"]]}, **variables}
+    # As the role preflight leaves it: the plan, and what the host said of itself.
+    told = {
+        "preflight_plan": {"steps": [step], "roles": [step["role"]]},
+        "__preflight_state": {"state": {"node": NODE}},
+    }
+    words = {**told, **variables}
     role = "ansible.builtin.import_role"
     tasks = [{role: {"name": "vgpu.fleet.upgrade", "tasks_from": entry}, "vars": words} for entry in entries]
     return place.play([{"hosts": NODE, "gather_facts": False, "tasks": tasks}])

@@ -80,11 +80,17 @@ DRIVER_PACKAGES = {
 }
 
 
+SMI_PACKAGE = {"debian": "nvidia-smi", "ubuntu": "nvidia-utils-580-server"}
+
+
+def system_of(node: Node) -> str:
+    return node.shell(". /etc/os-release && echo $ID").strip()
+
+
 def test_packages_are_installed(node: Node) -> None:
-    system = node.shell(". /etc/os-release && echo $ID").strip()
     states = node.shell("dpkg-query -W -f='${Package} ${db:Status-Status}\\n'")
     installed = {line.split()[0] for line in states.splitlines() if line.endswith(" installed")}
-    assert DRIVER_PACKAGES[system] | {"docker.io", "nvidia-docker2"} <= installed
+    assert DRIVER_PACKAGES[system_of(node)] | {"docker.io", "nvidia-docker2"} <= installed
     assert node.run("dpkg", "--audit") == ""
 
 
@@ -97,7 +103,7 @@ def test_docker_runs_nvidia_by_default_and_keeps_foreign_keys(node: Node) -> Non
 
 
 def test_smi_lists_the_gpus_with_its_own_version(node: Node) -> None:
-    version = node.run("dpkg-query", "-W", "-f=${Version}", "nvidia-smi").split(":")[-1].split("-")[0]
+    version = node.run("dpkg-query", "-W", "-f=${Version}", SMI_PACKAGE[system_of(node)]).split(":")[-1].split("-")[0]
     rows = node.run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split()
     assert rows == [version] * len(EXPECTED[node.name])
 
