@@ -53,7 +53,10 @@ def family_of(system: dict[str, str]) -> str:
 
 def manager_of(system: dict[str, str]) -> str:
     """The package manager of a host, empty where it is not known."""
-    return {"debian": "apt", "ubuntu": "apt", "el": "dnf", "sles": "zypper"}.get(family_of(system), "")
+    known = driver_packages.system(system)
+    if known:
+        return known.manager
+    return "apt" if family_of(system) else ""
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
