@@ -94,6 +94,14 @@ def test_environment_of_a_plugin(env, expected):
         (f"{POLICY}: {{nodeSchedulerPolicy: spread}}}}", {"scheduler_node_policy": "spread"}),
         (f"{POLICY}: {{gpuSchedulerPolicy: topology-aware}}}}", {"scheduler_gpu_policy": "topology"}),
         ('devicePlugin: {extraArgs: ["--pass-device-specs"]}', {"device_plugin_options": ["--pass-device-specs=true"]}),
+        ("devicePlugin: {passDeviceSpecsEnabled: true}", {"device_plugin_options": ["--pass-device-specs=true"]}),
+        ("devicePlugin: {nvidiaDriverRoot: /run/nvidia/driver}",
+         {"device_plugin_options": ["--nvidia-driver-root=/run/nvidia/driver"]}),
+        ("devices: {nvidia: {gpuCorePolicy: force, libCudaLogLevel: 4}}\nschedulerName: hami-scheduler",
+         {"vgpu_core_policy": "force", "vgpu_log_level": 4}),
+        # With all values of a chart that has NVIDIA's key too.
+        ("devicePlugin: {enabled: true, deviceSplitCount: 4}\nresourceName: nvidia.com/gpu",
+         {"vgpu_split_count": 4, "vgpu_resource_names": {"count": "nvidia.com/gpu"}}),
     ],
 )  # fmt: skip
 def test_values_of_hami(text, expected):
@@ -112,6 +120,26 @@ def test_nothing_of_hami_is_dropped_in_silence(text, path):
     found = converted(text)
     assert path in [note.path for note in found.notes]
     assert found.variables == CHART
+
+
+def test_cards_of_other_vendors_are_one_note():
+    found = converted(
+        "resourceName: nvidia.com/gpu\nmluResourceName: a.b/c\nhcuResourceMem: a.b/d\n"
+        "devices: {ascend: {enabled: true}, kunlun: {customresources: [a.b/e]}}"
+    )
+    assert [note.text for note in found.notes if "vendor" in note.text] == [
+        "and 3 more are of other vendors' cards: this collection shares NVIDIA's alone"
+    ]
+    assert len(found.notes) == 1 + len(converted("resourceName: nvidia.com/gpu").notes)
+
+
+def test_nodes_in_the_values_of_hami():
+    inner = '{"nodeconfig": [{"name": "node-1", "devicesplitcount": 3}]}'
+    found = convert.convert([{"devicePlugin": {"nodeConfiguration": {"config": inner}}}])
+    assert found.variables == CHART
+    (note,) = [one for one in found.notes if "nodeconfig" in one.path]
+    assert note.path == "devicePlugin.nodeConfiguration.config.nodeconfig[0]"
+    assert "host_vars/node-1.yml: vgpu_split_count: 3" in note.text
 
 
 def test_how_a_chart_runs_itself_is_no_note():
@@ -187,6 +215,56 @@ def test_values_of_nvidia_with_two_files():
         "vgpu_configs": {"a100-80gb-config": {"sharing": "time-slicing", "split_count": 8}},
         "device_plugin_options": ["--labels"],
     }
+
+
+SLICED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
+OPERATOR = {"operator": {"defaultRuntime": "docker"}, "driver": {"enabled": False}, "toolkit": {"enabled": True}}
+CHARTS_OF_NVIDIA = [
+    # about, the values, the variables, path and words of a note
+    # All of them, as ``helm get values --all`` prints; the name of one key is HAMi's too.
+    ("as shipped", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
+      "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
+     {"vgpu_sharing": "none", "device_plugin_options": ["--mps-root=/run/nvidia/mps"]}, "devicePlugin.enabled", "role"),
+    ("one file", {"config": {"map": {"any": SLICED}}, "devicePlugin": {"enabled": True}},
+     {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "devicePlugin.enabled", "role"),
+    ("flags alone", {"migStrategy": "mixed", "failOnInitError": False},
+     {"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed", "vgpu_fail_on_init_error": False}, "", ""),
+    ("labels", {"gfd": {"enabled": True, "noTimestamp": True, "sleepInterval": "30s"}},
+     {"vgpu_sharing": "none", "device_plugin_options": ["--labels", "--no-timestamp=true", "--sleep-interval=30s"]},
+     "", ""),
+    ("files elsewhere", {"config": {"name": "plugin-configs"}}, {}, "config.name",
+     "kubectl get configmap plugin-configs -o yaml | vgpuctl convert -"),
+    ("the operator", {**OPERATOR, "devicePlugin": {"enabled": True}, "mig": {"strategy": "single"}},
+     {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "driver", "nvidia_driver"),
+    ("the operator's file", {**OPERATOR, "devicePlugin": {"config": {"default": "any", "data": {"any": SLICED}}}},
+     {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "toolkit", "nvidia_docker"),
+    ("the operator's ConfigMap", {**OPERATOR, "devicePlugin": {"config": {"name": "mine"}}}, {},
+     "devicePlugin.config.name", "kubectl get configmap mine -o yaml"),
+    ("the operator's environment",
+     {**OPERATOR, "devicePlugin": {"env": [{"name": "DEVICE_LIST_STRATEGY", "value": "cdi-cri"}]}},
+     {"vgpu_sharing": "none", "vgpu_handover": "cdi-cri"}, "operator", "not carried over"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("about", "values", "expected", "path", "words"), CHARTS_OF_NVIDIA, ids=[one[0] for one in CHARTS_OF_NVIDIA]
+)
+def test_charts_of_nvidia(about, values, expected, path, words):
+    found = convert.convert([values])
+    assert found.variables == expected
+    notes = {note.path: note.text for note in found.notes}
+    assert words in notes.get(path, ""), notes
+
+
+def test_policy_of_the_operator_as_the_cluster_has_it():
+    document = {"kind": "ClusterPolicy", "spec": {**OPERATOR, "devicePlugin": {}, "mig": {"strategy": "mixed"}}}
+    assert convert.convert([document]).variables == {"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed"}
+
+
+def test_files_elsewhere_that_are_given_too():
+    """The ConfigMap after the values that name it decides what is shared."""
+    found = convert.convert([{"config": {"name": "mine"}}, {"kind": "ConfigMap", "data": {"any": SLICED}}])
+    assert found.variables == {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}
 
 
 def test_a_config_map_holds_files():

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of other GPU sharing kits as group variables of this collection.
 
-Read are: values of HAMi's and of NVIDIA's Helm chart, NVIDIA's configuration file v1, and manifests (DaemonSet,
-ConfigMap, Pod) of 4paradigm's, NVIDIA's and HAMi's plugins. Nothing is dropped in silence: what has no variable here is
-a note that names it and says why. Pure.
+Read are: values of HAMi's Helm chart and of NVIDIA's, of its plugin and of its GPU operator, NVIDIA's configuration
+file v1, and manifests (DaemonSet, ConfigMap, Pod, ClusterPolicy) of 4paradigm's, NVIDIA's and HAMi's plugins. Nothing
+is dropped in silence: what has no variable here is a note that names it and says why. Pure.
 """
 
 from __future__ import annotations
@@ -79,20 +79,26 @@ def _document(document: Any, where: str, found: Converted) -> None:
     if document.get("kind") == "List":
         for item in document.get("items") or []:
             _document(item, where, found)
+    elif document.get("kind") == "ClusterPolicy":
+        _operator_chart(document.get("spec") or {}, found)
     elif "kind" in document:
         _manifest(document, found)
     elif document.get("version") == "v1":
         _file_v1(document, "", found)
+    elif any(key in document for key in tables.OPERATOR_CHART):
+        _operator_chart(document, found)
     elif any(key in document for key in tables.HAMI_CHART):
         _hami_chart(document, found)
     elif any(key in document for key in tables.NVIDIA_CHART):
         _nvidia_chart(document, found)
+    elif tables.ALL_CHARTS in document:
+        _hami_chart(document, found)
     elif isinstance(document.get("nodeconfig"), list):
         _hami_nodes(document["nodeconfig"], "nodeconfig", found)
     else:
         keys = ", ".join(sorted(map(str, document))[:5]) or "none"
         raise Unknown(
-            f"{where or 'the file'} has the keys {keys}; expected values of HAMi's or NVIDIA's chart, NVIDIA's file "
+            f"{where or 'the file'} has the keys {keys}; expected values of HAMi's chart or of NVIDIA's, NVIDIA's file "
             "(version: v1), or a manifest with kind"
         )
 
@@ -106,6 +112,7 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
     leaves = dict(_leaves(values))
     for path, default in tables.HAMI_DEFAULTS.items():
         leaves.setdefault(path, default)
+    others = []
     for path, value in leaves.items():
         if path in tables.HAMI_VARIABLES:
             found.set(path, tables.HAMI_VARIABLES[path], _plain(value))
@@ -116,19 +123,71 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
             names[tables.HAMI_RESOURCES[path]] = value
         elif path.startswith("devicePlugin.extraArgs["):
             _argument(str(value), path, found)
+        elif path in tables.HAMI_PLACES:
+            _place(tables.HAMI_PLACES[path], value, path, found)
+        elif path == tables.HAMI_NODES and isinstance(_parsed(value), Mapping):
+            _hami_nodes(_parsed(value).get("nodeconfig") or [], f"{path}.nodeconfig", found)
         elif path in tables.HAMI_NOTES:
             found.note(path, tables.HAMI_NOTES[path])
+        elif path.startswith(tables.OTHER_VENDORS):
+            others.append(path)
         elif not path.startswith(tables.CHART_ONLY):
             found.note(path, tables.NO_MEANING)
+    if others:
+        more = f"and {len(others) - 1} more are" if len(others) > 1 else "is"
+        found.note(others[0], f"{more} of other vendors' cards: this collection shares NVIDIA's alone")
 
 
 def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
     config = values.get("config") or {}
-    texts = config.get("map") or {}
+    _named_files(config, "map", "config", found)
+    for path, value in _leaves({key: one for key, one in values.items() if key != "config"}):
+        if path == "gfd.enabled":
+            _labels(value, found)
+        elif path in tables.NVIDIA_CHART_PLACES:
+            _place(tables.NVIDIA_CHART_PLACES[path], value, path, found)
+        elif path in tables.NVIDIA_CHART_NOTES:
+            found.note(path, tables.NVIDIA_CHART_NOTES[path])
+        elif not path.startswith(tables.CHART_ONLY):
+            found.note(path, tables.NO_MEANING)
+
+
+def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
+    """The GPU operator's values, or the spec of the ClusterPolicy that it makes of them."""
+    plugin = values.get("devicePlugin") or {}
+    _named_files(plugin.get("config") or {}, "data", "devicePlugin.config", found)
+    for one in plugin.get("env") or []:
+        _variable(str(one.get("name")), one.get("value"), "devicePlugin.env", True, found)
+    for number, word in enumerate(_joined([str(one) for one in plugin.get("args") or []])):
+        _argument(word, f"devicePlugin.args[{number}]", found)
+    strategy = (values.get("mig") or {}).get("strategy")
+    if strategy:
+        _place(("flags", "migStrategy"), strategy, "mig.strategy", found)
+    _labels((values.get("gfd") or {}).get("enabled"), found)
+    for key in values:
+        if key not in ("mig", "gfd"):
+            found.note(key, tables.OPERATOR_NOTES.get(key, tables.NO_MEANING))
+
+
+def _labels(enabled: Any, found: Converted) -> None:
+    if enabled:
+        found.flag("--labels")
+
+
+def _named_files(config: Mapping[str, Any], key: str, where: str, found: Converted) -> None:
+    """NVIDIA's files as texts by name: the default one is the group's, others are chosen by the node's label. Without
+    any, and where no ConfigMap elsewhere has them, its plugin shares nothing.
+    """
+    texts = config.get(key) or {}
+    if not texts and config.get("name"):
+        read = f"kubectl get configmap {config['name']} -o yaml | vgpuctl convert -"
+        found.note(f"{where}.name", f"what is shared stands in that ConfigMap; convert it too: {read}")
+    elif not texts:
+        found.set(where, "vgpu_sharing", "none")
     default = config.get("default") or next(iter(texts), "")
     for name, text in texts.items():
         one = _parsed(text)
-        path = f"config.map.{name}"
+        path = f"{where}.{key}.{name}"
         if not isinstance(one, Mapping):
             found.note(path, f"expected NVIDIA's file as text, found {_text(text)[:40]}")
         elif name == default:
@@ -141,15 +200,6 @@ def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
             named[name] = {key[len(schema.PREFIX) :]: value for key, value in other.variables.items() if _is_ours(key)}
             for option in other.variables.get("device_plugin_options", []):
                 found.note(path, f"{option} holds for the whole program here; set it in device_plugin_options")
-    for path, value in _leaves({key: one for key, one in values.items() if key != "config"}):
-        if path == "gfd.enabled" and value:
-            found.flag("--labels")
-        elif path in tables.NVIDIA_CHART_PLACES:
-            _place(tables.NVIDIA_CHART_PLACES[path], value, path, found)
-        elif path in tables.NVIDIA_CHART_NOTES:
-            found.note(path, tables.NVIDIA_CHART_NOTES[path])
-        elif not path.startswith(tables.CHART_ONLY):
-            found.note(path, tables.NO_MEANING)
 
 
 def _is_ours(variable: str) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 NO_MEANING = "not carried over: nothing here stands for it"
 
-# A document with one of these keys is HAMi's values; then NVIDIA's.
-HAMI_CHART = ("devicePlugin", "scheduler", "resourceName", "resourceMem", "resourceCores")
+# What a document's keys say it is: the values of NVIDIA's GPU operator, else of HAMi's chart, else of the chart of
+# NVIDIA's plugin, else HAMi's by the one key that all three have.
+OPERATOR_CHART = ("operator", "driver", "toolkit", "dcgmExporter", "migManager")
+HAMI_CHART = ("scheduler", "resourceName", "resourceMem", "resourceCores", "schedulerName")
 NVIDIA_CHART = (
     "config",
     "gfd",
@@ -15,7 +17,9 @@ NVIDIA_CHART = (
     "deviceListStrategy",
     "deviceIDStrategy",
     "nvidiaDriverRoot",
+    "compatWithCPUManager",
 )
+ALL_CHARTS = "devicePlugin"
 # A device plugin of another image, NVIDIA's, shares nothing unless a file says so.
 VCUDA_IMAGES = ("4pdosc", "4paradigm", "vgpu", "hami")
 # How a chart puts its own pods up: nothing that a host group has to know, so no note either.
@@ -23,6 +27,7 @@ CHART_ONLY = (
     "global.", "image.", "nameOverride", "fullnameOverride", "namespaceOverride", "imagePullSecrets",
     "podSecurityContext", "securityContext", "resources.", "nodeSelector", "affinity", "tolerations",
     "podAnnotations", "podLabels", "updateStrategy", "nfd.", "allowDefaultNamespace", "selectorLabelsOverride",
+    "componentSelectorLabels", "priorityClassName", "devicePlugin.containers", "gfd.", "mps.enableHost",
     "devicePlugin.image", "devicePlugin.resources", "devicePlugin.nvidianodeSelector", "devicePlugin.tolerations",
     "devicePlugin.podAnnotations", "devicePlugin.updateStrategy", "devicePlugin.monitor", "devicePlugin.service",
     "scheduler.kubeScheduler", "scheduler.extender", "scheduler.image", "scheduler.resources",
@@ -43,10 +48,23 @@ HAMI_VARIABLES = {
     "devicePlugin.libCudaLogLevel": "vgpu_log_level",
     "devicePlugin.deviceListStrategy": "vgpu_handover",
     "devicePlugin.failOnInitError": "vgpu_fail_on_init_error",
+    "devices.nvidia.gpuCorePolicy": "vgpu_core_policy",
+    "devices.nvidia.libCudaLogLevel": "vgpu_log_level",
     "scheduler.defaultMem": "scheduler_default_memory",
     "scheduler.defaultCores": "scheduler_default_cores",
     "scheduler.defaultGPUNum": "scheduler_default_count",
 }
+HAMI_PLACES = {
+    "devicePlugin.passDeviceSpecsEnabled": ("flags", "plugin", "passDeviceSpecs"),
+    "devicePlugin.nvidiaDriverRoot": ("flags", "nvidiaDriverRoot"),
+    "devicePlugin.gdrcopyEnabled": ("flags", "gdrcopyEnabled"),
+    "devicePlugin.gdsEnabled": ("flags", "gdsEnabled"),
+    "devicePlugin.mofedEnabled": ("flags", "mofedEnabled"),
+}
+# Its config.json as a text.
+HAMI_NODES = "devicePlugin.nodeConfiguration.config"
+# Where cards of other vendors are set up; NVIDIA's stand above.
+OTHER_VENDORS = ("mlu", "hcu", "dcu", "metax", "enflame", "kunlun", "vastai", "biren", "iluvatar", "devices.")
 HAMI_RESOURCES = {
     "resourceName": "count",
     "resourceMem": "memory",
@@ -89,11 +107,23 @@ NVIDIA_CHART_PLACES = {
     "mofedEnabled": ("flags", "mofedEnabled"),
     "deviceDiscoveryStrategy": ("flags", "deviceDiscoveryStrategy"),
     "mps.root": ("flags", "mpsRoot"),
+    "gfd.noTimestamp": ("flags", "gfd", "noTimestamp"),
+    "gfd.sleepInterval": ("flags", "gfd", "sleepInterval"),
 }
 NVIDIA_CHART_NOTES = {
     "devicePlugin.enabled": "the role device_plugin",
     "compatWithCPUManager": "set --pass-device-specs=true in device_plugin_options",
     "runtimeClassName": "the role container_runtime makes nvidia the default runtime, or a RuntimeClass",
+}
+
+# What the operator sets up besides the plugin, by the first word of the path.
+OPERATOR_NOTES = {
+    "driver": "the role nvidia_driver installs it; see nvidia_driver_branch and nvidia_driver_version",
+    "toolkit": "the roles nvidia_docker and container_runtime",
+    "devicePlugin": "the role device_plugin",
+    "migManager": "the role mig makes the geometry that vgpu_mig_geometry names",
+    "mps": "the role mps",
+    "operator": "not carried over: nothing of ours runs in the cluster to set nodes up",
 }
 
 FLAG_NOTES = {
