@@ -18,42 +18,45 @@ AHEAD_S = 0.7
 
 
 def run_both(ours: Any, theirs: Any, argv: Sequence[str], timeout: float) -> tuple[Outcome, Outcome]:
-    """What became of each. Raises RunnerError where one could not be started; the other is ended then.
+    """What became of each. Where one could not be laid out the program is started in neither, and that fault is raised,
+    a RunnerError or another; one of them that is at work already is waited for.
 
-    The second is started while the first waits: a runner may fork, and a fork beside a thread at work may copy a lock
-    that nobody will ever open.
+    Theirs is laid out in a thread, and ours when theirs waits for its word: a runner may fork, and a fork beside a
+    thread at work may copy a lock that nobody will ever open.
     """
-    laid_out, go = threading.Event(), threading.Event()
+    laid_out, go, given_up = threading.Event(), threading.Event(), threading.Event()
     found: list[Outcome] = []
-    faults: list[RunnerError] = []
+    faults: list[Exception] = []
 
     def wait(_pid: int) -> None:
         laid_out.set()
-        if not go.wait(WAIT_S):
-            raise RunnerError("the neighbour of this slice was not started in time")
+        if not go.wait(WAIT_S) or given_up.is_set():
+            raise RunnerError("the neighbour of this slice was not started")
 
     def run_theirs() -> None:
         try:
             found.append(theirs.run(argv, timeout, wait))
-        except RunnerError as fault:
-            faults.append(fault)
+        except Exception as fault:
+            faults.append(fault)  # told by the caller's thread
         finally:
             laid_out.set()
 
     thread = threading.Thread(target=run_theirs, daemon=True)
     thread.start()
     laid_out.wait()
+
+    def follow(_pid: int) -> None:
+        go.set()
+        time.sleep(AHEAD_S)
+
     try:
         if faults:
             raise faults[0]
-
-        def follow(_pid: int) -> None:
-            go.set()
-            time.sleep(AHEAD_S)
-
         mine = ours.run(argv, timeout, follow)
     finally:
-        go.set()  # where ours did not start either, else it would wait for nobody
+        if not go.is_set():
+            given_up.set()
+            go.set()
         thread.join()
     if faults:
         raise faults[0]
