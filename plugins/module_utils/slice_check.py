@@ -302,6 +302,7 @@ class SliceCheck:
             other = SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines)
             mine, theirs = slice_together.run_both(self.runner, other.runner, argv, timeout)
         except RunnerError as fault:
+            self._engines.heed(fault)
             return isolation.check(isolation.BESIDE, isolation.NOT_RUN, "two slices", "one", detail=str(fault))
         finally:
             with contextlib.suppress(PluginError):  # it ends by itself

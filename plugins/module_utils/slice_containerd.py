@@ -8,8 +8,9 @@ import glob
 import os
 from typing import Any, Sequence
 
+from . import run_mark
 from .mount_namespace import Mount
-from .slice_runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine, is_over
+from .slice_runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine
 
 # containerd's word for what docker and the kubelet keep apart too; nothing of theirs is listed or touched.
 NAMESPACE = "vgpu-isolation"
@@ -62,7 +63,7 @@ class ContainerdRunner(EngineRunner):
 
     def _create(self, argv: Sequence[str]) -> str:
         ContainerdRunner._made += 1
-        return f"{PREFIX}{os.getpid()}-{ContainerdRunner._made}"
+        return f"{PREFIX}{run_mark.own()}-{ContainerdRunner._made}"
 
     def _start(self, container: str, argv: Sequence[str]) -> list[str]:
         return [*self._ctr, "run", *self._options, self._root, container, SHELL, "-c", WAIT_FOR_GO, *argv]
@@ -88,18 +89,22 @@ class ContainerdRunner(EngineRunner):
             self._tell("containers", "delete", container)
 
 
-def forget(ctr: str) -> None:
-    """Takes away what killed runs left, and our name at containerd where no run uses it. Faults are not told."""
+def forget(ctr: str) -> bool:
+    """Takes away our containers and those that killed runs left, and our name at containerd where no run uses it.
+    Whether containerd said which there are; other faults are not told.
+    """
     ask = [ctr, "--namespace", NAMESPACE]
     try:
-        for container in ask_engine(*ask, "containers", "list", "--quiet").stdout.split():
-            pid = container[len(PREFIX) :].split("-")[0] if container.startswith(PREFIX) else ""
-            if pid == str(os.getpid()) or is_over(pid):
+        listed = ask_engine(*ask, "containers", "list", "--quiet")
+        for container in listed.stdout.split():
+            mark = container[len(PREFIX) :].split("-")[0] if container.startswith(PREFIX) else ""
+            if mark == run_mark.own() or run_mark.is_over(mark):
                 ask_engine(*ask, "tasks", "delete", "--force", container)
                 ask_engine(*ask, "containers", "delete", container)
         ask_engine(ctr, "namespaces", "remove", NAMESPACE)
+        return bool(listed.returncode == 0)
     except RunnerError:
-        return
+        return False
     finally:
         for pattern in EMPTY_FOLDERS:
             for folder in glob.glob(pattern):

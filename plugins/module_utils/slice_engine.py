@@ -2,8 +2,9 @@
 """Which engine of a host runs the isolation check in a real container, and the root that the container gets.
 
 Where no image is named one is made of the host's own files (slice_image.py): an image of docker or podman, a folder
-for containerd. It is named after the process that made it, and is gone with it; what a killed run left, the next one
-takes away, or ``sweep``.
+for containerd. It is named after the run that made it (run_mark.py), and is gone with it; what a killed run left, the
+next one takes away, or ``sweep``. A run that has docker or podman make something leaves a record of that first, so that
+an engine without a record is never asked: podman lays out its storage when it is asked for the first time.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ import shutil
 import time
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from . import slice_containerd, slice_image
+from . import run_mark, slice_containerd, slice_image
 from .mount_namespace import Mount
 from .slice_runner import (
     LABEL,
     DockerRunner,
+    EngineHangs,
     NamespaceRunner,
     PodmanRunner,
     RunnerError,
     ask_engine,
     image_at_hand,
-    is_over,
 )
 
 AUTO, DOCKER, PODMAN, CONTAINERD, NAMESPACE = "auto", "docker", "podman", "containerd", "namespace"
@@ -38,6 +39,9 @@ REPOSITORY = "localhost/vgpu-isolation"
 OWN_FILES = "the host's own files"
 # Roots of containerd's containers; not below /run, which may forbid programs.
 ROOTS = "/var/lib/vgpu/isolation-"
+# Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
+# its folder says the same.
+RECORDS = "/var/lib/vgpu/check-"
 CDI_KIND = "vgpu.fleet/gpu"
 
 
@@ -60,7 +64,8 @@ class Engines:
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
         self._made: dict[str, str] = {}  # engine → image or folder
-        self._swept: set[str] = set()
+        self._begun: set[str] = set()
+        self._silent: dict[str, str] = {}  # client → how it did not answer
         # What the containers are of, and why nothing better was taken; for people.
         self.image = ""
         self.reasons: list[str] = []
@@ -77,10 +82,16 @@ class Engines:
                 return self._container(engine, lease)
             except (RunnerError, slice_image.ImageError, OSError) as fault:
                 self.reasons.append(str(fault))
+                self.heed(fault)
         if wanted == AUTO:
             self.image = ""
             return self.namespace(lease)
         raise RunnerError(f"runtime: {wanted} is asked for, and {'; '.join(self.reasons)}")
+
+    def heed(self, fault: Exception) -> None:
+        """An engine that hung once is not asked again in this run: each slice would wait for it anew."""
+        if isinstance(fault, EngineHangs):
+            self._silent.setdefault(fault.program, str(fault))
 
     @staticmethod
     def namespace(lease: Lease) -> NamespaceRunner:
@@ -90,6 +101,8 @@ class Engines:
         client, image = self._params[CLIENTS[engine]], self._params["image"]
         if not os.path.exists(client):
             raise RunnerError(f"{client} does not exist")
+        if client in self._silent:
+            raise RunnerError(f"{self._silent[client]}; it is not asked again in this run")
         named = engine != CONTAINERD and bool(image)
         if named:
             reason = image_at_hand(client, image)
@@ -103,9 +116,7 @@ class Engines:
         runtime = self._params["nvidia_runtime"]
         if engine == CONTAINERD and not os.path.exists(runtime):
             raise RunnerError(f"{runtime} does not exist, so containers of containerd get no GPU")
-        if engine not in self._swept:  # of a named image too: a container that was left may still hold memory
-            self._swept.add(engine)
-            sweep_engine(engine, client)
+        self._begin(engine, client)
         root = image if named else self._own(engine, client, lease.probe)
         self.image = image if named else OWN_FILES
         if engine == CONTAINERD:
@@ -119,19 +130,27 @@ class Engines:
         words = lease.words if engine == DOCKER else ()
         return maker(client, root, [*lease.mounts, *words], lease.environment, lease.devices, devices)
 
+    def _begin(self, engine: str, client: str) -> None:
+        """Once for all slices of a run. Of a named image too: a container that was left may still hold memory."""
+        if engine in self._begun:
+            return
+        sweep_engine(engine, client)
+        if engine != CONTAINERD:
+            os.makedirs(os.path.dirname(RECORDS), 0o755, exist_ok=True)
+            with open(_record(engine), "w", encoding="utf-8"):
+                pass
+        self._begun.add(engine)
+
     def _own(self, engine: str, client: str, probe: str) -> str:
         """The image, or the folder, of the host's own files; made once for all slices of a run."""
         if engine not in self._made:
             tar = slice_image.pack(probe)
             if engine == CONTAINERD:
-                folder = f"{ROOTS}{os.getpid()}"
-                if os.path.isdir(folder):  # of a killed run that had our pid
-                    slice_containerd.forget(client)
-                    shutil.rmtree(folder, ignore_errors=True)
+                folder = f"{ROOTS}{run_mark.own()}"
                 slice_image.lay_out(tar, folder)
                 self._made[engine] = folder
             else:
-                name = f"{REPOSITORY}:{os.getpid()}-{time.time_ns()}"
+                name = f"{REPOSITORY}:{run_mark.own()}-{time.time_ns()}"
                 done = ask_engine(client, "import", "--change", f"LABEL {LABEL}=image", "-", name, given=tar)
                 if done.returncode != 0:
                     raise RunnerError(f"{engine} import: {done.stderr.strip()}")
@@ -139,14 +158,32 @@ class Engines:
         return self._made[engine]
 
     def close(self) -> None:
-        for engine, made in self._made.items():
+        """What is not gone then, because its engine hangs or refuses, stays recorded for a later sweep."""
+        for engine in self._begun:
             client = self._params[CLIENTS[engine]]
+            if client in self._silent:
+                continue
+            made = self._made.pop(engine, "")
             if engine == CONTAINERD:
-                shutil.rmtree(made, ignore_errors=True)
-                slice_containerd.forget(client)
-            else:
-                _quietly(client, "rmi", made)
-        self._made = {}
+                if slice_containerd.forget(client):
+                    shutil.rmtree(made, ignore_errors=True)
+            elif _has_nothing(client, made):
+                os.unlink(_record(engine))
+        self._begun = set()
+
+
+def _has_nothing(client: str, made: str) -> bool:
+    """Whether an engine has nothing of this run any more. An image with a container of ours is not removed."""
+    try:
+        if made:
+            return bool(ask_engine(client, "rmi", made).returncode == 0)
+        return not _listed(client, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={run_mark.own()}")
+    except RunnerError:
+        return False
+
+
+def _record(engine: str) -> str:
+    return f"{RECORDS}{engine}-{run_mark.own()}"
 
 
 def has_runtime(docker: str) -> bool:
@@ -170,18 +207,12 @@ def cdi_device(uuid: str, folders: Sequence[str]) -> str:
     raise RunnerError(f"no CDI file in {' or '.join(folders)} has {CDI_KIND}={uuid}, so podman hands in no GPU")
 
 
-def _quietly(client: str, *arguments: str) -> str:
-    try:
-        return str(ask_engine(client, *arguments).stdout)
-    except RunnerError:
-        return ""
-
-
-def _is_done(client: str, *arguments: str) -> bool:
-    try:
-        return bool(ask_engine(client, *arguments).returncode == 0)
-    except RunnerError:
-        return False
+def _listed(client: str, *arguments: str) -> list[str]:
+    """Lines of an answer. Raises RunnerError where there is none."""
+    done = ask_engine(client, *arguments)
+    if done.returncode != 0:
+        raise RunnerError(f"{os.path.basename(client)} {arguments[0]}: {done.stderr.strip()}")
+    return [line for line in str(done.stdout).splitlines() if line.strip()]
 
 
 class Left(NamedTuple):
@@ -189,45 +220,74 @@ class Left(NamedTuple):
 
     containers: list[str]
     roots: list[str]
+    records: list[str]
+
+
+def _records(engine: str) -> list[str]:
+    start = f"{RECORDS}{engine}-"
+    return [one for one in sorted(glob.glob(f"{start}*")) if run_mark.is_over(one[len(start) :])]
 
 
 def _left(engine: str, client: str) -> Left:
+    """Raises RunnerError where the engine has something of ours, by a record, and does not say what."""
     if engine == CONTAINERD:
         # Its containers are never without their folder.
-        return Left([], [one for one in sorted(glob.glob(f"{ROOTS}*")) if is_over(one[len(ROOTS) :])])
-    if not os.path.exists(client):
-        return Left([], [])
-    listed = _quietly(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Labels}}")
+        roots = [one for one in sorted(glob.glob(f"{ROOTS}*")) if run_mark.is_over(one[len(ROOTS) :])]
+        return Left([], roots, [])
+    records = _records(engine)
+    if not records or not os.path.exists(client):  # what an engine had is gone with it
+        return Left([], [], records)
+    listed = _listed(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Labels}}")
     # Docker writes labels as name=value, podman as name:value.
-    found = [(line.split()[0], re.search(rf"{re.escape(LABEL)}[=:](\d+)", line)) for line in listed.splitlines()]
-    containers = [name for name, maker in found if maker and is_over(maker[1])]
-    listed = _quietly(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
-    named = [(one, *one.rpartition(":")[::2]) for one in listed.split()]
-    roots = [one for one, repository, tag in named if repository == REPOSITORY and is_over(tag.split("-")[0])]
-    return Left(containers, roots)
+    found = [(line.split()[0], re.search(rf"{re.escape(LABEL)}[=:]([0-9a-f.]+)", line)) for line in listed]
+    containers = [name for name, maker in found if maker and run_mark.is_over(maker[1])]
+    listed = _listed(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
+    named = [(one.strip(), *one.strip().rpartition(":")[::2]) for one in listed]
+    roots = [one for one, repository, tag in named if repository == REPOSITORY and run_mark.is_over(tag.split("-")[0])]
+    return Left(containers, roots, records)
 
 
 def sweep_engine(engine: str, client: str) -> tuple[list[str], list[str]]:
-    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays."""
+    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays. Raises
+    RunnerError where the engine does not answer.
+    """
     left = _left(engine, client)
-    gone = [one for one in left.containers if _is_done(client, "rm", "--force", one)]
+    gone = [one for one in left.containers if ask_engine(client, "rm", "--force", one).returncode == 0]
     for one in left.roots:
         if engine == CONTAINERD:
-            slice_containerd.forget(client)
-            shutil.rmtree(one, ignore_errors=True)
+            if not os.path.exists(client) or slice_containerd.forget(client):
+                shutil.rmtree(one, ignore_errors=True)
             gone += [] if os.path.exists(one) else [one]
-        elif _is_done(client, "rmi", one):
+        elif ask_engine(client, "rmi", one).returncode == 0:
             gone.append(one)
-    return gone, [one for one in (*left.containers, *left.roots) if one not in gone]
+    stays = [one for one in (*left.containers, *left.roots) if one not in gone]
+    if stays:
+        return gone, stays
+    for one in left.records:
+        os.unlink(one)
+    return gone + left.records, []
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """What ``sweep`` would take away."""
-    found = [_left(engine, params[CLIENTS[engine]]) for engine in ENGINES]
-    return [name for one in found for name in (*one.containers, *one.roots)]
+    """What ``sweep`` would take away, as far as the engines say it."""
+    names: list[str] = []
+    for engine in ENGINES:
+        try:
+            names += [name for part in _left(engine, params[CLIENTS[engine]]) for name in part]
+        except RunnerError:
+            names += _records(engine)
+    return names
 
 
 def sweep(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The same at any engine of the host."""
-    both = [sweep_engine(engine, params[CLIENTS[engine]]) for engine in ENGINES]
-    return [one for gone, _stays in both for one in gone], [one for _gone, stays in both for one in stays]
+    """The same at any engine of the host; one that does not answer is known by its records, which stay."""
+    all_gone: list[str] = []
+    all_stays: list[str] = []
+    for engine in ENGINES:
+        try:
+            gone, stays = sweep_engine(engine, params[CLIENTS[engine]])
+        except RunnerError as fault:
+            gone, stays = [], [f"{', '.join(_records(engine))} ({fault})"]
+        all_gone += gone
+        all_stays += stays
+    return all_gone, all_stays

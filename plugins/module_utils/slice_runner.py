@@ -15,6 +15,7 @@ import tempfile
 import time
 from typing import Any, Callable, Sequence
 
+from . import run_mark
 from .mount_namespace import LOOK_S, Mount, NamespaceError, Outcome, gpu_nodes, run
 from .slice_outside import namespace_of
 
@@ -28,10 +29,24 @@ GONE_S = 10.0
 # The program starts on our word, when the host has looked at the container; it takes the place of the shell.
 SHELL = "/bin/sh"
 WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
+# By the name of its client: what an engine that does not answer is, and where to look.
+NEXT_STEPS = {
+    "docker": "does docker's daemon hang? see: systemctl status docker",
+    "ctr": "does containerd hang? see: systemctl status containerd",
+    "podman": "it has no daemon; does another podman hold its lock? see: pgrep -a podman",
+}
 
 
 class RunnerError(Exception):
     """A program could not be started in the slice; the text says what is missing."""
+
+
+class EngineHangs(RunnerError):
+    """An engine did not answer in time, and whoever asks it again waits as long again. ``program``: its client."""
+
+    def __init__(self, program: str, message: str) -> None:
+        self.program = program
+        super().__init__(message)
 
 
 def _nothing(_pid: int) -> None:
@@ -209,7 +224,7 @@ class DockerRunner(EngineRunner):
     ) -> None:
         self._docker = docker
         self._image = image
-        self._options = ["--network", "none", "--pull", "never", "--label", f"{LABEL}={os.getpid()}"]
+        self._options = ["--network", "none", "--pull", "never", "--label", f"{LABEL}={run_mark.own()}"]
         for name, value in sorted(environment.items()):
             self._options += ["--env", f"{name}={value}"]
         for mount in mounts:
@@ -280,40 +295,42 @@ class PodmanRunner(DockerRunner):
 
 
 def ask_engine(program: str, *arguments: str, given: bytes | None = None) -> Any:
-    """One call of docker's or podman's client, as subprocess.run answers it, with text. Raises RunnerError where the
-    daemon does not answer.
+    """One call of an engine's client, as subprocess.run answers it, with text. Raises EngineHangs where it does not
+    answer, RunnerError where the client cannot be run.
     """
-    name = os.path.basename(program)
     try:
         done = subprocess.run([program, *arguments], input=given, capture_output=True, timeout=ASK_S, check=False)
     except subprocess.TimeoutExpired:
-        raise RunnerError(f"{name} {arguments[0]} did not answer within {ASK_S:.0f} s; does its daemon hang?") from None
+        name = os.path.basename(program)
+        step = NEXT_STEPS.get(name, "does the engine hang?")
+        said = f"{_command(name, arguments)} did not answer within {ASK_S:.0f} s; {step}"
+        raise EngineHangs(program, said) from None
     except OSError as fault:
         raise RunnerError(f"{program} cannot be run: {fault.strerror}") from None
     texts = [one.decode("utf-8", "replace") for one in (done.stdout, done.stderr)]
     return subprocess.CompletedProcess(done.args, done.returncode, texts[0], texts[1])
 
 
-def is_over(pid: str) -> bool:
-    """Whether the run of the check with this pid has ended, so that what is named after it may go. What names no pid is
-    none of ours. A pid may be another's by now: then what a killed run left stays until that one has ended too.
-    """
-    return pid.isdigit() and not os.path.exists(f"/proc/{pid}")
+def _command(name: str, arguments: Sequence[str]) -> str:
+    """The client and its command, as a person would type it: without the options before the command and its own."""
+    words = list(arguments)
+    while words and words[0].startswith("-"):
+        words = words[2:]
+    command = words[:1] + [one for one in words[1:2] if not one.startswith("-")]
+    return " ".join([name, *command])
 
 
 def image_at_hand(program: str, image: str) -> str:
-    """Empty where a container of a local image can be run, else why not."""
+    """Empty where a container of a local image can be run, else why not. Raises RunnerError."""
     name = os.path.basename(program)
     if not image:
         return "no image is named"
     if not os.path.exists(program):
         return f"{program} does not exist"
+    done = ask_engine(program, "image", "inspect", image)
+    if done.returncode != 0:
+        return f"{name} has no local image {image}: {done.stderr.strip()}"
     try:
-        done = ask_engine(program, "image", "inspect", image)
-        if done.returncode != 0:
-            return f"{name} has no local image {image}: {done.stderr.strip()}"
         return "" if json.loads(done.stdout or "[]") else f"{name} has no local image {image}"
-    except RunnerError as fault:
-        return str(fault)
     except ValueError:
         return f"{name} image inspect answered no JSON: {done.stdout.strip()[:100]!r}"

@@ -319,6 +319,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engin
         checks = one.run()
         result.update(left_out=one.left_out, checks=checks, verdict=isolation.overall(checks), nvidia_smi=one.smi_table)
     except RunnerError as fault:
+        engines.heed(fault)
         result.update(detail=str(fault))
     finally:
         try:

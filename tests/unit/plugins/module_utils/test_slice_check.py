@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_check, slice_engine, slice_watch
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Outcome
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import EngineHangs, RunnerError
 from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
 
 LIBRARY = {"container_path": slice_check.LIBRARY, "host_path": "/lib/vgpu/libvgpu.so", "read_only": True}
@@ -113,6 +113,20 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
     assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
 
 
+def test_engine_that_hangs_in_one_slice_is_not_asked_in_the_next(monkeypatch):
+    hung = EngineHangs("/bin/docker", "docker create did not answer")
+
+    def start(_self):
+        raise hung
+
+    monkeypatch.setattr(slice_check.SliceCheck, "_choose_runner", start)
+    params = {"duration": 0, "timeout": 120, "omit_mounts": []}
+    engines, plugin = slice_engine.Engines(params), Plugin()
+    found = vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", engines)
+    assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", str(hung), ("release", "a1"))
+    assert engines._silent == {"/bin/docker": str(hung)}
+
+
 class Neighbour:
     """A runner that says what it was asked, and whether both were laid out when it began."""
 
@@ -123,7 +137,7 @@ class Neighbour:
 
     def run(self, argv, _timeout, before_start):
         if self.fault:
-            raise RunnerError(self.fault)
+            raise self.fault if isinstance(self.fault, Exception) else RunnerError(self.fault)
         self.log.append(f"{self.who} laid out")
         before_start(7)
         self.log.append(f"{self.who} runs {argv[-1]}")
@@ -169,10 +183,28 @@ def test_share_beside_another(monkeypatch, about, other, verdict, words):
 
 
 def test_neighbour_that_waits_for_nobody(monkeypatch):
-    """Ours cannot be started: the neighbour is let go, and its slice is given back."""
+    """Ours cannot be started: the neighbour is given up before it runs, and its slice is given back."""
     log, plugin = [], Plugin()
     _one, found = beside(monkeypatch, [Neighbour(log, "ours", fault="gone"), Neighbour(log, "theirs")], plugin)
     assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", "gone", ("release", "a1"))
+    assert log == ["theirs laid out"]
+
+
+@pytest.mark.parametrize("broken", ["ours", "theirs"])
+def test_fault_that_nobody_foresaw_is_told_as_it_is(monkeypatch, broken):
+    """Also one in the thread of the neighbour; its slice is given back."""
+    log, plugin, fault = [], Plugin(), OSError(28, "No space left on device")
+    runners = [Neighbour(log, one, fault=fault if one == broken else "") for one in ("ours", "theirs")]
+    with pytest.raises(OSError, match="No space left"):
+        beside(monkeypatch, runners, plugin)
+    assert plugin.asked[-1] == ("release", "a1")
+    assert not [one for one in log if "runs" in one]
+
+
+def test_engine_that_hung_beside_another_is_not_asked_again(monkeypatch):
+    hung = EngineHangs("/bin/docker", "docker create did not answer")
+    one, found = beside(monkeypatch, [Neighbour([], "ours"), Neighbour([], "theirs", fault=hung)], Plugin())
+    assert (found["verdict"], one._engines._silent) == ("not-run", {"/bin/docker": str(hung)})
 
 
 def test_share_beside_where_it_says_nothing(monkeypatch):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import (
+    run_mark,
     slice_containerd,
     slice_engine,
     slice_image,
@@ -20,7 +21,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils import (
 )
 
 UUID = "GPU-1"
-DEAD = 2**22 + 1  # above the greatest pid of Linux
+OURS = run_mark.own()
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # above the greatest pid of Linux
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # our own pid, before a reboot
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of this boot
 NO_NVIDIA = {"info": "print('{\"runc\":{}}')"}
 LAY_OUT = slice_image.lay_out
 HANGS = {"import": "time.sleep(600)"}
@@ -30,6 +34,7 @@ HANGS = {"import": "time.sleep(600)"}
 def host(tmp_path, monkeypatch):
     """Makes clients: what a command does is Python text. All answers are good ones, unless told."""
     monkeypatch.setattr(slice_engine, "ROOTS", str(tmp_path / "isolation-"))
+    monkeypatch.setattr(slice_engine, "RECORDS", str(tmp_path / "state" / "check-"))
     monkeypatch.setattr(slice_image, "pack", lambda _probe: b"tar of the host")
     monkeypatch.setattr(slice_image, "lay_out", lambda _tar, folder: Path(folder).mkdir())
     monkeypatch.setattr(slice_containerd, "EMPTY_FOLDERS", ())
@@ -49,6 +54,14 @@ def host(tmp_path, monkeypatch):
         return params
 
     return make
+
+
+def record(engine: str = "docker", mark: str = DEAD) -> str:
+    """What a run leaves that was killed when it used an engine."""
+    path = Path(f"{slice_engine.RECORDS}{engine}-{mark}")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    return str(path)
 
 
 def calls(tmp_path: Path) -> list[str]:
@@ -105,13 +118,16 @@ def test_choice(host, tmp_path, monkeypatch, about, clients, gpus, options, name
     assert (runner.name, engines.image, len(engines.reasons)) == (name, image, reasons), engines.reasons
     engines.runner(lease())
     made = [one for one in calls(tmp_path) if " import " in one]
-    assert len(made) <= (2 if "hang" in about or "refuses" in about else 1), "made once for all slices"
+    assert len(made) <= (2 if "refuses" in about else 1), "made once for all slices"
     engines.close()
+    assert not [one for one in calls(tmp_path) if one.startswith(("docker ps", "podman ps"))] or image != OWN
     # What was made is gone, and nobody else's is touched.
     removed = [one.split()[-1] for one in calls(tmp_path) if " rmi " in one]
     wanted = {one.split()[-1] for one in made} if image == OWN else set()
     assert set(removed) == wanted
     assert not list(tmp_path.glob("isolation-*"))
+    hung = [slice_engine._record("docker")] if "hang" in about else []
+    assert [str(one) for one in tmp_path.glob("state/check-*")] == hung, "what may have been left is known"
 
 
 def test_runtime_that_is_asked_for_and_not_there(host):
@@ -135,58 +151,176 @@ def test_containerd_asks_for_the_gpu(host, tmp_path, given, wanted):
 
 
 LISTED = [
-    # about, the tag's pid, repository, whether it goes
+    # about, the tag's mark, repository, whether it goes
     ("of a run that is dead", DEAD, slice_engine.REPOSITORY, True),
-    ("of a run that lives", os.getpid(), slice_engine.REPOSITORY, False),
+    ("of a run before a reboot, whose pid is in use", BEFORE, slice_engine.REPOSITORY, True),
+    ("of a run whose pid is another's by now", FORMER, slice_engine.REPOSITORY, True),
+    ("of a run that lives", OURS, slice_engine.REPOSITORY, False),
     ("of somebody else", DEAD, "localhost/vgpu-isolation-of-theirs", False),
-    ("of nobody's pid", "latest", slice_engine.REPOSITORY, False),
+    ("of nobody's mark", "latest", slice_engine.REPOSITORY, False),
 ]
 
 
-@pytest.mark.parametrize(("about", "pid", "repository", "goes"), LISTED, ids=[one[0] for one in LISTED])
+@pytest.mark.parametrize(("about", "mark", "repository", "goes"), LISTED, ids=[one[0] for one in LISTED])
 @pytest.mark.parametrize("labels", ["a=b,vgpu.isolation={}", "map[vgpu.isolation:{} x:y]"], ids=["docker", "podman"])
-def test_sweep(host, tmp_path, about, pid, repository, goes, labels):
+def test_sweep(host, tmp_path, about, mark, repository, goes, labels):
     theirs = repository != slice_engine.REPOSITORY
-    listed = labels.format("no-pid" if theirs else pid)
-    params = host(docker={"ps": f"print('c7 {listed}')", "image": f"print('{repository}:{pid}-9')"})
-    wanted = ["c7", f"{repository}:{pid}-9"] if goes else []
-    assert slice_engine.left_behind(params) == wanted
+    listed = labels.format("no-mark" if theirs else mark)
+    params = host(docker={"ps": f"print('c7 {listed}')", "image": f"print('{repository}:{mark}-9')"})
+    of_dead = record()
+    wanted = ["c7", f"{repository}:{mark}-9"] if goes else []
+    assert slice_engine.left_behind(params) == [*wanted, of_dead]
     assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
-    assert slice_engine.sweep(params) == (wanted, [])
+    assert os.path.exists(of_dead)
+    assert slice_engine.sweep(params) == ([*wanted, of_dead], [])
     done = [one for one in calls(tmp_path) if " rm" in one]
-    assert done == (["docker rm --force c7", f"docker rmi {repository}:{pid}-9"] if goes else [])
+    assert done == (["docker rm --force c7", f"docker rmi {repository}:{mark}-9"] if goes else [])
+    assert slice_engine.left_behind(params) == []
+
+
+RECORDED = [
+    # about, the engine and mark of a record, which clients are asked by a sweep
+    ("never used", None, set()),
+    ("used by a run that is dead", ("podman", DEAD), {"podman"}),
+    ("used by a run before a reboot", ("docker", BEFORE), {"docker"}),
+    ("used by a run that lives", ("docker", OURS), set()),
+]
+
+
+@pytest.mark.parametrize(("about", "left", "asked"), RECORDED, ids=[one[0] for one in RECORDED])
+def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, asked):
+    """The first question to a podman that nobody used lays out its storage."""
+    params = host(docker={"image": ""}, podman={"image": ""}, ctr={})
+    if left:
+        record(*left)
+    slice_engine.left_behind(params)
+    slice_engine.sweep(params)
+    assert {one.split()[0] for one in calls(tmp_path)} == asked
+
+
+def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
+    (tmp_path / f"isolation-{DEAD}").mkdir()
+    left = [str(tmp_path / f"isolation-{DEAD}"), record("podman")]
+    assert slice_engine.sweep(host()) == (left, [])
+    assert not [one for one in left if os.path.exists(one)]
 
 
 def test_sweep_that_is_refused(host):
-    """What stays is no change, and is named."""
+    """What stays is no change, is named, and is found again."""
     image = f"{slice_engine.REPOSITORY}:{DEAD}-9"
     answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
+    of_dead = record()
     assert slice_engine.sweep(host(docker={**answers, "rmi": "sys.exit('in use')"})) == (["c7"], [image])
     assert slice_engine.sweep(host(docker={**answers, "rm": "sys.exit('stuck')"})) == ([image], ["c7"])
+    assert os.path.exists(of_dead)
 
 
-def test_sweep_of_containerd(host, tmp_path):
-    dead, alive = tmp_path / f"isolation-{DEAD}", tmp_path / f"isolation-{os.getpid()}"
+@pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
+def test_sweep_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
+    """It is asked once, and what it may have stays known; others are swept."""
+    monkeypatch.setattr(slice_runner, "ASK_S", 0.5)
+    params = host(docker={"ps": ps}, podman={"image": ""})
+    docker, podman = record("docker"), record("podman")
+    assert slice_engine.left_behind(params) == [docker, podman]
+    gone, (stays,) = slice_engine.sweep(params)
+    assert gone == [podman]
+    assert stays.startswith(f"{docker} (docker ps")
+    assert os.path.exists(docker)
+    assert [one.split()[1] for one in calls(tmp_path) if one.startswith("docker")] == ["ps", "ps"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_sweep_of_containerd(host, tmp_path, answers):
+    dead, alive = tmp_path / f"isolation-{DEAD}", tmp_path / f"isolation-{OURS}"
     theirs = tmp_path / "isolation-notes"
     for one in (dead, alive, theirs):
         one.mkdir()
-    names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-1-2\\nthe-container-of-{DEAD}-1')"
-    params = host(ctr={"--namespace": f"{names} if 'containers list' in words else None"})
-    assert slice_engine.sweep(params) == ([str(dead)], [])
-    assert (dead.exists(), alive.exists(), theirs.exists()) == (False, True, True)
+    one_of_init = f"1.{run_mark._start_of('1', '/proc')}.{OURS.split('.')[2]}"
+    names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-{one_of_init}-2\\nthe-container-of-{DEAD}-1')"
+    listed = names if answers else "sys.exit('no daemon')"
+    params = host(ctr={"--namespace": f"{listed} if 'containers list' in words else None"})
+    assert slice_engine.sweep(params) == (([str(dead)], []) if answers else ([], [str(dead)]))
+    assert (dead.exists(), alive.exists(), theirs.exists()) == (not answers, True, True)
     deleted = [one for one in calls(tmp_path) if "containers delete" in one]
-    assert [one.split()[-1] for one in deleted] == [f"vgpu-isolation-{DEAD}-1"], "pid 1 lives, and one is theirs"
+    wanted = [f"vgpu-isolation-{DEAD}-1"] if answers else []
+    assert [one.split()[-1] for one in deleted] == wanted, "pid 1 lives, and one is theirs"
 
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
 def test_a_later_check_sweeps(host, tmp_path, image):
     """Of a named image too; once, and before a container of its own."""
-    params = host(docker={**IMAGE, "ps": f"print('c7 vgpu.isolation={DEAD}')"})
+    params = host(
+        docker={"image": "print('[{}]') if 'inspect' in words else None", "ps": f"print('c7 vgpu.isolation={DEAD}')"}
+    )
+    of_dead = record()
     engines = slice_engine.Engines({**params, "image": image})
     for _slice in range(2):
         engines.runner(lease())
     done = [one.split()[1:] for one in calls(tmp_path)]
     assert [one for one in done if one[0] == "rm"] == [["rm", "--force", "c7"]]
+    assert not os.path.exists(of_dead)
+
+
+@pytest.mark.parametrize(
+    ("about", "commands", "stays"),
+    [
+        ("all was removed", {}, False),
+        ("a container of a named image stays", {"ps": "print('c9')"}, True),
+        ("the daemon is off by now", {"ps": "sys.exit('no daemon')"}, True),
+    ],
+)
+def test_record_of_a_named_image(host, tmp_path, about, commands, stays):
+    """From before the first container until nothing of the run is left."""
+    engines = slice_engine.Engines({**host(docker={**IMAGE, **commands}), "image": "debian:12"})
+    engines.runner(lease())
+    mine = slice_engine._record("docker")
+    assert os.path.exists(mine)
+    engines.close()
+    assert os.path.exists(mine) == stays
+
+
+def test_own_image_that_the_engine_keeps(host):
+    engines = slice_engine.Engines(host(docker={"rmi": "sys.exit('in use')"}))
+    engines.runner(lease())
+    engines.close()
+    assert os.path.exists(slice_engine._record("docker"))
+
+
+HUNG = [
+    # about, what docker does, options, the command at which it hangs
+    ("at the first word", {"info": "time.sleep(600)"}, {}, "info"),
+    ("at the image", HANGS, {}, "import"),
+    ("at a named image", {"image": "time.sleep(600)"}, {"image": "debian:12"}, "image"),
+]
+
+
+@pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
+def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
+    """Each GPU of a host would wait a minute for it anew; and that it is left out is told for each."""
+    monkeypatch.setattr(slice_runner, "ASK_S", 0.5)
+    engines = slice_engine.Engines({**host(docker=commands), **options})
+    said = []
+    for _gpu in range(3):
+        assert engines.runner(lease()).name == "namespace"
+        said.append(engines.reasons[0])
+    engines.close()
+    asked = [one.split()[1] for one in calls(tmp_path)]
+    assert (asked.count(word), asked[-1]) == (1, word), asked
+    assert [one.endswith("it is not asked again in this run") for one in said] == [False, True, True]
+    assert all(f"docker {word}" in one and "systemctl status docker" in one for one in said)
+
+
+def test_engine_that_hangs_amid_a_check_is_not_asked_again(host, tmp_path):
+    engines = slice_engine.Engines(host(docker={}))
+    assert engines.runner(lease()).name == "docker"
+    engines.heed(slice_runner.RunnerError("the image needs /bin/sh"))
+    assert engines.runner(lease()).name == "docker", "that was no engine that hangs"
+    engines.heed(slice_runner.EngineHangs(str(tmp_path / "docker"), "docker create did not answer"))
+    asked = len(calls(tmp_path))
+    assert engines.runner(lease()).name == "namespace"
+    engines.close()
+    assert len(calls(tmp_path)) == asked
+    assert os.path.exists(slice_engine._record("docker")), "the next run takes its image away"
 
 
 def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):
@@ -211,17 +345,30 @@ def that_does_not_fit() -> bytes:
     return stream.getvalue()
 
 
-def test_root_of_a_killed_run_that_had_our_pid(host, tmp_path):
+@pytest.mark.parametrize("mark", [BEFORE, FORMER], ids=["before a reboot", "of this boot"])
+def test_root_of_a_killed_run_that_had_our_pid(host, tmp_path, mark):
     params = host(ctr={})
     Path(params["nvidia_runtime"]).write_text("")
-    folder = tmp_path / f"isolation-{os.getpid()}"
+    folder = tmp_path / f"isolation-{mark}"
     folder.mkdir()
     (folder / "old").write_text("")
     engines = slice_engine.Engines(params)
     assert engines.runner(lease()).name == "containerd", engines.reasons
-    assert not (folder / "old").exists()
-    engines.close()
     assert not folder.exists()
+    assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"]
+    engines.close()
+    assert not list(tmp_path.glob("isolation-*"))
+
+
+@pytest.mark.parametrize("listed", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
+def test_root_stays_where_containerd_may_still_use_it(host, tmp_path, monkeypatch, listed):
+    monkeypatch.setattr(slice_runner, "ASK_S", 0.5)
+    params = host(ctr={"--namespace": f"{listed} if 'list' in words else None"})
+    Path(params["nvidia_runtime"]).write_text("")
+    engines = slice_engine.Engines(params)
+    assert engines.runner(lease()).name == "containerd", engines.reasons
+    engines.close()
+    assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"], "known to the next run"
 
 
 # ---- the root itself
