@@ -53,6 +53,8 @@ class Applier:
         self.containers: list[str] = []
         self.warnings: list[str] = []
         self.restored = False
+        # Whether the daemon was started with the new file: only then does the former one need a restart.
+        self.restarted = False
         self.record_before: bytes | None = None
 
     # Decide ---------------------------------------------------------------------------------------------------------
@@ -203,6 +205,7 @@ class Applier:
                 except ApplyError as fault:
                     raise DockerHostError(str(fault)) from None
                 self.applied = "restart"
+        self.restarted = True
         self.host.restart()
         self.host.wait(shown, self.options.timeout)
 
@@ -216,7 +219,11 @@ class Applier:
             self.restored = True
             self.put_record_back()
         with contextlib.suppress(DockerHostError):
-            self.host.restart()
+            if not self.restarted and self.host.info() is not None:
+                # It runs on with what it had: a restart would end containers that the policy keeps.
+                self.host.reload()
+            else:
+                self.host.restart()
             self.host.wait(lambda info: True, self.options.timeout)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.options.marker)

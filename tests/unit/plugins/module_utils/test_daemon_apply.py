@@ -256,6 +256,40 @@ def test_a_reload_that_changes_nothing_becomes_a_restart(path: Path) -> None:
     assert daemon.calls == ["reload", "restart"]
 
 
+# policy, containers, whether it answers after the reload -> what reaches the daemon in all
+DEAF = [
+    ("if_idle", ["job"], False, ["reload", "reload"]),
+    ("never", [], False, ["reload", "reload"]),
+    ("if_idle", ["job"], True, ["reload", "restart"]),  # it answers nobody: a daemon that runs comes first
+    ("always", ["job"], False, ["reload", "restart"]),
+]
+
+
+@pytest.mark.parametrize(("policy", "names", "dies", "calls"), DEAF)
+def test_a_reload_without_effect_restarts_nothing_that_the_policy_keeps(
+    path: Path, policy: str, names: list, dies: bool, calls: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text("{}")
+    daemon = Daemon(path)
+    daemon.deaf, daemon.names = True, names
+
+    def reload() -> None:
+        daemon.calls.append("reload")
+        daemon.silent = dies
+
+    monkeypatch.setattr(daemon, "reload", reload)
+    monkeypatch.setattr(daemon, "containers", lambda answers=True: names)
+    if policy == "always":
+        run(path, daemon, NVIDIA, restart=policy)
+        assert json.loads(path.read_text()) == NVIDIA
+    else:
+        with pytest.raises(ApplyError, match="the former file is back; docker runs with it"):
+            run(path, daemon, NVIDIA, restart=policy)
+        assert path.read_text() == "{}"
+    assert daemon.calls == calls
+    assert leavings(path) == ["daemon.json"]
+
+
 @pytest.mark.parametrize("former", [None, '{"bridge":"none"}\n'])
 def test_the_former_file_comes_back_when_the_daemon_does_not(path: Path, tmp_path: Path, former: str | None) -> None:
     if former is not None:
