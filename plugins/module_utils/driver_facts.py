@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Sequence
 
 from . import driver_support
 from .hardware import NVIDIA_VENDOR, Host
@@ -18,6 +18,21 @@ RUNFILE = "/usr/bin/nvidia-uninstall"
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 # In the order in which they must be unloaded: each uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
+# Services that hold the driver open beside the work of users. A reload of the modules stops them and starts them again,
+# so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
+# the unloading.
+HOLDERS = (
+    "nvidia-cdi-refresh.path",
+    "nvidia-cdi-refresh.service",
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-imex.service",
+    "nvidia-gridd.service",
+    "nvidia-topologyd.service",
+    "nvidia-dcgm.service",
+    "vgpu-mps.service",
+    "vgpu-device-plugin.service",
+)
 
 
 def read(host: Host) -> dict[str, Any]:
@@ -31,7 +46,7 @@ def read(host: Host) -> dict[str, Any]:
         "open_module": "Open Kernel Module" in text if found["loaded_version"] else None,
         "disk_version": disk_version(host) if found["loaded_version"] or host.pci_gpus() else None,
         "modules": [name for name in MODULES if name in modules],
-        "in_use": users(host, modules),
+        "in_use": users(host, modules, HOLDERS),
         "secure_boot": secure,
         "signing_key": signing_key(host) if secure else None,
         "container": bool(host.names(DRIVER_CONTAINER)),
@@ -56,18 +71,25 @@ def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
     return any(count > len(by) for count, by in modules.values())
 
 
-def users(host: Host, modules: dict[str, tuple[int, list[str]]]) -> list[str]:
-    """Who holds the driver, as ``name (pid)``; where nobody can be named, what is known of it."""
+def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
+    """Who holds the driver, as ``name (pid)``; where nobody can be named, what is known of it.
+
+    ``besides``: units whose processes do not count.
+    """
     if not busy(modules):
         return []
-    found = []
+    found, holders = [], 0
     for pid in host.names("/proc"):
         if not pid.isdigit():
             continue
         links = (host.link(f"/proc/{pid}/fd/{number}") or "" for number in host.names(f"/proc/{pid}/fd"))
-        if any(link.startswith("/dev/nvidia") for link in links):
+        if not any(link.startswith("/dev/nvidia") for link in links):
+            continue
+        if {*re.split("[/\n]", host.text(f"/proc/{pid}/cgroup") or "")} & {*besides}:
+            holders += 1
+        else:
             found.append(f"{(host.text(f'/proc/{pid}/comm') or '?').strip()} ({pid})")
-    return found or ["a user inside the kernel"]
+    return found if found or holders else ["a user inside the kernel"]
 
 
 def disk_version(host: Host) -> str | None:

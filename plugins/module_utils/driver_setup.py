@@ -15,18 +15,6 @@ from . import driver_facts
 from .daemon_apply import read_bytes, write_bytes
 from .hardware import Host
 
-# What holds the driver open beside the work of users, and comes back after a reload. The path unit loads modules when
-# it sees a new module on disk, which would race with the unloading.
-HOLDERS = (
-    "nvidia-cdi-refresh.path",
-    "nvidia-cdi-refresh.service",
-    "nvidia-persistenced.service",
-    "nvidia-fabricmanager.service",
-    "nvidia-gridd.service",
-    "nvidia-topologyd.service",
-    "nvidia-dcgm.service",
-    "vgpu-device-plugin.service",
-)
 # Key of the record: what a reload has stopped and not started again yet.
 STOPPED = "stopped"
 
@@ -149,32 +137,54 @@ class Setup:
         if loaded is None:
             self._load("load the kernel modules")
         elif on_disk is not None and on_disk != loaded:
-            self._reload(facts, loaded, on_disk)
+            self._reload(loaded, on_disk)
 
-    def _reload(self, facts: dict[str, Any], loaded: str, on_disk: str) -> None:
+    def _reload(self, loaded: str, on_disk: str) -> None:
+        # Before anything is stopped: a fabric manager that goes ends the CUDA programs of its machine.
+        modules = driver_facts.loaded_modules(self.host)
+        if self._in_use(loaded, driver_facts.users(self.host, modules, driver_facts.HOLDERS)):
+            return
         self.plan.append(f"reload the kernel modules, from {loaded} to {on_disk}")
         if self.check_mode:
             return
-        stopped = [name for name, unit in self.host.units(HOLDERS).items() if unit["active"]]
+        stopped = [name for name, unit in self.host.units(driver_facts.HOLDERS).items() if unit["active"]]
         if stopped:
             self._remember(STOPPED, stopped)
             self._run("stopping what holds the driver", ["systemctl", "stop", *stopped])
         try:
-            modules = driver_facts.loaded_modules(self.host)
-            users = driver_facts.users(self.host, modules)
-            if users:
-                self.reboot = f"driver {loaded} is loaded and in use by {', '.join(users)}"
-                return
-            for name in [name for name in driver_facts.MODULES if name in modules]:
-                if self.host.run(["rmmod", name]).rc != 0:
-                    self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
-                    break
-            for name in self.wish.modules:
-                self._run(f"loading the kernel module {name}", ["modprobe", name])
+            self._swap(loaded)
         finally:
             if stopped:
-                self._run("starting what used the driver", ["systemctl", "start", *stopped])
-                self._forget(STOPPED)
+                self._start_again(stopped)
+
+    def _in_use(self, loaded: str, users: Sequence[str]) -> bool:
+        if users:
+            self.reboot = f"driver {loaded} is loaded and in use by {', '.join(users)}"
+        return bool(users)
+
+    def _swap(self, loaded: str) -> None:
+        """The modules out of the kernel and those on disk into it."""
+        modules = driver_facts.loaded_modules(self.host)
+        if self._in_use(loaded, driver_facts.users(self.host, modules)):
+            return
+        for name in [name for name in driver_facts.MODULES if name in modules]:
+            if self.host.run(["rmmod", name]).rc != 0:
+                self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
+                # Those that went fit the one that stays only where they are not of another version.
+                for one in self.wish.modules:
+                    self.host.run(["modprobe", one])
+                return
+        for name in self.wish.modules:
+            self._run(f"loading the kernel module {name}", ["modprobe", name])
+
+    def _start_again(self, stopped: Sequence[str]) -> None:
+        argv = ["systemctl", "start", *stopped]
+        if not self.reboot:
+            self._run("starting what used the driver", argv)
+        elif self.host.run(argv).rc != 0:
+            # Their programs are new and the module is not: they start with the boot that this host needs.
+            self.warnings.append(f"{', '.join(stopped)} did not start again; they need the driver that a reboot brings")
+        self._forget(STOPPED)
 
     def _start_stopped(self) -> None:
         """Start what a reload stopped that was cut off before it started it again."""

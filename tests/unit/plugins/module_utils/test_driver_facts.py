@@ -79,6 +79,26 @@ def test_who_holds_the_driver_is_named(tmp_path):
     assert driver_facts.read(host)["in_use"] == ["python3 (41)"]
 
 
+# The control groups of python3 (41), which has the driver open -> who uses it. The driver's own services are stopped by
+# a reload, and count for nobody.
+GROUPS = [
+    ("0::/system.slice/nvidia-persistenced.service\n", []),
+    ("4:devices:/system.slice/x\n1:name=systemd:/system.slice/vgpu-mps.service\n", []),
+    ("0::/system.slice/vgpu-device-plugin.service/worker\n", []),
+    ("0::/user.slice/nvidia-persistenced.service.d\n", ["python3 (41)"]),
+    ("0::/kubepods.slice/cri-containerd-5f.scope\n", ["python3 (41)"]),
+    ("", ["python3 (41)"]),
+]
+
+
+@pytest.mark.parametrize("group, users", GROUPS)
+def test_services_of_the_driver_are_no_users(tmp_path, group, users):
+    host = lay_out(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/41/cgroup": group})
+    (tmp_path / "proc/41/fd").mkdir()
+    os.symlink("/dev/nvidiactl", tmp_path / "proc/41/fd/3")
+    assert driver_facts.read(host)["in_use"] == users
+
+
 def test_an_initramfs_that_was_made_before_the_blacklist_is_old(tmp_path):
     image = f"boot/initrd.img-{platform.release()}"
     host = lay_out(tmp_path, {image: "cpio", "etc/modprobe.d/vgpu-nouveau.conf": "blacklist nouveau\n"})

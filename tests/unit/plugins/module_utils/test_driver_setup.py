@@ -163,7 +163,7 @@ def test_a_service_that_ran_before_is_left_running(tmp_path):
 KERNELS = [
     ("535.2", IDLE, "535.2", [], ""),
     ("535.1", IDLE, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], ""),
-    ("535.1", BUSY, "535.2", ["reload the kernel modules, from 535.1 to 535.2"], "loaded and in use"),
+    ("535.1", BUSY, "535.2", [], "loaded and in use"),
     (None, "nouveau 1 2 - Live\n", "535.2", [], "nouveau holds the GPUs"),
     ("535.1", IDLE, "", [], ""),  # the package is gone: nothing to load
 ]
@@ -194,6 +194,67 @@ def test_what_holds_the_driver_is_stopped_before_its_modules_go(tmp_path):
     stop, start = "systemctl stop nvidia-persistenced.service", "systemctl start nvidia-persistenced.service"
     swap = ["rmmod nvidia_uvm", "rmmod nvidia", "modprobe nvidia", "modprobe nvidia_uvm"]
     assert machine.calls[1:] == [stop, *swap, start]
+
+
+PERSISTENCED, FABRIC = "nvidia-persistenced.service", "nvidia-fabricmanager.service"
+# Control group of the process that has the driver open -> calls, words of the reason to reboot.
+OPENERS = [
+    (
+        "0::/system.slice/nvidia-persistenced.service",
+        [
+            f"systemctl stop {PERSISTENCED} {FABRIC}",
+            "rmmod nvidia_uvm",
+            "rmmod nvidia",
+            "modprobe nvidia",
+            "modprobe nvidia_uvm",
+            f"systemctl start {PERSISTENCED} {FABRIC}",
+        ],
+        "",
+    ),
+    # Work of somebody: a fabric manager that is stopped would end it.
+    ("0::/kubepods/pod1", [], "driver 535.1 is loaded and in use by python3 (41)"),
+]
+
+
+@pytest.mark.parametrize("group, calls, reboot", OPENERS)
+def test_nothing_is_stopped_where_somebody_works(tmp_path, group, calls, reboot):
+    machine = Machine(tmp_path)
+    machine.units = {PERSISTENCED: [True, True, True], FABRIC: [True, True, True]}
+    machine.load("535.1", BUSY)
+    machine.write("proc/41/comm", "python3\n")
+    machine.write("proc/41/cgroup", group + "\n")
+    (tmp_path / "proc/41/fd").mkdir()
+    (tmp_path / "proc/41/fd/3").symlink_to("/dev/nvidiactl")
+    inner = machine.run
+
+    def run(argv):
+        if list(argv[:2]) == ["systemctl", "stop"]:
+            (tmp_path / "proc/41/fd/3").unlink()
+            machine.load("535.1", IDLE)
+        return inner(argv)
+
+    machine.run = run
+    wish = WISH._replace(files={}, initramfs=[])
+    predicted = machine.setup(check=True, wish=wish)
+    done = machine.setup(wish=wish)
+    assert (machine.calls, done.reboot) == (calls, reboot)
+    assert (predicted.plan, predicted.reboot) == (done.plan, done.reboot)
+
+
+# what fails beside the module that stays -> words of a warning
+KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did not start again")]
+
+
+@pytest.mark.parametrize("fails, warned", KEPT)
+def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warned):
+    machine = Machine(tmp_path)
+    machine.units[PERSISTENCED] = [True, True, True]
+    machine.load("535.1", IDLE)
+    machine.fails = {call: Answer(1, "", "version mismatch") for call in ["rmmod nvidia", *fails]}
+    run = machine.setup()
+    assert run.reboot == "the kernel does not let go of the module nvidia of driver 535.1"
+    assert warned in "".join(run.warnings) and bool(run.warnings) is bool(warned)
+    assert machine.calls[-3:] == ["modprobe nvidia", "modprobe nvidia_uvm", f"systemctl start {PERSISTENCED}"]
 
 
 # what fails, with which words, words of the message
