@@ -38,6 +38,8 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     notes = list(choice.warnings)
     if not (changes or host or faults or state["nvml"]["ok"]):
         notes.append("NVML does not answer: " + state["nvml"]["error"])
+    if not reboot and wanted.get("reboot") == "always" and (changes or host):
+        reboot = "nvidia_driver_reboot is always"
     if reboot and not faults:
         host.append(f"reboot, for {reboot}")
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").

@@ -100,6 +100,23 @@ ROWS = [
         "",
         True,
     ),
+    # Every change, however small, where a reboot is always wanted; the node is drained for it.
+    (
+        {"held": NAMES},
+        {"reboot": "always"},
+        ["hold nvidia-persistenced", "reboot, for nvidia_driver_reboot is always"],
+        "",
+        True,
+    ),
+    ({"held": NAMES}, {"reboot": "if_required"}, ["hold nvidia-persistenced"], "", False),
+    ({}, {"reboot": "always"}, [], "", False),
+    (
+        {**SILENT, "driver.nouveau": True},
+        {"reboot": "always"},
+        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        "",
+        True,
+    ),
     # Refused before anything is installed.
     ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x2901"}]}, {}, [], "Blackwell", False),
     ({"driver.secure_boot": True}, {}, [], "Secure Boot is on", False),
