@@ -36,7 +36,7 @@ MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
-PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-headers-*", "kernel-devel*", "kernel-headers"]
+PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-headers-*", "kernel-devel*", "kernel-*-devel", "kernel-headers"]
 
 DEFAULTS: dict[str, Any] = {
     "source": "distribution",
@@ -149,6 +149,7 @@ def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     driver, gpus = state["driver"], state.get("pci_gpus") or []
+    host = host._replace(headers=bool(driver.get("headers")))
     found = driver_support.generations(gpus)
     warnings = [
         f"the GPU {device} is not in the table of GPUs, so nothing is known of it"

@@ -52,6 +52,8 @@ def read(host: Host) -> dict[str, Any]:
         "container": bool(host.names(DRIVER_CONTAINER)),
         "runfile": host.file(RUNFILE) is not None,
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
+        # The link is there with the kernel, what it points to with the headers.
+        "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
 
 

@@ -30,13 +30,15 @@ DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class System(NamedTuple):
-    """``family``: debian, ubuntu, el, sles; ``release`` as the tables above spell it."""
+    """``family``: debian, ubuntu, el, sles; ``release`` as the tables above spell it; ``headers``: whether those of the
+    kernel that runs are there."""
 
     family: str
     release: str
     name: str
     arch: str
     kernel: str
+    headers: bool = False
 
     @property
     def manager(self) -> str:
@@ -87,7 +89,7 @@ def packages(host: System, source: str, branch: int | None, kind: str, prebuilt:
     if not pin and branch is not None and _needs_branch_pin(host, source):
         pin = f"{branch}.*"
     pinned = [name if not pin or "=" in name else f"{name}={pin}" for name in names]
-    return pinned + ([f"{name}=*" for name in others] if pin else list(others))
+    return pinned + [name if not pin or "=" in name else f"{name}=*" for name in others]
 
 
 def _needs_branch_pin(host: System, source: str) -> bool:
@@ -139,8 +141,22 @@ def _el(host: System, source: str, branch: int | None, kind: str, prebuilt: bool
     if kind == "none":
         return user, []
     module = "kmod-nvidia-open-dkms" if kind == "open" else "kmod-nvidia-latest-dkms"
-    headers = f"kernel-devel-{host.kernel}" if host.release == "8" else "kernel-devel-matched"
-    return [*user, module], [headers, "kernel-headers", "nvidia-persistenced"]
+    return [*user, module], [*_el_headers(host), "kernel-headers", "nvidia-persistenced"]
+
+
+def _el_headers(host: System) -> list[str]:
+    """What a module for the running kernel is built with. ``kernel-devel-matched`` would bring the newest kernel along.
+
+    Nothing where it is there: rpm keeps several versions of such a package, of which only the newest is told.
+    """
+    if host.headers:
+        return []
+    kernel, _plus, flavour = host.kernel.partition("+")
+    version = kernel[: -len(host.arch) - 1] if kernel.endswith("." + host.arch) else kernel
+    flavour = "uek" if "uek" in version else flavour
+    name = f"kernel-{flavour}-devel" if flavour else "kernel-devel"
+    # Of a kernel that is none of the distribution's the package has another name.
+    return [f"{name}={version}" if re.search(r"\.el\d", version) else name]
 
 
 def _sles(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:

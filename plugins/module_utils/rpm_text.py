@@ -134,6 +134,9 @@ def _fitting(versions: Iterable[str], pin: str) -> list[str]:
     return [version for version in versions if fits(version, pin)]
 
 
+_HEADERS = re.compile(r"kernel-(\w+-)?devel\Z")
+
+
 def unavailable(packages: Iterable[str], known: dict[str, list[str]]) -> list[str]:
     """The packages of which no repository has a version that fits, each with what there is."""
     found = []
@@ -143,7 +146,8 @@ def unavailable(packages: Iterable[str], known: dict[str, list[str]]) -> list[st
         if not versions:
             found.append(f"{name}: no repository of this host has it")
         elif not _fitting(versions, pin):
-            found.append(f"{name}: no version {pin}; there are {', '.join(versions[:5])}")
+            hint = "; start the host with a kernel whose headers they have" if _HEADERS.match(name) else ""
+            found.append(f"{name}: no version {pin}; there are {', '.join(versions[:5])}{hint}")
     return found
 
 

@@ -75,7 +75,7 @@ TABLE = {
         ["1.0"],
         "1.el9",
         "",
-        {"kernel-devel-matched": [], "kernel-headers": [], "theirs": ["libnvidia-container1"]},
+        {"kernel-devel": [], "kernel-headers": [], "theirs": ["libnvidia-container1"]},
     ),
     "base/engine": (["1.7.27"], "1", "", {"containerd": [], "docker": ["containerd"]}),
     "base/lock": (["4.3.1"], "1.el9", "", {"python3-dnf-plugin-versionlock": []}),

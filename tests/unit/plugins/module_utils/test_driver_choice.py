@@ -175,7 +175,8 @@ PACKAGES = [
         {"source": "cuda"},
         580,
         "open",
-        "nvidia-driver-cuda kmod-nvidia-open-dkms kernel-devel-matched kernel-headers nvidia-persistenced",
+        "nvidia-driver-cuda kmod-nvidia-open-dkms kernel-devel=5.14.0-570.12.1.el9_6 kernel-headers "
+        "nvidia-persistenced",
     ),
     (
         "rocky8",
@@ -183,8 +184,16 @@ PACKAGES = [
         {"source": "cuda"},
         580,
         "proprietary",
-        "nvidia-driver-cuda kmod-nvidia-latest-dkms kernel-devel-4.18.0-553.el8_10.x86_64 kernel-headers "
-        "nvidia-persistenced",
+        "nvidia-driver-cuda kmod-nvidia-latest-dkms kernel-devel=4.18.0-553.el8_10 kernel-headers nvidia-persistenced",
+    ),
+    (
+        "rocky10",
+        [A30],
+        {"source": "cuda"},
+        580,
+        "open",
+        "nvidia-driver-cuda=580.* kmod-nvidia-open-dkms=580.* kernel-devel=6.12.0-55.12.1.el10_0 kernel-headers=* "
+        "nvidia-persistenced=*",
     ),
     (
         "rocky10",
@@ -229,6 +238,25 @@ def test_packages(host, gpus, wanted, branch, kind, packages):
     found = chosen(host, gpus, **wanted)
     assert found.refusals == []
     assert (found.branch, found.kernel_module, " ".join(found.packages)) == (branch, kind, packages)
+
+
+# kernel that runs, architecture, whether its headers are there -> packages of headers of an RPM system
+EL_HEADERS = [
+    ("4.18.0-553.el8_10.x86_64", "x86_64", False, ["kernel-devel=4.18.0-553.el8_10"]),
+    ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", False, ["kernel-devel=5.14.0-570.12.1.el9_6"]),
+    ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", True, []),
+    ("5.14.0-570.12.1.el9_6.aarch64+64k", "aarch64", False, ["kernel-64k-devel=5.14.0-570.12.1.el9_6"]),
+    ("5.15.0-310.184.5.2.el9uek.x86_64", "x86_64", False, ["kernel-uek-devel=5.15.0-310.184.5.2.el9uek"]),
+    ("6.1.0-37-amd64", "x86_64", False, ["kernel-devel"]),
+]
+
+
+@pytest.mark.parametrize("kernel, arch, there, packages", EL_HEADERS)
+def test_headers_are_those_of_the_running_kernel_and_bring_no_other_one(kernel, arch, there, packages):
+    host = state("rhel9", driver={"headers": there}, arch=arch)
+    host["os"]["kernel"] = kernel
+    found = driver_choice.choose(host, {"source": "cuda"})
+    assert [name for name in found.packages if "devel" in name] == packages
 
 
 # host, GPUs, facts of the driver, wish, words of the refusal

@@ -62,6 +62,8 @@ FACTS = [
     ),
     ({"run/nvidia/driver/usr/bin/nvidia-smi": ""}, {}, {"container": True, "runfile": False}),
     ({"usr/bin/nvidia-uninstall": ""}, {}, {"container": False, "runfile": True}),
+    ({f"lib/modules/{platform.release()}/build/Makefile": ""}, {}, {"headers": True}),
+    ({"lib/modules/1.2.3/build/Makefile": ""}, {}, {"headers": False}),
 ]
 
 

@@ -72,6 +72,19 @@ def test_what_is_lacking_and_what_cannot_be_had() -> None:
     assert rpm_text.resolve(["b=1.*"], known) == {"b": "1.10-1"}
 
 
+def test_headers_of_a_kernel_that_the_repositories_no_longer_have():
+    known = {"kernel-devel": ["5.14.0-570.12.1.el9_6", "5.14.0-570.17.1.el9_6"]}
+    assert rpm_text.unavailable(["kernel-devel=5.14.0-570.12.1.el9_6"], known) == []
+    said = rpm_text.unavailable(["kernel-devel=5.14.0-503.el9"], known)
+    assert said[0].endswith(
+        "there are 5.14.0-570.17.1.el9_6, 5.14.0-570.12.1.el9_6; start the host with a kernel whose headers they have"
+    )
+    resolved = rpm_text.resolve(["kernel-devel=5.14.0-570.12.1.el9_6"], known)
+    assert resolved == {"kernel-devel": "5.14.0-570.12.1.el9_6"}, (
+        "and not the newest, which the running kernel cannot use"
+    )
+
+
 def test_dependencies_of_the_same_version_go_along() -> None:
     there = {"main": "2:1.0-1", "part": "2:1.0-1", "other": "7-1", "alone": "2:1.0-1"}
     known = {
