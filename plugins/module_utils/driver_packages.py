@@ -200,7 +200,12 @@ def cuda_repository(host: System) -> dict[str, Any]:
 
 
 def hold_patterns(host: System, names: list[str]) -> list[str]:
-    """What is held: exact names for apt, patterns of versionlock and of zypper's locks otherwise."""
+    """What is held: exact names for apt and zypper, for dnf patterns of what comes along too.
+
+    The container toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
+    """
     if host.manager == "apt":
         return sorted({name.partition("=")[0] for name in names if not name.startswith("linux-headers-")})
-    return ["*nvidia*"] if host.manager == "dnf" else sorted({name.partition("=")[0] for name in names})
+    if host.manager == "dnf":
+        return ["*nvidia*", "!*nvidia-container*", "!nvidia-docker2"]
+    return sorted({name.partition("=")[0] for name in names})

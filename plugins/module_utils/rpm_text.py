@@ -255,8 +255,14 @@ def locked_by_zypper(text: str | None) -> list[str]:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    wanted = list(patterns)
-    return sorted(name for name in set(names) if any(fnmatch.fnmatchcase(name, one) for one in wanted))
+    """The names that one of the patterns matches, without those that one with a ``!`` before it matches."""
+    given = list(patterns)
+    without = [one[1:] for one in given if one.startswith("!")]
+
+    def matches(name: str, wanted: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, one) for one in wanted)
+
+    return sorted(name for name in set(names) if matches(name, given) and not matches(name, without))
 
 
 def faults_of(text: str) -> str:

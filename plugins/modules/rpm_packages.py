@@ -87,6 +87,7 @@ options:
   hold:
     description:
       - Names or patterns of packages that are locked at their version, with dnf by its plugin, which is installed.
+      - What a pattern with C(!) before it matches is not locked.
       - A package that somebody else locked is never changed; the module stops and names it.
     type: list
     elements: str

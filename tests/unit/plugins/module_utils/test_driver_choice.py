@@ -8,7 +8,7 @@ archives of bookworm and trixie, the others from the vendors' pages.
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, driver_packages, driver_support
+from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, driver_packages, driver_support, rpm_text
 
 # id, id_like, version_id, name, kernel as each release reports them
 HOSTS = {
@@ -528,7 +528,13 @@ def test_holds_name_the_packages_and_not_the_headers():
         "nvidia-smi",
     ]
     assert chosen("debian12", [T4], hold=False).holds == []
-    assert chosen("rhel9", [T4], source="cuda").holds == ["*nvidia*"]
+
+
+def test_what_is_locked_on_rhel_is_the_driver_and_not_the_container_toolkit():
+    driver = ["kmod-nvidia-open-dkms", "libnvidia-cfg", "libnvidia-ml", "nvidia-driver-cuda", "nvidia-persistenced"]
+    toolkit = ["libnvidia-container1", "nvidia-container-toolkit-base", "nvidia-container-runtime", "nvidia-docker2"]
+    holds = chosen("rhel9", [T4], source="cuda").holds
+    assert rpm_text.matching([*driver, *toolkit, "kernel-devel"], holds) == driver
 
 
 # PCI device id -> generation, first and last branch

@@ -97,7 +97,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def run(host: Host, *packages: str, check: bool = False, state: str = "present", **more: Any) -> PackageSet:
-    record = str(host.folder.parent / "record.json")
+    record = more.pop("record_at", str(host.folder.parent / "record.json"))
     made = PackageSet(Wish(packages=packages, name="ours", record=record, **more), host, check)
     made.present() if state == "present" else made.absent()
     return made
@@ -173,6 +173,16 @@ def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
     ):
         run(host, "a=2-1", hold=["a"])
     assert host.there["a"] == "1-1" and host.locked == ["a"]
+
+
+def test_what_is_left_out_of_a_lock_can_be_changed_by_its_own_role(host: Host) -> None:
+    """Both roles lock what has NVIDIA's name; a lock of the one was somebody else's to the other."""
+    toolkit = str(host.folder.parent / "toolkit.json")
+    run(host, "liba=1-1", record_at=toolkit)
+    run(host, "theirs=9-1", hold=["the*", "lib*", "!*a"])
+    assert host.locked == ["theirs"]
+    assert run(host, "liba=2-1", hold=["liba"], record_at=toolkit).changed
+    assert (host.there["liba"], host.locked) == ("2-1", ["liba", "theirs"])
 
 
 def test_a_dependency_that_somebody_locked_does_not_come_along(host: Host) -> None:

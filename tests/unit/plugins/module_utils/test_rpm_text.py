@@ -164,6 +164,8 @@ def test_locks_are_read_by_their_package() -> None:
     assert [rpm_text.lock_name(line) for line in lines] == ["nvidia-driver-cuda", "", "", "", "a"]
     assert rpm_text.locked_by_zypper("\ntype: package\nsolvable_name: a\n\nsolvable_name: b*\n") == ["a", "b*"]
     assert rpm_text.matching(["nvidia-a", "b"], ["*nvidia*"]) == ["nvidia-a"]
+    assert rpm_text.matching(["nvidia-a", "nvidia-b", "b"], ["!*-b", "*"]) == ["b", "nvidia-a"]
+    assert rpm_text.matching(["b"], ["!c"]) == []
 
 
 # Entries that people wrote by hand, what is installed, the package that is meant.
