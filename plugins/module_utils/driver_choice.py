@@ -26,15 +26,26 @@ GRIDD_FILE = "/etc/nvidia/gridd.conf"
 TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
 # NVIDIA's documentation has its owner execute it, too.
 TOKEN_MODE = "0744"
+# Ubuntu's unit starts the daemon with persistence mode off, so that it keeps no driver loaded.
+PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/vgpu.conf"
+PERSISTENCE_TEXT = """\
+# Managed by vgpu.fleet: the driver stays loaded while nobody uses a GPU.
+[Unit]
+StopWhenUnneeded=no
+
+[Service]
+ExecStart=
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-mode --verbose
+"""
 # What a service reads as it starts, and never again.
-REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE]}
+REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
 # What is loaded, in this order; the rest comes along.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
-FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE]
+FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
 PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-headers-*", "kernel-devel*", "kernel-*-devel", "kernel-headers"]
 
@@ -355,6 +366,9 @@ def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[s
             arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
     if host.family == "sles" and kind != "none":
         files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
+    # Packages that were named may start it in another way.
+    if host.family == "ubuntu" and kind != "none" and wanted["persistenced"] and not wanted["packages"]:
+        files[PERSISTENCE_FILE] = PERSISTENCE_TEXT
     if wanted["vgpu_guest"]:
         files[GRIDD_FILE] = gridd_conf(wanted)
     return files, initramfs, arguments

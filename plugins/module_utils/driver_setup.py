@@ -7,14 +7,17 @@ run that was cut off is finished by the next one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, NamedTuple, Sequence
 
 from . import driver_facts
 from .daemon_apply import read_bytes, write_bytes
 from .hardware import Host
 
+# Files of the initramfs, and of units.
+MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
 # Key of the record: what a reload has stopped and not started again yet.
 STOPPED = "stopped"
 
@@ -54,7 +57,8 @@ class Setup:
         facts = driver_facts.read(self.host)
         self._start_stopped()
         self._write(dict(self.wish.files))
-        if self.wish.initramfs and (self.files or facts["initramfs_old"]):
+        self._read_units(self.wish.files)
+        if self.wish.initramfs and (self._wrote(MODPROBE) or facts["initramfs_old"]):
             if not self.check_mode:
                 self._remember("initramfs", {"argv": list(self.wish.initramfs)})
             self._do("rebuild the initramfs", self.wish.initramfs)
@@ -67,11 +71,14 @@ class Setup:
         record = self._record()
         former, initramfs = record.get("files", {}), record.get("initramfs", {})
         argv = initramfs.get("argv")
-        if argv and not self.check_mode and any(self.host.text(path) != text for path, text in former.items()):
+        late = [path for path, text in former.items() if path.startswith(MODPROBE) and self.host.text(path) != text]
+        if argv and not self.check_mode and late:
             # Before the files: once they are as they were, nothing else tells that the initramfs is not.
             self._remember("initramfs", {"due": True})
         self._write(former)
-        if argv and (self.files or initramfs.get("due")):
+        for unit in self._read_units(former):
+            self._do(f"restart {unit}, if it runs", ["systemctl", "try-restart", unit])
+        if argv and (late or initramfs.get("due")):
             self._do("rebuild the initramfs", argv)
         added = record.get("kernel_arguments", [])
         if added:
@@ -97,8 +104,27 @@ class Setup:
         for path, (_before, after) in self.files.items():
             if after is None:
                 os.unlink(self.host.path(path))
+                if path.startswith(UNITS):
+                    # The folder of a unit's drop-ins, where nothing else is in it.
+                    with contextlib.suppress(OSError):
+                        os.rmdir(os.path.dirname(self.host.path(path)))
             else:
                 write_bytes(self.host.path(path), after.encode("utf-8"), 0o644)
+
+    def _wrote(self, folder: str) -> bool:
+        return any(path.startswith(folder) for path in self.files)
+
+    def _read_units(self, paths: Iterable[str]) -> list[str]:
+        """Let systemd read drop-ins that it has not read; returns their units.
+
+        Only then: a reload of systemd takes the GPUs from containers that got them in NVIDIA's legacy mode.
+        """
+        drop_ins = {path: os.path.basename(os.path.dirname(path))[:-2] for path in paths if path.startswith(UNITS)}
+        found = self.host.units(sorted(set(drop_ins.values())))
+        units = sorted({unit for path, unit in drop_ins.items() if path in self.files or found[unit]["stale"]})
+        if units:
+            self._do(f"let systemd read the unit files of {', '.join(units)}", ["systemctl", "daemon-reload"])
+        return units
 
     def _arguments(self) -> None:
         """Kernel arguments through grubby, which every release of RHEL has; elsewhere a person must add them."""

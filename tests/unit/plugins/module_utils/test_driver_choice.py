@@ -436,6 +436,22 @@ HOST_SIDE = [
     ("debian12", {}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, ["nvidia-persistenced.service"]),
     ("ubuntu24", {"persistenced": False}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, []),
     (
+        "ubuntu24",
+        {},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", driver_choice.PERSISTENCE_FILE},
+        "update-initramfs",
+        False,
+        ["nvidia-persistenced.service"],
+    ),
+    (
+        "ubuntu22",
+        {"source": "cuda", "branch": "580", "packages": ["theirs"]},
+        {"/etc/modprobe.d/vgpu-nouveau.conf"},
+        "update-initramfs",
+        False,
+        ["nvidia-persistenced.service"],
+    ),
+    (
         "rhel9",
         {"source": "cuda"},
         {"/etc/modprobe.d/vgpu-nouveau.conf"},
@@ -455,7 +471,7 @@ HOST_SIDE = [
     (
         "ubuntu22",
         {"vgpu_guest": True, "source": "file", "files": ["/x.deb"]},
-        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/nvidia/gridd.conf"},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/nvidia/gridd.conf", driver_choice.PERSISTENCE_FILE},
         "update-initramfs",
         False,
         ["nvidia-persistenced.service", "nvidia-gridd.service"],
@@ -470,6 +486,30 @@ def test_what_comes_beside_the_packages(host, wanted, files, initramfs, argument
     assert (found.initramfs[:1] or [""])[0] == initramfs
     assert bool(found.kernel_arguments) == arguments
     assert found.services == services
+
+
+# The unit of nvidia-compute-utils-580-server 580.178.04-0ubuntu0.24.04.1.
+UBUNTU_UNIT = """\
+[Unit]
+Description=NVIDIA Persistence Daemon
+Wants=syslog.target
+StopWhenUnneeded=true
+Before=systemd-backlight@backlight:nvidia_0.service
+
+[Service]
+Type=forking
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose
+ExecStopPost=/bin/rm -rf /var/run/nvidia-persistenced
+"""
+
+
+def test_ubuntus_persistence_daemon_is_started_as_its_unit_does_and_with_the_mode_on():
+    (theirs,) = [line for line in UBUNTU_UNIT.splitlines() if line.startswith("ExecStart=")]
+    lines = chosen("ubuntu24", [T4]).files[driver_choice.PERSISTENCE_FILE].splitlines()
+    # The empty one takes theirs away: a service of this type has one command.
+    assert lines[-2:] == ["ExecStart=", theirs.replace("--no-persistence-mode", "--persistence-mode")]
+    assert "StopWhenUnneeded=no" in lines[: lines.index("[Service]")]
+    assert chosen("ubuntu24", [T4]).rereads["nvidia-persistenced.service"] == [driver_choice.PERSISTENCE_FILE]
 
 
 # host, architecture, repository of CUDA, stream of dnf for (branch, modules)

@@ -43,6 +43,7 @@ class Machine:
         self.killed_at, self.dead = "", False  # the run ends when this command starts, and runs no other
         self.units = {"nvidia-persistenced.service": [True, False, False]}  # present, enabled, active
         self.started: dict[str, float] = {}  # on the clock of files
+        self.unread = False  # systemd has not read a unit file that was changed
         self.disk = "535.2"
         if gpu:
             for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x1eb8")):
@@ -70,6 +71,8 @@ class Machine:
             raise Killed(line)
         if line in self.fails:
             return self.fails[line]
+        if line == "systemctl daemon-reload":
+            self.unread = False
         if argv[0] == "systemctl":
             for name in (word for word in argv[2:] if word in self.units):
                 self.systemctl(name, argv)
@@ -86,8 +89,9 @@ class Machine:
         state = self.units[name]
         if argv[1] in ("enable", "disable"):
             state[1] = argv[1] == "enable"
-        if argv[1] in ("start", "stop", "restart") or "--now" in argv:
-            state[2] = argv[1] in ("start", "enable", "restart")
+        if argv[1] in ("start", "stop", "restart") or "--now" in argv or (argv[1] == "try-restart" and state[2]):
+            assert not (self.unread and argv[1] != "stop"), "started with a unit file that systemd has not read"
+            state[2] = argv[1] in ("start", "enable", "restart", "try-restart")
             self.started[name] = time.time() + 60
 
     def shown(self, name: str) -> str:
@@ -97,7 +101,7 @@ class Machine:
             "LoadState": "loaded" if present else "not-found",
             "ActiveState": "active" if active else "inactive",
             "UnitFileState": "enabled" if enabled else "disabled",
-            "NeedDaemonReload": "no",
+            "NeedDaemonReload": "yes" if self.unread else "no",
             "MainPID": "0",
             "ExecMainStartTimestampMonotonic": str(int((self.started.get(name, BOOT) - BOOT) * 1e6)),
         }
@@ -376,3 +380,42 @@ def test_a_service_reads_again_what_changed(tmp_path, what, path, killed):
     run = machine.setup(wish=wish)
     assert (line in run.plan, line in predicted, f"systemctl restart {GRIDD}" in machine.calls) == (bool(what),) * 3
     assert machine.setup(wish=wish).plan == []
+
+
+DROP_IN = f"/etc/systemd/system/{PERSISTENCED}.d/vgpu.conf"
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("killed", ["", "systemctl daemon-reload"])
+def test_a_drop_in_of_a_service_comes_into_force_and_goes_without_a_trace(tmp_path, killed, theirs):
+    machine = Machine(tmp_path)
+    machine.units[PERSISTENCED] = [True, True, True]
+    machine.started[PERSISTENCED] = time.time() - 60
+    machine.load("535.2", IDLE)
+    if theirs:
+        machine.write(DROP_IN[1:].replace("vgpu", "theirs"), "[Service]\n")
+    before, folders = machine.files(), sorted(map(str, tmp_path.rglob("*.d")))
+    wish = WISH._replace(files={DROP_IN: "[Service]\nExecStart=\n"}, rereads={PERSISTENCED: [DROP_IN]})
+    read = f"let systemd read the unit files of {PERSISTENCED}"
+    plan = [f"write {DROP_IN}", read, f"restart {PERSISTENCED}, which has not read {DROP_IN}"]
+    for state in ("present", "absent"):
+        assert machine.setup(state, check=True, wish=wish).plan[:2] == (
+            plan[:2] if state == "present" else [f"remove {DROP_IN}", read]
+        )
+        machine.unread = True
+        if killed:
+            machine.killed_at = killed
+            with pytest.raises(Killed):
+                machine.setup(state, wish=wish)
+            machine.killed_at, machine.dead = "", False
+        machine.calls.clear()
+        run = machine.setup(state, wish=wish)
+        assert read in run.plan
+        assert machine.calls == ["systemctl daemon-reload", machine.calls[-1]], (
+            "and no initramfs, for it has none of it"
+        )
+        assert PERSISTENCED in machine.calls[-1] and "restart" in machine.calls[-1]
+        if state == "present":
+            assert machine.setup(wish=wish).plan == []
+    assert (machine.files(), sorted(map(str, tmp_path.rglob("*.d")))) == (before, folders)
+    assert machine.setup("absent", wish=wish).plan == []

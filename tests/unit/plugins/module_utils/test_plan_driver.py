@@ -216,6 +216,29 @@ def test_a_fabric_manager_of_another_version_is_a_change():
     assert not [text for text in changes if text.startswith("change") and "nscq" in text]
 
 
+DROP_IN, PERSISTENCED = driver_choice.PERSISTENCE_FILE, "nvidia-persistenced.service"
+UBUNTU = {
+    "os.id": "ubuntu",
+    "os.version_id": "24.04",
+    "os.kernel": "6.8.0-84-generic",
+    ("files", DROP_IN): {"sha256": sha256(driver_choice.PERSISTENCE_TEXT), "mtime": 1.0},
+    ("units", PERSISTENCED): {"present": True, "enabled": True, "active": True, "started": 2.0},
+}
+# What differs on Ubuntu of the drop-in of nvidia-persistenced -> changes that name the service
+DROP_INS = [
+    ({}, []),
+    ({("files", DROP_IN): None}, [f"write {DROP_IN}"]),
+    ({("files", DROP_IN, "mtime"): 3.0}, [f"restart {PERSISTENCED}, which has not read {DROP_IN}"]),
+]
+
+
+@pytest.mark.parametrize("state, changes", DROP_INS)
+def test_persistence_mode_on_ubuntu(state, changes):
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    found = plan_driver.nvidia_driver(whole, changed(changed(GOOD, UBUNTU), state), {})
+    assert [text for text in found.changes if "persistenced" in text] == changes
+
+
 def test_all_that_a_decision_may_name_is_read():
     roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
     roles["nvidia_driver_setup_record"] = "/r"
