@@ -47,7 +47,7 @@ MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
-PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-headers-*", "kernel-devel*", "kernel-*-devel", "kernel-headers"]
+PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers"]
 
 DEFAULTS: dict[str, Any] = {
     "source": "distribution",

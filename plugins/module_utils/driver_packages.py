@@ -22,6 +22,8 @@ UBUNTU_SERVER = {
     "22.04": (390, 418, 450, 470, 515, 525, 535, 550, 570, 580),
     "24.04": (470, 535, 550, 570, 580),
 }
+# What Ubuntu built and signed for one kernel.
+PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
 EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
@@ -125,15 +127,20 @@ def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: 
     user.append(f"nvidia-compute-utils{suffix}")
     if not prebuilt:
         return [*user, f"nvidia-headless{suffix}{flavour}"], [f"linux-headers-{host.kernel}"] if host.kernel else []
-    metas = [f"linux-modules-nvidia{suffix}{flavour}-{host.kernel}", _ubuntu_meta(host, suffix, flavour)]
+    metas = [f"{PREBUILT}{suffix[1:]}{flavour}-{host.kernel}", _ubuntu_meta(host, suffix, flavour)]
     return [*user, f"nvidia-headless-no-dkms{suffix}{flavour}"], metas
 
 
 def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
     """The package that brings the signed module of every later kernel of this flavour."""
+    return f"{PREBUILT}{suffix[1:]}{flavour}-{_ubuntu_kernel(host)}"
+
+
+def _ubuntu_kernel(host: System) -> str:
+    """How the packages end that follow the newest kernel of this flavour: generic, generic-hwe-24.04, aws."""
     kernel = re.sub(r"^[\d.]+-\d+-", "", host.kernel)
     newer = f"-hwe-{host.release}" if not host.kernel.startswith(UBUNTU_KERNEL[host.release]) else ""
-    return f"linux-modules-nvidia{suffix}{flavour}-{kernel}{newer if kernel == 'generic' else ''}"
+    return kernel + (newer if kernel == "generic" else "")
 
 
 def _el(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
@@ -205,7 +212,11 @@ def hold_patterns(host: System, names: list[str]) -> list[str]:
     The container toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
     """
     if host.manager == "apt":
-        return sorted({name.partition("=")[0] for name in names if not name.startswith("linux-headers-")})
+        held = {name.partition("=")[0] for name in names if not name.startswith("linux-headers-")}
+        if any(name.startswith(PREBUILT) for name in held):
+            # A kernel that comes without the module that is held beside it boots without GPUs.
+            held |= {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-")}
+        return sorted(held)
     if host.manager == "dnf":
         return ["*nvidia*", "!*nvidia-container*", "!nvidia-docker2"]
     return sorted({name.partition("=")[0] for name in names})

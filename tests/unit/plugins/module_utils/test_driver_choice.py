@@ -570,6 +570,30 @@ def test_holds_name_the_packages_and_not_the_headers():
     assert chosen("debian12", [T4], hold=False).holds == []
 
 
+# Ubuntu's host, wish -> what is held of its kernel
+KERNEL_HOLDS = [
+    ("ubuntu24", {}, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
+    (
+        "ubuntu22hwe",
+        {"branch": "535"},
+        ["linux-generic-hwe-22.04", "linux-headers-generic-hwe-22.04", "linux-image-generic-hwe-22.04"],
+    ),
+    ("ubuntu24aws", {}, ["linux-aws", "linux-headers-aws", "linux-image-aws"]),
+    ("ubuntu24", {"prebuilt": False}, []),  # DKMS builds a module for each kernel that comes
+    ("ubuntu24", {"kernel_module": "none"}, []),
+    ("ubuntu24", {"hold": False}, []),
+]
+
+
+@pytest.mark.parametrize("host, wanted, kernel", KERNEL_HOLDS)
+def test_a_kernel_is_held_with_the_module_that_was_built_for_it(host, wanted, kernel):
+    found = chosen(host, [T4], **wanted)
+    assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel
+    modules = [name for name in found.packages if name.startswith("linux-modules-nvidia-")]
+    assert set(modules) <= set(found.holds) or not wanted.get("hold", True)
+    assert bool(kernel) <= bool(modules)
+
+
 def test_what_is_locked_on_rhel_is_the_driver_and_not_the_container_toolkit():
     driver = ["kmod-nvidia-open-dkms", "libnvidia-cfg", "libnvidia-ml", "nvidia-driver-cuda", "nvidia-persistenced"]
     toolkit = ["libnvidia-container1", "nvidia-container-toolkit-base", "nvidia-container-runtime", "nvidia-docker2"]

@@ -239,6 +239,14 @@ def test_persistence_mode_on_ubuntu(state, changes):
     assert [text for text in found.changes if "persistenced" in text] == changes
 
 
+def test_of_ubuntus_kernel_what_is_there_is_held():
+    there = {"linux-generic": "6.8.0-84.84", "linux-image-generic": "6.8.0-84.84", "linux-image-6.8.0-84-generic": "1"}
+    state = changed(GOOD, {**UBUNTU, "packages": there})
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    changes = plan_driver.nvidia_driver(whole, state, {}).changes
+    assert [text for text in changes if text.startswith("hold ")] == ["hold linux-generic", "hold linux-image-generic"]
+
+
 def test_all_that_a_decision_may_name_is_read():
     roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
     roles["nvidia_driver_setup_record"] = "/r"
