@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel by which the probe measures a share: what it takes one for is what the one that it launches takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import HERE, ROOT
+
+SOURCE = ROOT / "native/vcuda"
+CARDS = [
+    # about, µs that any kernel takes, µs of a round, whether the kernel comes near the wanted 500 µs
+    ("as the probe expects", 5, 0.005, True),
+    ("ten times as fast", 5, 0.0005, True),
+    ("a hundred times as slow", 5, 0.5, True),
+    ("beside a neighbour whose kernels are waited for", 3000, 0.005, False),
+    ("a slow one beside a neighbour", 2000, 0.1, False),
+    ("a round that takes no time", 1, 0, False),
+    ("kernels of a second", 1e6, 10, False),
+]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("share") / "share_times"
+    command = [os.environ.get("CC", "cc"), "-O1", "-w", "-std=c11", "-D_GNU_SOURCE", "-ffunction-sections"]
+    command += [f"-I{SOURCE / one}" for one in ("probe", "include", "src")]
+    # Of the probe's file only what chooses the kernel is linked.
+    subprocess.run(
+        [*command, "-Wl,--gc-sections", str(HERE / "programs" / "share_times.c"), "-o", str(built)], check=True
+    )
+    return built
+
+
+@pytest.mark.parametrize(("about", "base_us", "round_us", "near"), CARDS, ids=[one[0] for one in CARDS])
+def test_what_a_kernel_is_taken_for(program: Path, about: str, base_us: float, round_us: float, near: bool) -> None:
+    done = subprocess.run([program, str(base_us), str(round_us)], capture_output=True, text=True, check=True)
+    rounds, took = done.stdout.split()
+    assert int(rounds) > 0
+    assert float(took) == pytest.approx(base_us + round_us * int(rounds), rel=0.01)
+    assert (250 < float(took) < 1000) == near
