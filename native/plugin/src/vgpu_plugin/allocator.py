@@ -21,6 +21,8 @@ from .allocation_files import LIBRARY_FILE, AllocationFiles
 from .driver_files import DriverFiles
 from .errors import NotNow, Refused, Taken
 from .gpus import Gpu
+from .library import CurrentLibrary
+from .limit_devices import limit_devices
 from .paths import Paths
 from .pool import Pool
 from .preference import gpu_of
@@ -77,8 +79,7 @@ class Allocator:
         self.lock = threading.RLock()
         # Sizes that are decided and not yet written down: the API server is told in between, without the lock.
         self._sizing: dict[str, Record] = {}
-        # The library's folder that ``current`` led to last, and what tells it from others.
-        self._library: tuple[str, tuple[int, int] | None] = ("", None)
+        self._library = CurrentLibrary()
         # UUID → flags in the limits of its slices, and of which settings and GPU they are.
         self._flags: dict[str, tuple[node_settings.Settings, Gpu, dict[str, Any]]] = {}
 
@@ -255,47 +256,11 @@ class Allocator:
         return known[2]
 
     def _devices(self, pieces: list[Piece]) -> list[dict[str, Any]]:
-        """One device of a limits file for each GPU. Two slices of one GPU are summed or refused, never silently one
-        share.
-        """
-        devices: dict[str, dict[str, Any]] = {}
-        for piece in pieces:
-            device = devices.get(piece.device)
-            if device is None:
-                device = {"uuid": piece.device, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
-                if piece.mode != VCUDA:
-                    device.update(memory_bytes=0, unlimited=True)
-                devices[piece.device] = device
-            elif piece.mode == VCUDA and self.settings.merge:
-                device["memory_bytes"] += piece.memory_mib * MIB
-                device["sm_percent"] = min(100, device["sm_percent"] + piece.sm_percent)
-            elif piece.mode == VCUDA:
-                both = [one.id for one in pieces if one.uuid == piece.uuid]
-                raise Refused(
-                    f"{len(both)} slices of one GPU for one container ({', '.join(both)}), and this node's policy is "
-                    f"distinct GPUs: the container asks for {len(pieces)} slices, the node has {len(self._pool.gpus)} "
-                    "GPUs; ask for at most one slice for each GPU that has one free, or set vgpu_multi_slice: merge"
-                )
-            elif not self.settings.as_nvidia:
-                both = [one.id for one in pieces if one.device == piece.device]
-                raise Refused(
-                    f"{len(both)} replicas of one GPU for one container ({', '.join(both)}): they would be one share; "
-                    f"ask for fewer than {len(pieces)} of {piece.resource}"
-                )
-        return list(devices.values())
+        return limit_devices(pieces, self.settings, len(self._pool.gpus))
 
     def library(self) -> Path:
         """The version folder that ``current`` names now. Raises Refused where there is no library."""
-        current = f"{self.settings.library_root}/current"
-        # Every Allocate asks. A link is followed anew only where it leads to another folder than the one known.
-        folder, known = self._library
-        now = _folder_of(current)
-        if now is None or now != known or now != _folder_of(folder):
-            folder = os.path.realpath(current)
-            self._library = folder, now
-        if not os.path.isfile(f"{folder}/{LIBRARY_FILE}"):
-            raise Refused(f"{current}/{LIBRARY_FILE} does not exist on this node; the role vcuda installs it")
-        return Path(folder)
+        return self._library.folder(self.settings.library_root)
 
     def _make_files(self, record: Record) -> None:
         try:
@@ -466,12 +431,3 @@ class Allocator:
             self._files.remove(allocation)
         except OSError as fault:
             log.warning("allocation %s: its files remain: %s", allocation, fault)
-
-
-def _folder_of(path: str) -> tuple[int, int] | None:
-    """Tells the folder that a path leads to from every other; None where there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
