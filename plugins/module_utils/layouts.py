@@ -2,12 +2,12 @@
 """The limits file and the ledger that a container receives, and by their names all else that it shares with the node.
 
 Where each field lies is in layout_fields.py, the pages are in layout_pages.py; the twin of the three is
-native/vcuda/include/vgpu_abi.h. Pure but for the functions at the end, which read or change files in place.
+native/vcuda/include/vgpu_abi.h. Who lives in a ledger is in ledger_locks.py. Pure but for the functions at the end,
+which read or change files in place.
 """
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import struct
@@ -69,6 +69,7 @@ from .layout_fields import (
     whole_number,
 )
 from .layout_pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
+from .ledger_locks import handle_is_open, is_locked, slot_is_alive
 
 # What this file only hands on: whoever has these files has one name for them.
 __all__ = (
@@ -81,6 +82,7 @@ __all__ = (
     "GPU_PAGE_MAGIC",
     "GPU_PAGE_MIN_READER",
     "GPU_PAGE_VERSION",
+    "LEDGER_ALIVE_BASE",
     "TENANT_DEVICE_FIELDS",
     "TENANT_DEVICE_SIZE",
     "TENANT_FIELDS",
@@ -95,9 +97,6 @@ __all__ = (
     "parse_gpu_page",
     "parse_tenant_page",
 )
-
-# Values of <fcntl.h>; the fcntl module has no names for them before Python 3.9.
-F_OFD_GETLK = 36
 
 
 def limits_crc(data: bytes | bytearray) -> int:
@@ -351,43 +350,6 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
     ]
 
 
-def _is_locked(fd: int, first: int, count: int) -> bool:
-    # A write lock is probed with a descriptor that may be read-only: GETLK only asks.
-    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
-    answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
-    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
-
-
-def slot_is_alive(fd: int, slot: int) -> bool:
-    """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
-    return _is_locked(fd, LEDGER_ALIVE_BASE + slot, 1)
-
-
-def _handle_is_open(fd: int, head: bytes) -> bool:
-    """Whether a descriptor that stands for memory of this ledger is open anywhere: the twin of shareable.c, which says
-    what the bytes are. There the file of all handles is opened by the name that the ledger has; here, where a tenant
-    could have written any name, the kernel's list of locks is read instead. True where it cannot be.
-    """
-    if not get_field(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
-        return False
-    inode = get_field(head, 0, len(head), LEDGER_FIELDS, "shareable_file")[1]
-    status = os.fstat(fd)
-    mixed = ((status.st_dev * 0x9E3779B97F4A7C15 ^ status.st_ino) * 0xFF51AFD7ED558CCD) & 0xFFFFFFFFFFFFFFFF
-    first = 1 << 62 | (mixed >> 34) << 32
-    try:
-        with open("/proc/locks", encoding="ascii", errors="replace") as stream:
-            lines = stream.readlines()
-    except OSError:
-        return True
-    for line in lines:
-        words = line.split()
-        if "OFDLCK" not in words or words[-3].rpartition(":")[2] != str(inode) or not words[-2].isdigit():
-            continue
-        if first <= int(words[-2]) < first + (1 << 32):
-            return True
-    return False
-
-
 def read_ledger(path: str) -> dict[str, Any]:
     """parse_ledger of a file, with the slots of dead processes left out. ``lent``: bytes of each device that those had
     lent. They stay charged, and are in ``totals``, for as long as another process holds any of them.
@@ -403,7 +365,7 @@ def read_ledger(path: str) -> dict[str, Any]:
         ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
         ledger["slots"] = alive
         held = any(ledger["lent"]) and (
-            _is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or _handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
+            is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
         )
     finally:
         os.close(fd)
@@ -411,11 +373,6 @@ def read_ledger(path: str) -> dict[str, Any]:
     for one, lent in zip(ledger["totals"], ledger["lent"]):
         one["used"] += lent if held else 0
     return ledger
-
-
-def any_slot_is_alive(fd: int) -> bool:
-    """Whether any process holds a slot of the open ledger."""
-    return _is_locked(fd, LEDGER_ALIVE_BASE, LEDGER_SLOTS)
 
 
 def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cdi, driver_files
-from ._shared import layouts
+from ._shared import layouts, ledger_locks
 from ._shared.sharing import Piece
 from ._shared.slices import MIB
 from .allocation_files import AllocationFiles
@@ -198,7 +198,7 @@ class StaticSlices:
         except OSError:
             return False
         try:
-            return layouts.any_slot_is_alive(descriptor)
+            return ledger_locks.any_slot_is_alive(descriptor)
         finally:
             os.close(descriptor)
 
