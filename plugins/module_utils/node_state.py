@@ -14,6 +14,7 @@ from . import (
     docker_kinds,
     driver_facts,
     kube_version,
+    kubelet_engine,
     library_users,
     mig_nvml,
     nvml,
@@ -42,7 +43,7 @@ def read(
     mig: bool = False,
 ) -> dict[str, Any]:
     """The state of a host. Reads only, and a part that is absent is None or empty, never a failure."""
-    found = nvml.read()
+    found, kube = nvml.read(), kubelet(host)
     return {
         "os": host.os_release(),
         "node": host.node_name(),
@@ -69,7 +70,8 @@ def read(
             "status": plugin_status(host),
             "rivals": rival_plugins.find(host),
         },
-        "kubelet": kubelet(host),
+        "kubelet": kube,
+        "kubelet_engine": kubelet_engine.read(host, kube),
         "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,
         "proof": proof(host),

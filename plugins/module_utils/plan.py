@@ -11,14 +11,10 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from . import (
-    daemon_check,
-    daemon_json,
-    docker_kinds,
     driver_packages,
     engine_packages,
     kube_version,
     plan_configs,
-    plan_engine,
     plugin_python,
     rival_plugins,
     sharing,
@@ -28,9 +24,10 @@ from . import (
 from .kinds import Finding, error, errors, warning
 from .node_state import fingerprint, sha256
 from .plan_driver import nvidia_driver
+from .plan_engine import container_runtime
 from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
-from .wish import DOCKER_UNIT, ROLES
+from .wish import ROLES
 
 # How the device plugin may be run besides a systemd service.
 DAEMONSET = "daemonset"
@@ -184,91 +181,6 @@ def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     if merged and not changes:
         reason = f"{path} differs"
     return Part(reason, changes + [f"{path}: {change}" for change in merged])
-
-
-def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
-    docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
-    if wanted["state"] != PRESENT:
-        changes = [*undone(wanted, state), *plan_engine.absent(wanted, state)]
-        return Part("the container runtime's changes are to be undone", changes)
-    engine = engine_packages.choose(state, wanted)
-    if engine.refusal:
-        return NOTHING._replace(errors=[engine.refusal])
-    if wanted["engine"] != "docker":
-        missing = packages(engine.packages, "", state)
-        reason, changes, faults = plan_engine.look(wanted, state)
-        reason = "packages are missing or of another version" if missing else reason
-        return Part(reason, [*missing, *changes], errors=faults)
-    if unit.get("masked"):
-        way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
-        return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])
-    faults, notes = docker_kinds.told(docker["kinds"])
-    if faults:
-        return NOTHING._replace(errors=faults)
-    changes = packages(engine.packages, "", state)
-    reason = "packages are missing or of another version"
-    path = wanted["docker_config"]
-    try:
-        text, merged = daemon_json.merge(docker["config_text"], wanted["docker_settings"])
-        document = daemon_json.parse(text)
-    except daemon_json.DaemonJsonError as fault:
-        return NOTHING._replace(errors=[f"{path}: {fault}"])
-    argv = unit.get("argv") or []
-    faults = daemon_check.problems(document, argv)
-    if faults:
-        return NOTHING._replace(errors=[f"{path}: {fault}" for fault in faults])
-    todo: list[Any] = list(merged)
-    if merged:
-        changes += [f"{path}: {change}" for change in merged]
-        reason = f"{path} differs"
-    elif docker["info"] is not None:
-        todo = daemon_json.lacks(docker["info"], document, argv)
-        if todo:
-            changes += [str(lack) for lack in todo]
-            reason = f"the running daemon has not taken {path} over"
-    elif unit.get("active"):
-        changes.append(f"restart {DOCKER_UNIT}, which does not answer")
-        reason = f"{DOCKER_UNIT} is active and does not answer on its socket"
-    if not todo and state["files"].get(daemon_json.PENDING) is not None:
-        changes.append("finish an interrupted change of the running daemon")
-        reason = f"a run was interrupted before docker had taken {path} over"
-    if unit.get("present") and not unit.get("active"):
-        changes.append(f"start {DOCKER_UNIT}")
-        reason = f"{DOCKER_UNIT} is not running" if len(changes) == 1 else reason
-    if unit.get("present") and not unit.get("enabled"):
-        changes.append(f"enable {DOCKER_UNIT}")
-        reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
-    part = Part(reason, changes, warnings=notes)
-    return _docker_restart(part, wanted, state, daemon_json.needs_restart(todo)) if unit.get("active") else part
-
-
-def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
-    """What a restart of the running docker means for its containers, and whether the role may do it."""
-    info = state["docker"]["info"]
-    pending = state["files"].get(daemon_json.PENDING) or {}
-    if not keys and pending.get("sha256") == sha256("restart\n"):
-        keys = ["what an interrupted run changed"]
-    if not keys and info is None:
-        keys = ["a daemon that does not answer"]
-    if not keys:
-        return part
-    names = ", ".join(keys)
-    if wanted["restart"] == "never":
-        return part._replace(
-            errors=[f"a restart of docker is needed for {names}, and container_runtime_restart is never; allow it"]
-        )
-    if info is None:
-        return part._replace(
-            disturbs=True, warnings=[*part.warnings, "docker does not answer, so what it runs is not known"]
-        )
-    running = int(info.get("ContainersRunning") or 0)
-    if not running or info.get("LiveRestoreEnabled"):
-        return part
-    stops = f"a restart of docker for {names} stops {running} running containers"
-    if wanted["restart"] == "always":
-        return part._replace(disturbs=True, warnings=[*part.warnings, stops])
-    way_out = "stop them, set live-restore, or allow it with container_runtime_restart: always"
-    return part._replace(disturbs=True, errors=[f"{stops}, and container_runtime_restart is if_idle; {way_out}"])
 
 
 def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:

@@ -100,6 +100,17 @@ state:
       description: Name by which a kubelet registers the host unless it is told another.
       type: str
       returned: always
+    kubelet:
+      description: Major and minor version of the host's kubelet, V(null) where there is none.
+      type: list
+      elements: int
+      returned: always
+    kubelet_engine:
+      description:
+        - What the kubelet that runs starts containers with (C(engine), one of V(docker), V(containerd), V(crio),
+          V(k3s), V(rke2), or empty) and its socket (C(endpoint)); V(null) where no kubelet runs.
+      type: dict
+      returned: always
     gpus:
       description: GPUs in NVML's order, as M(vgpu.fleet.gpu_info) returns them.
       type: list
