@@ -166,11 +166,14 @@ const lum = (c) => { const [r, g, b] = c.match(/[\\d.]+/g).slice(0, 3).map((v) =
   : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor;
   if (!/, 0\\)$/.test(c)) return c; } return "rgb(255, 255, 255)"; };
+const faded = (e) => e !== null && (getComputedStyle(e).opacity !== "1" || faded(e.parentElement));
 const written = (e) => [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
 return [...document.querySelectorAll("body *")].filter((e) => written(e)
-  && e.checkVisibility() && !e.closest("svg") && getComputedStyle(e).opacity === "1").map((e) => {
+  && e.checkVisibility() && !e.closest("svg")).map((e) => {
   const a = lum(getComputedStyle(e).color), b = lum(ground(e));
-  return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)]; }).filter(([r]) => r < 4.5);
+  // What is drawn through a veil is not what its colours say.
+  return [faded(e) ? 0 : (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), e.outerHTML.slice(0, 80)];
+}).filter(([r]) => r < 4.5);
 """
 
 
@@ -186,6 +189,38 @@ def test_light_dark_and_a_phone(page, browser, width, dark):
     wide = seen.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
     assert wide[0] <= wide[1], "the page itself scrolls sideways"
     seen.save_screenshot(str(page / f"{width}-{dark}.png"))
+
+
+ROWS = """
+const rows = new Map();
+for (const tile of document.querySelectorAll(".sum")) rows.set(tile.offsetTop, (rows.get(tile.offsetTop) ?? 0) + 1);
+return [...rows.values()];
+"""
+
+
+@pytest.mark.parametrize(("width", "rows"), [(1280, [8]), (1024, [8]), (800, [4, 4]), (360, [2, 2, 2, 2])])
+def test_no_sum_stands_alone(page, browser, width, rows):
+    assert browser(page, width=width).execute_script(ROWS) == rows
+
+
+def test_sums_that_need_somebody_stand_out(page, browser, make_page):
+    def loud(seen):
+        return [one.text.split("\n")[1] for one in seen.find_elements(By.CSS_SELECTOR, ".sum.bad")]
+
+    assert loud(browser(page)) == ["need a look", "differences", "isolation violated"]
+    assert loud(browser(make_page({"well": facts(["GPU-a"])}))) == []
+
+
+def test_details_on_a_phone(page, browser):
+    """Columns that hold much keep a width; what a node does not say is no line of its own."""
+    seen = browser(page, "#find=broken", width=360)
+    seen.find_element(By.CSS_SELECTOR, "td.node button").click()
+    heights = [one.size["height"] for one in seen.find_elements(By.CSS_SELECTOR, "td.more tbody tr")]
+    assert len(heights) == 2 and max(heights) < 160, heights
+    seen = browser(page, "#find=dark", width=360)
+    cells = "[...document.querySelectorAll('#nodes td')].filter((one) => one.offsetHeight)"
+    shown = seen.execute_script(f"return {cells}.map((one) => one.dataset.name)")
+    assert shown == ["node", "state", "slices", "in use", "differences"]
 
 
 def proof(uuid):

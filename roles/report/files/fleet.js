@@ -11,7 +11,7 @@ function fill(made, attributes, children) {
     if (typeof value === "function") made.addEventListener(name, value);
     else if (value !== undefined && value !== null) made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
   return made;
 }
 const element = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
@@ -28,10 +28,12 @@ function showSums() {
     ["nodes", "nodes"], ["trouble", "need a look"], ["gpus", "GPUs"], ["expected", "slices"], ["advertised", "advertised"],
     ["in_use", "in use"], ["differences", "differences"], ["violated", "isolation violated"],
   ];
+  const unwanted = new Set(["trouble", "differences", "violated"]);
   for (const [key, name] of tiles) {
     const delta = before ? sums[key] - before[key] : 0;
     const trend = delta ? ` (${delta > 0 ? "+" : "−"}${Math.abs(delta).toLocaleString("en")})` : "";
-    place("sums").append(element("div", { class: "sum" }, element("b", {}, sums[key].toLocaleString("en")), name + trend));
+    const kind = unwanted.has(key) && sums[key] ? "sum bad" : "sum";
+    place("sums").append(element("div", { class: kind }, element("b", {}, sums[key].toLocaleString("en")), name + trend));
   }
 }
 
