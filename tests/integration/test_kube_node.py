@@ -270,3 +270,35 @@ def test_an_upgrade_that_cannot_drain_is_refused_first(place: Workplace) -> None
     refused = upgrade(place, {"role": "nvidia_driver", "disturbs": True}, "ask")
     assert refused.code != 0
     assert "set upgrade_kubeconfig, or drain it by hand" in " ".join(refused.output.split())
+
+
+# Whether an earlier run was cut off, which may have changed the host -> whether the node takes pods again
+UNDRAINED = [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize("resumed, freed", UNDRAINED)
+def test_a_node_that_cannot_be_drained_is_given_back_for_nothing_was_changed(
+    place: Workplace, cluster: Cluster, resumed: bool, freed: bool
+) -> None:
+    cluster.pod("train", REPLICA_SET, gpu=True)
+    cluster.budget = 1000
+    place.hosts({"some": [NODE]})
+
+    def entry(name: str) -> dict[str, Any]:
+        return {"ansible.builtin.import_role": {"name": "vgpu.fleet.upgrade", "tasks_from": name}}
+
+    words = {
+        "preflight_plan": {"steps": [STEPS[0][0]], "roles": ["nvidia_driver"]},
+        "__preflight_state": {"state": {"node": NODE}},
+        "__upgrade_kept": {"resumed": resumed, "point": {"plugin": None}},
+        "upgrade_kubeconfig": str(place.folder / "kubeconfig"),
+        "upgrade_drain_timeout": 1,
+    }
+    tasks = [{"vars": words, "block": [entry("drain")], "rescue": [entry("return")]}, {**entry("judge"), "vars": words}]
+    failed = place.play([{"hosts": NODE, "gather_facts": False, "tasks": tasks}])
+    assert failed.code != 0
+    said = " ".join(failed.output.split())
+    assert "a PodDisruptionBudget forbids its eviction" in said
+    assert ("nothing was changed on the host, and its node takes pods again" in said) is freed
+    assert ("Its node is left cordoned" in said) is not freed
+    assert (cluster.node["spec"] == {}, MARK in cluster.node["metadata"]["annotations"]) == (freed, not freed)
