@@ -158,7 +158,9 @@ class PackageSet:
             self.host.mark("hold", todo)
 
     def refuse_removals(self) -> None:
-        foreign = [name for name in self.transaction.remove if name not in self.wish.may_remove]
+        # What this set brought may make way for what it brings now, such as another branch of a driver.
+        ours = self.load_record().get("packages", [])
+        foreign = [name for name in self.transaction.remove if name not in self.wish.may_remove and name not in ours]
         if foreign:
             raise AptError(
                 f"nothing was installed: apt would remove {', '.join(foreign)} for it; remove or hold them by hand, or "

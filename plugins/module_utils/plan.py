@@ -91,8 +91,11 @@ def _after_driver(wish: dict[str, Any], state: dict[str, Any], steps: Sequence[d
     """A device plugin that runs holds the driver that it started with: it is started again after one that changes."""
     wanted = wish["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
-    # Packages are changed by name, files by path.
-    replaced = any(change.startswith("change ") and change[7] != "/" for change in changes.get("nvidia_driver", []))
+    driver = changes.get("nvidia_driver", [])
+    # Packages are changed by name, files by path; those of another branch may have other names.
+    replaced = any(change.startswith("change ") and change[7] != "/" for change in driver)
+    disturbed = any(step["role"] == "nvidia_driver" and step["disturbs"] for step in steps)
+    replaced = replaced or (disturbed and any(change.startswith("install ") for change in driver))
     running = wanted.get("state") == PRESENT and (state["units"].get(wanted["unit"]) or {}).get("active")
     if not (replaced and running) or "device_plugin" in changes:
         return []

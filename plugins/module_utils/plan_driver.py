@@ -9,6 +9,7 @@ from typing import Any
 from . import driver_choice, driver_setup
 from .driver_choice import Choice
 from .driver_setup import STOPPED
+from .driver_support import branch_of
 from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 
@@ -21,7 +22,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     if choice.refusals:
         return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
     changes = packages(choice.packages, "", state)
-    replaced = any(text.startswith("change ") for text in changes)
+    replaced = any(text.startswith("change ") for text in changes) or bool(changes and _other_branch(choice, state))
     reason = "driver packages are missing or of another version"
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [
@@ -45,6 +46,13 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
     disturbs = bool(reboot and not faults) or (state["nvml"]["ok"] and replaced)
     return Part(reason, changes + host, disturbs, notes, faults)
+
+
+def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
+    """Whether a driver of another branch runs, whose packages may have other names, and make way for those to come."""
+    runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
+    branch = branch_of(runs)
+    return choice.branch is not None and branch is not None and branch != choice.branch
 
 
 def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:

@@ -137,6 +137,30 @@ def state(apt: Apt) -> tuple:
     return dict(apt.here), apt.source_files(), sorted(str(path) for path in apt.root.parent.rglob("*"))
 
 
+# who brought what would be removed -> words of the refusal
+MAKES_WAY = [("us", ""), ("somebody", "apt would remove containerd"), ("another record", "apt would remove containerd")]
+
+
+@pytest.mark.parametrize(("whose", "words"), MAKES_WAY)
+def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
+    apt: Apt, tmp_path: Path, whose: str, words: str
+) -> None:
+    """As the packages of one branch of a driver for those of another one, whose names are others."""
+    record = str(tmp_path / "record.json")
+    if whose == "somebody":
+        apt.here["containerd"] = "1.0-1"
+    else:
+        present(apt, packages=["containerd"], record=record if whose == "us" else str(tmp_path / "other.json"))
+    apt.would_remove = ["containerd"]
+    if words:
+        with pytest.raises(AptError, match=words):
+            present(apt, packages=["runc"], record=record)
+        assert "runc" not in apt.here
+    else:
+        assert "remove containerd" in " ".join(present(apt, packages=["runc"], record=record).plan)
+        assert "runc" in apt.here
+
+
 # the wish, what is asked of apt, whether a source file comes
 WISHES: list[tuple[dict[str, Any], list[str], bool]] = [
     ({"packages": ["docker.io"]}, ["install"], False),

@@ -8,7 +8,7 @@ import json
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, plan_driver, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
-from test_plan import changed
+from test_plan import changed, made
 
 NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
 HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]
@@ -214,6 +214,35 @@ def test_a_fabric_manager_of_another_version_is_a_change():
     changes = plan_driver.nvidia_driver(whole, state, {}).changes
     assert "change nvidia-fabricmanager-535 from 535.216.01-1 to 535.261.03*" in changes
     assert not [text for text in changes if text.startswith("change") and "nscq" in text]
+
+
+# Users of the driver that runs, policy -> the last change, words of the fault. Ubuntu names its packages by the branch.
+BRANCHES = [
+    ([], "never", "reload the kernel modules", ""),
+    (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
+    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); so a reboot is needed"),
+]
+
+
+@pytest.mark.parametrize("users, policy, last, fault", BRANCHES)
+def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(users, policy, last, fault):
+    there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
+    state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": users})
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "reboot": policy}
+    found = plan_driver.nvidia_driver({**whole, "branch": "580"}, state, {})
+    assert "install nvidia-utils-580-server" in found.changes
+    assert (fault in " | ".join(found.errors)) if fault else (found.changes[-1], found.errors) == (last, [])
+    assert found.disturbs
+    if not fault:
+        wanted = {"nvidia_driver_packages": [], "nvidia_driver_branch": "580", "nvidia_driver_reboot": policy}
+        wanted["nvidia_driver_kernel_module"] = "auto"
+        facts = {key: state[key] for key in ("packages", "driver", "pci_gpus", "nvswitches")}
+        whole_plan = made(wanted, {**facts, "os": {**state["os"], "root": "true"}})
+        assert whole_plan["roles"][0] == "nvidia_driver" and "device_plugin" in whole_plan["roles"], (
+            "it has the old one"
+        )
+    same = plan_driver.nvidia_driver({**whole, "branch": "535"}, state, {})
+    assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
 DROP_IN, PERSISTENCED = driver_choice.PERSISTENCE_FILE, "nvidia-persistenced.service"
