@@ -27,6 +27,8 @@ PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
 EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
+# Sources of which the packages' names do not tell the branch.
+REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -88,16 +90,11 @@ def packages(host: System, source: str, branch: int | None, kind: str, prebuilt:
     """
     names, others = NAMES[host.family](host, source, branch, kind, prebuilt)
     pin = version
-    if not pin and branch is not None and _needs_branch_pin(host, source):
+    if not pin and branch is not None and source in REPOSITORIES:
+        # Of several branches; a stream of dnf says which ones come, and not that what is there is of another.
         pin = f"{branch}.*"
     pinned = [name if not pin or "=" in name else f"{name}={pin}" for name in names]
     return pinned + [name if not pin or "=" in name else f"{name}=*" for name in others]
-
-
-def _needs_branch_pin(host: System, source: str) -> bool:
-    """Where the names themselves do not tell the branch and the repository has several."""
-    by_stream = source == "cuda" and host.family == "el" and host.release in ("8", "9")
-    return source in ("cuda", "mirror", "file") and not by_stream
 
 
 def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:

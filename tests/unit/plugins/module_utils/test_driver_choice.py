@@ -175,8 +175,8 @@ PACKAGES = [
         {"source": "cuda"},
         580,
         "open",
-        "nvidia-driver-cuda kmod-nvidia-open-dkms kernel-devel=5.14.0-570.12.1.el9_6 kernel-headers "
-        "nvidia-persistenced",
+        "nvidia-driver-cuda=580.* kmod-nvidia-open-dkms=580.* kernel-devel=5.14.0-570.12.1.el9_6 kernel-headers=* "
+        "nvidia-persistenced=*",
     ),
     (
         "rocky8",
@@ -184,7 +184,8 @@ PACKAGES = [
         {"source": "cuda"},
         580,
         "proprietary",
-        "nvidia-driver-cuda kmod-nvidia-latest-dkms kernel-devel=4.18.0-553.el8_10 kernel-headers nvidia-persistenced",
+        "nvidia-driver-cuda=580.* kmod-nvidia-latest-dkms=580.* kernel-devel=4.18.0-553.el8_10 kernel-headers=* "
+        "nvidia-persistenced=*",
     ),
     (
         "rocky10",
@@ -247,7 +248,7 @@ EL_HEADERS = [
     ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", True, []),
     ("5.14.0-570.12.1.el9_6.aarch64+64k", "aarch64", False, ["kernel-64k-devel=5.14.0-570.12.1.el9_6"]),
     ("5.15.0-310.184.5.2.el9uek.x86_64", "x86_64", False, ["kernel-uek-devel=5.15.0-310.184.5.2.el9uek"]),
-    ("6.1.0-37-amd64", "x86_64", False, ["kernel-devel"]),
+    ("6.1.0-37-amd64", "x86_64", False, ["kernel-devel=*"]),
 ]
 
 

@@ -98,6 +98,20 @@ def test_another_version_is_a_change_of_every_package(system):
     assert all("580.105.08" in change for change in changes)
 
 
+# branch that the group asks for, what the plan changes of the driver 580.95.05
+BRANCHES = [("580", []), ("570", ["nvidia-driver-cuda"])]
+
+
+@pytest.mark.parametrize(("branch", "names"), BRANCHES)
+@pytest.mark.parametrize("release", ["8.10", "9.4", "10.0"])
+def test_another_branch_is_a_change_also_where_a_stream_holds_the_branches(release, branch, names):
+    variables = {"nvidia_driver_version": "", "nvidia_driver_branch": branch}
+    made = planned({**ROCKY, "version_id": release}, as_wanted(ROCKY), variables)
+    changes = [change for step in made["steps"] for change in step["changes"] if change.startswith("change ")]
+    assert changes == [f"change {name} from 580.95.05-1.el9 to {branch}.*" for name in names]
+    assert (made["errors"], made["disturbs"]) == ([], bool(names))
+
+
 def test_a_release_that_nobody_tried_is_refused_with_what_is_supported():
     errors = planned(CENTOS_7, BARE)["errors"]
     assert "CentOS Linux 7 (Core) is not supported; Debian 12 and 13" in errors[0]
