@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any, NamedTuple, Sequence
 
-from . import apt_index, apt_keys, apt_text, package_host
+from . import apt_index, apt_keys, apt_text, package_host, rpm_text
 from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
 from .daemon_apply import read_bytes, write_bytes
@@ -22,6 +22,7 @@ class Wish(NamedTuple):
     stale_sources: Sequence[str] = ()
     stale_keys: Sequence[str] = ()
     may_remove: Sequence[str] = ()
+    refuse: Sequence[str] = ()
     keep_files: Sequence[str] = ()
     hold: Sequence[str] = ()
     record: str | None = None
@@ -116,6 +117,7 @@ class PackageSet:
         try:
             self.simulate("install", lacking)
             self.refuse_removals()
+            self.refuse_companions(lacking)
         except AptError:
             self.take_files_back()
             raise
@@ -165,6 +167,15 @@ class PackageSet:
             raise AptError(
                 f"nothing was installed: apt would remove {', '.join(foreign)} for it; remove or hold them by hand, or "
                 "choose versions that go together"
+            )
+
+    def refuse_companions(self, lacking: Sequence[str]) -> None:
+        came = rpm_text.matching(self.transaction.install, self.wish.refuse)
+        if came:
+            asked = ", ".join(apt_text.split_pin(one)[0] for one in lacking)
+            raise AptError(
+                f"nothing was installed: {', '.join(came)} would come along with {asked}, for this archive has put it "
+                "in the place of what was asked; ask for it by its own name, or take another source"
             )
 
     # Sources --------------------------------------------------------------------------------------------------------

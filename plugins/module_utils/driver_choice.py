@@ -90,6 +90,8 @@ class Choice(NamedTuple):
     reboot: str
     warnings: list[str]
     refusals: list[str]
+    # Packages that must not come along.
+    refuse: Sequence[str] = ()
 
 
 NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], {}, [], "", [], [])
@@ -216,6 +218,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         reboot=reboot_reason(driver, kind, str(wanted["version"])),
         warnings=warnings,
         refusals=[],
+        refuse=driver_packages.other_branches(host, wanted["source"], branch) if not wanted["packages"] else [],
     )
 
 

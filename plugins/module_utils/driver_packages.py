@@ -128,6 +128,16 @@ def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: 
     return [*user, f"nvidia-headless-no-dkms{suffix}{flavour}"], metas
 
 
+def other_branches(host: System, source: str, branch: int | None) -> list[str]:
+    """Patterns of what must not come with a branch.
+
+    Ubuntu lets the packages of a retired branch bring those of a later one, under versions of the retired one.
+    """
+    if host.family != "ubuntu" or source != "distribution" or branch is None:
+        return []
+    return ["nvidia-utils-*", "libnvidia-compute-*", f"!*-{branch}-server"]
+
+
 def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
     """The package that brings the signed module of every later kernel of this flavour."""
     return f"{PREBUILT}{suffix[1:]}{flavour}-{_ubuntu_kernel(host)}"

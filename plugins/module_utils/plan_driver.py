@@ -41,6 +41,12 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         notes.append("NVML does not answer: " + state["nvml"]["error"])
     if not reboot and wanted.get("reboot") == "always" and (changes or host):
         reboot = "nvidia_driver_reboot is always"
+    if choice.refuse and choice.modules and _other_branch(choice, state) and not (changes or host):
+        runs = state["driver"]["loaded_version"]
+        notes.append(
+            f"branch {choice.branch} is asked for and installed, and driver {runs} runs: where the packages of "
+            f"{choice.branch} here bring another branch, name that, or choose another source"
+        )
     if reboot and not faults:
         host.append(f"reboot, for {reboot}")
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").

@@ -100,6 +100,13 @@ options:
     type: list
     elements: str
     default: []
+  refuse:
+    description:
+      - Patterns of packages that must not come along. Where apt would bring one, nothing is installed and it is named.
+      - What a pattern with C(!) before it matches may come.
+    type: list
+    elements: str
+    default: []
   keep_files:
     description:
       - Files that hold the same bytes after the transaction as before it. A package that once owned a file as its
@@ -182,6 +189,7 @@ def main() -> None:
             "stale_sources": {"type": "list", "elements": "str", "default": []},
             "stale_keys": {"type": "list", "elements": "str", "default": [], "no_log": False},
             "may_remove": {"type": "list", "elements": "str", "default": []},
+            "refuse": {"type": "list", "elements": "str", "default": []},
             "keep_files": {"type": "list", "elements": "path", "default": []},
             "hold": {"type": "list", "elements": "str", "default": []},
             "record": {"type": "path"},

@@ -76,6 +76,11 @@ choice:
       type: list
       elements: str
       returned: always
+    refuse:
+      description: Patterns of packages that must not come along, such as those of another branch.
+      type: list
+      elements: str
+      returned: always
     files:
       description: Text of the files that come beside the packages, by path.
       type: dict

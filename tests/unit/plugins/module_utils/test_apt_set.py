@@ -161,6 +161,27 @@ def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
         assert "runc" in apt.here
 
 
+# patterns that are refused -> words of the refusal; docker.io brings runc and containerd
+COMPANIONS = [
+    (["run*"], "runc would come along with docker.io"),
+    (["*", "!docker.io", "!runc"], "containerd would come along with docker.io"),
+    (["*", "!*"], ""),
+    (["nvidia-*"], ""),
+]
+
+
+@pytest.mark.parametrize(("patterns", "words"), COMPANIONS)
+def test_what_must_not_come_along_stops_the_rest_too(apt: Apt, tmp_path: Path, patterns: list, words: str) -> None:
+    wish = {"packages": ["docker.io"], "refuse": patterns, "record": str(tmp_path / "record.json")}
+    before = state(apt)
+    if words:
+        with pytest.raises(AptError, match=words):
+            present(apt, **wish)
+        assert state(apt) == before
+    else:
+        assert present(apt, **wish).changed
+
+
 # the wish, what is asked of apt, whether a source file comes
 WISHES: list[tuple[dict[str, Any], list[str], bool]] = [
     ({"packages": ["docker.io"]}, ["install"], False),

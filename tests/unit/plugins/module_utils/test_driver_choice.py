@@ -260,6 +260,25 @@ def test_headers_are_those_of_the_running_kernel_and_bring_no_other_one(kernel, 
     assert [name for name in found.packages if "devel" in name] == packages
 
 
+# host, wish -> of these, what must not come along. Ubuntu 24.04 has 535.309.01 as an empty package that brings 580.
+SERVER = ["nvidia-utils-535-server", "libnvidia-compute-535-server", "nvidia-utils-580-server", "nvidia-utils-570"]
+COMPANIONS = [
+    ("ubuntu24", {"branch": "535"}, ["nvidia-utils-570", "nvidia-utils-580-server"]),
+    ("ubuntu24", {"branch": "580"}, ["libnvidia-compute-535-server", "nvidia-utils-535-server", "nvidia-utils-570"]),
+    ("ubuntu24", {"branch": "535", "packages": ["theirs"]}, []),
+    ("ubuntu22", {"source": "cuda", "branch": "570"}, []),
+    ("debian12", {}, []),
+]
+
+
+@pytest.mark.parametrize("host, wanted, refused", COMPANIONS)
+def test_a_branch_does_not_bring_another_one(host, wanted, refused):
+    found = chosen(host, [T4], **wanted)
+    assert found.refusals == []
+    assert rpm_text.matching(SERVER, found.refuse) == refused
+    assert rpm_text.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
+
+
 # host, GPUs, facts of the driver, wish, words of the refusal
 REFUSED = [
     ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; the first that works here is 384.81"),

@@ -245,6 +245,25 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
     assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
+# The driver that runs, what is lacking, the group's modules -> words of a warning, on Ubuntu with all of branch 535
+RETIRED = [
+    ("535.261.03", {}, "auto", ""),
+    ("580.178.04", {}, "auto", "branch 535 is asked for and installed, and driver 580.178.04 runs"),
+    ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
+    ("580.178.04", {}, "none", ""),  # somebody else's module
+]
+
+
+@pytest.mark.parametrize("runs, lacking, kind, words", RETIRED)
+def test_a_branch_that_brought_another_one_is_told(runs, lacking, kind, words):
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": kind, "state": "present", "branch": "535", "hold": False}
+    state = changed(GOOD, {**UBUNTU, "driver.loaded_version": runs, "driver.disk_version": runs})
+    names = driver_choice.choose(state, whole).packages
+    state = changed(changed(state, {"packages": dict.fromkeys(names, "535.309.01-0ubuntu0.24.04.2")}), lacking)
+    found = plan_driver.nvidia_driver(whole, state, {})
+    assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
+
+
 DROP_IN, PERSISTENCED = driver_choice.PERSISTENCE_FILE, "nvidia-persistenced.service"
 UBUNTU = {
     "os.id": "ubuntu",
