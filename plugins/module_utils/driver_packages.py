@@ -74,6 +74,12 @@ def system(host: dict[str, Any]) -> System | None:
     return None
 
 
+def community(host: dict[str, Any]) -> list[str]:
+    """Where apt finds what a distribution does not support itself, such as docker and newer Pythons."""
+    known = system(host)
+    return ["universe"] if known is not None and known.family == "ubuntu" else []
+
+
 def offered(host: System, source: str) -> tuple[int, ...] | None:
     """The branches that a source has on this system; None where any may be there."""
     if source != "distribution":

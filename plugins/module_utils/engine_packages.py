@@ -7,7 +7,7 @@ take its place under the containers that run.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from . import driver_packages
 
@@ -26,11 +26,14 @@ APT_LIKE = {"debian", "ubuntu"}
 
 
 class Choice(NamedTuple):
-    """``manager``: apt, dnf, zypper; ``packages``: none where the engine is there; ``refusal``: why there is no way."""
+    """``manager``: apt, dnf, zypper; ``packages``: none where the engine is there; ``refusal``: why there is no way;
+    ``components``: of the distribution, where apt may have to look for them.
+    """
 
     manager: str
     packages: list[str]
     refusal: str = ""
+    components: Sequence[str] = ()
 
 
 def names(wanted: dict[str, Any]) -> list[str]:
@@ -63,7 +66,8 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     """What is to be installed. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
     manager = manager_of(state["os"])
     if wanted["packages"]:
-        return Choice(manager, [str(package) for package in wanted["packages"]])
+        named = [str(package) for package in wanted["packages"]]
+        return Choice(manager, named, "", driver_packages.community(state["os"]))
     engine = wanted["engine"]
     if engine not in UNITS:
         return Choice(manager, [])
@@ -79,4 +83,4 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
         system = state["os"]["name"] or state["os"]["id"]
         way_out = "name Docker's repository, or a mirror of it, in container_runtime_repository, or install it first"
         return Choice(manager, [], f"{system} has no package of {engine}, and {engine} is not installed; {way_out}")
-    return Choice(manager, list(brings))
+    return Choice(manager, list(brings), "", driver_packages.community(state["os"]) if brings else ())

@@ -83,12 +83,6 @@ def may_need(packages: str | Sequence[str]) -> list[str]:
     return EVERY_PACKAGE if is_auto(packages) else [str(name) for name in packages]
 
 
-def components(host: dict[str, Any]) -> list[str]:
-    """Where apt finds the packages, beside the distribution's main component."""
-    system = driver_packages.system(host)
-    return ["universe"] if system is not None and system.family == "ubuntu" else []
-
-
 def lacking(choice: Choice, found: dict[str, Any]) -> list[str]:
     """``found``: the installed version of each package, None where it is not installed."""
     return [name for name in choice.packages if not found.get(name)]

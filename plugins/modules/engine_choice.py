@@ -64,6 +64,11 @@ choice:
       type: list
       elements: str
       returned: always
+    components:
+      description: Components of the distribution that apt may need for them.
+      type: list
+      elements: str
+      returned: always
     refusal:
       description: Why the engine cannot be had, with V(absent) alone; otherwise the module fails with it.
       type: str

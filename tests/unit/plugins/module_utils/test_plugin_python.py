@@ -42,7 +42,7 @@ def test_each_system_has_its_python(system, python, packages, small):
     assert plugin_python.small_program(system, "/opt/python") == "/opt/python"
     # What is read of a host before it is known holds what is needed once it is.
     assert set(packages) <= set(plugin_python.may_need("auto"))
-    assert plugin_python.components(system) == (["universe"] if system["id"] == "ubuntu" else [])
+    assert driver_packages.community(system) == (["universe"] if system["id"] == "ubuntu" else [])
 
 
 def test_every_system_that_gets_a_driver_is_in_the_table():
