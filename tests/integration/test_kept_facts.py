@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that was put up anew with another system, while Ansible still keeps facts of the one before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conftest import Workplace
+
+
+def test_the_package_manager_is_that_of_the_system_that_is_there(place: Workplace, tmp_path: Path) -> None:
+    """This machine has apt; what is kept says zypper. A package that is there, in check mode: nothing is changed."""
+    place.hosts({"some": ["one"]})
+    settings = {"nvidia_docker_packages": ["bash"], "nvidia_docker_repository": {}, "nvidia_docker_config": {}}
+    settings["nvidia_docker_record"] = str(tmp_path / "record.json")
+    kept = {"ansible.builtin.set_fact": {"pkg_mgr": "zypper", "cacheable": True}}
+    told = {"ansible.builtin.debug": {"msg": "kept: {{ ansible_facts.pkg_mgr }}"}}
+    role = {"ansible.builtin.import_role": {"name": "vgpu.fleet.nvidia_docker"}, "vars": settings}
+    run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [kept, told, role]}], "--check")
+    assert "kept: zypper" in run.output, "the kept fact was not read; the test has nothing to show"
+    assert run.code == 0 and "by apt" in run.output and "changed=0" in run.output, run.output
