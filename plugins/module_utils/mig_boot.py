@@ -50,7 +50,8 @@ UNIT_TEXT = f"""\
 [Unit]
 Description=MIG geometry of the GPUs (vgpu.fleet)
 After=nvidia-persistenced.service nvidia-fabricmanager.service
-Before=docker.service containerd.service kubelet.service vgpu-device-plugin.service nvidia-dcgm.service
+Before=docker.service containerd.service crio.service kubelet.service k3s.service k3s-agent.service
+Before=rke2-server.service rke2-agent.service vgpu-device-plugin.service nvidia-dcgm.service
 
 [Service]
 Type=oneshot

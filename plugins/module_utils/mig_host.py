@@ -42,8 +42,18 @@ class MigHost:
         # What the GPUs had is kept before they are changed: a run that is killed loses nothing.
         self._apply(nvml, geometry, None, keep=True)
         if boot:
+            self.warnings += self.without_python(python)
             self.unit.bring(mig_boot.files(geometry, python), start=False)
             self.plan += self.unit.plan
+
+    def without_python(self, python: str) -> list[str]:
+        """What to warn of where the program of the unit could not be run: it would be found at the next boot alone."""
+        if os.access(self.path(python), os.X_OK):
+            return []
+        return [
+            f"{python} is not there, and {mig_boot.UNIT} needs it at the next boot: the role device_plugin brings it; "
+            "without that role install it, or name a Python from 3.8 on in mig_python"
+        ]
 
     def absent(self, session: Callable[[], Mig]) -> None:
         """Without a record nothing of ours is on the GPUs, and they are left as they are."""

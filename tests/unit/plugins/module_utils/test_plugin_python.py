@@ -4,7 +4,13 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import driver_packages, mig_boot, plan_modes, plugin_python
+from ansible_collections.vgpu.fleet.plugins.module_utils import (
+    driver_packages,
+    mig_boot,
+    mig_host,
+    plan_modes,
+    plugin_python,
+)
 from test_plan import made
 from test_plan_modes import AS_WANTED, WANTED
 
@@ -181,3 +187,17 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
     assert len(plan_modes.mig(wanted, {**AS_WANTED, "os": system}, {}).changes) == changes
     chosen = plugin_python.small_program(system, python)
     assert chosen in mig_boot.files(WANTED, chosen)[mig_boot.UNIT_PATH]
+
+
+@pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
+def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_it(tmp_path, mode, words):
+    """RHEL 8 and SLES 15: the plugin's, which a play without the role device_plugin does not bring."""
+    python = plugin_python.small_program({"id": "rhel", "version_id": "8.10", "name": "RHEL 8.10"})
+    assert python == "/usr/bin/python3.12"
+    if mode is not None:
+        (tmp_path / "usr/bin").mkdir(parents=True)
+        (tmp_path / python[1:]).touch(mode)
+    said = mig_host.MigHost(root=str(tmp_path)).without_python(python)
+    assert words in " ".join(said) and bool(said) is bool(words)
+    files = mig_boot.files({"1g.10gb": 7}, python)
+    assert f"ExecStart={python} " in files[mig_boot.UNIT_PATH]
