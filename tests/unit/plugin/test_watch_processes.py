@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a process is, on a /proc laid out in a folder."""
+"""Which processes are on a GPU, by lists of a driver that is a double, and whose each is, on a /proc laid out in a
+folder.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pynvml
 import pytest
+from vgpu_plugin.gpus import GpuError, Nvml
 from vgpu_plugin.watch_processes import Process, Processes
 
 from .proc_folder import CONTAINER, HOST_MNT, HOST_PID, Proc
@@ -126,3 +131,59 @@ def test_the_root_group_is_none_from_below_either(tmp_path):
     proc.add(20, mounts="0:50=/ledger", group="/../../..")
     proc.add(30, group="/../../../docker/other")
     assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
+
+
+class FakeNvml:
+    """Lists of compute and of graphics; an exception in the place of a list is raised."""
+
+    NVMLError = pynvml.NVMLError
+    NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+    NVML_ERROR_FUNCTION_NOT_FOUND = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
+
+    def __init__(self, compute, graphics):
+        self._lists = {"compute": compute, "graphics": graphics}
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        assert uuid == "GPU-1"
+        return "handle"
+
+    def _answer(self, kind, handle):
+        assert handle == "handle"
+        listed = self._lists[kind]
+        if isinstance(listed, Exception):
+            raise listed
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle):
+        return self._answer("compute", handle)
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
+        return self._answer("graphics", handle)
+
+
+UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+LISTED = [
+    # about, compute, graphics, what is listed; None: it is a fault
+    ("compute alone", [(7, 100)], [], {7: 100}),
+    ("Vulkan alone, which goes round the library", [], [(8, 300)], {8: 300}),
+    ("both at once, which the driver lists twice with one figure", [(7, 500)], [(7, 500)], {7: 500}),
+    ("its figure grew between the lists", [(7, 500)], [(7, 600)], {7: 600}),
+    ("told in one list alone", [(7, None)], [(7, 500)], {7: 500}),
+    ("told in none", [(7, None)], [(7, None)], {7: None}),
+    ("two instances of a card", [(7, 100), (7, 50)], [], {7: 150}),
+    ("a driver without graphics", [(7, 100)], UNSUPPORTED, {7: 100}),
+    ("a card that is lost meanwhile", [(7, 100)], LOST, None),
+    ("a card that is lost", LOST, [], None),
+]
+
+
+@pytest.mark.parametrize(("about", "compute", "graphics", "wanted"), LISTED, ids=[one[0] for one in LISTED])
+def test_processes_of_graphics_are_looked_at_too(about, compute, graphics, wanted):
+    source = Nvml.__new__(Nvml)
+    source._nvml = FakeNvml(compute, graphics)
+    if wanted is None:
+        with pytest.raises(GpuError, match="NVML does not list the processes"):
+            source.processes("GPU-1")
+    else:
+        assert source.processes("GPU-1") == wanted

@@ -60,7 +60,11 @@ TRIED = {
     ],
     "take beside an honest slot": [WATCHER + "watch.py::test_tolerance_is_twice_the_step_of_the_library"],
     "work round the library for less": [WATCHER + "watch.py::test_named_in_the_second_look_and_told_once"],
-    "Vulkan, OpenGL": [WATCHER + "daemon.py::test_pod_gets_limited_slice"],
+    "Vulkan, OpenGL": [
+        WATCHER + "daemon.py::test_pod_gets_limited_slice",
+        WATCHER + "handover.py::test_files_are_found_where_the_loader_would",
+        WATCHER + "watch_processes.py::test_processes_of_graphics_are_looked_at_too",
+    ],
     "lie in one's own tenant page": [
         LIBRARY + "share.py::test_what_a_tenant_writes_harms_nobody_else",
         LIBRARY + "share.py::test_a_lie_in_ones_own_page_brings_nothing_where_no_arbiter_speaks",

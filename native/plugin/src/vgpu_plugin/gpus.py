@@ -95,7 +95,7 @@ class GpuSource(Protocol):
         """What speaks against using a GPU now; empty where nothing does."""
 
     def processes(self, uuid: str) -> dict[int, int | None]:
-        """Bytes of each process that holds a context on a GPU, by its pid here; None: not told. Raises GpuError."""
+        """Bytes of each process that computes or draws on a GPU, by its pid here; None: not told. Raises GpuError."""
 
     def driver(self) -> Driver:
         """Versions and compute capabilities. Raises GpuError."""
@@ -317,15 +317,29 @@ class Nvml:
 
     def processes(self, uuid: str) -> dict[int, int | None]:
         nvml = self._nvml
+        found: dict[int, int | None] = {}
         try:
-            listed = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
+                found[int(one.pid)] = None if used is None or before is None else before + int(used)
+            for one in self._graphics(handle):
+                # Who does both is in both lists, each time with all that it has.
+                told = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
+                found[int(one.pid)] = max(map(int, told), default=None)
         except nvml.NVMLError as fault:
             raise GpuError(f"NVML does not list the processes: {fault}") from None
-        found: dict[int, int | None] = {}
-        for one in listed:
-            used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
-            found[int(one.pid)] = None if used is None or before is None else before + int(used)
         return found
+
+    def _graphics(self, handle: object) -> list[Any]:
+        """Vulkan and OpenGL, which no library of CUDA sees. Raises NVMLError."""
+        nvml = self._nvml
+        try:
+            return list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
+        except nvml.NVMLError as fault:
+            if fault.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                return []
+            raise
 
     def driver(self) -> Driver:
         nvml = self._nvml
