@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import engine_packages, kubelet_engine, plan, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Host
-from test_plan import BARE, CONVERGED, VARIABLES, changed
+from plan_samples import BARE, CONVERGED, VARIABLES, changed
 
 CRI = "unix:///run/containerd/containerd.sock"
 K3S = "unix:///run/k3s/containerd/containerd.sock"

@@ -8,7 +8,7 @@ import json
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, plan_driver, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
-from test_plan import changed, made
+from plan_samples import changed, made
 
 NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
 HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]

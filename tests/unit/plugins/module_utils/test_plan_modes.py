@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import mig_boot, mps, plan, plan_modes, time_slice, wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
-from test_plan import changed
+from plan_samples import changed
 
 PROFILES = {
     "1g.5gb": {"slices": 1, "most": 7, "memory_mib": 4864},

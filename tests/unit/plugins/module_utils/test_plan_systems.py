@@ -7,7 +7,7 @@ import copy
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, engine_packages, plan, wish
-from test_plan import BARE, CONVERGED, RUNNING, VARIABLES
+from plan_samples import BARE, CONVERGED, RUNNING, VARIABLES
 
 ROCKY = {
     "id": "rocky",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import plan, wish
-from test_plan import CONVERGED, VARIABLES
+from plan_samples import CONVERGED, VARIABLES
 
 PATH = "/etc/nvidia-container-runtime/config.toml"
 KEYS = {"accept-nvidia-visible-devices-as-volume-mounts": True}

@@ -11,7 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils import (
     plan_modes,
     plugin_python,
 )
-from test_plan import made
+from plan_samples import made
 from test_plan_modes import AS_WANTED, WANTED
 
 SYSTEM = "/usr/bin/python3"
