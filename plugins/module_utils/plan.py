@@ -33,8 +33,9 @@ from .wish import ROLES
 DAEMONSET = "daemonset"
 # Said and not refused: docker and containerd start containers unconfined unless they are told otherwise.
 CONFINED = (
-    "SELinux is enforcing, with which nobody has tried slices: a container that the engine confines may be kept "
-    "from its limits and its ledger, and gets no context then; look at `ausearch -m avc` after the first pod"
+    "SELinux is enforcing, with which nobody has tried slices: the files of a slice have the label of containers, and "
+    "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
+    "avc` after the first pod (docs/unverified.md)"
 )
 # Steps that no role of that name carries out: the proof, and what is cleared away after it.
 VERIFY, COLLECT = "verify", "collect"

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+from . import confinement
 from ._shared import layouts
 from .mounts import Mounter
 from .paths import (
@@ -29,12 +31,15 @@ RW_SIZE = 1 << 20
 LIBRARY_FILE = "libvgpu.so"
 # Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
 STATIC = "slice-"
+# What makes an open file one that confined containers may use.
+Label = Callable[[int], None]
 
 
 class AllocationFiles:
-    def __init__(self, root: Path, mounter: Mounter) -> None:
+    def __init__(self, root: Path, mounter: Mounter, label: Label | None = None) -> None:
         self._root = root
         self._mounter = mounter
+        self._label = label or confinement.labeller()
 
     def folder(self, allocation: str) -> Path:
         return self._root / allocation
@@ -57,13 +62,13 @@ class AllocationFiles:
                 os.unlink(f"{rw}/{name}")
         # Nobody has a file of a new folder yet, so each is written where it belongs. Who looks in before all are there,
         # the arbiter or the watcher, reads the limits first and goes by them: they come last, and all at once.
-        write = _write if fresh else _replace
-        write(f"{folder}/ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444)
+        write, label = _write if fresh else _replace, self._label
+        write(f"{folder}/ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444, label)
         for uuid in uuids:
-            write(f"{folder}/{_gpu_page(uuid)}", layouts.pack_gpu_page(uuid, record.id), 0o444)
-        write(f"{rw}/ledger", layouts.ledger_head(uuids, record.id), 0o666, layouts.LEDGER_FILE_SIZE)
-        write(f"{rw}/tenant", layouts.pack_tenant_page(uuids, record.id), 0o666)
-        _replace(f"{folder}/limits", layouts.pack_limits(record.limits), 0o444)
+            write(f"{folder}/{_gpu_page(uuid)}", layouts.pack_gpu_page(uuid, record.id), 0o444, label)
+        write(f"{rw}/ledger", layouts.ledger_head(uuids, record.id), 0o666, label, layouts.LEDGER_FILE_SIZE)
+        write(f"{rw}/tenant", layouts.pack_tenant_page(uuids, record.id), 0o666, label)
+        _replace(f"{folder}/limits", layouts.pack_limits(record.limits), 0o444, label)
 
     @staticmethod
     def _folder_is_new(root: str, folder: str) -> bool:
@@ -145,20 +150,20 @@ def _made(folder: str, parents: bool = False) -> bool:
     return True
 
 
-def _replace(path: str, data: bytes, mode: int, size: int | None = None) -> None:
+def _replace(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
     """A new file under the name: a container that still has the old one mapped keeps its own. ``size``: of the file,
     all behind ``data`` being zero.
     """
     fresh = path + ".new"
     try:
-        _write(fresh, data, mode, size)
+        _write(fresh, data, mode, label, size)
     except FileExistsError:  # of a program that was killed, or of a tenant
         os.unlink(fresh)
-        _write(fresh, data, mode, size)
+        _write(fresh, data, mode, label, size)
     os.replace(fresh, path)
 
 
-def _write(path: str, data: bytes, mode: int, size: int | None = None) -> None:
+def _write(path: str, data: bytes, mode: int, label: Label | None, size: int | None = None) -> None:
     """A file that is not there yet. Raises FileExistsError where it is."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
@@ -169,5 +174,7 @@ def _write(path: str, data: bytes, mode: int, size: int | None = None) -> None:
         if size is not None:
             os.ftruncate(descriptor, size)
         os.fchmod(descriptor, mode)
+        if label is not None:
+            label(descriptor)
     finally:
         os.close(descriptor)
