@@ -380,3 +380,34 @@ def test_device_nodes(tmp_path, names, gpus, found, verdict):
     one = it.of_device_nodes(nodes, gpus)
     assert one["verdict"] == verdict
     assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "held")
+
+
+KILLED = report().replace('"detail": ""', '"detail": null')
+DETAILS = [
+    # about, the check, the words of its detail
+    ("a mount that is not the host's", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
+    ("all mounts", it.of_mounts([], ["/a"]), ""),
+    ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
+    ("no process", it.of_device_nodes(None, 1), "the process ended before the host could look"),
+    ("no report", it.of_probe(3, "", "it said why", False, EXPECTED, [])[0], "exit status 3: it said why"),
+    ("no report, words on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
+    ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "it ran past its time"),
+    ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "it was ended by signal 9"),
+    ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "it ran past its time"),
+    ("a detail that is null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
+    ("NVML fails", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
+    ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 looks"),
+    ("a reader that fails", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
+    ("a reader that works", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
+]
+
+
+@pytest.mark.parametrize(("about", "one", "words"), DETAILS, ids=[one[0] for one in DETAILS])
+def test_what_a_person_is_told(about, one, words):
+    assert words in one["detail"]
+    assert bool(one["detail"]) == bool(words)
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, "1 GPU"), (2, "2 GPUs")])
+def test_how_many_gpus_are_wanted(count, wanted):
+    assert it.of_device_nodes(["nvidia0"], count)["expected"] == wanted

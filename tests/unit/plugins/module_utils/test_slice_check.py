@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -70,6 +71,30 @@ def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
     assert one.runner.argv[one.runner.argv.index("--hold") + 1] == str(held_ms)
     assert (found["bypass-namespace"]["verdict"], one.left_out) == (verdict, left_out)
     assert ("had passed" in found["bypass-namespace"]["detail"]) == bool(left_out)
+
+
+class NamesAll(Watcher):
+    """Names at its second look whoever is there."""
+
+    def ask(self, *_arguments):
+        found = [{"allocation": "a1", "processes": [{"pid": os.getpid()}], "text": "x"}] if self.looks else []
+        return {**super().ask(), "findings": found}
+
+
+def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
+    """The run is ended then, so its program reports nothing."""
+    monkeypatch.setattr(slice_watch, "ASK_S", 0.0)
+    monkeypatch.setattr(slice_watch.Witness, "_name", lambda _self, _pid: "namespace")
+
+    def ended_by_the_look(_argv, _timeout, while_running=None):
+        while_running(os.getpid())
+        raise AssertionError("all were named, and the run went on")
+
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = slice_check.SliceCheck({**params, "docker": "", "image": ""}, NamesAll(), LEASE, STATUS)
+    one.runner = SimpleNamespace(overhead_s=0.0, run=ended_by_the_look)
+    found = one._show(["bypass-namespace"])
+    assert [(check["name"], check["verdict"]) for check in found] == [("bypass-namespace", isolation.DETECTED)]
 
 
 class Plugin(Watcher):
@@ -162,6 +187,7 @@ BESIDE = [
     ("the neighbour gets more", {"verdict": "violated"}, "violated", "33 and 33"),
     ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "held", "33 and 33"),
     ("they looked a bit longer", {"verdict": "violated", "kernel_ns": 600}, "violated", "33 and 33"),
+    ("longer by just as much as is let pass", {"verdict": "violated", "kernel_ns": 789}, "held", "33 and 33"),
     ("they were not measured", {"verdict": "violated", "kernel_ns": 0}, "violated", "33 and 33"),
     ("the neighbour's probe could not measure", {"verdict": "not-run"}, "not-run", "33 and 33"),
     ("the neighbour does not start", {"fault": "no namespace"}, "not-run", "no namespace"),

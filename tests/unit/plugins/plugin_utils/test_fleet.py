@@ -89,6 +89,30 @@ def test_the_facts_of_a_node():
     assert made["shares"] == [{"wanted": 50.0, "got": 51.0}]
 
 
+@pytest.mark.parametrize(
+    ("before", "isolation", "proven"),
+    [(False, HELD, True), (True, {}, True), (False, {}, False), (False, NOT_RUN, False), (False, VIOLATED, False)],
+)
+def test_what_is_proven(before, isolation, proven):
+    assert fleet.node("a", {"capacity": {**CAPACITY, "proven": before}, "isolation": isolation})["proven"] is proven
+
+
+@pytest.mark.parametrize(
+    ("check", "shares"),
+    [
+        (SHARE, [{"wanted": 50.0, "got": 51.0}]),
+        ({**SHARE, "expected": "0", "found": "0", "unit": "shares"}, []),  # of a slice of all SMs none is measured
+        ({**SHARE, "name": "share-beside", "expected": "50 and 50", "found": "50 and 49"}, []),
+        ({**SHARE, "name": "another-check"}, []),
+        ({**SHARE, "found": "none"}, []),
+    ],
+)
+def test_shares_are_those_that_were_measured(check, shares):
+    result = {**HELD["results"][0], "checks": [check]}
+    made = fleet.node("a", {"capacity": CAPACITY, "isolation": {"verdict": "held", "results": [result]}})
+    assert made["shares"] == shares
+
+
 NOTE = {"what": "split", "where": "GPU-e", "expected": "7 slices", "found": "4", "remedy": "wait"}
 SUMS = {"nvidia.com/gpu": {"capacity": 4, "allocatable": 4, "allocated": 2}}
 RUNS = {"pod": "ns/a", "resource": "nvidia.com/gpu", "count": 1, "phase": "Running"}
