@@ -68,6 +68,7 @@ def test_a_host_where_all_agree():
     assert [piece["id"] for piece in found["expected"]] == IDS
     assert {(piece["memory_mib"], piece["sm_percent"]) for piece in found["expected"]} == {(7680, 50)}
     assert [(gpu["slices"], gpu["advertised"], gpu["slice_mib"]) for gpu in found["gpus"]] == [(2, 2, 7680)] * 2
+    assert [(gpu["sm_percent"], gpu["mode"]) for gpu in found["gpus"]] == [(50, "vcuda")] * 2
     assert found["library"] == "0.1.0-x"
 
 
@@ -259,6 +260,9 @@ FINDING = {
     "container": "main",
     "text": "process 7 (x) holds 64 MiB without a live slot",
 }
+LEGACY = node_config.dump(
+    node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1, "vgpu_legacy_preferred": True})
+)
 WATCHING = {"findings": [], "fault": "", "interval_s": 2.0}
 RUNS = {
     "asked_usage": True,
@@ -295,6 +299,13 @@ RUNNING = [
         [],
         "",
     ),
+    (
+        "legacyPreferred: the kubelet knows the slice under another id",
+        {"config_text": LEGACY, "plugin": plugin(config_sha256=sha256(LEGACY), allocations=[allocation("GPU-a::1")])},
+        [],
+        "",
+    ),
+    ("and without it", {"plugin": plugin(allocations=[allocation("GPU-a::1")])}, ["allocation"] * 2, "GPU-a::0"),
     ("another plugin's container", {"checkpoint_text": given("GPU-a::0", "NIC-1")}, [], ""),
     ("a process that goes round the library", {"watch": {**WATCHING, "findings": [FINDING]}}, ["process"], "process 7"),
     ("a check that runs now", {"watch": {**WATCHING, "findings": [dict(FINDING, kind="lease")]}}, [], ""),
@@ -377,3 +388,43 @@ def test_source_that_does_not_answer_is_named(spoiled, source, words):
 
 def test_no_source_is_missing_where_all_answer():
     assert compared(**copy.deepcopy(RUNS))["missing"] == {}
+
+
+PROVEN = compared()["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("about", "spoiled", "proven"),
+    [
+        ("what runs was proven", {"proof": PROVEN}, True),
+        ("nothing was", {}, False),
+        ("something else was", {"proof": "f" * 64}, False),
+        ("another library runs since", {"proof": PROVEN, "plugin": plugin(library="0.2.0-y")}, False),
+        ("no plugin runs, and nothing was", {"plugin": None, "proof": None}, False),
+    ],
+)
+def test_isolation_is_proven_for_what_runs_alone(about, spoiled, proven):
+    """Where it is, no check is made: so nothing else may pass for it."""
+    assert compared(**spoiled)["proven"] is proven
+
+
+USES = [
+    ({}, "default/trainer/main"),
+    ({"pod": ""}, "default/main"),
+    ({"namespace": "", "pod": "", "container": ""}, "a1"),
+    ({"namespace": "", "pod": "", "container": "", "allocation": None}, ""),
+]
+
+
+@pytest.mark.parametrize(("changed", "by"), USES)
+def test_who_holds_a_slice(changed, by):
+    one = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": 2, **changed}
+    (found,) = compared(**{**copy.deepcopy(RUNS), "usage": [one]})["usage"]
+    assert found == {
+        "by": by,
+        "uuid": "GPU-a",
+        "slices": ["GPU-a::0"],
+        "limit_mib": 7680,
+        "used_mib": 3000,
+        "processes": 2,
+    }
