@@ -193,15 +193,24 @@ class Setup:
         modules = driver_facts.loaded_modules(self.host)
         if self._in_use(loaded, driver_facts.users(self.host, modules)):
             return
-        for name in [name for name in driver_facts.MODULES if name in modules]:
+        there = [name for name in driver_facts.MODULES if name in modules]
+        # Of other people, such as GPUDirect's: they come back as they went, the last first.
+        others = [name for name in reversed(there) if name not in self.wish.modules]
+        for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
                 self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
                 # Those that went fit the one that stays only where they are not of another version.
-                for one in self.wish.modules:
+                for one in [*self.wish.modules, *others]:
                     self.host.run(["modprobe", one])
                 return
         for name in self.wish.modules:
             self._run(f"loading the kernel module {name}", ["modprobe", name])
+        for name in others:
+            if self.host.run(["modprobe", name]).rc != 0:
+                self.warnings.append(
+                    f"the kernel module {name} was loaded beside driver {loaded} and does not load beside the new one; "
+                    "look at dkms status and dmesg"
+                )
 
     def _start_again(self, stopped: Sequence[str]) -> None:
         argv = ["systemctl", "start", *stopped]

@@ -261,6 +261,25 @@ def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warne
     assert machine.calls[-3:] == ["modprobe nvidia", "modprobe nvidia_uvm", f"systemctl start {PERSISTENCED}"]
 
 
+# modules beside those of the driver, which of them does not load again -> what is loaded in the end, words of a warning
+GPUDIRECT = [
+    (["nvidia_peermem"], "", ["nvidia", "nvidia_uvm", "nvidia_peermem"], ""),
+    (["nvidia_peermem", "gdrdrv"], "", ["nvidia", "nvidia_uvm", "gdrdrv", "nvidia_peermem"], ""),
+    (["gdrdrv"], "gdrdrv", ["nvidia", "nvidia_uvm", "gdrdrv"], "gdrdrv was loaded beside driver 535.1"),
+]
+
+
+@pytest.mark.parametrize("others, fails, loads, words", GPUDIRECT)
+def test_modules_of_other_people_come_back_after_a_reload(tmp_path, others, fails, loads, words):
+    machine = Machine(tmp_path)
+    machine.load("535.1", "".join(f"{name} 4 0 - Live 0x0\n" for name in others) + IDLE)
+    machine.fails = {f"modprobe {fails}": Answer(1, "", "disagrees about version of symbol")} if fails else {}
+    run = machine.setup()
+    assert [call.split()[1] for call in machine.calls if call.startswith("modprobe ")] == loads
+    assert words in "".join(run.warnings) and bool(run.warnings) is bool(words)
+    assert run.reboot == ""
+
+
 # what fails, with which words, words of the message
 FAULTS = [
     ("modprobe nvidia", "modprobe: ERROR: Key was rejected by service", "enrol it with mokutil --import"),
