@@ -18,6 +18,7 @@ from .hardware import Host
 
 # Files of the initramfs, and of units.
 MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
+CDI_REFRESH = "nvidia-cdi-refresh.service"
 # Key of the record: what a reload has stopped and not started again yet.
 STOPPED = "stopped"
 
@@ -182,6 +183,13 @@ class Setup:
         finally:
             if stopped:
                 self._start_again(stopped)
+        if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
+            # It does its work and ends; its files name libraries of the former driver.
+            answer = self.host.run(["systemctl", "restart", CDI_REFRESH])
+            if answer.rc != 0:
+                self.warnings.append(
+                    f"{CDI_REFRESH} failed, so CDI files may name the former driver: {answer.err.strip()}"
+                )
 
     def _in_use(self, loaded: str, users: Sequence[str]) -> bool:
         if users:

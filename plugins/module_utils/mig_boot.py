@@ -18,6 +18,7 @@ UNIT = "vgpu-mig.service"
 UNIT_PATH = "/etc/systemd/system/" + UNIT
 SOURCES: tuple[ModuleType, ...] = (kinds, slices, nvml, mig_nvml, mig_plan, mig_apply)
 
+CDI_REFRESH = "nvidia-cdi-refresh.service"
 MAIN = """\
 # Managed by vgpu.fleet. Brings the GPUs to the MIG geometry of a file: python3 -m vgpu_mig /etc/vgpu/mig.json
 import json
@@ -59,7 +60,7 @@ RemainAfterExit=yes
 WorkingDirectory={FOLDER}
 ExecStart=@PYTHON@ -B -m vgpu_mig {GEOMETRY}
 # CDI specifications name MIG devices, and nothing else notices that they changed.
-ExecStartPost=-/bin/systemctl --no-block try-restart nvidia-cdi-refresh.service
+ExecStartPost=-/bin/sh -c 'one={CDI_REFRESH}; systemctl -q is-enabled $$one && systemctl --no-block restart $$one'
 
 [Install]
 WantedBy=multi-user.target

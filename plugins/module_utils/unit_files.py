@@ -82,10 +82,15 @@ class UnitFiles:
         return fields.get("NeedDaemonReload") == "yes", bool(started) and newest > began
 
     def try_restart(self, units: Sequence[str]) -> list[str]:
-        """Restart the units that run; returns what went wrong. One that is absent or does not run is left alone."""
+        """Restart the units that run; returns what went wrong. One that is absent or does not run is left alone.
+
+        One that does its work and ends, such as NVIDIA's of CDI files, never runs: it does its work again if enabled.
+        """
         faults = []
         for unit in units:
-            answer = self.run(["systemctl", "try-restart", unit])
+            shown = self.run(["systemctl", "show", "-p", "Type,UnitFileState", unit]).out
+            again = {"Type=oneshot", "UnitFileState=enabled"} <= {*shown.splitlines()}
+            answer = self.run(["systemctl", "restart" if again else "try-restart", unit])
             if answer.rc not in (0, 5):
                 faults.append(f"{unit} could not be restarted: {answer.err.strip()}")
         return faults
