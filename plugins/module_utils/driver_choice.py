@@ -41,13 +41,14 @@ ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-
 REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
+SUBNET_MANAGER = "nvlsm"
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
 # What is loaded, in this order; the rest comes along.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
 UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
-PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers"]
+PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
 
 DEFAULTS: dict[str, Any] = {
     "source": "distribution",
@@ -194,6 +195,11 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         names += more
         refusals += said
         services.append("nvidia-fabricmanager.service")
+        if driver.get("nvlink5") and not (state.get("packages") or {}).get(SUBNET_MANAGER):
+            warnings.append(
+                f"the NVSwitches of this host are of NVLink 5, so the fabric manager also needs {SUBNET_MANAGER} and "
+                "infiniband-diags (CUDA repository) and the kernel module ib_umad; this role does not bring them"
+            )
     files, initramfs, arguments = _host_files(host, wanted, kind)
     if wanted["vgpu_guest"]:
         services.append("nvidia-gridd.service")

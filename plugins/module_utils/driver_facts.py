@@ -52,6 +52,7 @@ def read(host: Host) -> dict[str, Any]:
         "container": bool(host.names(DRIVER_CONTAINER)),
         "runfile": host.file(RUNFILE) is not None,
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
+        "nvlink5": nvlink5(host),
         # The link is there with the kernel, what it points to with the headers.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
@@ -140,6 +141,14 @@ def nvswitches(host: Host) -> int:
         if (host.text(f"{folder}/vendor") or "").strip() == NVIDIA_VENDOR:
             device = driver_support.device_id(host.text(f"{folder}/device") or "")
             count += device in driver_support.NVSWITCH_IDS
-    for name in host.names("/sys/class/infiniband"):
-        count += "SW_MNG" in (host.text(f"/sys/class/infiniband/{name}/device/vpd") or "")
-    return count
+    return count + _behind_infiniband(host)
+
+
+def nvlink5(host: Host) -> bool:
+    """Whether there are NVSwitches of NVLink 5, which a subnet manager has to route before the fabric manager runs."""
+    return _behind_infiniband(host) > 0
+
+
+def _behind_infiniband(host: Host) -> int:
+    vpds = (host.text(f"/sys/class/infiniband/{name}/device/vpd") or "" for name in host.names("/sys/class/infiniband"))
+    return sum("SW_MNG" in vpd for vpd in vpds)

@@ -138,6 +138,23 @@ def test_a_gpu_that_no_table_knows_is_said_and_not_refused():
     assert "0x9999 is not in the table" in found.warnings[0]
 
 
+# Switches of NVLink 5, wish, packages that are there -> whether what they need besides is told
+NVLINK5 = [
+    (True, {}, {}, True),
+    (True, {}, {"nvlsm": "2025.03.1-1"}, False),
+    (True, {"fabric_manager": False}, {}, False),
+    (False, {}, {}, False),
+]
+
+
+@pytest.mark.parametrize("switches, wanted, packages, told", NVLINK5)
+def test_switches_of_nvlink_5_need_more_than_a_fabric_manager(switches, wanted, packages, told):
+    host = {**state("ubuntu24", [B200], {"nvlink5": switches}, nvswitches=4), "packages": packages}
+    found = driver_choice.choose(host, {"source": "cuda", "branch": "580", **wanted})
+    assert found.refusals == []
+    assert ["nvlsm and infiniband-diags" in text for text in found.warnings] == [True] * told
+
+
 # host, wish, files, initramfs, kernel arguments, services
 HOST_SIDE = [
     ("debian12", {}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, ["nvidia-persistenced.service"]),

@@ -127,7 +127,9 @@ def test_nvswitches(tmp_path, devices, vpd, count):
         files.update({f"sys/bus/pci/devices/{address}/vendor": vendor, f"sys/bus/pci/devices/{address}/device": device})
     if vpd:
         files["sys/class/infiniband/mlx5_0/device/vpd"] = vpd
-    assert driver_facts.nvswitches(lay_out(tmp_path, files)) == count
+    host = lay_out(tmp_path, files)
+    assert driver_facts.nvswitches(host) == count
+    assert driver_facts.read(host)["nvlink5"] is ("SW_MNG" in vpd)
 
 
 def test_a_pattern_stands_for_every_installed_package_that_it_matches():
