@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 import tarfile
 from io import BytesIO
@@ -19,6 +18,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils import (
     slice_image,
     slice_runner,
 )
+from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
 
 UUID = "GPU-1"
 OURS = run_mark.own()
@@ -148,6 +148,49 @@ def test_containerd_asks_for_the_gpu(host, tmp_path, given, wanted):
     command = runner._start("c1", ["true"])
     assert f"NVIDIA_VISIBLE_DEVICES={wanted}" in command
     assert command.index("c1") > command.index(params["nvidia_runtime"]) > command.index("--runc-binary")
+
+
+WORD = Mount("/var/run/nvidia-container-devices/GPU-1", "/dev/null", False)
+GIVEN = [
+    # about, the engine's client, whether a mount that names a GPU to NVIDIA's runtime is in the command
+    ("docker, whose runtime reads it", "docker", True),
+    ("containerd, whose runtime reads it", "ctr", True),
+    ("podman, where it would be a file", "podman", False),
+]
+
+
+@pytest.mark.parametrize(("about", "client", "word"), GIVEN, ids=[one[0] for one in GIVEN])
+def test_what_a_container_is_made_of(host, tmp_path, about, client, word):
+    params = host(**{client: {}})
+    Path(params["nvidia_runtime"]).write_text("")
+    with_cdi(tmp_path)
+    runner = slice_engine.Engines(params).runner(lease(words=[WORD]))
+    made = f"{slice_engine.ROOTS}{OURS}" if client == "ctr" else f"{slice_engine.REPOSITORY}:{OURS}-"
+    assert (runner._root if client == "ctr" else runner._image).startswith(made)
+    assert bool([one for one in runner._options if WORD.container_path in one]) == word
+    assert ("vgpu.fleet/gpu=GPU-1" in runner._options) == (client == "podman")
+
+
+SPECS = [
+    # about, CDI files, whether podman can hand the GPU in
+    ("the plugin's", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}, {"name": UUID}]}], True),
+    ("beside another's", [{"kind": "nvidia.com/gpu"}, {"kind": "vgpu.fleet/gpu", "devices": [{"name": UUID}]}], True),
+    ("of other GPUs", [{"kind": "vgpu.fleet/gpu", "devices": [{"name": "GPU-0"}]}], False),
+    ("another's, of this GPU", [{"kind": "nvidia.com/gpu", "devices": [{"name": UUID}]}], False),
+    ("that are none", [[], "", {"kind": "vgpu.fleet/gpu"}], False),
+]
+
+
+@pytest.mark.parametrize(("about", "specs", "found"), SPECS, ids=[one[0] for one in SPECS])
+def test_device_of_podman(tmp_path, about, specs, found):
+    for number, one in enumerate(specs):
+        (tmp_path / f"{number}.json").write_text(json.dumps(one))
+    folders = [str(tmp_path / "none"), str(tmp_path)]
+    if found:
+        assert slice_engine.cdi_device(UUID, folders) == "vgpu.fleet/gpu=GPU-1"
+    else:
+        with pytest.raises(slice_runner.RunnerError, match="so podman hands in no GPU"):
+            slice_engine.cdi_device(UUID, folders)
 
 
 LISTED = [
@@ -369,40 +412,3 @@ def test_root_stays_where_containerd_may_still_use_it(host, tmp_path, monkeypatc
     assert engines.runner(lease()).name == "containerd", engines.reasons
     engines.close()
     assert [one.name for one in tmp_path.glob("isolation-*")] == [f"isolation-{OURS}"], "known to the next run"
-
-
-# ---- the root itself
-
-
-def test_root_of_this_machine(tmp_path):
-    """Of what the host's own loader says; the same bytes twice; a shell runs in it, and nothing else is there."""
-    tar = slice_image.pack("/bin/true")
-    assert tar == slice_image.pack("/bin/true")
-    with tarfile.open(fileobj=BytesIO(tar)) as source:
-        names = source.getnames()
-    assert len(names) == len(set(names))
-    assert not [one for one in names if one.startswith("/") or ".." in one.split("/")]
-    root = tmp_path / "root"
-    slice_image.lay_out(tar, str(root))
-    assert stat.S_IMODE((root / "tmp").stat().st_mode) == 0o1777
-    shell = root / os.path.realpath("/bin").lstrip("/") / "sh"
-    assert shell.read_bytes() == Path("/bin/sh").read_bytes()
-    texts = [one.name for one in (root / "etc").iterdir()]
-    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file of the host that says anything of it"
-    if os.geteuid() == 0:
-        pid = os.fork()
-        if pid == 0:
-            os.chroot(root)
-            os.execv("/bin/sh", ["sh", "-c", "exit 7"])
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-
-
-def test_program_that_is_none(tmp_path):
-    with pytest.raises(slice_image.ImageError, match="program cannot be asked for its libraries"):
-        slice_image.needed_by(str(tmp_path / "program"))
-
-
-def test_program_of_another_libc(monkeypatch):
-    monkeypatch.setattr(slice_image, "GLIBC", ("libc.musl.so.1",))
-    with pytest.raises(slice_image.ImageError, match="/bin/true is not linked with glibc; its loader said 'linux-vdso"):
-        slice_image.needed_by("/bin/true")
