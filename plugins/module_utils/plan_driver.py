@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from . import driver_choice, driver_setup
@@ -12,6 +13,11 @@ from .driver_setup import STOPPED
 from .driver_support import branch_of
 from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
+
+# Packages that hold the driver's user space, under the names of any repository.
+USER_SPACE = re.compile(
+    r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
+)
 
 
 def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
@@ -41,6 +47,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         notes.append("NVML does not answer: " + state["nvml"]["error"])
     if not reboot and wanted.get("reboot") == "always" and (changes or host):
         reboot = "nvidia_driver_reboot is always"
+    notes += _of_others(changes, choice, wanted, state)
     if choice.refuse and choice.modules and _other_branch(choice, state) and not (changes or host):
         runs = state["driver"]["loaded_version"]
         notes.append(
@@ -59,6 +66,21 @@ def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch
+
+
+def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """What to say of a driver that runs and that other packages brought, before ours come in its place."""
+    ours = {text.partition("=")[0] for text in choice.packages}
+    if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
+        return []
+    there = sorted(name for name, version in state["packages"].items() if version and USER_SPACE.match(name))
+    others = [name for name in there if name not in ours]
+    if not others or any(name in ours for name in there):
+        return []
+    return [
+        f"driver {state['nvml']['driver_version']} runs, and {', '.join(others)} brought it; to keep it set "
+        "nvidia_driver_source: present, to replace it remove those packages first"
+    ]
 
 
 def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:

@@ -245,6 +245,31 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
     assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
+# Packages that are there on Ubuntu, what differs -> words of a warning
+CUDA_REPOSITORY = {"nvidia-utils-580": "580.95.05-0ubuntu1", "libnvidia-compute-580": "580.95.05-0ubuntu1"}
+OF_OTHERS = [
+    (
+        CUDA_REPOSITORY,
+        {},
+        "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
+    ),
+    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # nothing runs that could be kept
+    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # a run of ours was cut off
+    ({"nvidia-utils-580-server": "580.95.05-0ubuntu1"}, {}, ""),
+    ({"nvidia-container-toolkit": "1.18.0-1", "nvidia-utils-580": None}, {}, ""),
+]
+
+
+@pytest.mark.parametrize("packages, more, words", OF_OTHERS)
+def test_a_driver_that_somebody_else_brought_is_told_with_the_way_to_keep_it(packages, more, words):
+    state = changed(GOOD, {**UBUNTU, "packages": packages, "nvml.driver_version": "580.95.05", **more})
+    state = changed(state, {"driver.loaded_version": "580.95.05", "driver.disk_version": "580.95.05"})
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "record": "/record"}
+    found = plan_driver.nvidia_driver(whole, state, {})
+    assert any(text.startswith("install ") for text in found.changes)
+    assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
+
+
 # The driver that runs, what is lacking, the group's modules -> words of a warning, on Ubuntu with all of branch 535
 RETIRED = [
     ("535.261.03", {}, "auto", ""),
