@@ -243,6 +243,17 @@ CHARTS_OF_NVIDIA = [
     ("the operator's environment",
      {**OPERATOR, "devicePlugin": {"env": [{"name": "DEVICE_LIST_STRATEGY", "value": "cdi-cri"}]}},
      {"vgpu_sharing": "none", "vgpu_handover": "cdi-cri"}, "operator", "not carried over"),
+    # Only what somebody set, as ``helm get values`` prints it.
+    ("the operator's ConfigMap alone", {"devicePlugin": {"config": {"name": "mine", "default": "any"}}}, {},
+     "devicePlugin.config.name", "kubectl get configmap mine -o yaml"),
+    ("the operator's MIG alone", {"mig": {"strategy": "single"}, "devicePlugin": {"env": []}},
+     {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "devicePlugin", "role"),
+    # Beside HAMi, for one: then nothing is said of how the GPUs are shared.
+    ("the operator without its plugin",
+     {**OPERATOR, "devicePlugin": {"enabled": False, "config": {"data": {"any": SLICED}}}}, {},
+     "devicePlugin", "is off"),
+    ("labels without the plugin", {"devicePlugin": {"enabled": False}, "gfd": {"enabled": True}},
+     {"device_plugin_options": ["--labels"]}, "devicePlugin.enabled", "is off"),
 ]  # fmt: skip
 
 
@@ -254,6 +265,13 @@ def test_charts_of_nvidia(about, values, expected, path, words):
     assert found.variables == expected
     notes = {note.path: note.text for note in found.notes}
     assert words in notes.get(path, ""), notes
+
+
+@pytest.mark.parametrize("title", ["USER-SUPPLIED VALUES", "COMPUTED VALUES"])
+def test_title_that_helm_prints_is_no_value(title):
+    values = {"migStrategy": "mixed", "gfd": {"enabled": True}}
+    found, plain = convert.convert([{title: None, **values}]), convert.convert([values])
+    assert (found.variables, found.notes) == (plain.variables, plain.notes)
 
 
 def test_policy_of_the_operator_as_the_cluster_has_it():

@@ -76,6 +76,7 @@ def convert(documents: list[Any]) -> Converted:
 def _document(document: Any, where: str, found: Converted) -> None:
     if not isinstance(document, Mapping):
         raise Unknown(f"expected a mapping, found {type(document).__name__}")
+    document = {key: one for key, one in document.items() if key not in tables.TITLES}
     if document.get("kind") == "List":
         for item in document.get("items") or []:
             _document(item, where, found)
@@ -85,7 +86,7 @@ def _document(document: Any, where: str, found: Converted) -> None:
         _manifest(document, found)
     elif document.get("version") == "v1":
         _file_v1(document, "", found)
-    elif any(key in document for key in tables.OPERATOR_CHART):
+    elif _is_of_the_operator(document):
         _operator_chart(document, found)
     elif any(key in document for key in tables.HAMI_CHART):
         _hami_chart(document, found)
@@ -101,6 +102,11 @@ def _document(document: Any, where: str, found: Converted) -> None:
             f"{where or 'the file'} has the keys {keys}; expected values of HAMi's chart or of NVIDIA's, NVIDIA's file "
             "(version: v1), or a manifest with kind"
         )
+
+
+def _is_of_the_operator(values: Mapping[str, Any]) -> bool:
+    plugin = values.get(tables.ALL_CHARTS) or {}
+    return any(key in values for key in tables.OPERATOR_CHART) or tables.OPERATOR_PLUGIN in plugin
 
 
 # --- charts ----------------------------------------------------------------------------------------------------------
@@ -139,11 +145,13 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 
 def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
-    config = values.get("config") or {}
-    _named_files(config, "map", "config", found)
+    if not _is_off(values, "devicePlugin.enabled", found):
+        _named_files(values.get("config") or {}, "map", "config", found)
     for path, value in _leaves({key: one for key, one in values.items() if key != "config"}):
         if path == "gfd.enabled":
             _labels(value, found)
+        elif path == "devicePlugin.enabled" and value is False:
+            continue
         elif path in tables.NVIDIA_CHART_PLACES:
             _place(tables.NVIDIA_CHART_PLACES[path], value, path, found)
         elif path in tables.NVIDIA_CHART_NOTES:
@@ -154,8 +162,10 @@ def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
     """The GPU operator's values, or the spec of the ClusterPolicy that it makes of them."""
-    plugin = values.get("devicePlugin") or {}
-    _named_files(plugin.get("config") or {}, "data", "devicePlugin.config", found)
+    is_off = _is_off(values, "devicePlugin", found)
+    plugin = {} if is_off else values.get("devicePlugin") or {}
+    if not is_off:
+        _named_files(plugin.get("config") or {}, "data", "devicePlugin.config", found)
     for one in plugin.get("env") or []:
         _variable(str(one.get("name")), one.get("value"), "devicePlugin.env", True, found)
     for number, word in enumerate(_joined([str(one) for one in plugin.get("args") or []])):
@@ -165,8 +175,16 @@ def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
         _place(("flags", "migStrategy"), strategy, "mig.strategy", found)
     _labels((values.get("gfd") or {}).get("enabled"), found)
     for key in values:
-        if key not in ("mig", "gfd"):
+        if key not in ("mig", "gfd") and not (is_off and key == "devicePlugin"):
             found.note(key, tables.OPERATOR_NOTES.get(key, tables.NO_MEANING))
+
+
+def _is_off(values: Mapping[str, Any], path: str, found: Converted) -> bool:
+    """Whether the chart leaves NVIDIA's plugin out, as beside HAMi's. Told then."""
+    off = (values.get("devicePlugin") or {}).get("enabled") is False
+    if off:
+        found.note(path, tables.PLUGIN_IS_OFF)
+    return off
 
 
 def _labels(enabled: Any, found: Converted) -> None:

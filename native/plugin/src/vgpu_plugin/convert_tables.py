@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 NO_MEANING = "not carried over: nothing here stands for it"
+PLUGIN_IS_OFF = "NVIDIA's plugin is off, so nothing is said of how the GPUs are shared; convert what shares them"
 
 # What a document's keys say it is: the values of NVIDIA's GPU operator, else of HAMi's chart, else of the chart of
 # NVIDIA's plugin, else HAMi's by the one key that all three have.
-OPERATOR_CHART = ("operator", "driver", "toolkit", "dcgmExporter", "migManager")
+OPERATOR_CHART = ("operator", "driver", "toolkit", "dcgmExporter", "migManager", "mig")
 HAMI_CHART = ("scheduler", "resourceName", "resourceMem", "resourceCores", "schedulerName")
 NVIDIA_CHART = (
     "config",
@@ -20,6 +21,10 @@ NVIDIA_CHART = (
     "compatWithCPUManager",
 )
 ALL_CHARTS = "devicePlugin"
+# A key of that key which the operator's alone has.
+OPERATOR_PLUGIN = "config"
+# What ``helm get values`` prints above them.
+TITLES = ("USER-SUPPLIED VALUES", "COMPUTED VALUES")
 # A device plugin of another image, NVIDIA's, shares nothing unless a file says so.
 VCUDA_IMAGES = ("4pdosc", "4paradigm", "vgpu", "hami")
 # How a chart puts its own pods up: nothing that a host group has to know, so no note either.
