@@ -111,6 +111,7 @@ def test_values_of_hami(text, expected):
 @pytest.mark.parametrize(
     "text, path",
     [
+        ("devicePlugin: {brandNew: '{a: 1}'}", "devicePlugin.brandNew"),
         (f"{POLICY}: {{gpuSchedulerPolicy: mutex}}}}", "scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy"),
         ("devicePlugin: {somethingNew: 1}", "devicePlugin.somethingNew"),
         ("devicePlugin: {extraArgs: [--brand-new=1]}", "devicePlugin.extraArgs[0]"),
@@ -131,6 +132,8 @@ def test_cards_of_other_vendors_are_one_note():
         "and 3 more are of other vendors' cards: this collection shares NVIDIA's alone"
     ]
     assert len(found.notes) == 1 + len(converted("resourceName: nvidia.com/gpu").notes)
+    (one,) = [note for note in converted("resourceName: a.b/c\nmluResourceName: a.b/d").notes if "vendor" in note.text]
+    assert one == ("mluResourceName", "is of other vendors' cards: this collection shares NVIDIA's alone")
 
 
 def test_nodes_in_the_values_of_hami():
@@ -277,6 +280,34 @@ def test_title_that_helm_prints_is_no_value(title):
 def test_policy_of_the_operator_as_the_cluster_has_it():
     document = {"kind": "ClusterPolicy", "spec": {**OPERATOR, "devicePlugin": {}, "mig": {"strategy": "mixed"}}}
     assert convert.convert([document]).variables == {"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed"}
+
+
+@pytest.mark.parametrize("items", [None, [], 1, 2])
+def test_list_as_kubectl_prints_it(items):
+    """Of any length, as of any kind."""
+    policy = {"kind": "ClusterPolicy", "spec": {**OPERATOR, "mig": {"strategy": "mixed"}}}
+    given = [policy] * items if isinstance(items, int) else items
+    found = convert.convert([{"kind": "List", "items": given}])
+    assert found.variables == ({"vgpu_sharing": "none", "vgpu_mig_strategy": "mixed"} if given else {})
+
+
+def test_what_is_said_of_a_chart_of_nvidia():
+    """A key that means nothing here is named; how the chart puts its own pods up is no note."""
+    found = convert.convert([{"migStrategy": "none", "brandNew": 1, "updateStrategy": {"type": "RollingUpdate"}}])
+    assert [note.path for note in found.notes] == ["brandNew"]
+
+
+@pytest.mark.parametrize(
+    ("documents", "said"),
+    [
+        ([{"colour": "green", "size": 1}], "the file has the keys colour, size; expected"),
+        ([{}], "the file has the keys none; expected"),
+        ([{"migStrategy": "none"}, {"colour": "green"}], "document 2 has the keys colour; expected"),
+    ],
+)
+def test_which_document_is_nothing_of_it(documents, said):
+    with pytest.raises(convert.Unknown, match=said):
+        convert.convert(documents)
 
 
 def test_files_elsewhere_that_are_given_too():
