@@ -287,7 +287,7 @@ class PodmanRunner(DockerRunner):
         cdi_devices: Sequence[str] = (),
     ) -> None:
         super().__init__(docker, image, mounts, environment, devices, cdi_devices)
-        # The slice's files lie where no label of SELinux lets a container read; a device plugin's mounts are let.
+        # The root, the probe and the library are the host's own files, without the label that a slice's have.
         self._options += ["--security-opt", "label=disable"]
 
     def _remove(self, container: str) -> None:

@@ -50,8 +50,16 @@ def test_a_refusal_is_told_once_and_stops_nothing(caplog):
     assert [one.message.count("container-selinux") for one in caplog.records] == [1]
 
 
-@pytest.mark.parametrize(("there", "labels"), [(True, True), (False, False)])
-def test_a_host_without_selinux_labels_nothing(tmp_path, there, labels):
-    if there:
-        (tmp_path / "enforce").write_text("0")
-    assert (confinement.labeller(str(tmp_path / "enforce")) is not None) is labels
+KERNELS = [
+    ("nodev\tsysfs\nnodev\tselinuxfs\n\text4\n", True),
+    ("nodev\tsysfs\nnodev\tsecurityfs\n\text4\n", False),
+    (None, False),
+]
+
+
+@pytest.mark.parametrize(("text", "labels"), KERNELS, ids=["SELinux", "another", "no list"])
+def test_who_labels(tmp_path, text, labels):
+    """By what the kernel has: the pod of a DaemonSet does not see where the host has SELinux's files mounted."""
+    if text is not None:
+        (tmp_path / "filesystems").write_text(text)
+    assert (confinement.labeller(str(tmp_path / "filesystems")) is not None) is labels

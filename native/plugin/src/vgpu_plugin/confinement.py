@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-# There while the kernel enforces or only reports.
-SWITCH = "/sys/fs/selinux/enforce"
+# What the kernel knows, with selinuxfs while it enforces or only reports. Where that is mounted, /sys/fs/selinux, is the
+# host's alone: a container, the plugin's own of a DaemonSet too, has a /sys of its own without it.
+KNOWN = "/proc/filesystems"
 ATTRIBUTE = "security.selinux"
 # As engines label what all containers of a host may use (`:z`): no category, which every container's own include.
 LABEL = b"system_u:object_r:container_file_t:s0\0"
@@ -41,6 +42,11 @@ class Labeller:
             self._told = True
 
 
-def labeller(switch: str = SWITCH) -> Labeller | None:
+def labeller(known: str = KNOWN) -> Labeller | None:
     """None on a host without SELinux."""
-    return Labeller() if os.path.exists(switch) else None
+    try:
+        with open(known, encoding="ascii", errors="replace") as stream:
+            found = "selinuxfs" in stream.read().split()
+    except OSError:
+        found = False
+    return Labeller() if found else None
