@@ -14,6 +14,8 @@ from .driver_support import branch_of
 from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 
+# What comes beside a driver of any branch, and takes the place of none.
+BESIDE = re.compile(r"install (linux-headers-|kernel-|nvidia-persistenced\b)")
 # Packages that hold the driver's user space, under the names of any repository.
 USER_SPACE = re.compile(
     r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
@@ -28,7 +30,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     if choice.refusals:
         return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
     changes = packages(choice.packages, "", state)
-    replaced = any(text.startswith("change ") for text in changes) or bool(changes and _other_branch(choice, state))
+    replaced = any(text.startswith("change ") for text in changes) or _takes_over(changes, choice, wanted, state)
     reason = "driver packages are missing or of another version"
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [
@@ -66,6 +68,14 @@ def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch
+
+
+def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
+    """Whether what is installed takes the place of a driver of another branch that runs, under other names."""
+    if wanted.get("packages") and not wanted.get("branch"):
+        # Nobody knows the branch of packages that were named; one that changes its version is told by that.
+        return False
+    return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
 
 
 def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:

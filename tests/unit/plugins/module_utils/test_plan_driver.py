@@ -245,6 +245,22 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
     assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
+# What is lacking beside a driver of another branch that runs, wish -> changes. It works and is in use: nothing is refused.
+OF_ANOTHER_BRANCH = [
+    ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
+    ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
+    ({"packages": {"our-driver": "1"}}, {"packages": ["our-driver", "nvtop"]}, ["install nvtop"]),
+]
+
+
+@pytest.mark.parametrize("state, wanted, changes", OF_ANOTHER_BRANCH)
+def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wanted, changes):
+    runs = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], "550.90.07")
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
+    found = plan_driver.nvidia_driver(whole, changed(GOOD, {**runs, "driver.in_use": ["python3 (41)"], **state}), {})
+    assert (list(found.changes), found.errors, found.disturbs) == (changes, [], False)
+
+
 # Packages that are there on Ubuntu, what differs -> words of a warning
 CUDA_REPOSITORY = {"nvidia-utils-580": "580.95.05-0ubuntu1", "libnvidia-compute-580": "580.95.05-0ubuntu1"}
 OF_OTHERS = [
