@@ -50,6 +50,12 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     if not reboot and wanted.get("reboot") == "always" and (changes or host):
         reboot = "nvidia_driver_reboot is always"
     notes += _of_others(changes, choice, wanted, state)
+    if replaced and state["nvml"]["ok"] and _other_branch(choice, state) and not _named(wanted):
+        runs = state["nvml"]["driver_version"]
+        notes.append(
+            f"driver {runs} runs, and {choice.branch} is the newest branch for these GPUs here; no branch is named, so "
+            f'it comes in its place; to keep the one that runs set nvidia_driver_branch: "{branch_of(runs)}"'
+        )
     if choice.refuse and choice.modules and _other_branch(choice, state) and not (changes or host):
         runs = state["driver"]["loaded_version"]
         notes.append(
@@ -68,6 +74,11 @@ def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
     runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
     branch = branch_of(runs)
     return choice.branch is not None and branch is not None and branch != choice.branch
+
+
+def _named(wanted: dict[str, Any]) -> bool:
+    """Whether the group itself says which branch it wants."""
+    return any(wanted.get(name) for name in ("branch", "version", "packages"))
 
 
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:

@@ -245,7 +245,7 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
     assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
-# What is lacking beside a driver of another branch that runs, wish -> changes. It works and is in use: nothing is refused.
+# What is lacking beside a driver of another branch that runs and is in use, wish -> changes. Nothing is refused.
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
     ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
@@ -259,6 +259,27 @@ def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wa
     whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, {**runs, "driver.in_use": ["python3 (41)"], **state}), {})
     assert (list(found.changes), found.errors, found.disturbs) == (changes, [], False)
+
+
+# Driver that runs, wish -> words of a warning, on Debian 12 with NVIDIA's repository, whose newest branch is 580
+UNNAMED = [
+    ("590.44.01", {}, 'to keep the one that runs set nvidia_driver_branch: "590"'),
+    ("575.57.08", {}, 'to keep the one that runs set nvidia_driver_branch: "575"'),
+    ("590.44.01", {"branch": "580"}, ""),
+    ("590.44.01", {"branch": "590"}, ""),
+    ("580.95.05", {}, ""),
+]
+
+
+@pytest.mark.parametrize("runs, wanted, words", UNNAMED)
+def test_a_driver_whose_branch_nobody_named_is_told_with_the_way_to_keep_it(runs, wanted, words):
+    packages = dict.fromkeys(["nvidia-driver-cuda", "nvidia-kernel-open-dkms", *HEADERS], f"{runs}-1")
+    versions = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], runs)
+    state = changed(GOOD, {**versions, "packages": packages, "driver.in_use": ["python3 (41)"]})
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False}
+    found = plan_driver.nvidia_driver({**whole, "source": "cuda", "reboot": "if_required", **wanted}, state, {})
+    assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
+    assert found.disturbs is (f"{wanted.get('branch', '580')}." not in runs)
 
 
 # Packages that are there on Ubuntu, what differs -> words of a warning
