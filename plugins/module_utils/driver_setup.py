@@ -180,9 +180,13 @@ class Setup:
             self._run("stopping what holds the driver", ["systemctl", "stop", *stopped])
         try:
             self._swap(loaded)
-        finally:
-            if stopped:
-                self._start_again(stopped)
+        except SetupError:
+            # What failed is told, and not what cannot start without it; the next run starts the rest.
+            if stopped and self.host.run(["systemctl", "start", *stopped]).rc == 0:
+                self._forget(STOPPED)
+            raise
+        if stopped:
+            self._start_again(stopped)
         if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
             # It does its work and ends; its files name libraries of the former driver.
             answer = self.host.run(["systemctl", "restart", CDI_REFRESH])

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver_setup import SetupError
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer
 from driver_machine import (
     BUSY,
@@ -110,6 +111,22 @@ def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warne
     assert run.reboot == "the kernel does not let go of the module nvidia of driver 535.1"
     assert warned in "".join(run.warnings) and bool(run.warnings) is bool(warned)
     assert machine.calls[-3:] == ["modprobe nvidia", "modprobe nvidia_uvm", f"systemctl start {PERSISTENCED}"]
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_module_that_does_not_load_is_told_and_what_was_stopped_is_started(tmp_path, starts):
+    machine = Machine(tmp_path)
+    machine.units[PERSISTENCED] = [True, True, True]
+    machine.load("535.1", IDLE)
+    machine.fails = {"modprobe nvidia": Answer(1, "", "Key was rejected by service")}
+    if not starts:
+        machine.fails[f"systemctl start {PERSISTENCED}"] = Answer(1, "", "Job failed")
+    with pytest.raises(SetupError, match="loading the kernel module nvidia failed.*enrol it with mokutil"):
+        machine.setup()
+    assert machine.calls[-1] == f"systemctl start {PERSISTENCED}" and machine.units[PERSISTENCED][2] is starts
+    machine.fails = {}
+    assert any("a run that was cut off had stopped" in line for line in machine.setup().plan) is not starts
+    assert machine.units[PERSISTENCED] == [True, True, True]
 
 
 # NVIDIA's unit of CDI files (present, enabled, active), whether it fails -> whether it runs, words of a warning
