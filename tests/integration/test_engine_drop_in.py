@@ -22,7 +22,7 @@ show)
         printf 'NeedDaemonReload=no\\nMainPID=0\\nExecMainStartTimestampMonotonic=%s\\n\\n' "$(cat started)"
     esac; done ;;
 restart)
-    awk '{{printf "%d", $1 * 1000000}}' /proc/uptime > started
+    awk '{{printf "%.0f", $1 * 1000000}}' /proc/uptime > started
     if grep -q -f hates {path} 2>/dev/null; then
         cat dies > state
         grep -q failed dies && {{ echo "Job for $2 failed" >&2; exit 1; }}
