@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-# What the kernel knows, with selinuxfs while it enforces or only reports. Where that is mounted, /sys/fs/selinux, is the
-# host's alone: a container, the plugin's own of a DaemonSet too, has a /sys of its own without it.
+# What the kernel knows, with selinuxfs while it enforces or only reports. Where that is mounted, /sys/fs/selinux, is
+# the host's alone: a container, the plugin's own of a DaemonSet too, has a /sys of its own without it.
 KNOWN = "/proc/filesystems"
 ATTRIBUTE = "security.selinux"
 # As engines label what all containers of a host may use (`:z`): no category, which every container's own include.
