@@ -136,6 +136,11 @@ def test_cards_of_other_vendors_are_one_note():
     assert one == ("mluResourceName", "is of other vendors' cards: this collection shares NVIDIA's alone")
 
 
+def test_a_setting_of_nvidia_cards_is_none_of_other_vendors():
+    found = converted("schedulerName: hami\ndevices: {nvidia: {unheardOf: x}}")
+    assert [note.text for note in found.notes if note.path == "devices.nvidia.unheardOf"] == [convert.tables.NO_MEANING]
+
+
 def test_nodes_in_the_values_of_hami():
     inner = '{"nodeconfig": [{"name": "node-1", "devicesplitcount": 3}]}'
     found = convert.convert([{"devicePlugin": {"nodeConfiguration": {"config": inner}}}])

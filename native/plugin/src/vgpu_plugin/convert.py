@@ -135,7 +135,7 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
             _hami_nodes(_parsed(value).get("nodeconfig") or [], f"{path}.nodeconfig", found)
         elif path in tables.HAMI_NOTES:
             found.note(path, tables.HAMI_NOTES[path])
-        elif path.startswith(tables.OTHER_VENDORS):
+        elif path.startswith(tables.OTHER_VENDORS) and not path.startswith(tables.NVIDIA_CARDS):
             others.append(path)
         elif not path.startswith(tables.CHART_ONLY):
             found.note(path, tables.NO_MEANING)

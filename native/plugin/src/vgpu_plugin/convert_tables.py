@@ -68,7 +68,8 @@ HAMI_PLACES = {
 }
 # Its config.json as a text.
 HAMI_NODES = "devicePlugin.nodeConfiguration.config"
-# Where cards of other vendors are set up; NVIDIA's stand above.
+# Where cards of other vendors are set up, and NVIDIA's beside them.
+NVIDIA_CARDS = "devices.nvidia."
 OTHER_VENDORS = ("mlu", "hcu", "dcu", "metax", "enflame", "kunlun", "vastai", "biren", "iluvatar", "devices.")
 HAMI_RESOURCES = {
     "resourceName": "count",
