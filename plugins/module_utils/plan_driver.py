@@ -112,7 +112,8 @@ def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
             changes.append(f"write {path}")
         elif found["sha256"] != sha256(text):
             changes.append(f"change {path}")
-    if not changes and state["driver"].get("initramfs_old"):
+    # A changed file of modprobe.d brings it along.
+    if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
         changes.append("rebuild the initramfs, which is older than the file that keeps nouveau away")
     return changes
 

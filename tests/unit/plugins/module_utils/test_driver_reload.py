@@ -121,7 +121,7 @@ def test_a_module_that_does_not_load_is_told_and_what_was_stopped_is_started(tmp
     machine.fails = {"modprobe nvidia": Answer(1, "", "Key was rejected by service")}
     if not starts:
         machine.fails[f"systemctl start {PERSISTENCED}"] = Answer(1, "", "Job failed")
-    with pytest.raises(SetupError, match="loading the kernel module nvidia failed.*enrol it with mokutil"):
+    with pytest.raises(SetupError, match=r"loading the kernel module nvidia failed.*enrol it with mokutil"):
         machine.setup()
     assert machine.calls[-1] == f"systemctl start {PERSISTENCED}" and machine.units[PERSISTENCED][2] is starts
     machine.fails = {}

@@ -342,6 +342,13 @@ DROP_INS = [
 ]
 
 
+def test_an_initramfs_that_is_old_is_told_beside_a_file_that_is_no_part_of_it():
+    whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    state = changed(GOOD, {**UBUNTU, ("files", DROP_IN): None, "driver.initramfs_old": True})
+    changes = plan_driver.nvidia_driver(whole, state, {}).changes
+    assert f"write {DROP_IN}" in changes and any(text.startswith("rebuild the initramfs") for text in changes)
+
+
 @pytest.mark.parametrize("state, changes", DROP_INS)
 def test_persistence_mode_on_ubuntu(state, changes):
     whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
