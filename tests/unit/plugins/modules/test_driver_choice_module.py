@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the module itself reads of a host: what its decision goes by beside facts of driver and GPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.modules import driver_choice as module_under_test
+
+FILES = {
+    "etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\n',
+    "sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de",
+    "sys/bus/pci/devices/0000:01:00.0/class": "0x030200",
+    "sys/bus/pci/devices/0000:01:00.0/device": "0x2901",
+    "sys/class/infiniband/mlx5_0/device/vpd": "Product SW_MNG switch",
+}
+INSTALLED = "Package: {}\nStatus: install ok installed\nVersion: 2025.03.1-1\n\n"
+
+
+@pytest.mark.parametrize("package, told", [("nvlsm", False), ("bash", True)])
+def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch, package, told):
+    for path, text in {**FILES, "var/lib/dpkg/status": INSTALLED.format(package)}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    warnings, left = [], []
+    wish = {"source": "cuda", "branch": "580"}
+    double = SimpleNamespace(
+        params={"wish": wish}, warn=warnings.append, fail_json=pytest.fail, exit_json=lambda **told: left.append(told)
+    )
+    monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
+    monkeypatch.setattr(module_under_test, "Host", lambda: Host(str(tmp_path), run=lambda argv: Answer(127, "", "")))
+    module_under_test.main()
+    assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), "it has switches"
+    assert [True for text in warnings if "nvlsm" in text] == [True] * told
