@@ -113,6 +113,7 @@ def main() -> None:
         "nvswitches": driver_facts.nvswitches(host),
         "driver": driver_facts.read(host),
         "nvml": found,
+        "packages": host.packages([driver_choice.SUBNET_MANAGER]),
     }
     choice = driver_choice.choose(state, module.params["wish"])
     for warning in choice.warnings:
