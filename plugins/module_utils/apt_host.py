@@ -72,6 +72,12 @@ class AptHost:
     def policy(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         return apt_text.parse_policy(self.must("asking apt for the packages", "apt-cache", "policy", *names))
 
+    def leftovers(self, names: Sequence[str]) -> list[str]:
+        """Which of the packages are gone and have left files of settings and traces in dpkg's own."""
+        # One that dpkg does not know makes it fail; it answers for the others.
+        text = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *names)[1] if names else ""
+        return [name for name in names if f"{name} config-files" in text.splitlines()]
+
     def control(self, path: str) -> str:
         """The control file of a package file."""
         return self.must(f"reading the package file {path}", "dpkg-deb", "--field", path)

@@ -282,6 +282,8 @@ class PackageSet:
             names = [apt_text.split_pin(one)[0] for one in self.wish.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
+        # What made way for another of ours is removed already, and its settings are not.
+        there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
         if there:
             self.remove(there)
         holds = sorted({*record.get("holds", [])} & {*self.host.held()} - {*self.transaction.remove})

@@ -28,6 +28,7 @@ class Apt:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.here: dict[str, str] = {}
+        self.rests: set[str] = set()  # removed, with its settings left behind
         self.holds: set[str] = set()
         self.calls: list[str] = []
         self.broken = False  # an interrupted dpkg
@@ -76,6 +77,9 @@ class Apt:
             for name in names
         }
 
+    def leftovers(self, names: list[str]) -> list[str]:
+        return [name for name in names if name in self.rests]
+
     def update(self) -> None:
         self.calls.append("update")
         if self.unreachable and self.unreachable in self.texts():
@@ -99,6 +103,7 @@ class Apt:
             if not simulate:
                 for name in names:
                     self.here.pop(name, None)
+                    self.rests.discard(name)
                 if self.deletes is not None:
                     self.deletes.unlink()
             return "".join(f"Purg {name} [1.0-1]\n" for name in going)
@@ -106,6 +111,7 @@ class Apt:
         coming = [name for name in dict.fromkeys(wanted) if name not in self.here]
         if not simulate:
             self.here.update(dict.fromkeys(coming, "1.0-1"))
+            self.rests |= {name for name in self.would_remove if self.here.pop(name, None)}
         lines = [f"Remv {name} [1]\n" for name in self.would_remove]
         return "".join(lines + [f"Inst {name} (1.0-1 Test [amd64])\n" for name in coming])
 

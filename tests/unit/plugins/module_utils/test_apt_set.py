@@ -39,6 +39,11 @@ def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
     else:
         assert "remove containerd" in " ".join(present(apt, packages=["runc"], record=record).plan)
         assert "runc" in apt.here
+        assert apt.rests == {"containerd"}, "apt removes it and keeps its settings"
+        apt.would_remove = []
+        foretold = absent(apt, packages=[], record=record, check=True).plan
+        assert absent(apt, packages=[], record=record).plan == foretold
+        assert (apt.here, apt.rests) == ({}, set()), "what made way has left nothing either"
 
 
 # patterns that are refused -> words of the refusal; docker.io brings runc and containerd
