@@ -14,6 +14,11 @@ from typing import Any, Sequence
 from .hardware import Host
 
 FLAG = "--container-runtime-endpoint"
+# In a configuration file, which is YAML or JSON.
+IN_CONFIG = re.compile(
+    r"""(?:^|[{,])\s*["']?containerRuntimeEndpoint["']?\s*:[ \t]*["']?([^\s"'#,}]+)""",
+    re.MULTILINE,
+)
 # From this version on there is no dockershim, and a kubelet that is told nothing takes containerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 CONTAINERD = "unix:///run/containerd/containerd.sock"
@@ -45,12 +50,16 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
 
 
 def _endpoint(host: Host, argv: Sequence[str]) -> str:
-    """What the flag says, or the configuration file; empty where neither does."""
-    flag, path = _option(argv, FLAG), _option(argv, "--config")
-    if flag or not path:
+    """What the flag says, or the configuration with its drop-ins, of which the last counts; empty where none does."""
+    flag, path, folder = _option(argv, FLAG), _option(argv, "--config"), _option(argv, "--config-dir")
+    if flag:
         return flag
-    told = re.search(r"^containerRuntimeEndpoint:\s*[\"']?([^\s\"'#]+)", host.text(path) or "", re.MULTILINE)
-    return told.group(1) if told else ""
+    drop_ins = [f"{folder}/{name}" for name in host.names(folder) if name.endswith(".conf")] if folder else []
+    said = ""
+    for one in [*([path] if path else []), *drop_ins]:
+        told = IN_CONFIG.search(host.text(one) or "")
+        said = told.group(1) if told else said
+    return said
 
 
 def _option(argv: Sequence[str], name: str) -> str:

@@ -9,6 +9,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Host
 from plan_samples import BARE, CONVERGED, VARIABLES, changed
 
 CRI = "unix:///run/containerd/containerd.sock"
+CRIO = "unix:///run/crio/crio.sock"
 K3S = "unix:///run/k3s/containerd/containerd.sock"
 CONFIG = "/var/lib/kubelet/config.yaml"
 
@@ -26,6 +27,14 @@ KUBELETS = [
     ({"kubelet": f"kubelet --config {CONFIG}"}, "containerRuntimeEndpoint: unix:///run/crio/crio.sock # ours\n",
      (1, 34), "crio"),
     ({"kubelet": f"kubelet --config={CONFIG}"}, "kind: KubeletConfiguration\n", (1, 34), "containerd"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, 'containerRuntimeEndpoint: ""\n', (1, 34), "containerd"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f"# containerRuntimeEndpoint: {CRIO}\n",
+     (1, 34), "containerd"),
+    # JSON, on one line and on several
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{"a": 1,"containerRuntimeEndpoint":"{CRIO}"}}',
+     (1, 34), "crio"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{\n  "containerRuntimeEndpoint": "{CRIO}",\n  "b": 2\n}}',
+     (1, 34), "crio"),
     ({"kubelet": "kubelet"}, "", (1, 23), "docker"),  # dockershim
     ({"kubelet": "kubelet"}, "", None, "containerd"),
     ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/k0s/containerd.sock"}, "", (1, 30), ""),
@@ -46,6 +55,29 @@ def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, e
         (tmp_path / f"proc/{pid}/cmdline").write_text(line.replace(" ", "\0") + "\0")
     found = kubelet_engine.read(Host(str(tmp_path)), version)
     assert (found and found["engine"]) == engine
+
+
+# texts of the configuration and of its drop-ins by name -> engine
+DROP_INS = [
+    ({"10-a.conf": f"containerRuntimeEndpoint: {CRIO}\n"}, "crio"),
+    (
+        {"10-a.conf": f"containerRuntimeEndpoint: {CRIO}\n", "20-b.conf": f"containerRuntimeEndpoint: {CRI}\n"},
+        "containerd",
+    ),
+    ({"10-a.conf": "containerRuntimeEndpoint:\nkind: KubeletConfiguration\n"}, "docker"),
+    ({"10-a.yaml": f"containerRuntimeEndpoint: {CRIO}\n"}, "docker"),  # which a kubelet does not read
+]
+
+
+@pytest.mark.parametrize("texts, engine", DROP_INS)
+def test_drop_ins_of_the_kubelets_configuration_count(tmp_path, texts, engine):
+    line = f"kubelet --config={CONFIG} --config-dir=/etc/kubelet.d"
+    files = {"proc/40/comm": "kubelet\n", "proc/40/cmdline": line.replace(" ", "\0")}
+    files[CONFIG[1:]] = "containerRuntimeEndpoint: unix:///run/cri-dockerd.sock\n"
+    for path, text in {**files, **{f"etc/kubelet.d/{name}": text for name, text in texts.items()}}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert kubelet_engine.read(Host(str(tmp_path)), (1, 34))["engine"] == engine
 
 
 @pytest.mark.parametrize("network, engine", [("net:[1]", "containerd"), ("net:[2]", None)])
