@@ -15,7 +15,7 @@ from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 
 # What comes beside a driver of any branch, and takes the place of none.
-BESIDE = re.compile(r"install (linux-headers-|kernel-|nvidia-persistenced\b)")
+BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
 # Packages that hold the driver's user space, under the names of any repository.
 USER_SPACE = re.compile(
     r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
@@ -30,7 +30,8 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     if choice.refusals:
         return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
     changes = packages(choice.packages, "", state)
-    replaced = any(text.startswith("change ") for text in changes) or _takes_over(changes, choice, wanted, state)
+    replaced = any(text.startswith("change ") and not BESIDE.match(text) for text in changes)
+    replaced = replaced or _takes_over(changes, choice, wanted, state)
     reason = "driver packages are missing or of another version"
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, engine_packages, plan, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, engine_packages, plan, plan_driver, wish
 from plan_samples import BARE, CONVERGED, RUNNING, VARIABLES
 
 ROCKY = {
@@ -110,6 +110,20 @@ def test_another_branch_is_a_change_also_where_a_stream_holds_the_branches(relea
     changes = [change for step in made["steps"] for change in step["changes"] if change.startswith("change ")]
     assert changes == [f"change {name} from 580.95.05-1.el9 to {branch}.*" for name in names]
     assert (made["errors"], made["disturbs"]) == ([], bool(names))
+
+
+def test_headers_beside_those_of_another_kernel_disturb_no_driver():
+    """rpm keeps several versions of them; the driver works and is in use."""
+    packages = dict.fromkeys(["nvidia-driver-cuda", "kmod-nvidia-open-dkms"], "3:580.95.05-1.el9")
+    packages.update({"kernel-devel": "5.14.0-570.12.1.el9_6", "kernel-headers": "1", "nvidia-persistenced": "1"})
+    variables = {**wish.INPUTS["nvidia_driver"], "state": "present", "source": "cuda", "kernel_module": "auto"}
+    state = copy.deepcopy({**CONVERGED, "os": ROCKY, "packages": packages})
+    runs = {"loaded_version": "580.95.05", "disk_version": "580.95.05", "in_use": ["python3 (41)"], "headers": False}
+    state["driver"].update(runs, secure_boot=None)
+    state["pci_gpus"] = [{"address": "0000:01:00.0", "device": "0x1eb8"}]
+    found = plan_driver.nvidia_driver(variables, state, {})
+    assert "change kernel-devel from 5.14.0-570.12.1.el9_6 to 5.14.0-427.13.1.el9_4" in found.changes
+    assert (found.errors, found.disturbs) == ([], False)
 
 
 def test_a_release_that_nobody_tried_is_refused_with_what_is_supported():
