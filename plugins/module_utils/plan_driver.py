@@ -95,6 +95,9 @@ def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state
     ours = {text.partition("=")[0] for text in choice.packages}
     if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
         return []
+    if wanted.get("packages"):
+        # What was named may have brought them.
+        return []
     there = sorted(name for name, version in state["packages"].items() if version and USER_SPACE.match(name))
     others = [name for name in there if name not in ours]
     if not others or any(name in ours for name in there):

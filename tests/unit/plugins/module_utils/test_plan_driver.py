@@ -249,7 +249,11 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
     ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
-    ({"packages": {"our-driver": "1"}}, {"packages": ["our-driver", "nvtop"]}, ["install nvtop"]),
+    (
+        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # which came along with what is named
+        {"packages": ["our-driver", "nvtop"]},
+        ["install nvtop"],
+    ),
 ]
 
 
@@ -258,7 +262,7 @@ def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wa
     runs = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], "550.90.07")
     whole = {**wish.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
     found = plan_driver.nvidia_driver(whole, changed(GOOD, {**runs, "driver.in_use": ["python3 (41)"], **state}), {})
-    assert (list(found.changes), found.errors, found.disturbs) == (changes, [], False)
+    assert (list(found.changes), found.errors, found.disturbs, found.warnings) == (changes, [], False, [])
 
 
 # Driver that runs, wish -> words of a warning, on Debian 12 with NVIDIA's repository, whose newest branch is 580
