@@ -23,7 +23,7 @@ from . import (
 )
 from .kinds import Finding, error, errors, warning
 from .node_state import fingerprint, sha256
-from .plan_driver import nvidia_driver
+from .plan_driver import nvidia_driver, replaces
 from .plan_engine import container_runtime
 from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
@@ -93,8 +93,8 @@ def _after_driver(wish: dict[str, Any], state: dict[str, Any], steps: Sequence[d
     wanted = wish["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
     driver = changes.get("nvidia_driver", [])
-    # Packages are changed by name, files by path; those of another branch may have other names.
-    replaced = any(change.startswith("change ") and change[7] != "/" for change in driver)
+    # Packages of another branch may have other names.
+    replaced = any(map(replaces, driver))
     disturbed = any(step["role"] == "nvidia_driver" and step["disturbs"] for step in steps)
     replaced = replaced or (disturbed and any(change.startswith("install ") for change in driver))
     running = wanted.get("state") == PRESENT and (state["units"].get(wanted["unit"]) or {}).get("active")

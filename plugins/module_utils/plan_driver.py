@@ -30,8 +30,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     if choice.refusals:
         return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
     changes = packages(choice.packages, "", state)
-    replaced = any(text.startswith("change ") and not BESIDE.match(text) for text in changes)
-    replaced = replaced or _takes_over(changes, choice, wanted, state)
+    replaced = any(map(replaces, changes)) or _takes_over(changes, choice, wanted, state)
     reason = "driver packages are missing or of another version"
     kernel, reboot = _kernel_side(choice, wanted, state, replaced)
     host = [
@@ -68,6 +67,12 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
     # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
     disturbs = bool(reboot and not faults) or (state["nvml"]["ok"] and replaced)
     return Part(reason, changes + host, disturbs, notes, faults)
+
+
+def replaces(change: str) -> bool:
+    """Whether a change of this step is another version of one of the driver's own packages: files have paths."""
+    foreign = change.startswith(("change /", "change the mode ")) or BESIDE.match(change) is not None
+    return change.startswith("change ") and not foreign
 
 
 def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:

@@ -245,6 +245,22 @@ def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(us
     assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
 
 
+# A change of the step -> whether another version of the driver comes by it
+REPLACES = [
+    ("change nvidia-smi from 535.1 to 535.2", True),
+    ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
+    ("change kernel-devel from 5.14.0-570 to 5.14.0-427", False),
+    ("change /etc/nvidia/gridd.conf", False),
+    (f"change the mode of {driver_choice.TOKEN_FILE} from 0600 to 0744", False),
+    ("install nvidia-smi", False),
+]
+
+
+@pytest.mark.parametrize("change, told", REPLACES)
+def test_which_changes_put_another_driver_under_what_runs(change, told):
+    assert plan_driver.replaces(change) is told
+
+
 # What is lacking beside a driver of another branch that runs and is in use, wish -> changes. Nothing is refused.
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),

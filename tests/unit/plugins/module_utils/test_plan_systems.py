@@ -124,6 +124,9 @@ def test_headers_beside_those_of_another_kernel_disturb_no_driver():
     found = plan_driver.nvidia_driver(variables, state, {})
     assert "change kernel-devel from 5.14.0-570.12.1.el9_6 to 5.14.0-427.13.1.el9_4" in found.changes
     assert (found.errors, found.disturbs) == ([], False)
+    state["packages"].update({"nvidia-docker2": "2.14.0-1", "nvidia-container-toolkit": "1.17.8-1"})
+    roles = {**ROLES, "nvidia_driver_version": "", "nvidia_driver_kernel_module": "auto"}
+    assert plan.make_plan(wish.collect(roles), state)["roles"] == ["nvidia_driver", "verify"], "no plugin is restarted"
 
 
 def test_a_release_that_nobody_tried_is_refused_with_what_is_supported():
