@@ -231,7 +231,7 @@ CHARTS_OF_NVIDIA = [
     # about, the values, the variables, path and words of a note
     # All of them, as ``helm get values --all`` prints; the name of one key is HAMi's too.
     ("as shipped", {"config": {"name": "", "map": {}}, "migStrategy": None, "devicePlugin": {"enabled": True},
-      "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
+                    "gfd": {"enabled": False}, "mps": {"root": "/run/nvidia/mps"}},
      {"vgpu_sharing": "none", "device_plugin_options": ["--mps-root=/run/nvidia/mps"]}, "devicePlugin.enabled", "role"),
     ("one file", {"config": {"map": {"any": SLICED}}, "devicePlugin": {"enabled": True}},
      {"vgpu_sharing": "time-slicing", "vgpu_split_count": 4}, "devicePlugin.enabled", "role"),

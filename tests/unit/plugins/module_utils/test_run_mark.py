@@ -49,7 +49,7 @@ def test_is_over(machine, about, mark, over):
 def test_marks_of_this_machine():
     """Two runs at once have two marks; one is over as soon as its process is gone."""
     mine = run_mark.own()
-    assert mine.split(".")[0] == str(os.getpid())
+    assert mine.partition(".")[0] == str(os.getpid())
     assert (run_mark.own(), run_mark.is_over(mine)) == (mine, False)
     program = (
         f"import sys; sys.path[:0] = {sys.path!r}; from {run_mark.__name__} import own; print(own(), flush=True); "
