@@ -40,7 +40,9 @@ def told(found: dict) -> str:
 
 def test_filter(load, row, sizes):
     """Pods that are there already must not cost: the ledger is kept, not added up."""
-    empty, full = (load(1000, pods, sizes["scheduled"]) for pods in (1, 20))
+    # In turns and the best of three: what else the machine does in one of them is not what pods cost.
+    rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for _ in range(3)]
+    empty, full = (min(found, key=lambda one: one["p50"]) for found in zip(*rounds, strict=True))
     row(
         "scheduler-1000",
         "with 20 pods a node at most 1.5 times the time with 1",
