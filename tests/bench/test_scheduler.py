@@ -41,7 +41,7 @@ def told(found: dict) -> str:
 def test_filter(load, row, sizes):
     """Pods that are there already must not cost: the ledger is kept, not added up."""
     # In turns and the best of three: what else the machine does in one of them is not what pods cost.
-    rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for _ in range(3)]
+    rounds = [[load(1000, pods, sizes["scheduled"]) for pods in (1, 20)] for again in range(3)]
     empty, full = (min(found, key=lambda one: one["p50"]) for found in zip(*rounds, strict=True))
     row(
         "scheduler-1000",
