@@ -112,6 +112,9 @@ struct vgpu_limits {
 #define VGPU_LEDGER_LENT_BASE 0x60000000u    /* + hash of an IPC handle: locked, shared, by whoever has it open */
 #define VGPU_LEDGER_LENT_SPAN 0x10000000u
 #define VGPU_LEDGER_LENT_DEVICES 12
+/* + hash of an IPC handle: locked, shared, by the process that made it. So wide that no two hashes are alike by chance. */
+#define VGPU_LEDGER_MADE_BASE 0x1000000000000000u
+#define VGPU_LEDGER_MADE_SPAN 0x1000000000000000u
 
 struct vgpu_ledger_slot {
     uint64_t used[VGPU_MAX_DEVICES];    /* bytes of allocations */

@@ -270,6 +270,15 @@ bool ledger_lent_open(uint64_t byte)
     return held != 0;
 }
 
+bool ledger_made_here(uint64_t byte)
+{
+    int descriptor = ledger_file_again(false);
+    bool made = descriptor >= 0 && ledger_byte_held(descriptor, byte) == 1;
+    if (descriptor >= 0)
+        close(descriptor);
+    return made;
+}
+
 void *ledger_borrow(uint64_t byte)
 {
     void *loan = MAP_FAILED;

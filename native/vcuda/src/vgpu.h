@@ -224,7 +224,9 @@ void ledger_measure_end(int handle, int device);
 void ledger_lend(int device, uint64_t bytes, bool more);
 /* Does anybody hold this byte (0: any) of those that stand for open handles? Also where it cannot be known. */
 bool ledger_lent_open(uint64_t byte);
-/* Holds such a byte until it is returned, or this process is gone; NULL: the ledger cannot be had. */
+/* Does a process of this container hold the byte that says that a handle was made here? Not where it cannot be known. */
+bool ledger_made_here(uint64_t byte);
+/* Holds a byte until it is returned, or this process is gone; NULL: the ledger cannot be had. */
 void *ledger_borrow(uint64_t byte);
 void ledger_return(void *loan);
 /* Around fork(): no join is under way meanwhile. */

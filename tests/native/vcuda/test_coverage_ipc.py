@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
+import layouts
 import pytest
-from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, Host, Puppet
+from conftest import INVALID, LIMIT, MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, Host, Puppet
 from test_coverage_graphs import say
 
 SIZE = 600 * MIB
@@ -126,3 +128,69 @@ def test_no_ledger_no_open(host: Host, two: tuple) -> None:
     handle = lend(maker, 10)
     host.ledger.rename(host.folder / "elsewhere")
     assert user.result(f"ipc-open 20 {handle}") == NOT_PERMITTED
+
+
+@pytest.fixture
+def apart(host: Host) -> Puppet:
+    """A process of another container: with a ledger of its own."""
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    return host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
+
+
+@pytest.mark.parametrize("made_here", [False, True])
+def test_memory_of_another_container_is_refused(host: Host, apart: Puppet, made_here: bool) -> None:
+    user, bare = host.puppet().start(), host.puppet(preload=False).start()
+    if made_here:  # handles of this container are known, and this one is none of them
+        say(user, f"alloc 10 {MIB}")
+        lend(user, 10)
+    say(apart, f"alloc 10 {SIZE}")
+    handle = lend(apart, 10)
+    assert user.result(f"ipc-open 20 {handle}") == NOT_SUPPORTED
+    assert "another container" in user.errors()
+    assert bare.result(f"ipc-open 20 {handle}") == OK, "the driver refuses it: this proves nothing"
+    say(bare, "call cuIpcCloseMemHandle $20")
+    # Nothing of it stayed open here: the card has it back with its maker's free.
+    before = host.on_card()
+    say(apart, "free 10")
+    assert host.on_card() == before - SIZE
+
+
+def test_two_containers_get_no_more_than_their_limits_by_lending(host: Host, apart: Puppet) -> None:
+    """The maker is charged in its own container alone; what it has freed and another container had open, nowhere."""
+    user = host.puppet().start()
+    for number in range(10):
+        say(apart, f"alloc 10 {SIZE}")
+        user.say(f"ipc-open {20 + number} {lend(apart, 10)}")
+        say(apart, "free 10")
+    context = host.physical()[user.process.pid]
+    assert host.on_card() == 2 * context
+
+
+def test_what_is_no_handle_is_the_drivers_to_refuse(host: Host) -> None:
+    user = host.puppet().start()
+    assert user.result("ipc-open 20 " + " ".join("7" * 8)) == INVALID
+    assert user.errors() == ""
+
+
+def maps(puppet: Puppet) -> int:
+    return len(Path(f"/proc/{puppet.process.pid}/maps").read_text().splitlines())
+
+
+def test_a_handle_is_known_as_long_as_its_memory_is_there(host: Host, two: tuple) -> None:
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}", f"alloc 11 {SIZE}")
+    say(user, f"ipc-open 20 {lend(maker, 11)}")
+    third = host.puppet().start()
+    lent = maps(maker)
+    for number in range(100):
+        handle = lend(maker, 10)
+        assert lend(maker, 10) == handle
+        assert (user, third)[number % 2].result(f"ipc-open 21 {handle}") == OK
+        say((user, third)[number % 2], "call cuIpcCloseMemHandle $21")
+        if number % 2:  # what one still has open is known to others too
+            say(maker, "free 10")
+            say(maker, f"alloc 10 {SIZE}")
+    assert maps(maker) <= lent + 2, "what says that a handle is ours goes with its memory"
+    say(maker, "free 11")
+    assert third.result(f"ipc-open 22 {lend(maker, 10)}") == OK

@@ -36,6 +36,7 @@ TRIED = {
     "memory or a pool that another container made": [
         LIBRARY + "shareable.py::test_a_handle_of_another_container_is_refused",
         LIBRARY + "shareable.py::test_a_pool_of_another_container_is_refused",
+        LIBRARY + "coverage_ipc.py::test_memory_of_another_container_is_refused",
     ],
     "memory that is kept alive by a multicast object": [
         LIBRARY + "coverage_bound.py::test_a_tile_of_a_sparse_array_keeps_its_memory",
