@@ -32,8 +32,11 @@ static const struct {
     {"share", check_share},
 #define BYPASS_ROW(way, name, attempt, holder, if_granted) {name, check_bypass_##way},
     BYPASSES(BYPASS_ROW)
+    {"import-beside", check_import_beside},
+    {"lend-beside", check_lend_beside},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
+#define ALONE (CHECKS - 2) /* the others need a probe in another slice, and run only where they are named */
 
 static const char *const words[] = {"held", "violated", "not-run", "open"};
 
@@ -126,10 +129,12 @@ static void print_measures(bool json, const struct report *report)
 
 static int usage(FILE *out, int status)
 {
-    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS] [--seconds SECONDS] [--together]\n\n"
+    fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS] [--seconds SECONDS] [--together]\n"
+                 "                  [--beside SOCKET]\n\n"
                  "--hold: limit-exact keeps the full slice so long, and a way round that is open what it got, for somebody to look at "
                  "it from outside.\n--seconds: checks that have not begun by then are left out (not-run).\n--together: goes ways round "
-                 "that may be open at once and fills nothing.\nMeasures from inside a slice whether its limits hold. Checks:");
+                 "that may be open at once and fills nothing.\n--beside: where two probes in two slices meet, one with the check lend-beside, "
+                 "one with import-beside.\nMeasures from inside a slice whether its limits hold. Checks:");
     for (size_t i = 0; i < CHECKS; i++)
         fprintf(out, "%s %s", i ? "," : "", checks[i].name);
     fprintf(out, ".\nExit status: 0 all held, 1 one is violated, 2 one could not be run, 64 bad arguments.\n");
@@ -204,7 +209,8 @@ static bool held_for(const char *text)
 int main(int argc, char **argv)
 {
     bool json = false, together = false, chosen[CHECKS], violated = false, skipped = false, first = true;
-    memset(chosen, 1, sizeof chosen);
+    memset(chosen, 0, sizeof chosen);
+    memset(chosen, 1, ALONE * sizeof *chosen);
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0)
             json = true;
@@ -215,6 +221,8 @@ int main(int argc, char **argv)
             return asked_as_program(argv[i + 1], argv[i + 2]);
         } else if (strcmp(argv[i], "--together") == 0)
             together = true;
+        else if (strcmp(argv[i], "--beside") == 0 && i + 1 < argc)
+            beside_socket = argv[++i];
         else if (strcmp(argv[i], "--seconds") == 0 && i + 1 < argc && limited_to(argv[i + 1]))
             i++;
         else if (strcmp(argv[i], "--hold") == 0 && i + 1 < argc && held_for(argv[i + 1]))

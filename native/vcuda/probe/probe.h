@@ -115,6 +115,11 @@ bool contexts_count(const struct fill *fill);
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first);
 bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute */
 
+/* beside.c: two probes in two slices, which meet at this socket. */
+extern const char *beside_socket;
+void check_import_beside(const struct slice *slice, struct board *board);
+void check_lend_beside(const struct slice *slice, struct board *board);
+
 void check_share(const struct slice *slice, struct board *board);
 void check_totals(const struct slice *slice, struct board *board);
 void check_limit_exact(const struct slice *slice, struct board *board);

@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that another container made. Two probes in two slices of a GPU meet at a socket in a folder that both were given, which
+ * is what a volume of two pods is. One makes memory in each way that can be handed over, fills its slice and hands over; the
+ * other has filled its own, takes what it gets and keeps it. Then the maker lets go of all, and asks for as much again.
+ *
+ * What was taken is used beyond the taker's limit. What the maker is granted again although the taker keeps it on the card is
+ * held by both together beyond both limits, and charged to neither.
+ */
+#include "bypass.h"
+#include "loader.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PATIENCE_S 40 /* for the other; an engine takes seconds to start a container */
+#define SLACK (32 * MIB)
+#define SMALLEST (2 * MIB)
+/* Of a slice that is sold larger than the card has room for no more than this is taken: enough for contexts of a large card. */
+#define LOWERED "2147483648"
+
+const char *beside_socket;
+
+enum kind { BY_DESCRIPTOR, BY_POOL, BY_IPC, KINDS };
+static const char *const kinds[KINDS] = {"cuMemCreate", "a pool", "cuIpcGetMemHandle"};
+
+typedef struct {
+    unsigned char reserved[64];
+} pool_pointer;
+struct access {
+    CUmemLocation location;
+    int flags;
+};
+
+/* A status of the driver for each kind. */
+struct offer {
+    uint64_t piece; /* bytes of each */
+    uint64_t full;  /* 0: the card had no room to fill the maker's slice, and has perhaps later */
+    CUresult made[KINDS];
+    CUipcMemHandle ipc;
+    pool_pointer pointer;
+};
+struct taken {
+    CUresult status[KINDS];
+};
+struct rest {
+    uint64_t again; /* bytes that the maker was granted after it had let go */
+};
+
+static struct {
+    CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                       unsigned long long flags);
+    CUresult (*release)(CUmemGenericAllocationHandle handle);
+    CUresult (*reserve)(CUdeviceptr *place, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags);
+    CUresult (*map)(CUdeviceptr place, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                    unsigned long long flags);
+    CUresult (*access)(CUdeviceptr place, size_t bytes, const struct access *access, size_t count);
+    CUresult (*export)(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
+    CUresult (*import)(CUmemGenericAllocationHandle *handle, void *shareable, int type);
+    CUresult (*pool)(CUmemoryPool *pool, const CUmemPoolProps *properties);
+    CUresult (*pool_end)(CUmemoryPool pool);
+    CUresult (*pool_alloc)(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+    CUresult (*pool_export)(void *shareable, CUmemoryPool pool, int type, unsigned long long flags);
+    CUresult (*pool_import)(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags);
+    CUresult (*pointer_export)(pool_pointer *data, CUdeviceptr pointer);
+    CUresult (*pointer_import)(CUdeviceptr *pointer, CUmemoryPool pool, pool_pointer *data);
+    CUresult (*ipc_get)(CUipcMemHandle *handle, CUdeviceptr pointer);
+    CUresult (*ipc_open)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+    CUresult (*wait)(void);
+} call;
+
+#define TRY(function, ...) (call.function ? call.function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
+
+static void look_up(void)
+{
+    const struct {
+        void **function;
+        const char *symbol;
+    } table[] = {
+        {(void **)&call.create, "cuMemCreate"},
+        {(void **)&call.release, "cuMemRelease"},
+        {(void **)&call.reserve, "cuMemAddressReserve"},
+        {(void **)&call.map, "cuMemMap"},
+        {(void **)&call.access, "cuMemSetAccess"},
+        {(void **)&call.export, "cuMemExportToShareableHandle"},
+        {(void **)&call.import, "cuMemImportFromShareableHandle"},
+        {(void **)&call.pool, "cuMemPoolCreate"},
+        {(void **)&call.pool_end, "cuMemPoolDestroy"},
+        {(void **)&call.pool_alloc, "cuMemAllocFromPoolAsync"},
+        {(void **)&call.pool_export, "cuMemPoolExportToShareableHandle"},
+        {(void **)&call.pool_import, "cuMemPoolImportFromShareableHandle"},
+        {(void **)&call.pointer_export, "cuMemPoolExportPointer"},
+        {(void **)&call.pointer_import, "cuMemPoolImportPointer"},
+        {(void **)&call.ipc_get, "cuIpcGetMemHandle"},
+        {(void **)&call.ipc_open, "cuIpcOpenMemHandle_v2"},
+        {(void **)&call.wait, "cuCtxSynchronize"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        *table[i].function = dlsym(cuda_handle(), table[i].symbol);
+}
+
+/* --- the socket ---------------------------------------------------------------------------------------------- */
+
+static bool address_of(struct sockaddr_un *address)
+{
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    return beside_socket && strlen(beside_socket) < sizeof address->sun_path &&
+           strcpy(address->sun_path, beside_socket) != NULL;
+}
+
+static int socket_with_patience(void)
+{
+    struct timeval patience = {.tv_sec = PATIENCE_S};
+    int made = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    setsockopt(made, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(made, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    return made;
+}
+
+/* The user of the other container may be another one. */
+static int wait_for_the_other(void)
+{
+    struct sockaddr_un address;
+    int door = socket_with_patience(), line = -1;
+    if (address_of(&address) && bind(door, (struct sockaddr *)&address, sizeof address) == 0 &&
+        chmod(beside_socket, 0777) == 0 && listen(door, 1) == 0)
+        line = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+    close(door);
+    struct timeval patience = {.tv_sec = PATIENCE_S};
+    setsockopt(line, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    return line;
+}
+
+static int go_to_the_other(void)
+{
+    struct sockaddr_un address;
+    if (!address_of(&address))
+        return -1;
+    for (int waited = 0; waited < PATIENCE_S * 100; waited++) {
+        int line = socket_with_patience();
+        if (connect(line, (struct sockaddr *)&address, sizeof address) == 0)
+            return line;
+        close(line);
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+    }
+    return -1;
+}
+
+union room_for_two {
+    struct cmsghdr header;
+    char bytes[CMSG_SPACE(2 * sizeof(int))];
+};
+
+static bool hand_over(int line, const struct offer *offer, const int descriptors[2])
+{
+    union room_for_two control;
+    struct iovec text = {(void *)(uintptr_t)offer, sizeof *offer};
+    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1};
+    int own[2], count = 0;
+    for (int i = 0; i < 2; i++)
+        if (descriptors[i] >= 0)
+            own[count++] = descriptors[i];
+    if (count) {
+        memset(&control, 0, sizeof control);
+        message.msg_control = &control;
+        message.msg_controllen = CMSG_SPACE((size_t)count * sizeof(int));
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        *header = (struct cmsghdr){CMSG_LEN((size_t)count * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(header), own, (size_t)count * sizeof(int));
+    }
+    return sendmsg(line, &message, MSG_NOSIGNAL) == (ssize_t)sizeof *offer;
+}
+
+static bool get(int line, struct offer *offer, int descriptors[2])
+{
+    union room_for_two control;
+    struct iovec text = {offer, sizeof *offer};
+    struct msghdr message = {.msg_iov = &text, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    descriptors[0] = descriptors[1] = -1;
+    if (recvmsg(line, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *offer)
+        return false;
+    const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    int got[2] = {-1, -1}, next = 0;
+    if (header && header->cmsg_type == SCM_RIGHTS && header->cmsg_len <= CMSG_LEN(sizeof got))
+        memcpy(got, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+    for (int i = 0; i < 2; i++)
+        if (offer->made[i] == CUDA_SUCCESS)
+            descriptors[i] = got[next++];
+    return true;
+}
+
+/* --- the one who makes --------------------------------------------------------------------------------------- */
+
+struct own {
+    CUmemGenericAllocationHandle handle;
+    CUmemoryPool pool;
+    CUdeviceptr of_pool, lent;
+    int descriptors[2];
+};
+
+static void make(const struct fill *fill, const struct cuda *cuda, struct own *own, struct offer *offer)
+{
+    const CUmemLocation here = {CU_MEM_LOCATION_TYPE_DEVICE, fill->device};
+    const int type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemAllocationProp memory = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .requestedHandleTypes = type, .location = here};
+    CUmemPoolProps pool = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = type, .location = here};
+    *own = (struct own){.descriptors = {-1, -1}};
+    CUresult *made = offer->made;
+    if ((made[BY_DESCRIPTOR] = TRY(create, &own->handle, offer->piece, &memory, 0)) == CUDA_SUCCESS)
+        made[BY_DESCRIPTOR] = TRY(export, &own->descriptors[0], own->handle, type, 0);
+    if ((made[BY_POOL] = TRY(pool, &own->pool, &pool)) == CUDA_SUCCESS &&
+        (made[BY_POOL] = TRY(pool_alloc, &own->of_pool, offer->piece, own->pool, NULL)) == CUDA_SUCCESS &&
+        (made[BY_POOL] = TRY(wait)) == CUDA_SUCCESS)
+        made[BY_POOL] = TRY(pool_export, &own->descriptors[1], own->pool, type, 0);
+    if (made[BY_POOL] == CUDA_SUCCESS) /* without it the pool itself is tried all the same */
+        TRY(pointer_export, &offer->pointer, own->of_pool);
+    if ((made[BY_IPC] = cuda->mem_alloc(&own->lent, offer->piece)) == CUDA_SUCCESS)
+        made[BY_IPC] = TRY(ipc_get, &offer->ipc, own->lent);
+}
+
+static void let_go(const struct cuda *cuda, const struct own *own)
+{
+    for (int i = 0; i < 2; i++)
+        if (own->descriptors[i] >= 0)
+            close(own->descriptors[i]);
+    if (own->handle)
+        TRY(release, own->handle);
+    if (own->of_pool)
+        cuda->mem_free(own->of_pool);
+    if (own->pool)
+        TRY(pool_end, own->pool);
+    if (own->lent)
+        cuda->mem_free(own->lent);
+    TRY(wait);
+}
+
+/* With a context, and the functions looked up; NULL: the result says why not. */
+static const struct cuda *begin(const struct fill *fill, size_t *free_bytes)
+{
+    char reason[200] = "";
+    CUcontext context;
+    size_t total = 0;
+    if (fill->slice->flags & VGPU_LIMITS_OVERSUBSCRIBE)
+        setenv("CUDA_DEVICE_MEMORY_LIMIT", LOWERED, 1);
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    CUresult status = cuda ? cuda->ctx_create(&context, 0, fill->device) : CUDA_ERROR_NO_DEVICE;
+    if (status == CUDA_SUCCESS)
+        status = cuda->mem_info(free_bytes, &total);
+    if (status != CUDA_SUCCESS) {
+        result_set(&fill->board->result, NOT_RUN, 0, 0, "bytes", "%s: no context: the driver answers %d %s", fill->uuid, status,
+                   reason);
+        return NULL;
+    }
+    look_up();
+    return cuda;
+}
+
+static void lend(const struct fill *fill)
+{
+    struct result *result = &fill->board->result;
+    struct offer offer = {0};
+    struct taken taken;
+    struct rest rest = {0};
+    struct own own;
+    CUdeviceptr pointer;
+    size_t free_bytes = 0;
+    int line = wait_for_the_other();
+    if (line < 0) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: nobody came to %s: %s", fill->uuid,
+                   beside_socket ? beside_socket : "a socket, for --beside names none", strerror(errno));
+        return;
+    }
+    const struct cuda *cuda = begin(fill, &free_bytes);
+    if (!cuda)
+        return;
+    offer.piece = free_bytes > 8 * BEYOND ? BEYOND : free_bytes / 8 / SMALLEST * SMALLEST;
+    make(fill, cuda, &own, &offer);
+    take_all(fill, cuda, free_bytes ? free_bytes : 1);
+    offer.full = !atomic_load(&fill->board->card_full);
+    if (!hand_over(line, &offer, own.descriptors) || recv(line, &taken, sizeof taken, 0) != (ssize_t)sizeof taken) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice does not answer", fill->uuid);
+        return;
+    }
+    let_go(cuda, &own);
+    while (rest.again < (KINDS + 1) * offer.piece && cuda->mem_alloc(&pointer, MIB) == CUDA_SUCCESS)
+        rest.again += MIB;
+    if (send(line, &rest, sizeof rest, MSG_NOSIGNAL) == (ssize_t)sizeof rest)
+        recv(line, &taken, sizeof taken, 0); /* until the other has judged */
+    result_set(result, HELD, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
+}
+
+/* --- the one who takes --------------------------------------------------------------------------------------- */
+
+/* Closes a descriptor of what it got: the memory is kept by that, and a maker that looks for descriptors finds none. */
+static void take(const struct fill *fill, const struct offer *offer, const int descriptors[2], struct taken *taken)
+{
+    const struct access both = {{CU_MEM_LOCATION_TYPE_DEVICE, fill->device}, 3};
+    const int type = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    CUmemGenericAllocationHandle handle;
+    CUmemoryPool pool;
+    CUdeviceptr place, pointer;
+    pool_pointer data = offer->pointer;
+    for (int kind = 0; kind < KINDS; kind++)
+        taken->status[kind] = CUDA_ERROR_NOT_FOUND;
+    if (descriptors[0] >= 0)
+        taken->status[BY_DESCRIPTOR] = TRY(import, &handle, (void *)(intptr_t)descriptors[0], type);
+    if (descriptors[0] >= 0 && taken->status[BY_DESCRIPTOR] == CUDA_SUCCESS) {
+        close(descriptors[0]);
+        if (TRY(reserve, &place, offer->piece, 0, 0, 0) == CUDA_SUCCESS &&
+            TRY(map, place, offer->piece, 0, handle, 0) == CUDA_SUCCESS)
+            TRY(access, place, offer->piece, &both, 1);
+    }
+    if (descriptors[1] >= 0)
+        taken->status[BY_POOL] = TRY(pool_import, &pool, (void *)(intptr_t)descriptors[1], type, 0);
+    if (descriptors[1] >= 0 && taken->status[BY_POOL] == CUDA_SUCCESS) {
+        close(descriptors[1]);
+        TRY(pointer_import, &pointer, pool, &data);
+    }
+    if (offer->made[BY_IPC] == CUDA_SUCCESS)
+        taken->status[BY_IPC] = TRY(ipc_open, &pointer, offer->ipc, 1);
+}
+
+static void judge(const struct fill *fill, const struct offer *offer, const struct taken *taken, uint64_t again)
+{
+    struct result *result = &fill->board->result;
+    uint64_t lent = 0, had = 0, kept = offer->made[BY_DESCRIPTOR] == CUDA_SUCCESS ? offer->piece : 0;
+    char tried[160] = "";
+    for (int kind = 0; kind < KINDS; kind++) {
+        size_t length = strlen(tried);
+        bool made = offer->made[kind] == CUDA_SUCCESS;
+        lent += made ? offer->piece : 0;
+        had += made && taken->status[kind] == CUDA_SUCCESS ? offer->piece : 0;
+        snprintf(tried + length, sizeof tried - length, "%s%s %s %d", length ? ", " : "", kinds[kind],
+                 made ? "answers" : "is not to be had:", made ? taken->status[kind] : offer->made[kind]);
+    }
+    if (!lent) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: nothing could be handed over: %s", fill->uuid, tried);
+        return;
+    }
+    /* What a descriptor or an import keeps on the card is still its maker's to account for. */
+    uint64_t beyond = again + kept > lent + SLACK ? again + kept - lent : 0;
+    result_set(result, had || beyond ? VIOLATED : HELD, 0, had > beyond ? had : beyond, "bytes",
+               "%.12s: %s; of %llu MiB let go %llu were granted again", fill->uuid, tried, (unsigned long long)(lent / MIB),
+               (unsigned long long)(again / MIB));
+}
+
+static void import(const struct fill *fill)
+{
+    struct result *result = &fill->board->result;
+    struct offer offer;
+    struct taken taken;
+    struct rest rest;
+    size_t free_bytes = 0;
+    int descriptors[2], line = go_to_the_other();
+    if (line < 0) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: there is nobody at %s", fill->uuid,
+                   beside_socket ? beside_socket : "a socket, for --beside names none");
+        return;
+    }
+    const struct cuda *cuda = begin(fill, &free_bytes);
+    if (!cuda)
+        return;
+    uint64_t granted = take_all(fill, cuda, free_bytes ? free_bytes : 1);
+    if (granted > fill->limit) {
+        result_set(result, VIOLATED, fill->limit, granted, "bytes", "%s: nothing is limited at all", fill->uuid);
+        return;
+    }
+    if (!get(line, &offer, descriptors)) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice hands nothing over", fill->uuid);
+        return;
+    }
+    if (!offer.full || atomic_load(&fill->board->card_full)) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the card has no room to fill both slices", fill->uuid);
+        return;
+    }
+    take(fill, &offer, descriptors, &taken);
+    if (send(line, &taken, sizeof taken, MSG_NOSIGNAL) != (ssize_t)sizeof taken ||
+        recv(line, &rest, sizeof rest, 0) != (ssize_t)sizeof rest) {
+        result_set(result, NOT_RUN, 0, 0, "bytes", "%s: the probe in the other slice was ended", fill->uuid);
+        return;
+    }
+    judge(fill, &offer, &taken, rest.again);
+}
+
+/* On the first GPU of the slice: the other has its own idea of what comes next. */
+static void with_the_other(const struct slice *slice, struct board *board, void (*part)(const struct fill *fill))
+{
+    static struct report report;
+    pid_t child = fork(); /* a process that has called cuInit must not fork users of CUDA */
+    if (child == 0) {
+        list_devices(slice, board);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    report = board->report;
+    const struct device_row *row = &report.devices[0];
+    const struct vgpu_limits_device *limit = report.device_count ? slice_device(slice, row->uuid) : NULL;
+    if (!limit) {
+        result_set(&board->result, NOT_RUN, 0, 0, "bytes", "there is no GPU with a limit");
+        return;
+    }
+    struct fill fill = {slice, board, row->index, row->uuid, limit->memory_bytes};
+    become_the_tenant();
+    part(&fill);
+}
+
+void check_lend_beside(const struct slice *slice, struct board *board)
+{
+    with_the_other(slice, board, lend);
+}
+
+void check_import_beside(const struct slice *slice, struct board *board)
+{
+    with_the_other(slice, board, import);
+}

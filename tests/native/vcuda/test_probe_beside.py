@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two probes in two containers of a GPU: what one made the other cannot have, and a library that lets it is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import layouts
+import pytest
+from conftest import LIMIT, MIB, PRELOAD, PROBE, Host
+from test_probe_finds import broken
+
+PIECE = 64 * MIB
+OURS, THEIRS = "import-beside", "lend-beside"
+
+# what is broken: where, in which file, what stands there, what stands there instead; the verdict, the bytes
+REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
+KEPT = "if (object->loan || !open_elsewhere(object))"
+MUTANTS = {
+    "nothing": (OURS, "vmm.c", REFUSED, REFUSED, "held", 0),
+    "a descriptor from elsewhere": (OURS, "vmm.c", REFUSED, "if (0)\n", "violated", PIECE),
+    "a pool from elsewhere": (OURS, "pool.c", "bool foreign = ", "bool foreign = 0 && ", "violated", PIECE),
+    "an IPC handle from elsewhere": (OURS, "ipc.c", "return ours ? opened", "return 1 ? opened", "violated", PIECE),
+    "descriptors that others have are forgotten": (THEIRS, "vmm.c", KEPT, "if (1)", "violated", PIECE),
+}  # fmt: skip
+
+
+def meet(host: Host, ours: str, theirs: str, memory: int = LIMIT) -> tuple[dict, dict]:
+    """The check's result in each of two containers, with these libraries."""
+    socket = str(host.folder / "socket")
+    other = host.folder / "other-ledger"
+    host.write_limits(memory)
+    other.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    started = []
+    for check, library, ledger in ((THEIRS, theirs, other), (OURS, ours, host.ledger)):
+        env = host.env(LD_PRELOAD=library, CUDA_DEVICE_MEMORY_SHARED_CACHE=str(ledger))
+        command = [PROBE, "--json", "--beside", socket, "--checks", check]
+        started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    reports = [json.loads(one.communicate(timeout=120)[0]) for one in started]
+    (made,), (taken,) = (one["checks"] for one in reports)
+    assert (made["name"], taken["name"]) == (THEIRS, OURS)
+    return taken, made
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_another_container_made_is_not_to_be_had(host: Host, tmp_path: Path, mutant: str) -> None:
+    who, file, old, new, verdict, bytes_found = MUTANTS[mutant]
+    library = str(broken(tmp_path, file, old, new))
+    libraries = {OURS: PRELOAD, THEIRS: PRELOAD, who: library}
+    taken, made = meet(host, libraries[OURS], libraries[THEIRS])
+    assert (taken["verdict"], taken["expected"], taken["found"]) == (verdict, 0, bytes_found), taken
+    assert made["verdict"] == "held", made
+    if mutant == "nothing":
+        assert taken["detail"].count("answers 801") == 3, taken
+        # What the taker's descriptor keeps on the card is not granted again; a pool and lent memory are gone.
+        assert made["found"] == 2 * PIECE
+    assert host.on_card() == host.charged() == 0, "the probes left something behind"
+
+
+def test_without_the_library_nothing_is_limited(host: Host) -> None:
+    taken, _made = meet(host, "", PRELOAD)
+    assert (taken["verdict"], taken["expected"]) == ("violated", LIMIT), taken
+    assert taken["found"] > LIMIT
+
+
+def test_in_a_small_slice_less_is_handed_over(host: Host) -> None:
+    taken, made = meet(host, PRELOAD, PRELOAD, memory=700 * MIB)
+    assert taken["verdict"] == "held", taken
+    assert 0 < made["found"] < 2 * PIECE
+
+
+def test_a_probe_that_meets_nobody_says_so(host: Host) -> None:
+    done = subprocess.run(
+        [PROBE, "--json", "--checks", f"{OURS},{THEIRS}"],
+        env=host.env(),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert [one["verdict"] for one in json.loads(done.stdout)["checks"]] == ["not-run", "not-run"]
+    # Nor is it among those that are run where none is named.
+    help_text = subprocess.run([PROBE, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert OURS in help_text and THEIRS in help_text
