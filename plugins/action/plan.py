@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.vgpu.fleet.plugins.action.wish import heading, tell
-from ansible_collections.vgpu.fleet.plugins.module_utils import plan, schema
+from ansible_collections.vgpu.fleet.plugins.module_utils import plan, plan_toolkit, schema
 from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import Finding, errors
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
@@ -28,6 +28,7 @@ class ActionModule(ActionBase):
         inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
         sources = Sources(inventory, self._loader, host)
         findings = [by_variable(finding) for finding in plan.check_gpus(wish, state)]
+        findings += plan_toolkit.check(wish, state)
         told = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]

@@ -19,14 +19,14 @@ from . import (
     rival_plugins,
     sharing,
     slices,
-    toml_text,
 )
 from .kinds import Finding, error, errors, warning
 from .node_state import fingerprint, sha256
 from .plan_driver import nvidia_driver, replaces
 from .plan_engine import container_runtime
 from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
-from .plan_part import NOTHING, PRESENT, Part, packages, undone
+from .plan_part import NOTHING, PRESENT, Part, undone
+from .plan_toolkit import nvidia_docker
 from .wish import ROLES
 
 # How the device plugin may be run besides a systemd service.
@@ -170,21 +170,6 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
         elif later:
             findings.append(warning(where, f"{' and '.join(later)} can be checked only once the driver answers"))
     return findings
-
-
-def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
-    if wanted["state"] != PRESENT:
-        return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
-    changes = packages(wanted["packages"], "", state)
-    reason = "packages are missing or of another version"
-    path = wanted["config_path"]
-    try:
-        _text, merged = toml_text.merge((state.get("texts") or {}).get(path), wanted["config"])
-    except toml_text.TomlError as fault:
-        return NOTHING._replace(errors=[f"{path}: {fault}"])
-    if merged and not changes:
-        reason = f"{path} differs"
-    return Part(reason, changes + [f"{path}: {change}" for change in merged])
 
 
 def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:

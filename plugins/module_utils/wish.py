@@ -138,7 +138,8 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         if not roles["nvidia_driver"]["packages"]:
             # Which names they have is decided by what is read here.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
-    if "nvidia_docker" in roles and roles["nvidia_docker"]["config"]:
+    # What is not set there is warned of where cards are sold in slices.
+    if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or wish["sharing"] == "vcuda"):
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:
         part = roles["container_runtime"]

@@ -108,6 +108,34 @@ def test_a_host_without_mistakes_is_read_once_and_planned(place: Workplace) -> N
     assert run.output.count("CHANGED A HOST") == 2
 
 
+ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+# nvidia_docker_config of the group, and what is told of it.
+TOOLKIT = [
+    ({"accept-nvidia-visible-devices-as-volume-mounts": True}, "expected false, found none, which is true, in"),
+    ({ENVIRONMENT: True}, "expected false, found true in"),
+    ({ENVIRONMENT: False, "accept-nvidia-visible-devices-as-volume-mounts": True}, ""),
+    (None, ""),
+]
+
+
+@pytest.mark.parametrize(("keys", "words"), TOOLKIT)
+def test_a_toolkit_that_gives_every_gpu_is_told_of_and_not_refused(
+    place: Workplace, keys: dict[str, Any] | None, words: str
+) -> None:
+    place.hosts({"t4": ["gpu-1"]})
+    place.group("t4", vgpu_sharing="vcuda", **({} if keys is None else {"nvidia_docker_config": keys}))
+    role = {"role": "vgpu.fleet.nvidia_docker", "tags": ["never"]}
+    given = {"nvidia_docker_packages": [], "nvidia_docker_config_path": str(place.folder / "no-such.toml")}
+    play = {"hosts": "all", "gather_facts": False, "vars": given, "roles": [role], "tasks": [PREFLIGHT, AFTER]}
+    run = place.play([play], "--skip-tags", "never")
+    assert run.code == 0, run.output
+    assert run.output.count("CHANGED A HOST") == 1
+    told = " ".join(run.output.split())
+    line = f"host gpu-1 (group t4), set by group t4 in group_vars/t4.yml:2: nvidia_docker_config.{ENVIRONMENT}: {words}"
+    assert (line in told) is bool(words), run.output
+    assert ("NVIDIA_VISIBLE_DEVICES has every GPU" in told) is bool(words)
+
+
 TOKEN = "nvidia_driver_vgpu_token_file"
 
 

@@ -237,6 +237,7 @@ SEEN = {
     "reboot, for ": f"{RULES}/plan_driver.py",
     "device plugin (no kubelet here)": f"{RULES}/report.py",
     " advertised by the ": f"{RULES}/report.py",
+    "a container that runs with ": f"{RULES}/plan_toolkit.py",
     " was not upgraded (": "roles/upgrade/tasks/judge.yml",
     "the host is back at library ": "roles/upgrade/tasks/return.yml",
     " are over the limit of ": "native/vcuda/src/memory.c",
