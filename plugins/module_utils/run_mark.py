@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 MARK = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]+)")
 # Of the boot's random id; containerd takes no name of more than 76 characters.
 BOOT_DIGITS = 12
+# What former versions marked theirs with: a pid alone, and before that nothing.
+FORMER = re.compile(r"\d*")
+# Seconds: what bears no mark at all is left over when it is as old, for no such run took as long; and by how much a
+# clock may have been set between the start of a process and what it made.
+LONGEST_S = 3600.0
+SET_S = 60.0
 # In /proc/<pid>/stat, counted from the field after the name.
 START = 19
 
@@ -22,15 +29,29 @@ def own(proc: str = "/proc") -> str:
     return f"{pid}.{_start_of(pid, proc)}.{_boot(proc)}"
 
 
-def is_over(mark: str, proc: str = "/proc") -> bool:
+def is_over(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
     """Whether the run with this mark has ended, so that what is named after it may go. What is no mark names none of
-    our runs.
+    our runs. ``made``: when what bears the mark was made, in seconds since 1970; a former version's needs it.
     """
+    if FORMER.fullmatch(mark):
+        return _is_former_over(mark, proc, made)
     found = MARK.fullmatch(mark)
     if not found:
         return False
     pid, start, boot = found.groups()
     return boot != _boot(proc) or start != _start_of(pid, proc)
+
+
+def _is_former_over(pid: str, proc: str, made: float | None) -> bool:
+    if not pid:
+        return made is not None and time.time() - made > LONGEST_S
+    start = _start_of(pid, proc)
+    if not start:
+        return True
+    booted = _booted(proc)
+    # Who began after it was made is another process with that pid.
+    began = booted + int(start) / os.sysconf("SC_CLK_TCK")
+    return made is not None and booted > 0.0 and began > made + SET_S
 
 
 def _start_of(pid: str, proc: str) -> str:
@@ -47,3 +68,10 @@ def _start_of(pid: str, proc: str) -> str:
 def _boot(proc: str) -> str:
     with open(f"{proc}/sys/kernel/random/boot_id", encoding="utf-8") as stream:
         return stream.read().replace("-", "").strip()[:BOOT_DIGITS]
+
+
+def _booted(proc: str) -> float:
+    """When the host was started, in seconds since 1970; 0 where /proc does not say it."""
+    with open(f"{proc}/stat", encoding="utf-8") as stream:
+        found = re.search(r"^btime (\d+)$", stream.read(), re.M)
+    return float(found[1]) if found else 0.0

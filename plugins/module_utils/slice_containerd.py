@@ -89,16 +89,17 @@ class ContainerdRunner(EngineRunner):
             self._tell("containers", "delete", container)
 
 
-def forget(ctr: str) -> bool:
+def forget(ctr: str, over: str = "") -> bool:
     """Takes away our containers and those that killed runs left, and our name at containerd where no run uses it.
-    Whether containerd said which there are; other faults are not told.
+    ``over``: the mark of a run that is known to have ended. Whether containerd said which there are; other faults are
+    not told.
     """
     ask = [ctr, "--namespace", NAMESPACE]
     try:
         listed = ask_engine(*ask, "containers", "list", "--quiet")
         for container in listed.stdout.split():
             mark = container[len(PREFIX) :].split("-")[0] if container.startswith(PREFIX) else ""
-            if mark == run_mark.own() or run_mark.is_over(mark):
+            if mark in (run_mark.own(), over or None) or run_mark.is_over(mark):
                 ask_engine(*ask, "tasks", "delete", "--force", container)
                 ask_engine(*ask, "containers", "delete", container)
         ask_engine(ctr, "namespaces", "remove", NAMESPACE)

@@ -3,8 +3,7 @@
 
 Where no image is named one is made of the host's own files (slice_image.py): an image of docker or podman, a folder
 for containerd. It is named after the run that made it (run_mark.py), and is gone with it; what a killed run left, the
-next one takes away, or ``sweep``. A run that has docker or podman make something leaves a record of that first, so that
-an engine without a record is never asked: podman lays out its storage when it is asked for the first time.
+next one takes away (slice_left.py).
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from __future__ import annotations
 import glob
 import json
 import os
-import re
 import shutil
-import time
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from . import run_mark, slice_containerd, slice_image
 from .mount_namespace import Mount
+from .slice_left import CLIENTS, CONTAINERD, DOCKER, ENGINES, PODMAN, begin, listed_by, own_image, own_root, record
 from .slice_runner import (
     LABEL,
     DockerRunner,
@@ -30,18 +28,9 @@ from .slice_runner import (
     image_at_hand,
 )
 
-AUTO, DOCKER, PODMAN, CONTAINERD, NAMESPACE = "auto", "docker", "podman", "containerd", "namespace"
+AUTO, NAMESPACE = "auto", "namespace"
 RUNTIMES = (AUTO, DOCKER, PODMAN, CONTAINERD, NAMESPACE)
-# In the order in which a host of ours has them below its kubelet. Podman is never there; it is for hosts without one.
-ENGINES = (DOCKER, CONTAINERD, PODMAN)
-CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
-REPOSITORY = "localhost/vgpu-isolation"
 OWN_FILES = "the host's own files"
-# Roots of containerd's containers; not below /run, which may forbid programs.
-ROOTS = "/var/lib/vgpu/isolation-"
-# Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
-# its folder says the same.
-RECORDS = "/var/lib/vgpu/check-"
 CDI_KIND = "vgpu.fleet/gpu"
 
 
@@ -134,11 +123,7 @@ class Engines:
         """Once for all slices of a run. Of a named image too: a container that was left may still hold memory."""
         if engine in self._begun:
             return
-        sweep_engine(engine, client)
-        if engine != CONTAINERD:
-            os.makedirs(os.path.dirname(RECORDS), 0o755, exist_ok=True)
-            with open(_record(engine), "w", encoding="utf-8"):
-                pass
+        begin(engine, client)
         self._begun.add(engine)
 
     def _own(self, engine: str, client: str, probe: str) -> str:
@@ -146,11 +131,11 @@ class Engines:
         if engine not in self._made:
             tar = slice_image.pack(probe)
             if engine == CONTAINERD:
-                folder = f"{ROOTS}{run_mark.own()}"
+                folder = own_root()
                 slice_image.lay_out(tar, folder)
                 self._made[engine] = folder
             else:
-                name = f"{REPOSITORY}:{run_mark.own()}-{time.time_ns()}"
+                name = own_image()
                 done = ask_engine(client, "import", "--change", f"LABEL {LABEL}=image", "-", name, given=tar)
                 if done.returncode != 0:
                     raise RunnerError(f"{engine} import: {done.stderr.strip()}")
@@ -168,7 +153,7 @@ class Engines:
                 if slice_containerd.forget(client):
                     shutil.rmtree(made, ignore_errors=True)
             elif _has_nothing(client, made):
-                os.unlink(_record(engine))
+                os.unlink(record(engine))
         self._begun = set()
 
 
@@ -177,13 +162,9 @@ def _has_nothing(client: str, made: str) -> bool:
     try:
         if made:
             return bool(ask_engine(client, "rmi", made).returncode == 0)
-        return not _listed(client, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={run_mark.own()}")
+        return not listed_by(client, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={run_mark.own()}")
     except RunnerError:
         return False
-
-
-def _record(engine: str) -> str:
-    return f"{RECORDS}{engine}-{run_mark.own()}"
 
 
 def has_runtime(docker: str) -> bool:
@@ -205,89 +186,3 @@ def cdi_device(uuid: str, folders: Sequence[str]) -> str:
         except (OSError, ValueError, KeyError, TypeError):
             continue
     raise RunnerError(f"no CDI file in {' or '.join(folders)} has {CDI_KIND}={uuid}, so podman hands in no GPU")
-
-
-def _listed(client: str, *arguments: str) -> list[str]:
-    """Lines of an answer. Raises RunnerError where there is none."""
-    done = ask_engine(client, *arguments)
-    if done.returncode != 0:
-        raise RunnerError(f"{os.path.basename(client)} {arguments[0]}: {done.stderr.strip()}")
-    return [line for line in str(done.stdout).splitlines() if line.strip()]
-
-
-class Left(NamedTuple):
-    """What runs that do not live any more left at an engine."""
-
-    containers: list[str]
-    roots: list[str]
-    records: list[str]
-
-
-def _records(engine: str) -> list[str]:
-    start = f"{RECORDS}{engine}-"
-    return [one for one in sorted(glob.glob(f"{start}*")) if run_mark.is_over(one[len(start) :])]
-
-
-def _left(engine: str, client: str) -> Left:
-    """Raises RunnerError where the engine has something of ours, by a record, and does not say what."""
-    if engine == CONTAINERD:
-        # Its containers are never without their folder.
-        roots = [one for one in sorted(glob.glob(f"{ROOTS}*")) if run_mark.is_over(one[len(ROOTS) :])]
-        return Left([], roots, [])
-    records = _records(engine)
-    if not records or not os.path.exists(client):  # what an engine had is gone with it
-        return Left([], [], records)
-    listed = _listed(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.ID}} {{.Labels}}")
-    # Docker writes labels as name=value, podman as name:value.
-    found = [(line.split()[0], re.search(rf"{re.escape(LABEL)}[=:]([0-9a-f.]+)", line)) for line in listed]
-    containers = [name for name, maker in found if maker and run_mark.is_over(maker[1])]
-    listed = _listed(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
-    named = [(one.strip(), *one.strip().rpartition(":")[::2]) for one in listed]
-    roots = [one for one, repository, tag in named if repository == REPOSITORY and run_mark.is_over(tag.split("-")[0])]
-    return Left(containers, roots, records)
-
-
-def sweep_engine(engine: str, client: str) -> tuple[list[str], list[str]]:
-    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays. Raises
-    RunnerError where the engine does not answer.
-    """
-    left = _left(engine, client)
-    gone = [one for one in left.containers if ask_engine(client, "rm", "--force", one).returncode == 0]
-    for one in left.roots:
-        if engine == CONTAINERD:
-            if not os.path.exists(client) or slice_containerd.forget(client):
-                shutil.rmtree(one, ignore_errors=True)
-            gone += [] if os.path.exists(one) else [one]
-        elif ask_engine(client, "rmi", one).returncode == 0:
-            gone.append(one)
-    stays = [one for one in (*left.containers, *left.roots) if one not in gone]
-    if stays:
-        return gone, stays
-    for one in left.records:
-        os.unlink(one)
-    return gone + left.records, []
-
-
-def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """What ``sweep`` would take away, as far as the engines say it."""
-    names: list[str] = []
-    for engine in ENGINES:
-        try:
-            names += [name for part in _left(engine, params[CLIENTS[engine]]) for name in part]
-        except RunnerError:
-            names += _records(engine)
-    return names
-
-
-def sweep(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The same at any engine of the host; one that does not answer is known by its records, which stay."""
-    all_gone: list[str] = []
-    all_stays: list[str] = []
-    for engine in ENGINES:
-        try:
-            gone, stays = sweep_engine(engine, params[CLIENTS[engine]])
-        except RunnerError as fault:
-            gone, stays = [], [f"{', '.join(_records(engine))} ({fault})"]
-        all_gone += gone
-        all_stays += stays
-    return all_gone, all_stays

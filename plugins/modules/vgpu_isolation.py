@@ -104,7 +104,8 @@ options:
   state:
     description:
       - With V(absent) nothing is checked. What a check that was killed left at the engines, its containers, its image
-        and its folder, is removed. A later check does the same.
+        and its folder, is removed. A later check does the same. What a former version of this collection left is
+        removed too, by its pid and its age, where docker runs and where podman has a storage.
     type: str
     choices: [present, absent]
     default: present
@@ -270,7 +271,8 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_check import BadOption, Plugin, PluginError, SliceCheck
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_engine import RUNTIMES, Engines, left_behind, sweep
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_engine import RUNTIMES, Engines
+from ansible_collections.vgpu.fleet.plugins.module_utils.slice_left import left_behind, sweep
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
 
 NO_FREE_SLICE = 3

@@ -5,26 +5,21 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import (
-    run_mark,
-    slice_containerd,
     slice_engine,
     slice_image,
+    slice_left,
     slice_runner,
 )
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
+from engine_clients import BEFORE, DEAD, FORMER, OURS, calls, clients, record
 
 UUID = "GPU-1"
-OURS = run_mark.own()
-DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # above the greatest pid of Linux
-BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # our own pid, before a reboot
-FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of this boot
 NO_NVIDIA = {"info": "print('{\"runc\":{}}')"}
 LAY_OUT = slice_image.lay_out
 HANGS = {"import": "time.sleep(600)"}
@@ -32,40 +27,7 @@ HANGS = {"import": "time.sleep(600)"}
 
 @pytest.fixture
 def host(tmp_path, monkeypatch):
-    """Makes clients: what a command does is Python text. All answers are good ones, unless told."""
-    monkeypatch.setattr(slice_engine, "ROOTS", str(tmp_path / "isolation-"))
-    monkeypatch.setattr(slice_engine, "RECORDS", str(tmp_path / "state" / "check-"))
-    monkeypatch.setattr(slice_image, "pack", lambda _probe: b"tar of the host")
-    monkeypatch.setattr(slice_image, "lay_out", lambda _tar, folder: Path(folder).mkdir())
-    monkeypatch.setattr(slice_containerd, "EMPTY_FOLDERS", ())
-
-    def make(**clients: dict) -> dict:
-        params = {"runtime": "auto", "image": "", "cdi_folders": [str(tmp_path)]}
-        params.update({name: str(tmp_path / name) for name in ("docker", "podman", "ctr", "nvidia_runtime")})
-        for name, commands in clients.items():
-            table = {"info": "print('{\"nvidia\":{}}')", "image": "sys.exit('No such image')", **commands}
-            program = tmp_path / name
-            program.write_text(
-                f"#!{sys.executable} -S\nimport sys, time\nwords = ' '.join(sys.argv[1:])\n"
-                f"open({str(tmp_path / 'calls')!r}, 'a').write({name!r} + ' ' + words + '\\n')\n"
-                f"exec({table!r}.get(sys.argv[1], ''))\n"
-            )
-            program.chmod(0o755)
-        return params
-
-    return make
-
-
-def record(engine: str = "docker", mark: str = DEAD) -> str:
-    """What a run leaves that was killed when it used an engine."""
-    path = Path(f"{slice_engine.RECORDS}{engine}-{mark}")
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("")
-    return str(path)
-
-
-def calls(tmp_path: Path) -> list[str]:
-    return (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
+    return clients(tmp_path, monkeypatch)
 
 
 def with_cdi(tmp_path: Path) -> None:
@@ -126,7 +88,7 @@ def test_choice(host, tmp_path, monkeypatch, about, clients, gpus, options, name
     wanted = {one.split()[-1] for one in made} if image == OWN else set()
     assert set(removed) == wanted
     assert not list(tmp_path.glob("isolation-*"))
-    hung = [slice_engine._record("docker")] if "hang" in about else []
+    hung = [slice_left.record("docker")] if "hang" in about else []
     assert [str(one) for one in tmp_path.glob("state/check-*")] == hung, "what may have been left is known"
 
 
@@ -165,7 +127,7 @@ def test_what_a_container_is_made_of(host, tmp_path, about, client, word):
     Path(params["nvidia_runtime"]).write_text("")
     with_cdi(tmp_path)
     runner = slice_engine.Engines(params).runner(lease(words=[WORD]))
-    made = f"{slice_engine.ROOTS}{OURS}" if client == "ctr" else f"{slice_engine.REPOSITORY}:{OURS}-"
+    made = f"{slice_left.ROOTS}{OURS}" if client == "ctr" else f"{slice_left.REPOSITORY}:{OURS}-"
     assert (runner._root if client == "ctr" else runner._image).startswith(made)
     assert bool([one for one in runner._options if WORD.container_path in one]) == word
     assert ("vgpu.fleet/gpu=GPU-1" in runner._options) == (client == "podman")
@@ -193,100 +155,13 @@ def test_device_of_podman(tmp_path, about, specs, found):
             slice_engine.cdi_device(UUID, folders)
 
 
-LISTED = [
-    # about, the tag's mark, repository, whether it goes
-    ("of a run that is dead", DEAD, slice_engine.REPOSITORY, True),
-    ("of a run before a reboot, whose pid is in use", BEFORE, slice_engine.REPOSITORY, True),
-    ("of a run whose pid is another's by now", FORMER, slice_engine.REPOSITORY, True),
-    ("of a run that lives", OURS, slice_engine.REPOSITORY, False),
-    ("of somebody else", DEAD, "localhost/vgpu-isolation-of-theirs", False),
-    ("of nobody's mark", "latest", slice_engine.REPOSITORY, False),
-]
-
-
-@pytest.mark.parametrize(("about", "mark", "repository", "goes"), LISTED, ids=[one[0] for one in LISTED])
-@pytest.mark.parametrize("labels", ["a=b,vgpu.isolation={}", "map[vgpu.isolation:{} x:y]"], ids=["docker", "podman"])
-def test_sweep(host, tmp_path, about, mark, repository, goes, labels):
-    theirs = repository != slice_engine.REPOSITORY
-    listed = labels.format("no-mark" if theirs else mark)
-    params = host(docker={"ps": f"print('c7 {listed}')", "image": f"print('{repository}:{mark}-9')"})
-    of_dead = record()
-    wanted = ["c7", f"{repository}:{mark}-9"] if goes else []
-    assert slice_engine.left_behind(params) == [*wanted, of_dead]
-    assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
-    assert os.path.exists(of_dead)
-    assert slice_engine.sweep(params) == ([*wanted, of_dead], [])
-    done = [one for one in calls(tmp_path) if " rm" in one]
-    assert done == (["docker rm --force c7", f"docker rmi {repository}:{mark}-9"] if goes else [])
-    assert slice_engine.left_behind(params) == []
-
-
-RECORDED = [
-    # about, the engine and mark of a record, which clients are asked by a sweep
-    ("never used", None, set()),
-    ("used by a run that is dead", ("podman", DEAD), {"podman"}),
-    ("used by a run before a reboot", ("docker", BEFORE), {"docker"}),
-    ("used by a run that lives", ("docker", OURS), set()),
-]
-
-
-@pytest.mark.parametrize(("about", "left", "asked"), RECORDED, ids=[one[0] for one in RECORDED])
-def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, asked):
-    """The first question to a podman that nobody used lays out its storage."""
-    params = host(docker={"image": ""}, podman={"image": ""}, ctr={})
-    if left:
-        record(*left)
-    slice_engine.left_behind(params)
-    slice_engine.sweep(params)
-    assert {one.split()[0] for one in calls(tmp_path)} == asked
-
-
-def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
-    (tmp_path / f"isolation-{DEAD}").mkdir()
-    left = [str(tmp_path / f"isolation-{DEAD}"), record("podman")]
-    assert slice_engine.sweep(host()) == (left, [])
-    assert not [one for one in left if os.path.exists(one)]
-
-
-def test_sweep_that_is_refused(host):
-    """What stays is no change, is named, and is found again."""
-    image = f"{slice_engine.REPOSITORY}:{DEAD}-9"
-    answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
-    of_dead = record()
-    assert slice_engine.sweep(host(docker={**answers, "rmi": "sys.exit('in use')"})) == (["c7"], [image])
-    assert slice_engine.sweep(host(docker={**answers, "rm": "sys.exit('stuck')"})) == ([image], ["c7"])
-    assert os.path.exists(of_dead)
-
-
-@pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
-def test_sweep_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
-    """It is asked once, and what it may have stays known; others are swept."""
-    monkeypatch.setattr(slice_runner, "ASK_S", 0.5)
-    params = host(docker={"ps": ps}, podman={"image": ""})
-    docker, podman = record("docker"), record("podman")
-    assert slice_engine.left_behind(params) == [docker, podman]
-    gone, (stays,) = slice_engine.sweep(params)
-    assert gone == [podman]
-    assert stays.startswith(f"{docker} (docker ps")
-    assert os.path.exists(docker)
-    assert [one.split()[1] for one in calls(tmp_path) if one.startswith("docker")] == ["ps", "ps"]
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_sweep_of_containerd(host, tmp_path, answers):
-    dead, alive = tmp_path / f"isolation-{DEAD}", tmp_path / f"isolation-{OURS}"
-    theirs = tmp_path / "isolation-notes"
-    for one in (dead, alive, theirs):
-        one.mkdir()
-    one_of_init = f"1.{run_mark._start_of('1', '/proc')}.{OURS.split('.')[2]}"
-    names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-{one_of_init}-2\\nthe-container-of-{DEAD}-1')"
-    listed = names if answers else "sys.exit('no daemon')"
-    params = host(ctr={"--namespace": f"{listed} if 'containers list' in words else None"})
-    assert slice_engine.sweep(params) == (([str(dead)], []) if answers else ([], [str(dead)]))
-    assert (dead.exists(), alive.exists(), theirs.exists()) == (not answers, True, True)
-    deleted = [one for one in calls(tmp_path) if "containers delete" in one]
-    wanted = [f"vgpu-isolation-{DEAD}-1"] if answers else []
-    assert [one.split()[-1] for one in deleted] == wanted, "pid 1 lives, and one is theirs"
+def test_a_check_asks_no_engine_for_former_versions(host, tmp_path):
+    """It has seconds; a sweep looks."""
+    (tmp_path / "docker-in-use").write_text("")
+    engines = slice_engine.Engines(host(docker={}))
+    engines.runner(lease())
+    assert not [one for one in calls(tmp_path) if one.startswith(("docker ps", "docker image ls"))]
+    engines.close()
 
 
 @pytest.mark.parametrize("image", ["", "debian:12"])
@@ -316,7 +191,7 @@ def test_record_of_a_named_image(host, tmp_path, about, commands, stays):
     """From before the first container until nothing of the run is left."""
     engines = slice_engine.Engines({**host(docker={**IMAGE, **commands}), "image": "debian:12"})
     engines.runner(lease())
-    mine = slice_engine._record("docker")
+    mine = slice_left.record("docker")
     assert os.path.exists(mine)
     engines.close()
     assert os.path.exists(mine) == stays
@@ -326,7 +201,7 @@ def test_own_image_that_the_engine_keeps(host):
     engines = slice_engine.Engines(host(docker={"rmi": "sys.exit('in use')"}))
     engines.runner(lease())
     engines.close()
-    assert os.path.exists(slice_engine._record("docker"))
+    assert os.path.exists(slice_left.record("docker"))
 
 
 HUNG = [
@@ -363,7 +238,7 @@ def test_engine_that_hangs_amid_a_check_is_not_asked_again(host, tmp_path):
     assert engines.runner(lease()).name == "namespace"
     engines.close()
     assert len(calls(tmp_path)) == asked
-    assert os.path.exists(slice_engine._record("docker")), "the next run takes its image away"
+    assert os.path.exists(slice_left.record("docker")), "the next run takes its image away"
 
 
 def test_root_that_cannot_be_laid_out(host, tmp_path, monkeypatch):

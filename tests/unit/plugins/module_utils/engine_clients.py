@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts whose engines are clients of a few lines, and what runs of the isolation check are named after there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Callable
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils import (
+    run_mark,
+    slice_containerd,
+    slice_image,
+    slice_left,
+)
+
+OURS = run_mark.own()
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # above the greatest pid of Linux
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # our own pid, before a reboot
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of this boot
+
+
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
+    """Makes clients: what a command does is Python text. All answers are good ones, unless told."""
+    monkeypatch.setattr(slice_left, "ROOTS", str(tmp_path / "isolation-"))
+    monkeypatch.setattr(slice_left, "RECORDS", str(tmp_path / "state" / "check-"))
+    monkeypatch.setattr(slice_left, "IN_USE", {one: str(tmp_path / f"{one}*in-use") for one in ("docker", "podman")})
+    monkeypatch.setattr(slice_image, "pack", lambda _probe: b"tar of the host")
+    monkeypatch.setattr(slice_image, "lay_out", lambda _tar, folder: Path(folder).mkdir())
+    monkeypatch.setattr(slice_containerd, "EMPTY_FOLDERS", ())
+
+    def make(**clients: dict) -> dict:
+        params = {"runtime": "auto", "image": "", "cdi_folders": [str(tmp_path)]}
+        params.update({name: str(tmp_path / name) for name in ("docker", "podman", "ctr", "nvidia_runtime")})
+        for name, commands in clients.items():
+            table = {"info": "print('{\"nvidia\":{}}')", "image": "sys.exit('No such image')", **commands}
+            program = tmp_path / name
+            program.write_text(
+                f"#!{sys.executable} -S\nimport sys, time\nwords = ' '.join(sys.argv[1:])\n"
+                f"open({str(tmp_path / 'calls')!r}, 'a').write({name!r} + ' ' + words + '\\n')\n"
+                f"exec({table!r}.get(sys.argv[1], ''))\n"
+            )
+            program.chmod(0o755)
+        return params
+
+    return make
+
+
+def record(engine: str = "docker", mark: str = DEAD) -> str:
+    """What a run leaves that was killed when it used an engine."""
+    path = Path(f"{slice_left.RECORDS}{engine}-{mark}")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    return str(path)
+
+
+def calls(tmp_path: Path) -> list[str]:
+    return (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []
