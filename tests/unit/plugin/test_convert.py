@@ -79,6 +79,7 @@ def test_environment_of_a_plugin(env, expected):
         ("devicePlugin: {deviceMemoryScaling: 5}", {"vgpu_memory_scaling": 5}),
         ("devicePlugin: {deviceCoreScaling: 2.0}", {"vgpu_cores_scaling": "2"}),
         ("devicePlugin: {migStrategy: mixed}", {"vgpu_mig_strategy": "mixed"}),
+        ('devicePlugin: {migStrategy: "none"}', {"vgpu_mig_strategy": "none"}),
         ('devicePlugin: {disablecorelimit: "true"}', {"vgpu_disable_core_limit": True}),
         ('devicePlugin: {disablecorelimit: "false"}', {"vgpu_disable_core_limit": False}),
         ("resourceName: example.com/gpu", {"vgpu_resource_names": {"count": "example.com/gpu"}}),
@@ -90,7 +91,9 @@ def test_environment_of_a_plugin(env, expected):
          {"vgpu_resource_names": {"count": "a.b/c", "priority": "a.b/p"}}),
         ("scheduler: {defaultMem: 5000}", {"scheduler_default_memory": 5000}),
         ("scheduler: {defaultCores: 30}", {"scheduler_default_cores": 30}),
+        ("scheduler: {defaultCores: 0}", {"scheduler_default_cores": 0}),
         ("scheduler: {defaultGPUNum: 2}", {"scheduler_default_count": 2}),
+        ("scheduler: {defaultGPUNum: 0}", {"scheduler_default_count": 0}),
         (f"{POLICY}: {{nodeSchedulerPolicy: spread}}}}", {"scheduler_node_policy": "spread"}),
         (f"{POLICY}: {{gpuSchedulerPolicy: topology-aware}}}}", {"scheduler_gpu_policy": "topology"}),
         ('devicePlugin: {extraArgs: ["--pass-device-specs"]}', {"device_plugin_options": ["--pass-device-specs=true"]}),
@@ -353,18 +356,62 @@ def test_the_plain_plugin_of_nvidia_shares_nothing():
     assert converted(text).variables["vgpu_sharing"] == "none"
 
 
-def test_a_pod_keeps_its_own_variables():
-    pod = """
-kind: Pod
-spec:
-  containers:
-  - image: registry/train:1
-    env: [{name: ACTIVE_OOM_KILLER, value: "true"}, {name: MODEL, value: x}]
-"""
-    found = converted(pod)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("ACTIVE_OOM_KILLER", "for all pods of a host group: vgpu_oom_killer"),
+        ("GPU_CORE_UTILIZATION_POLICY", "for all pods of a host group: vgpu_core_policy"),
+        ("LIBCUDA_LOG_LEVEL", "for all pods of a host group: vgpu_log_level"),
+        ("CUDA_DISABLE_CONTROL", "vgpu_disable_core_limit"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "a pod may lower its own by it"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a pod may lower its own by it"),
+    ],
+)
+def test_a_pod_keeps_its_own_variables(name, words):
+    env = [{"name": name, "value": "5"}, {"name": "MODEL", "value": "x"}]
+    pod = {"kind": "Pod", "spec": {"containers": [{"image": "registry/train:1", "env": env}]}}
+    found = convert.convert([pod])
     assert found.variables == {}
-    assert [note.path for note in found.notes] == ["containers[0].env.ACTIVE_OOM_KILLER"]
-    assert "vgpu_oom_killer" in found.notes[0].text
+    assert [note.path for note in found.notes] == [f"containers[0].env.{name}"]
+    assert words in found.notes[0].text
+
+
+# What pods of these kits ask for, and whether more than the count is needed for it here.
+ASKED = [
+    ("nvidia.com/gpu", False),
+    ("nvidia.com/gpu.shared", False),
+    ("nvidia.com/gpumem", True),
+    ("nvidia.com/gpumem-percentage", True),
+    ("nvidia.com/gpucores", True),
+    ("nvidia.com/cores", True),
+    ("nvidia.com/priority", True),
+    ("aliyun.com/gpu-mem", True),
+    ("tencent.com/vcuda-core", True),
+    ("tencent.com/vcuda-memory", True),
+    ("cpu", False),
+]
+
+
+@pytest.mark.parametrize(("name", "told"), ASKED)
+@pytest.mark.parametrize("kind", ["Pod", "Job"])
+def test_what_a_pod_asks_for(name, told, kind):
+    pod = {"spec": {"containers": [{"image": "registry/train:1", "resources": {"limits": {name: 8}}}]}}
+    found = convert.convert([{"kind": "Pod", **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}])
+    assert found.variables == {}
+    assert [note.path for note in found.notes] == ([f"containers[0].resources.limits.{name}"] if told else [])
+    assert not told or "vgpu_slice_sizing: requested" in found.notes[0].text
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Job"])
+def test_how_many_cards_a_pod_of_ack_asks_for(kind):
+    """By a label, of the pod and not of the Job around it."""
+    labels = {"labels": {"app": "mnist", "aliyun.com/gpu-count": "2"}}
+    pod = {"metadata": labels, "spec": {"containers": [{"image": "registry/train:1"}]}}
+    found = convert.convert([{"kind": "Pod", **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}])
+    assert [note.path for note in found.notes] == ["metadata.labels.aliyun.com/gpu-count"]
+    assert (
+        convert.convert([{"kind": "Job", "metadata": labels, "spec": {"template": {"spec": pod["spec"]}}}]).notes == []
+    )
 
 
 def test_the_program(tmp_path, capsys):

@@ -16,6 +16,7 @@ import yaml
 
 from . import convert_tables as tables
 from ._shared import schema
+from .convert_values import as_text, leaves_of, parse, plain
 from .options import OPTIONS, Option
 
 # Path in node.yaml → the group variable that sets it.
@@ -52,7 +53,7 @@ class Converted:
 
     def option(self, flag: str, value: Any) -> None:
         """An option of the program that no group variable stands for."""
-        self.flag(f"--{flag}={_text(value)}")
+        self.flag(f"--{flag}={as_text(value)}")
 
     def flag(self, text: str) -> None:
         options = self.variables.setdefault("device_plugin_options", [])
@@ -115,13 +116,13 @@ def _is_of_the_operator(values: Mapping[str, Any]) -> bool:
 def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
     found.set("", "vgpu_sharing", "vcuda")
     found.set("", "vgpu_slice_sizing", "requested")
-    leaves = dict(_leaves(values))
+    leaves = dict(leaves_of(values))
     for path, default in tables.HAMI_DEFAULTS.items():
         leaves.setdefault(path, default)
     others = []
     for path, value in leaves.items():
         if path in tables.HAMI_VARIABLES:
-            found.set(path, tables.HAMI_VARIABLES[path], _plain(value))
+            found.set(path, tables.HAMI_VARIABLES[path], plain(value))
         elif path in tables.HAMI_POLICIES and value in tables.POLICIES:
             found.set(path, tables.HAMI_POLICIES[path], tables.POLICIES[value])
         elif path in tables.HAMI_RESOURCES:
@@ -131,8 +132,8 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
             _argument(str(value), path, found)
         elif path in tables.HAMI_PLACES:
             _place(tables.HAMI_PLACES[path], value, path, found)
-        elif path == tables.HAMI_NODES and isinstance(_parsed(value), Mapping):
-            _hami_nodes(_parsed(value).get("nodeconfig") or [], f"{path}.nodeconfig", found)
+        elif path == tables.HAMI_NODES and isinstance(parse(value), Mapping):
+            _hami_nodes(parse(value).get("nodeconfig") or [], f"{path}.nodeconfig", found)
         elif path in tables.HAMI_NOTES:
             found.note(path, tables.HAMI_NOTES[path])
         elif path.startswith(tables.OTHER_VENDORS) and not path.startswith(tables.NVIDIA_CARDS):
@@ -147,7 +148,7 @@ def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
 def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
     if not _is_off(values, "devicePlugin.enabled", found):
         _named_files(values.get("config") or {}, "map", "config", found)
-    for path, value in _leaves({key: one for key, one in values.items() if key != "config"}):
+    for path, value in leaves_of({key: one for key, one in values.items() if key != "config"}):
         if path == "gfd.enabled":
             _labels(value, found)
         elif path == "devicePlugin.enabled" and value is False:
@@ -204,10 +205,10 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
         found.set(where, "vgpu_sharing", "none")
     default = config.get("default") or next(iter(texts), "")
     for name, text in texts.items():
-        one = _parsed(text)
+        one = parse(text)
         path = f"{where}.{key}.{name}"
         if not isinstance(one, Mapping):
-            found.note(path, f"expected NVIDIA's file as text, found {_text(text)[:40]}")
+            found.note(path, f"expected NVIDIA's file as text, found {as_text(text)[:40]}")
         elif name == default:
             _file_v1(one, path, found)
         else:
@@ -230,7 +231,7 @@ def _is_ours(variable: str) -> bool:
 def _file_v1(config: Mapping[str, Any], where: str, found: Converted) -> None:
     prefix = f"{where}: " if where else ""
     sharing = config.get("sharing") or {}
-    for path, value in _leaves({key: one for key, one in config.items() if key not in ("version", "sharing")}):
+    for path, value in leaves_of({key: one for key, one in config.items() if key not in ("version", "sharing")}):
         _place(tuple(path.split(".")), value, prefix + path, found)
     modes = {"timeSlicing": "time-slicing", "mps": "mps"}
     wanted = [key for key in modes if sharing.get(key)]
@@ -269,7 +270,7 @@ def _replicated(section: Mapping[str, Any], path: str, found: Converted) -> None
             continue
         exceptions = found.variables.setdefault("vgpu_devices", [])
         for device in devices:
-            match = {"uuid": device} if str(device).startswith("GPU-") else {"index": _plain(device)}
+            match = {"uuid": device} if str(device).startswith("GPU-") else {"index": plain(device)}
             exceptions.append({"match": match, "split_count": entry.get("replicas")})
 
 
@@ -277,14 +278,15 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
     kind = str(document["kind"])
     if kind == "ConfigMap":
         for name, text in (document.get("data") or {}).items():
-            inner = _parsed(text)
+            inner = parse(text)
             if isinstance(inner, Mapping):
                 _document(inner, f"data.{name}", found)
             else:
                 found.note(f"data.{name}", tables.NO_MEANING)
         return
     spec = document.get("spec") or {}
-    pod = spec if kind == "Pod" else ((spec.get("template") or {}).get("spec") or {})
+    template = document if kind == "Pod" else spec.get("template") or {}
+    pod = template.get("spec") or {}
     containers = list(_containers(pod))
     if not containers:
         raise Unknown(f"a {kind} without containers; expected a plugin's DaemonSet, a ConfigMap or a Pod")
@@ -292,12 +294,23 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
     if plugin:
         image = " ".join(str(one.get("image")) for _unused, one in plugin)
         found.set("image", "vgpu_sharing", "vcuda" if any(word in image for word in tables.VCUDA_IMAGES) else "none")
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    _asked(labels, "metadata.labels", found)
     for path, container in containers:
+        resources = container.get("resources") or {}
+        for key in ("limits", "requests"):
+            _asked(resources.get(key) or {}, f"{path}.resources.{key}", found)
         words = [str(word) for key in ("command", "args") for word in container.get(key) or []]
         for number, word in enumerate(_joined(words)):
             _argument(word, f"{path}.args[{number}]", found)
         for one in container.get("env") or []:
             _variable(str(one.get("name")), one.get("value"), f"{path}.env", plugin != [], found)
+
+
+def _asked(names: Mapping[str, Any], path: str, found: Converted) -> None:
+    for name in names:
+        if name in tables.ASKED:
+            found.note(f"{path}.{name}", tables.ASKED_NOTE)
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -358,7 +371,7 @@ def _option(option: Option, text: str, path: str, found: Converted) -> None:
 def _place(place: tuple[str, ...], value: Any, path: str, found: Converted) -> None:
     """A value for a place of node.yaml: the group variable that sets it, else an option of the program."""
     if place in PLACES:
-        value = _plain(value)
+        value = plain(value)
         if PLACES[place] == "vgpu_handover":
             value = _hand_over(value, path, found)
         found.set(path, PLACES[place], value)
@@ -378,47 +391,10 @@ def _hand_over(value: Any, path: str, found: Converted) -> Any:
     return words[0]
 
 
-def _plain(value: Any) -> Any:
-    """Text as the number or truth that it says; decimals stay text, for binary floats are not what was written."""
-    if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else repr(value)
-    if not isinstance(value, str):
-        return value
-    text = value.strip()
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    return int(text) if text.isdigit() else text
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths to every value that is no mapping; lists of plain values are one value, but for extraArgs."""
-    if isinstance(value, Mapping) and value:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list) and path.endswith("extraArgs"):
-        for number, inner in enumerate(value):
-            yield f"{path}[{number}]", inner
-    elif path and value not in (None, {}, []):
-        yield path, value
-
-
-def _parsed(text: Any) -> Any:
-    try:
-        return yaml.safe_load(text) if isinstance(text, str) else text
-    except yaml.YAMLError:
-        return None
-
-
 def _hami_nodes(nodes: list[Any], path: str, found: Converted) -> None:
     """HAMi's settings for single nodes: host variables here."""
     for number, one in enumerate(nodes):
-        said = {tables.HAMI_NODE[key]: _plain(value) for key, value in one.items() if key in tables.HAMI_NODE}
+        said = {tables.HAMI_NODE[key]: plain(value) for key, value in one.items() if key in tables.HAMI_NODE}
         lines = ", ".join(f"{key}: {value}" for key, value in said.items())
         found.note(f"{path}[{number}]", f"for {one.get('name')} alone; in host_vars/{one.get('name')}.yml: {lines}")
         for key in sorted(set(one) - set(tables.HAMI_NODE) - {"name"}):

@@ -138,10 +138,24 @@ FLAG_NOTES = {
     "node-name": "taken from the host",
     "v": "--log-level in device_plugin_options",
 }
+MPS_PART = "vgpu_sharing: mps gives each client an equal part; a pod may lower its own by it"
 ENVIRONMENT_NOTES = {
     "CUDA_DISABLE_CONTROL": "works only where the group sets vgpu_disable_core_limit or the limits file allows it",
     "NVIDIA_VISIBLE_DEVICES": "the runtime is told by the device plugin",
     "NVIDIA_DRIVER_CAPABILITIES": "a slice gets compute and utility",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": MPS_PART,
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": MPS_PART,
     "DP_DISABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
     "DP_ENABLE_HEALTHCHECKS": "understood under the same name; set it in the unit's environment",
 }
+
+# What a pod asks for, and the label that goes with it; nvidia.com/gpu is asked for everywhere.
+ASKED = (
+    "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/cores",
+    "nvidia.com/priority", "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count",
+    "tencent.com/vcuda-core", "tencent.com/vcuda-memory",
+)  # fmt: skip
+ASKED_NOTE = (
+    "stays in the pod: it is read where the group has vgpu_slice_sizing: requested and the cluster the role scheduler; "
+    "without them such a pod stays Pending"
+)
