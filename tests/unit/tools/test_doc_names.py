@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
@@ -248,3 +249,11 @@ SEEN = {
 def test_what_operations_quotes_is_what_is_said(words: str) -> None:
     assert words in read("docs/operations.md"), "the page does not say so any more: take the row out"
     assert words in read(SEEN[words]), f"{SEEN[words]} says something else now: correct the page"
+
+
+def test_operations_say_how_long_a_killed_check_holds_a_slice() -> None:
+    from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
+
+    options = yaml.safe_load(vgpu_isolation.DOCUMENTATION)["options"]
+    minutes = (vgpu_isolation.MOST_RUNS * options["timeout"]["default"] + 60) // 60
+    assert f"where it was killed by itself after {minutes} minutes" in read("docs/operations.md")
