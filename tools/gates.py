@@ -55,6 +55,7 @@ SLOW_TESTS = [
     "tests/native/vcuda/test_frees.py",
     "tests/native/vcuda/test_shareable.py",
     "tests/native/vcuda/test_share.py",
+    "tests/native/vcuda/test_probe_beside.py",
     "tests/native/vcuda/test_probe_finds.py",
     "tests/native/vcuda/test_compilers.py",
     "tests/integration/device_plugin/test_isolation.py",

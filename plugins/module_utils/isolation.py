@@ -52,6 +52,8 @@ PROBE_BYPASSES = (
 )
 # Checks of this module.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
+# What a second slice made, and what the probe there is asked for.
+IMPORT, LEND = "import-beside", "lend-beside"
 # Of the GPU's time, in percent, that a share may be found larger, as in the probe.
 SHARE_TOLERANCE = 5
 OWN = (
@@ -63,13 +65,14 @@ OWN = (
     "nvidia-smi",
     "nvidia-ml-py",
     BESIDE,
+    IMPORT,
 )
 # Checks of the probe that take all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
 # The part of a fill that a look must have hit.
 SEEN_PERCENT = 90
 # A host may lack what these need; that alone does not spoil the verdict.
-OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE)
+OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT)
 # Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
@@ -252,6 +255,26 @@ def of_beside(ours: str, theirs: str) -> dict[str, Any]:
         said.append(one["detail"])
     verdict = VIOLATED if VIOLATED in verdicts else HELD if verdicts == [HELD, HELD] else NOT_RUN
     return check(BESIDE, verdict, " and ".join(expected), " and ".join(got), PERCENT, "; ".join(said))
+
+
+def _one(out: str, name: str) -> dict[str, Any] | None:
+    try:
+        return _clean(next(one for one in json.loads(out)["checks"] if one["name"] == name))
+    except (ValueError, KeyError, TypeError, StopIteration):
+        return None
+
+
+def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
+    """What a slice could take of what another one made, by the reports of the probes in both. The one that takes it
+    judges; where it could not, the other may say why. ``said``: by a probe on its stderr.
+    """
+    taken, made = _one(ours, IMPORT), _one(theirs, LEND)
+    if taken is None:
+        detail = " ".join(said.split())[-200:] or "the probe did not report it"
+        return check(IMPORT, NOT_RUN, "a result", "none", detail=detail)
+    if taken["verdict"] == NOT_RUN and made:
+        taken["detail"] = f"{taken['detail']}; in the other slice: {made['detail']}"
+    return taken
 
 
 def open_way(name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from . import isolation, slice_outside, slice_together, slice_watch
 from .mount_namespace import Mount
@@ -32,6 +32,8 @@ KEYS = {
 ROOM_MIB = 512
 # A share beside another is measured for so long; a slice of all SMs has none.
 BESIDE_S = 5.0
+# Two slices meet, fill, hand over and judge.
+MEET_S = 2.0
 NO_LIMIT_PERCENT = 100
 MOST_TTL_S = 3600  # the plugin's longest lease
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
@@ -137,14 +139,15 @@ class SliceCheck:
     def _choose_runner(self) -> Any:
         return self._engines.runner(self._as_leased())
 
-    def _as_leased(self) -> Lease:
+    def _as_leased(self, *more: Mount) -> Lease:
+        """``more``: mounts beside those of the plugin's answer."""
         lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
             self.slice["uuid"],
             self._minors,
             probe.host_path,
-            [*self._mounts, probe],
+            [*self._mounts, probe, *more],
             self._words,
             dict(lease["envs"], **environment),
             lease["devices"],
@@ -166,6 +169,8 @@ class SliceCheck:
         checks += [self._run_nvidia_smi(), self._run_nvidia_ml_py()]
         checks += self._try_ways_round(ways if asked else list(isolation.PROBE_BYPASSES))
         named = self._params["checks"]
+        if not named or isolation.IMPORT in named:
+            checks.append(self._import_beside())
         if isolation.BESIDE in named:  # it takes a second slice, so only where it is asked for
             checks.append(self._share_beside())
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
@@ -289,25 +294,46 @@ class SliceCheck:
         if not 0 < percent < NO_LIMIT_PERCENT:
             # As the probe says of the share alone: nothing to hold.
             return isolation.check(isolation.BESIDE, isolation.HELD, 0, 0, "shares", "no share is set")
-        if self._left_s() < BESIDE_S:
-            self.left_out.append(isolation.BESIDE)
-            return isolation.left_out(isolation.BESIDE, self._params["duration"])
+
+        def measure(other: SliceCheck) -> dict[str, Any]:
+            argv = [PROBE, "--json", "--checks", isolation.SHARE]
+            mine, theirs = slice_together.run_both(self.runner, other.runner, argv, float(self._params["timeout"]))
+            return isolation.of_beside(mine.out, theirs.out)
+
+        return self._beside(isolation.BESIDE, BESIDE_S, measure)
+
+    def _import_beside(self) -> dict[str, Any]:
+        """Whether this slice can have what another one made and handed over, by a folder that both are given."""
+
+        def meet(other: SliceCheck) -> dict[str, Any]:
+            timeout = float(self._params["timeout"])
+            with slice_together.meeting(os.path.dirname(self._params["socket"])) as folder:
+                ours, theirs = (self._engines.runner(one._as_leased(folder)) for one in (self, other))
+                argv = [PROBE, "--json", "--beside", f"{folder.container_path}/socket", "--checks"]
+                taker, maker = [*argv, isolation.IMPORT], [*argv, isolation.LEND]
+                taken, made = slice_together.run_both(ours, theirs, taker, timeout, maker)
+            return isolation.of_import(taken.out, made.out, f"{taken.err} {made.err}")
+
+        return self._beside(isolation.IMPORT, MEET_S + self.runner.overhead_s, meet)
+
+    def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
+        """What ``work`` finds, which is given another free slice of this GPU; ``least_s`` of the time must be left."""
+        if self._left_s() < least_s:
+            self.left_out.append(name)
+            return isolation.left_out(name, self._params["duration"])
         ttl = str(min(int(self._params["timeout"]) + 60, MOST_TTL_S))
         try:
             lease = self._plugin.ask("lease", "--ttl", ttl, "--uuid", self.slice["uuid"])
         except PluginError as fault:
-            return isolation.check(isolation.BESIDE, isolation.NOT_RUN, "another slice", "none", detail=str(fault))
-        argv, timeout = [PROBE, "--json", "--checks", isolation.SHARE], float(self._params["timeout"])
+            return isolation.check(name, isolation.NOT_RUN, "another slice", "none", detail=str(fault))
         try:
-            other = SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines)
-            mine, theirs = slice_together.run_both(self.runner, other.runner, argv, timeout)
+            return work(SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines))
         except RunnerError as fault:
             self._engines.heed(fault)
-            return isolation.check(isolation.BESIDE, isolation.NOT_RUN, "two slices", "one", detail=str(fault))
+            return isolation.check(name, isolation.NOT_RUN, "two slices", "one", detail=str(fault))
         finally:
             with contextlib.suppress(PluginError):  # it ends by itself
                 self._plugin.ask("release", lease["allocation"])
-        return isolation.of_beside(mine.out, theirs.out)
 
     def _run_nvidia_smi(self) -> dict[str, Any]:
         program = self._params["nvidia_smi"]

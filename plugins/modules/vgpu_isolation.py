@@ -22,6 +22,10 @@ description:
     and does not name, and any other that is granted memory, is V(violated).
   - The share of the GPU's time is measured beside whoever is there. The check C(share-beside), which runs only where
     O(checks) names it, measures it beside a tenant of our own, in a second slice of that GPU.
+  - The check C(import-beside) leases a second free slice of that GPU and gives both a folder of this run, as two pods
+    have one by a volume. What the probe in one makes and hands over, memory and a pool by descriptors, memory by a
+    handle of CUDA IPC, the probe in the other, whose slice is full, must not have; nor is its maker granted again what
+    the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), which fails nothing.
   - The lease is given back in any case. It ends by itself when the module is killed.
 attributes:
   check_mode:
@@ -77,9 +81,10 @@ options:
   duration:
     description:
       - Seconds that a slice may take, and with them a GPU. V(0) is no bound.
-      - The checks of the limit itself are always run to their end. Ways round the library that have not begun by then
-        are left out with the verdict V(not-run); what is open and could no longer be shown to the watcher stays
-        V(open). Both say so in their RV(results[].checks[].detail), and RV(results[].left_out) names them.
+      - The checks of the limit itself are always run to their end. Ways round the library, and C(import-beside), that
+        have not begun by then are left out with the verdict V(not-run); what is open and could no longer be shown to
+        the watcher stays V(open). Both say so in their RV(results[].checks[].detail), and RV(results[].left_out) names
+        them.
     type: int
     default: 20
   fail_on:
@@ -104,7 +109,7 @@ options:
   state:
     description:
       - With V(absent) nothing is checked. What a check that was killed left at the engines, its containers, its image
-        and its folder, is removed. A later check does the same. What a former version of this collection left is
+        and its folders, is removed. A later check does the same. What a former version of this collection left is
         removed too, by its pid and its age, where docker runs and where podman has a storage.
     type: str
     choices: [present, absent]
@@ -219,7 +224,7 @@ results:
       returned: always
       sample: 9.7
     left_out:
-      description: Names of ways round that were not tried, or not shown to the watcher, because O(duration) had passed.
+      description: Names of checks that were not tried, or not shown to the watcher, because O(duration) had passed.
       type: list
       elements: str
       returned: always
@@ -265,11 +270,12 @@ results:
       returned: always
 """
 
+import os
 import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation
+from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_together
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_check import BadOption, Plugin, PluginError, SliceCheck
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_engine import RUNTIMES, Engines
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_left import left_behind, sweep
@@ -277,9 +283,9 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import Run
 
 NO_FREE_SLICE = 3
 # Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, ways that
-# must be stopped, those that may be open, in a small slice one by one, and the share beside another. A lease that ended
-# before would give a pod a slice that is still being filled.
-MOST_RUNS = 7 + len(isolation.MAY_BE_OPEN)
+# must be stopped, those that may be open, in a small slice one by one, the share beside another, and what another made.
+# A lease that ended before would give a pod a slice that is still being filled.
+MOST_RUNS = 8 + len(isolation.MAY_BE_OPEN)
 
 
 def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engines) -> dict[str, Any]:
@@ -376,6 +382,8 @@ def main() -> None:
     )
     if module.params["state"] == "absent":
         found, stays = (left_behind(module.params), []) if module.check_mode else sweep(module.params)
+        run_folder = os.path.dirname(module.params["socket"])
+        found += slice_together.left_behind(run_folder) if module.check_mode else slice_together.sweep(run_folder)
         if stays:
             module.warn(f"what a killed check left could not be removed: {', '.join(stays)}; does its engine answer?")
         module.exit_json(changed=bool(found), verdict=isolation.NOT_RUN, results=[])

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from .conftest import BUILD, SLICE_MIB, SOURCES, SPLIT
+from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
@@ -39,6 +40,9 @@ def test_whole_slice_holds(node):
     assert len(pids) == len(DETECTED)
     assert one["left_out"] == []
     assert {"mounts", "limit-exact", "four-processes", "outside-memory", "limit-as-configured"} <= set(found)
+    # What a second slice made and handed over was refused by the library, and its folder is gone.
+    assert found["import-beside"]["detail"].count("answers 801") == 3, found
+    assert sorted(one.name for one in (node.folder / "run").iterdir()) == ["allocations", "plugin.sock"]
     # The driver's account, read outside while the probe took all that it could get.
     assert found["outside-memory"]["verdict"] == "held"
     assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
@@ -71,6 +75,43 @@ def test_one_mount_less_is_red(node, path):
 def test_ways_round_are_red_where_a_mount_is_missing(node, path, ways):
     _rc, result = node.isolation(omit_mounts=[path], checks=sorted(ways))
     assert {name for name, verdict in verdicts(result).items() if name in ways and verdict == "held"} == set(), result
+
+
+def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
+    """As libraries did before handles were marked; the one check that sees it."""
+    sources = tmp_path / "vcuda"
+    shutil.copytree(ROOT / "native" / "vcuda", sources)
+    opens = sources / "src" / "ipc.c"
+    mark = "return ours ? opened"
+    assert mark in opens.read_text()
+    opens.write_text(opens.read_text().replace(mark, "return ours || 1 ? opened"))
+    subprocess.run(["make", "-s", "-C", str(sources)], check=True)
+    shutil.copy(tmp_path / "build" / "libvgpu.so", tmp_path / "lib" / "current" / "libvgpu.so")
+    rc, result = node.isolation(checks=["limit-exact", "import-beside"])
+    assert (rc, verdicts(result)) == (1, {"limit-exact": "held", "import-beside": "violated"}), result
+    assert "import-beside violated: expected 0 bytes, found 67108864 " in result["msg"]
+    assert node.vgpuctl("status")["allocations"] == []
+
+
+def test_without_a_second_slice_nothing_is_imported_and_nothing_fails(node):
+    for n in range(SPLIT - 1):
+        node.kubelet.run_pod(f"pod-{n}")
+    rc, result = node.isolation(checks=["totals", "import-beside"])
+    assert (rc, verdicts(result)) == (0, {"totals": "held", "import-beside": "not-run"}), result
+    assert "no free slice" in result["results"][0]["checks"][-1]["detail"]
+
+
+def test_folder_that_a_killed_run_left_is_removed(node):
+    left = node.folder / "run" / f"beside-{2**22 + 1}.1.{'0' * 12}"
+    for again in (False, True):
+        left.mkdir(exist_ok=True)
+        if again:  # a later check does the same
+            assert node.isolation(checks=["totals", "import-beside"])[0] == 0
+            break
+        predicted = node.isolation(state="absent", _ansible_check_mode=True)[1]
+        assert predicted["changed"] and left.exists()
+        assert [node.isolation(state="absent")[1]["changed"] for _unused in range(2)] == [True, False]
+    assert not left.exists()
 
 
 def test_library_that_does_nothing_is_red(node, tmp_path):
@@ -137,7 +178,7 @@ def test_time_that_is_over_is_told(node):
     assert (rc, result["verdict"]) == (0, "held"), result
     assert {found[name] for name in found if not name.startswith("bypass-")} - {"not-run"} == {"held"}
     assert found["limit-exact"] == found["share"] == found["outside-memory"] == "held"  # what must hold is never cut
-    ways = [name for name in found if name.startswith("bypass-")]
+    ways = [name for name in found if name.startswith("bypass-") or name == "import-beside"]
     assert {found[name] for name in ways} == {"not-run"}
     assert sorted(one["left_out"]) == sorted(ways) and len(ways) > 15
     details = {check["detail"] for check in one["checks"] if check["name"] in ways}

@@ -25,7 +25,7 @@ from .test_cdi import FOLDER, LIMITS, podman
 MIB = 1 << 20
 # Those that need a look from outside, or a watcher, or a second way into the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
-CHECKS += ["share-beside"]
+CHECKS += ["share-beside", "import-beside"]
 # Hands in what NVIDIA's runtime would: the edits of the plugin's own CDI file.
 RUNTIME = """#!{python}
 import json, os, sys

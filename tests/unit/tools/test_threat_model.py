@@ -101,7 +101,8 @@ def faults(text: str) -> list[str]:
         if checks and may_be_open != (verdict == "detected"):
             found.append(f"{way}: {verdict}, and {', '.join(sorted(checks))} would let it be otherwise")
     found += [f"{start}: no such row" for start in (*TRIED, *NOT_HERE) if start not in used]
-    found += [f"{name}: on no row" for name in isolation.PROBE_BYPASSES if name not in named]
+    between = (isolation.IMPORT,)
+    found += [f"{name}: on no row" for name in (*isolation.PROBE_BYPASSES, *between) if name not in named]
     return found
 
 
@@ -122,6 +123,7 @@ def test_what_is_named_is_a_test(test: str) -> None:
         ("| setuid programs | stopped |", "| setuid programs | detected |", "setuid programs: detected"),
         ("(`bypass-setuid`)", "", "setuid programs: nothing tries it"),
         ("(`bypass-copy`", "(`bypass-path`", "bypass-copy: on no row"),
+        ("(`import-beside`,", "(", "import-beside: on no row"),
         ("| raw `ioctl` on", "| by `ioctl` on", "by `ioctl` on `/dev/nvidia*`: nothing tries it"),
     ],
 )

@@ -411,3 +411,34 @@ def test_what_a_person_is_told(about, one, words):
 @pytest.mark.parametrize(("count", "wanted"), [(1, "1 GPU"), (2, "2 GPUs")])
 def test_how_many_gpus_are_wanted(count, wanted):
     assert it.of_device_nodes(["nvidia0"], count)["expected"] == wanted
+
+
+def beside(name, verdict, detail="") -> str:
+    return report(checks=[dict(CHECK, name=name, verdict=verdict, detail=detail)])
+
+
+IMPORTS = [
+    # about, what the probes report: the one that takes, the one that made; the verdict, a part of the detail
+    ("refused", beside("import-beside", "held", "answers 801"), beside("lend-beside", "held"), "held", "answers 801"),
+    ("had", beside("import-beside", "violated", "answers 0"), beside("lend-beside", "held"), "violated", "answers 0"),
+    (
+        "nobody came",
+        beside("import-beside", "not-run", "no x"),
+        beside("lend-beside", "not-run", "y"),
+        "not-run",
+        "x; in",
+    ),
+    ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
+    ("the other one alone reports", "", beside("lend-beside", "held"), "not-run", "there is no check"),
+    ("another check", report(), beside("lend-beside", "held"), "not-run", "there is no check"),
+    ("a word that is none", beside("import-beside", "fine"), beside("lend-beside", "held"), "violated", "'fine'"),
+    ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
+]
+
+
+@pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "words"), IMPORTS, ids=[one[0] for one in IMPORTS])
+def test_what_another_slice_made(about, ours, theirs, verdict, words):
+    found = it.of_import(ours, theirs, "vgpu-probe: there is no check 'import-beside'\n")
+    assert (found["name"], found["verdict"]) == ("import-beside", verdict)
+    assert words in found["detail"]
+    assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "held")

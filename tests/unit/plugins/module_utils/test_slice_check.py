@@ -131,10 +131,14 @@ def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_pat
         "checks": [*isolation.PROBE_CHECKS, *isolation.PROBE_BYPASSES, *isolation.OWN],
         "nvidia_smi": "x",
         "vgpuctl": str(vgpuctl),
+        "socket": str(tmp_path / "plugin.sock"),
+        "environment": {},
+        "runtime": "namespace",
     }
+    monkeypatch.setattr(slice_engine.Engines, "runner", lambda _self, _lease: runner)
     vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", slice_engine.Engines(params))
-    # Two of them, with the neighbour, at the same time.
-    assert len(runs) - 1 == vgpu_isolation.MOST_RUNS
+    # Of two of them a second one, with the neighbour, goes at the same time.
+    assert len(runs) - 2 == vgpu_isolation.MOST_RUNS
     assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
 
 
@@ -247,6 +251,68 @@ def test_share_beside_where_it_says_nothing(monkeypatch):
 
     _one, found = beside(monkeypatch, [Runner()], Full())
     assert (found["verdict"], found["detail"]) == ("not-run", "no free slice of GPU-1")
+
+
+class Taker(Neighbour):
+    """One of two that meet; says what it sees of the folder that it was given."""
+
+    def __init__(self, log, lease, fault=""):
+        super().__init__(log, "", fault=fault)
+        (self.folder,) = [one for one in lease.mounts if one.container_path == "/run/vgpu/beside"]
+
+    def run(self, argv, timeout, before_start):
+        self.who = argv[-1]
+        assert argv[argv.index("--beside") + 1] == "/run/vgpu/beside/socket"
+        assert os.path.isdir(self.folder.host_path) and not self.folder.read_only
+        super().run([*argv, self.folder.host_path], timeout, before_start)
+        one = {"name": self.who, "verdict": "held", "expected": 0, "found": 0, "unit": "bytes", "detail": "801"}
+        return Outcome(0, json.dumps({"checks": [one]}), "", False)
+
+
+def import_beside(monkeypatch, tmp_path, plugin, duration=0, fault=""):
+    log: list[str] = []
+    monkeypatch.setattr(slice_check.SliceCheck, "_choose_runner", lambda _self: Runner())
+    monkeypatch.setattr(slice_engine.Engines, "runner", lambda _self, lease: Taker(log, lease, fault))
+    monkeypatch.setattr(slice_check.slice_together, "AHEAD_S", 60.0)  # they wait for each other, not for a while
+    params = {"duration": duration, "timeout": 120, "omit_mounts": [], "checks": [], "environment": {}}
+    params["socket"] = str(tmp_path / "plugin.sock")
+    one = slice_check.SliceCheck(params, plugin, LEASE, STATUS)
+    return log, one, one._import_beside()
+
+
+def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
+    plugin = Plugin()
+    log, one, found = import_beside(monkeypatch, tmp_path, plugin)
+    assert (found["name"], found["verdict"], found["detail"], one.left_out) == ("import-beside", "held", "801", [])
+    assert log[:2] == ["lend-beside laid out", "import-beside laid out"]
+    folders = {line.partition(" runs ")[2] for line in log[2:]}
+    assert len(folders) == 1 and os.path.dirname(folders.pop()) == str(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "the folder is gone"
+    assert plugin.asked[-1] == ("release", "a1")
+
+
+def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
+    """None of this spoils the verdict; each is said, and nothing stays."""
+
+    class Full(Plugin):
+        def ask(self, *arguments):
+            if arguments[0] == "lease":
+                raise slice_check.PluginError(3, "no free slice of GPU-1")
+            return super().ask(*arguments)
+
+    hung, plugin = EngineHangs("/bin/docker", "docker create did not answer"), Plugin()
+    for about, more, words in (
+        ("no second slice", {"plugin": Full()}, "no free slice of GPU-1"),
+        ("no container", {"plugin": plugin, "fault": hung}, "docker create did not answer"),
+        ("no time", {"plugin": Plugin(), "duration": 1}, "left out: the 1 s of this slice had passed"),
+    ):
+        _log, one, found = import_beside(monkeypatch, tmp_path, **more)
+        assert (found["verdict"], found["detail"], found["left_out"]) == ("not-run", words, about == "no time")
+        assert one.left_out == (["import-beside"] if about == "no time" else [])
+        assert isolation.overall([CHECK, found]) == "held"
+        assert list(tmp_path.iterdir()) == []
+        assert about != "no container" or one._engines._silent == {"/bin/docker": str(hung)}
+    assert plugin.asked[-1] == ("release", "a1")
 
 
 LOOKS = [
