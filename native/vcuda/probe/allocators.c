@@ -16,7 +16,7 @@
 
 #include "loader.h"
 
-#define POOL_PIECE (64 * MIB) /* a driver's pool may grow in steps of up to 32 MiB */
+#define POOL_PIECE (64 * MIB) /* a driver's pool, and what it keeps for graphs, may grow in steps of up to 32 MiB */
 
 struct way {
     const char *name;
@@ -36,6 +36,17 @@ static struct {
                        unsigned long long flags);
     CUresult (*granularity)(size_t *bytes, const CUmemAllocationProp *properties, int option);
     CUresult (*array)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description);
+    CUresult (*graph)(CUgraph *graph, unsigned flags);
+    CUresult (*node)(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                     CUDA_MEM_ALLOC_NODE_PARAMS *parameters);
+    CUresult (*stream)(CUstream *stream, unsigned flags);
+    CUresult (*capture)(CUstream stream, int mode);
+    CUresult (*captured)(CUstream stream, CUgraph *graph);
+    CUresult (*instantiate)(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
+    CUresult (*launch)(CUgraphExec exec, CUstream stream);
+    CUresult (*forget_exec)(CUgraphExec exec);
+    CUresult (*forget)(CUgraph graph);
+    CUresult (*wait)(void);
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
@@ -108,6 +119,65 @@ static uint64_t by_array(uint64_t bytes)
     return got(call.array ? call.array(&array, &description) : CUDA_ERROR_NOT_FOUND, description.Height * 65536);
 }
 
+/* Memory of a graph comes when the graph is made executable or launched, and stays with it. */
+static CUresult run_graph(CUgraph graph)
+{
+    CUgraphExec exec;
+    CUresult status = call.instantiate(&exec, graph, 0);
+    if (status == CUDA_SUCCESS) {
+        status = call.launch(exec, NULL);
+        if (status == CUDA_SUCCESS)
+            status = call.wait();
+        if (status != CUDA_SUCCESS)
+            call.forget_exec(exec);
+    }
+    if (status != CUDA_SUCCESS)
+        call.forget(graph);
+    return status;
+}
+
+static bool has_graphs(void)
+{
+    return call.graph && call.node && call.instantiate && call.launch && call.forget_exec && call.forget && call.wait;
+}
+
+static uint64_t by_graph(uint64_t bytes)
+{
+    CUDA_MEM_ALLOC_NODE_PARAMS parameters = {
+        .poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}}, .bytesize = bytes};
+    CUgraph graph;
+    CUgraphNode node;
+    CUresult status = has_graphs() ? call.graph(&graph, 0) : CUDA_ERROR_NOT_FOUND;
+    if (status != CUDA_SUCCESS)
+        return got(status, 0);
+    status = call.node(&node, graph, NULL, 0, &parameters);
+    if (status == CUDA_SUCCESS)
+        return got(run_graph(graph), bytes);
+    call.forget(graph);
+    return got(status, 0);
+}
+
+static uint64_t by_capture(uint64_t bytes)
+{
+    static CUstream stream;
+    CUdeviceptr pointer;
+    CUgraph graph = NULL;
+    if (!has_graphs() || !call.stream || !call.capture || !call.captured || !call.alloc_async)
+        return got(CUDA_ERROR_NOT_FOUND, 0);
+    CUresult status = stream ? CUDA_SUCCESS : call.stream(&stream, 1);
+    if (status == CUDA_SUCCESS)
+        status = call.capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    if (status != CUDA_SUCCESS)
+        return got(status, 0);
+    status = call.alloc_async(&pointer, bytes, stream);
+    CUresult ended = call.captured(stream, &graph);
+    if (status == CUDA_SUCCESS && ended == CUDA_SUCCESS)
+        return got(run_graph(graph), bytes);
+    if (graph)
+        call.forget(graph);
+    return got(status != CUDA_SUCCESS ? status : ended, 0);
+}
+
 static const struct way ways[] = {
     {"cuMemAllocManaged", by_managed, 1},
     {"cuMemAllocPitch", by_pitch, 4096 * 2},
@@ -115,6 +185,8 @@ static const struct way ways[] = {
     {"a pool of its own", by_pool, POOL_PIECE},
     {"cuMemCreate", by_vmm, 0},
     {"cuArrayCreate", by_array, 65536 * 64},
+    {"a graph's node", by_graph, POOL_PIECE},
+    {"a capture", by_capture, POOL_PIECE},
 };
 #define WAYS (sizeof ways / sizeof *ways)
 
@@ -132,6 +204,16 @@ static void look_up(void)
         {(void **)&call.create, "cuMemCreate"},
         {(void **)&call.granularity, "cuMemGetAllocationGranularity"},
         {(void **)&call.array, "cuArrayCreate_v2"},
+        {(void **)&call.graph, "cuGraphCreate"},
+        {(void **)&call.node, "cuGraphAddMemAllocNode"},
+        {(void **)&call.stream, "cuStreamCreate"},
+        {(void **)&call.capture, "cuStreamBeginCapture_v2"},
+        {(void **)&call.captured, "cuStreamEndCapture"},
+        {(void **)&call.instantiate, "cuGraphInstantiateWithFlags"},
+        {(void **)&call.launch, "cuGraphLaunch"},
+        {(void **)&call.forget_exec, "cuGraphExecDestroy"},
+        {(void **)&call.forget, "cuGraphDestroy"},
+        {(void **)&call.wait, "cuCtxSynchronize"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         *table[i].function = dlsym(cuda_handle(), table[i].symbol);

@@ -179,6 +179,14 @@ static CUresult measure(struct spin *spin, struct window *window)
     return status;
 }
 
+/* What a tenant may say, and which must not help: a slice's environment can only tighten. */
+static void ask_for_more(const struct slice *slice)
+{
+    setenv("CUDA_DEVICE_SM_LIMIT", "100", 1);
+    setenv("CUDA_TASK_PRIORITY", "0", 1);
+    setenv("GPU_CORE_UTILIZATION_POLICY", slice->core_policy == VGPU_CORE_FORCE ? "disable" : "force", 1);
+}
+
 static void share_of(const struct fill *fill)
 {
     struct result *result = &fill->board->result;
@@ -187,7 +195,7 @@ static void share_of(const struct fill *fill)
     struct window window = {0};
     char reason[200];
     CUcontext context;
-    setenv("GPU_CORE_UTILIZATION_POLICY", "force", 1);
+    ask_for_more(fill->slice);
     const struct cuda *cuda = cuda_open(reason, sizeof reason);
     CUresult status = cuda ? cuda->ctx_create(&context, 0, fill->device) : CUDA_ERROR_NO_DEVICE;
     if (status == CUDA_SUCCESS && !look_up())

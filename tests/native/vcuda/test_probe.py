@@ -54,6 +54,20 @@ def test_a_slice_is_held(host: Host) -> None:
     assert host.on_card() == host.charged() == 0, "the probe left something behind"
 
 
+def test_each_way_to_allocate_is_gone(host: Host) -> None:
+    _status, report = run(host, "--checks", "every-allocator")
+    (found,) = report["checks"]
+    assert (found["verdict"], found["found"]) == ("held", LIMIT), found
+    assert ", cuArrayCreate, a graph's node, a capture: none" in found["detail"]
+
+
+def test_an_environment_that_asks_for_more_changes_no_share(host: Host) -> None:
+    host.write_limits(core_policy="force")  # there the probe asks for no policy
+    _status, report = run(host, "--checks", "share")
+    (found,) = report["checks"]
+    assert (found["verdict"], found["expected"]) == ("held", 33), found
+
+
 @pytest.mark.parametrize("mib", [700, 1000])
 def test_a_slice_too_small_for_four_contexts_is_held_too(host: Host, mib: int) -> None:
     host.write_limits(memory=mib << 20)

@@ -29,6 +29,9 @@ MANAGED = "ENTER(cuMemAllocManaged, (pointer, bytes, flags));"
 PASSED = "return REAL(cuMemAllocManaged)(pointer, bytes, flags);"
 POOLED = "ENTER(symbol, arguments);"
 SHARE = "unsigned percent = limits_sm_percent("
+ADMITTED = "    mark_used();\n    return CUDA_SUCCESS;"
+TIGHTER = "(alone || tightness(wish) > tightness(snapshot->policy))"
+SMALLER = "if (wish > 0 && (unsigned)wish < percent)"
 ALLOCATORS = "every-allocator"
 
 # Without the share, which takes seconds to measure on each GPU.
@@ -60,6 +63,10 @@ MUTANTS = {
         + "    if (!status) { tally_leave(tally); return 0; }\n",
         {"four-processes", "freed"},  # one process alone is charged again by what NVML shows for it
     ),
+    "memory of graphs uncharged": ("graph_memory.c", ADMITTED, ADMITTED.replace("mark_used();", ""), {ALLOCATORS}),
+    "a capture uncharged": ("async.c", "return graph_memory_captured(control);", "return CUDA_SUCCESS;", {ALLOCATORS}),
+    "the environment chooses the policy": ("limits.c", TIGHTER, TIGHTER.replace(" > ", " != "), {"share"}),
+    "the environment chooses the share": ("limits.c", SMALLER, "if (wish > 0)", {"share"}),
     "no share": ("limiter.c", SHARE, SHARE.replace("= limits", "= 0 * limits"), {"share"}),
     "dlsym of libc": ("route.c", LOADER, "NULL; (void)self;", {"dlsym-route"}),
     "dlvsym": ("libvgpu.map", "        dlvsym;\n", "", {"dlsym-route"}),
@@ -98,6 +105,7 @@ def broken(folder: Path, name: str, old: str, new: str, open_window: bool = Fals
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_probe_finds(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, expected = MUTANTS[mutant]
+    host.write_limits(core_policy="force")  # there the probe's environment asks for no policy
     library = broken(tmp_path, name, old, new, open_window=mutant == "no lock")
     env = host.env(preload=False, LD_PRELOAD=str(library))
     done = subprocess.run(

@@ -85,7 +85,7 @@ def rows(text: str) -> list[tuple[str, str, set[str]]]:
     """(way round, verdict, names of checks) of each row."""
     lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
-    return [(row[0], row[1], set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", row[2])) & CHECKS) for row in cells]
+    return [(row[0], row[1], set(re.findall(r"`([a-z]+(?:-[a-z]+)*)`", row[2])) & CHECKS) for row in cells]
 
 
 def faults(text: str) -> list[str]:
