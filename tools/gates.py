@@ -51,6 +51,7 @@ class Gate:
 SLOW_TESTS = [
     "tests/native/gpusim/test_gpusim_sanitized.py",
     "tests/native/vcuda/test_bypass.py",
+    "tests/native/vcuda/test_bypass_kept.py",
     "tests/native/vcuda/test_coverage_routes.py",
     "tests/native/vcuda/test_frees.py",
     "tests/native/vcuda/test_shareable.py",

@@ -83,6 +83,11 @@ void close_descriptors(const struct fill *fill);
     void check_bypass_##way(const struct slice *slice, struct board *board);
 BYPASSES(BYPASS_CHECK)
 
+/* bypass_kept.c: two processes of the slice, and memory that outlives its release */
+void check_bypass_lent(const struct slice *slice, struct board *board);
+void check_bypass_handle_kept(const struct slice *slice, struct board *board);
+void check_bypass_pool_kept(const struct slice *slice, struct board *board);
+
 /* bypass_together.c */
 
 /* Whether a check is a way round that may be open: only such are gone together. */

@@ -30,6 +30,9 @@ static const struct {
     {"getprocaddress-route", check_getprocaddress},
     {"freed", check_freed},
     {"share", check_share},
+    {"bypass-lent", check_bypass_lent},
+    {"bypass-handle-kept", check_bypass_handle_kept},
+    {"bypass-pool-kept", check_bypass_pool_kept},
 #define BYPASS_ROW(way, name, attempt, holder, if_granted) {name, check_bypass_##way},
     BYPASSES(BYPASS_ROW)
     {"import-beside", check_import_beside},

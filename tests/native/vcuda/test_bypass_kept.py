@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probe's ways to have memory that was given back: held, and red with a library that forgets one thing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import CARD, LIMIT, MIB, PROBE, Host
+from test_probe import run, verdicts
+from test_probe_finds import broken
+
+LENT, HANDLE, POOL = "bypass-lent", "bypass-handle-kept", "bypass-pool-kept"
+KEPT = [LENT, HANDLE, POOL]
+RELEASED, ENDED = "released", "ended"
+
+# What is freed and still open is charged by what NVML shows of its maker too: nothing is granted before that ends.
+# what is broken: the file, what stands there, what stands there instead, the check that must see it, and when
+MUTANTS = {
+    "no loan is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", LENT, ENDED),
+    "a loan ends with its maker": ("ipc.c", "ledger_lend(loan->device, loan->bytes, true);", ";", LENT, ENDED),
+    "nobody looks for handles": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
+    "a handle ends with its maker": (
+        "vmm.c",
+        "ledger_lend(object->device->ledger, object->bytes, true);",
+        ";",
+        HANDLE,
+        ENDED,
+    ),
+    "a pool ends with its maker": (
+        "pool.c",
+        "ledger_lend(pool->device->ledger, pool->charged, true);",
+        ";",
+        POOL,
+        ENDED,
+    ),
+}  # fmt: skip
+
+
+def test_what_another_has_stays_charged(host: Host) -> None:
+    status, report = run(host, "--checks", ",".join(KEPT))
+    assert verdicts(report) == dict.fromkeys(KEPT, "held"), report
+    assert status == 0
+    details = {one["name"]: one["detail"] for one in report["checks"]}
+    assert not any("not tried" in detail or "given back" in detail for detail in details.values()), details
+    assert host.on_card() == host.charged() == 0, "an attempt left something behind"
+
+
+def test_without_the_library_each_is_granted(host: Host) -> None:
+    """The negative control; no more than what the check is about is taken beyond the card."""
+    status, report = run(host, "--checks", ",".join(KEPT), preload=False)
+    assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
+    assert status == 1 and host.on_card() == 0
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_library_that_forgets_is_found(host: Host, tmp_path: Path, mutant: str) -> None:
+    name, old, new, check, when = MUTANTS[mutant]
+    environment = host.env(preload=False, LD_PRELOAD=str(broken(tmp_path, name, old, new)))
+    done = subprocess.run(
+        [PROBE, "--json", "--checks", ",".join(KEPT)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    assert {one for one in found if found[one]["verdict"] == "violated"} == {check}, done.stdout
+    assert f"{when}: with the slice taken" in found[check]["detail"].replace("was left by its maker, which ", "")
+
+
+def test_a_slice_too_small_for_two_processes_says_so(host: Host) -> None:
+    host.write_limits(memory=700 * MIB)
+    _status, report = run(host, "--checks", ",".join(KEPT))
+    assert set(verdicts(report).values()) <= {"not-run", "held"}, report
+    assert verdicts(report)[LENT] == "not-run"
+
+
+def test_a_full_card_shows_nothing(host: Host) -> None:
+    """An oversold slice beside a neighbour who has the rest: the driver refuses, and that is no pass."""
+    host.write_limits(memory=LIMIT, oversubscribe=True)
+    neighbour = host.puppet(preload=False).start()
+    neighbour.get("alloc", CARD - host.on_card() - 2000 * MIB)
+    _status, report = run(host, "--checks", ",".join(KEPT))
+    assert verdicts(report) == dict.fromkeys(KEPT, "not-run"), report
