@@ -202,6 +202,7 @@ class SliceCheck:
         checks = [isolation.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
         checks.append(isolation.of_device_nodes(seen["nodes"], len(self._minors)))
         checks += isolation.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted)
+        checks = isolation.of_namespace(checks) if self.runner.name == NAMESPACE else checks
         filled = isolation.filled(checks)
         if watch is None:
             checks.append(isolation.of_outside(None, 0, "the host has no libnvidia-ml.so.1", self._expected, filled))

@@ -20,6 +20,9 @@ description:
     that user space cannot stop is gone once more and held until the watcher of the device plugin names it, then its
     verdict is V(detected). Where no watcher can look it is V(open), which fails nothing. One that the watcher looks at
     and does not name, and any other that is granted memory, is V(violated).
+  - Two checks look at what the slice is shown and handed besides. C(neighbours) holds where NVML shows no process and
+    no memory but those of the container. C(graphics) is V(open) where a library of graphics or video can be loaded,
+    and names it, for what that takes is not charged; in a namespace those are the host's.
   - The share of the GPU's time is measured beside whoever is there. The check C(share-beside), which runs only where
     O(checks) names it, measures it beside a tenant of our own, in a second slice of that GPU.
   - The check C(import-beside) leases a second free slice of that GPU and gives both a folder of this run, as two pods
@@ -241,7 +244,8 @@ results:
         verdict:
           description:
             - V(held), V(violated), V(not-run) or, of a way round that cannot be stopped, V(detected) where the watcher
-              of the node named it while it was gone, V(open) where no watcher looked.
+              of the node named it while it was gone, V(open) where no watcher looked. V(open) is C(graphics) too, where
+              libraries of graphics or video are there.
           type: str
           returned: always
         expected:

@@ -29,6 +29,8 @@ static const struct {
     {"dlsym-route", check_dlsym},
     {"getprocaddress-route", check_getprocaddress},
     {"freed", check_freed},
+    {"neighbours", check_neighbours},
+    {"graphics", check_graphics},
     {"share", check_share},
     {"bypass-lent", check_bypass_lent},
     {"bypass-handle-kept", check_bypass_handle_kept},

@@ -57,6 +57,10 @@ bool uuid_same(const char *left, const char *right);
 int64_t ledger_live_bytes(void);
 /* And those of them that are charged to the calling process. */
 int64_t ledger_own_bytes(void);
+/* And those of all slots: what the dead had lent is charged too. */
+int64_t ledger_all_bytes(void);
+/* Is that pid one of the ledger's live processes? As each sees itself. */
+bool ledger_has(uint32_t pid);
 /* Has a process other than the probe's own a slot of the container's ledger? Asked while none of those has. */
 bool ledger_in_use(void);
 
@@ -129,6 +133,8 @@ void check_dlsym(const struct slice *slice, struct board *board);
 void check_getprocaddress(const struct slice *slice, struct board *board);
 void check_visible(const struct slice *slice, struct board *board);
 void check_freed(const struct slice *slice, struct board *board);
+void check_neighbours(const struct slice *slice, struct board *board);
+void check_graphics(const struct slice *slice, struct board *board);
 void list_devices(const struct slice *slice, struct board *board);
 
 #endif

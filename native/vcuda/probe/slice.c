@@ -74,41 +74,80 @@ void uuid_spell(const CUuuid *uuid, char out[VGPU_UUID_SIZE])
              b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-/* Of the live slots: of this process alone, or of all. */
-static int64_t live_bytes(bool own)
+static bool slot_lives(int descriptor, uint32_t index)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_start = (off_t)VGPU_LEDGER_ALIVE_BASE + index, .l_len = 1};
+    return fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/* The next slot, of somebody who lives or of anybody; false: there is none. */
+static bool slot_next(int descriptor, uint32_t *index, bool living, struct vgpu_ledger_slot *slot)
+{
+    while (*index < VGPU_LEDGER_SLOTS) {
+        uint32_t here = (*index)++;
+        off_t at = (off_t)VGPU_LEDGER_SLOT_OFFSET + (off_t)here * (off_t)sizeof *slot;
+        if (pread(descriptor, slot, sizeof *slot, at) != (ssize_t)sizeof *slot)
+            return false;
+        if (slot->pid && (!living || slot_lives(descriptor, here)))
+            return true;
+    }
+    return false;
+}
+
+/* -1: there is no ledger. */
+static int ledger_open(void)
 {
     int descriptor = open(named("CUDA_DEVICE_MEMORY_SHARED_CACHE", VGPU_PATH_LEDGER), O_RDONLY | O_CLOEXEC);
     struct vgpu_ledger header;
+    if (descriptor >= 0 && (pread(descriptor, &header, sizeof header, 0) != (ssize_t)sizeof header ||
+                            memcmp(header.magic, VGPU_LEDGER_MAGIC, 8) != 0)) {
+        close(descriptor);
+        return -1;
+    }
+    return descriptor;
+}
+
+/* Of the slots of those who live, or of all; of one process alone, or of all (0). */
+static int64_t bytes_of(bool living, uint32_t pid)
+{
+    struct vgpu_ledger_slot slot;
     int64_t bytes = 0;
+    int descriptor = ledger_open();
     if (descriptor < 0)
         return -1;
-    if (pread(descriptor, &header, sizeof header, 0) != (ssize_t)sizeof header ||
-        memcmp(header.magic, VGPU_LEDGER_MAGIC, 8) != 0)
-        bytes = -1;
-    for (uint32_t i = 0; bytes >= 0 && i < VGPU_LEDGER_SLOTS; i++) {
-        struct vgpu_ledger_slot slot;
-        struct flock lock = {.l_type = F_WRLCK, .l_start = (off_t)VGPU_LEDGER_ALIVE_BASE + i, .l_len = 1};
-        off_t at = (off_t)VGPU_LEDGER_SLOT_OFFSET + (off_t)i * (off_t)sizeof slot;
-        if (pread(descriptor, &slot, sizeof slot, at) != (ssize_t)sizeof slot)
-            break;
-        uint64_t held = 0;
+    for (uint32_t index = 0; slot_next(descriptor, &index, living, &slot);)
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
-            held += slot.used[device] + slot.context[device];
-        if (held && (!own || slot.pid == (uint32_t)getpid()) && fcntl(descriptor, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK)
-            bytes += (int64_t)held;
-    }
+            if (!pid || slot.pid == pid)
+                bytes += (int64_t)(slot.used[device] + slot.context[device]);
     close(descriptor);
     return bytes;
 }
 
 int64_t ledger_live_bytes(void)
 {
-    return live_bytes(false);
+    return bytes_of(true, 0);
 }
 
 int64_t ledger_own_bytes(void)
 {
-    return live_bytes(true);
+    return bytes_of(true, (uint32_t)getpid());
+}
+
+int64_t ledger_all_bytes(void)
+{
+    return bytes_of(false, 0);
+}
+
+bool ledger_has(uint32_t pid)
+{
+    struct vgpu_ledger_slot slot;
+    int descriptor = ledger_open();
+    bool found = false;
+    for (uint32_t index = 0; descriptor >= 0 && !found && slot_next(descriptor, &index, true, &slot);)
+        found = slot.pid == pid;
+    if (descriptor >= 0)
+        close(descriptor);
+    return found;
 }
 
 bool ledger_in_use(void)

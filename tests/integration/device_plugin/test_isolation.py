@@ -17,6 +17,7 @@ from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is: the Python of the tests has it
+HOSTS_OWN = {"graphics"}  # in a namespace it is open where this machine has such libraries
 # As docs/threat-model.md says of them.
 DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-own-loader", "bypass-ledger-lie"}
 
@@ -32,7 +33,8 @@ def test_whole_slice_holds(node):
     assert rc == 0, result["msg"]
     assert (result["verdict"], one["memory_mib"], one["runtime"]) == ("held", SLICE_MIB, "namespace")
     found = {check["name"]: check for check in one["checks"]}
-    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL == DETECTED
+    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL - HOSTS_OWN == DETECTED
+    assert found["graphics"]["verdict"] in ("held", "open")
     # What cannot be stopped from user space was named by the watcher, each in a process of its own.
     assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
@@ -176,7 +178,8 @@ def test_time_that_is_over_is_told(node):
     (one,) = result["results"]
     found = verdicts(result)
     assert (rc, result["verdict"]) == (0, "held"), result
-    assert {found[name] for name in found if not name.startswith("bypass-")} - {"not-run"} == {"held"}
+    others = [name for name in found if not name.startswith("bypass-") and name not in HOSTS_OWN]
+    assert {found[name] for name in others} - {"not-run"} == {"held"}
     assert found["limit-exact"] == found["share"] == found["outside-memory"] == "held"  # what must hold is never cut
     ways = [name for name in found if name.startswith("bypass-") or name == "import-beside"]
     assert {found[name] for name in ways} == {"not-run"}

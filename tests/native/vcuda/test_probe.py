@@ -20,6 +20,7 @@ MEMORY = [
     "dlsym-route",
     "getprocaddress-route",
     "freed",
+    "neighbours",
 ]
 # A share takes seconds to measure on each GPU: only where it matters.
 NAMES = [*MEMORY, "share"]
@@ -81,6 +82,7 @@ def test_without_the_preload_the_limits_are_violated(host: Host) -> None:
     assert status == 1
     found = verdicts(report)
     assert found.pop("visible-devices") == "held"
+    found.pop("graphics")  # what this machine has is no matter of the library's
     assert set(found.values()) == {"violated"}
     assert next(one for one in report["checks"] if one["name"] == "limit-exact")["found"] == CARD
 
@@ -88,7 +90,9 @@ def test_without_the_preload_the_limits_are_violated(host: Host) -> None:
 def test_without_a_limits_file_nothing_is_held(host: Host) -> None:
     status, report = run(host, limits=False, preload=False)
     assert status == 1
-    assert set(verdicts(report).values()) == {"violated"}
+    found = verdicts(report)
+    found.pop("graphics")
+    assert set(found.values()) == {"violated"}
 
 
 def test_without_a_ledger_nothing_is_held(host: Host) -> None:

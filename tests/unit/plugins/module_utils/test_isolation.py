@@ -49,6 +49,13 @@ PROBE = [
         False,
         {"bypass-setuid": "violated"},
     ),
+    (
+        "libraries of graphics",
+        0,
+        report(checks=[CHECK, dict(CHECK, name="graphics", verdict="open")]),
+        False,
+        {"graphics": "open"},
+    ),
     ("a check that cannot be open", 0, report(checks=[dict(CHECK, verdict="open")]), False, {"totals": "violated"}),
     ("another GPU", 0, report([dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
     ("a second GPU", 0, report([DEVICE, dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
@@ -143,6 +150,8 @@ def test_mounts(missing, verdict, found):
         ([("nvidia-smi", "not-run")], "not-run"),
         ([("totals", "held"), ("bypass-namespace", "open"), ("bypass-setuid", "not-run")], "held"),
         ([("bypass-namespace", "open")], "not-run"),
+        ([("totals", "held"), ("graphics", "open")], "held"),
+        ([("totals", "held"), ("neighbours", "violated")], "violated"),
         ([("totals", "held"), ("bypass-setuid", "violated")], "violated"),
     ],
 )
@@ -235,6 +244,22 @@ def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
     mounts.append(Mount("/gone", str(tmp_path / "same"), True))
     assert slice_outside.missing_mounts(10, mounts, proc) == ["/copy", "/gone"]
     assert slice_outside.missing_mounts(30, mounts, proc) is None
+
+
+NAMESPACE_SAYS = [
+    # a check of the probe, whether it is told that the libraries are the host's
+    (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
+    (dict(CHECK, name="graphics", verdict="held"), False),
+    (dict(CHECK, name="bypass-namespace", verdict="open"), False),
+]
+
+
+@pytest.mark.parametrize(("one", "told"), NAMESPACE_SAYS)
+def test_whose_libraries_a_namespace_has(one, told):
+    (found,) = it.of_namespace([one])
+    assert found["detail"].startswith(one["detail"])
+    assert ("namespace of the host" in found["detail"]) == told
+    assert dict(found, detail="") == dict(one, detail="")
 
 
 WAY = dict(CHECK, name="bypass-namespace", verdict="open", detail="GPU-1: granted")
