@@ -49,6 +49,7 @@ PROBE_BYPASSES = (
     "bypass-lent",
     "bypass-handle-kept",
     "bypass-pool-kept",
+    "bypass-array-kept",
     "bypass-ledger-removed",
     "bypass-ledger-grown",
     "bypass-ledger-emptied",

@@ -85,8 +85,9 @@ BYPASSES(BYPASS_CHECK)
 
 /* bypass_kept.c: two processes of the slice, and memory that outlives its release */
 void check_bypass_lent(const struct slice *slice, struct board *board);
-void check_bypass_handle_kept(const struct slice *slice, struct board *board);
-void check_bypass_pool_kept(const struct slice *slice, struct board *board);
+void check_bypass_by_handle(const struct slice *slice, struct board *board);
+void check_bypass_by_pool(const struct slice *slice, struct board *board);
+void check_bypass_by_array(const struct slice *slice, struct board *board);
 
 /* bypass_together.c */
 

@@ -33,8 +33,9 @@ static const struct {
     {"graphics", check_graphics},
     {"share", check_share},
     {"bypass-lent", check_bypass_lent},
-    {"bypass-handle-kept", check_bypass_handle_kept},
-    {"bypass-pool-kept", check_bypass_pool_kept},
+    {"bypass-handle-kept", check_bypass_by_handle},
+    {"bypass-pool-kept", check_bypass_by_pool},
+    {"bypass-array-kept", check_bypass_by_array},
 #define BYPASS_ROW(way, name, attempt, holder, if_granted) {name, check_bypass_##way},
     BYPASSES(BYPASS_ROW)
     {"import-beside", check_import_beside},

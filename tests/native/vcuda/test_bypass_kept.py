@@ -12,14 +12,17 @@ from conftest import CARD, LIMIT, MIB, PROBE, Host
 from test_probe import run, verdicts
 from test_probe_finds import broken
 
-LENT, HANDLE, POOL = "bypass-lent", "bypass-handle-kept", "bypass-pool-kept"
-KEPT = [LENT, HANDLE, POOL]
+LENT, HANDLE, POOL, ARRAY = "bypass-lent", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept"
+KEPT = [LENT, HANDLE, POOL, ARRAY]
 RELEASED, ENDED = "released", "ended"
 
-# What is freed and still open is charged by what NVML shows of its maker too: nothing is granted before that ends.
+# What its maker still has on the card by NVML is charged again, whatever forgot it: this takes that away beside.
+SETTLE = "void residue_settle(int index)\n{\n"
+UNSEEN = ("residue.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
 # what is broken: the file, what stands there, what stands there instead, the check that must see it, and when
 MUTANTS = {
-    "no loan is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", LENT, ENDED),
+    "no loan is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", LENT, RELEASED),
+    "tiles keep nothing": ("vmm.c", "physical_of(block.owner)->kept = true;", ";", ARRAY, RELEASED),
     "a loan ends with its maker": ("ipc.c", "ledger_lend(loan->device, loan->bytes, true);", ";", LENT, ENDED),
     "nobody looks for handles": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
     "a handle ends with its maker": (
@@ -49,16 +52,16 @@ def test_what_another_has_stays_charged(host: Host) -> None:
 
 
 def test_without_the_library_each_is_granted(host: Host) -> None:
-    """The negative control; no more than what the check is about is taken beyond the card."""
+    """The negative control: what ended makers left. What an array keeps, the card is short of itself."""
     status, report = run(host, "--checks", ",".join(KEPT), preload=False)
-    assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
+    assert verdicts(report) == dict(dict.fromkeys(KEPT, "violated"), **{ARRAY: "held"}), report
     assert status == 1 and host.on_card() == 0
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_library_that_forgets_is_found(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, check, when = MUTANTS[mutant]
-    environment = host.env(preload=False, LD_PRELOAD=str(broken(tmp_path, name, old, new)))
+    environment = host.env(preload=False, LD_PRELOAD=str(broken(tmp_path, name, old, new, UNSEEN)))
     done = subprocess.run(
         [PROBE, "--json", "--checks", ",".join(KEPT)],
         env=environment,

@@ -73,10 +73,10 @@ MUTANTS = {
 }  # fmt: skip
 
 
-def broken(folder: Path, name: str, old: str, new: str, open_window: bool = False) -> Path:
+def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, str]) -> Path:
     source = folder / "vcuda"
     shutil.copytree(ROOT / "native/vcuda", source)
-    for file, before, after in ((name, old, new), WINDOW) if open_window else ((name, old, new),):
+    for file, before, after in ((name, old, new), *more):
         path = source / "src" / file
         assert before in path.read_text(), f"{file} no longer says: {before}"
         path.write_text(path.read_text().replace(before, after, 1))
@@ -106,7 +106,7 @@ def broken(folder: Path, name: str, old: str, new: str, open_window: bool = Fals
 def test_the_probe_finds(host: Host, tmp_path: Path, mutant: str) -> None:
     name, old, new, expected = MUTANTS[mutant]
     host.write_limits(core_policy="force")  # there the probe's environment asks for no policy
-    library = broken(tmp_path, name, old, new, open_window=mutant == "no lock")
+    library = broken(tmp_path, name, old, new, *([WINDOW] if mutant == "no lock" else []))
     env = host.env(preload=False, LD_PRELOAD=str(library))
     done = subprocess.run(
         [PROBE, "--json", "--checks", ",".join([*CHECKS, *expected])],

@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What keeps memory of a card that was given back: a process that opened an IPC handle of it, a shareable handle of physical
+ * memory or of a pool, wherever it lies, and a tile of a sparse array. A multicast object does too, and is not tried: it
+ * joins several GPUs.
+ */
+#include "kept.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#include "loader.h"
+
+#define WORD 0x76677075u
+#define USED_FOR_TILES 1 /* CU_MEM_CREATE_USAGE_TILE_POOL */
+#define FLOATS 0x20      /* CU_AD_FORMAT_FLOAT */
+
+static struct {
+    CUresult (*get_lent)(CUipcMemHandle *handle, CUdeviceptr pointer);
+    CUresult (*open_lent)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+    CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
+                       unsigned long long flags);
+    CUresult (*release)(CUmemGenericAllocationHandle handle);
+    CUresult (*export)(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
+    CUresult (*import)(CUmemGenericAllocationHandle *handle, void *shareable, int type);
+    CUresult (*reserve)(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags);
+    CUresult (*map)(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
+    CUresult (*access)(CUdeviceptr pointer, size_t bytes, const void *accesses, size_t count);
+    CUresult (*pool)(CUmemoryPool *pool, const CUmemPoolProps *properties);
+    CUresult (*from_pool)(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+    CUresult (*export_pool)(void *shareable, CUmemoryPool pool, int type, unsigned long long flags);
+    CUresult (*import_pool)(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags);
+    CUresult (*access_pool)(CUmemoryPool pool, const void *accesses, size_t count);
+    CUresult (*export_place)(void *place, CUdeviceptr pointer);
+    CUresult (*import_place)(CUdeviceptr *pointer, CUmemoryPool pool, void *place);
+    CUresult (*array)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description);
+    CUresult (*tiles)(void *properties, CUarray array);
+    CUresult (*map_tiles)(CUarrayMapInfo *tiles, unsigned count, CUstream stream);
+    CUresult (*write)(CUdeviceptr pointer, const void *bytes, size_t count);
+    CUresult (*read)(void *bytes, CUdeviceptr pointer, size_t count);
+    CUresult (*wait)(void);
+} call;
+static const struct cuda *cuda;
+static CUdevice device;
+
+/* CUmemAccessDesc: this device may read and write. */
+static struct {
+    CUmemLocation location;
+    int flags;
+} access_here = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, 3};
+
+void kept_begin(const struct cuda *opened, CUdevice of)
+{
+    const struct {
+        void **function;
+        const char *symbol;
+    } table[] = {
+        {(void **)&call.get_lent, "cuIpcGetMemHandle"},
+        {(void **)&call.open_lent, "cuIpcOpenMemHandle_v2"},
+        {(void **)&call.create, "cuMemCreate"},
+        {(void **)&call.release, "cuMemRelease"},
+        {(void **)&call.export, "cuMemExportToShareableHandle"},
+        {(void **)&call.import, "cuMemImportFromShareableHandle"},
+        {(void **)&call.reserve, "cuMemAddressReserve"},
+        {(void **)&call.map, "cuMemMap"},
+        {(void **)&call.access, "cuMemSetAccess"},
+        {(void **)&call.pool, "cuMemPoolCreate"},
+        {(void **)&call.from_pool, "cuMemAllocFromPoolAsync"},
+        {(void **)&call.export_pool, "cuMemPoolExportToShareableHandle"},
+        {(void **)&call.import_pool, "cuMemPoolImportFromShareableHandle"},
+        {(void **)&call.access_pool, "cuMemPoolSetAccess"},
+        {(void **)&call.export_place, "cuMemPoolExportPointer"},
+        {(void **)&call.import_place, "cuMemPoolImportPointer"},
+        {(void **)&call.array, "cuArray3DCreate_v2"},
+        {(void **)&call.tiles, "cuArrayGetSparseProperties"},
+        {(void **)&call.map_tiles, "cuMemMapArrayAsync"},
+        {(void **)&call.write, "cuMemcpyHtoD_v2"},
+        {(void **)&call.read, "cuMemcpyDtoH_v2"},
+        {(void **)&call.wait, "cuCtxSynchronize"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        *table[i].function = dlsym(cuda_handle(), table[i].symbol);
+    cuda = opened;
+    device = access_here.location.id = of;
+}
+
+/* --- the ways ------------------------------------------------------------------------------------------ */
+
+static CUresult lend(struct piece *piece, struct note *note)
+{
+    if (!call.get_lent || !call.open_lent)
+        return NO_FUNCTION;
+    CUresult status = cuda->mem_alloc(&piece->pointer, piece->bytes);
+    return status == CUDA_SUCCESS ? call.get_lent(&note->lent, piece->pointer) : status;
+}
+
+static CUresult free_lent(struct piece *piece)
+{
+    return cuda->mem_free(piece->pointer);
+}
+
+static CUresult open_lent(struct piece *piece, const struct note *note)
+{
+    return call.open_lent(&piece->pointer, note->lent, 1);
+}
+
+static CUresult export(struct piece *piece, struct note *note)
+{
+    const CUmemAllocationProp properties = {.type = 1, .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    (void)note;
+    if (!call.create || !call.release || !call.export)
+        return NO_FUNCTION;
+    CUresult status = call.create(&piece->handle, piece->bytes, &properties, 0);
+    return status == CUDA_SUCCESS
+               ? call.export(&piece->descriptor, piece->handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0)
+               : status;
+}
+
+static CUresult release(struct piece *piece)
+{
+    close(piece->descriptor);
+    return call.release(piece->handle);
+}
+
+/* The descriptor alone keeps the memory; the import is for the word. */
+static CUresult import(struct piece *piece, const struct note *note)
+{
+    CUdeviceptr pointer = 0;
+    void *shareable = (void *)(intptr_t)piece->descriptor;
+    (void)note;
+    if (call.import && call.reserve && call.map && call.access &&
+        call.import(&piece->handle, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == CUDA_SUCCESS &&
+        call.reserve(&pointer, piece->bytes, 0, 0, 0) == CUDA_SUCCESS &&
+        call.map(pointer, piece->bytes, 0, piece->handle, 0) == CUDA_SUCCESS &&
+        call.access(pointer, piece->bytes, &access_here, 1) == CUDA_SUCCESS)
+        piece->pointer = pointer;
+    return piece->descriptor >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult export_pool(struct piece *piece, struct note *note)
+{
+    const CUmemPoolProps properties = {.allocType = 1, .handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, device}};
+    if (!call.pool || !call.from_pool || !call.export_pool || !call.wait)
+        return NO_FUNCTION;
+    CUresult status = call.pool(&piece->pool, &properties);
+    if (status == CUDA_SUCCESS)
+        status = call.from_pool(&piece->pointer, piece->bytes, piece->pool, NULL);
+    if (status == CUDA_SUCCESS)
+        status = call.wait();
+    if (status == CUDA_SUCCESS)
+        status = call.export_pool(&piece->descriptor, piece->pool, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    note->placed = status == CUDA_SUCCESS && call.export_place &&
+                   call.export_place(note->place, piece->pointer) == CUDA_SUCCESS;
+    return status;
+}
+
+static CUresult import_pool(struct piece *piece, const struct note *note)
+{
+    char place[sizeof note->place];
+    void *shareable = (void *)(intptr_t)piece->descriptor;
+    memcpy(place, note->place, sizeof place);
+    if (call.import_pool && call.import_place && note->placed &&
+        call.import_pool(&piece->pool, shareable, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS) {
+        if (call.access_pool)
+            call.access_pool(piece->pool, &access_here, 1);
+        if (call.import_place(&piece->pointer, piece->pool, place) != CUDA_SUCCESS)
+            piece->pointer = 0;
+    }
+    return piece->descriptor >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* One tile of an array without memory of its own: it keeps all of the memory that it lies in. */
+static CUresult map_tile(struct piece *piece, struct note *note)
+{
+    const CUmemAllocationProp properties = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, device},
+                                            .allocFlags = {.usage = USED_FOR_TILES}};
+    const CUDA_ARRAY3D_DESCRIPTOR description = {4096, 4096, 0, FLOATS, 1, CUDA_ARRAY3D_SPARSE};
+    struct {
+        unsigned width, height, depth, first_of_tail;
+        unsigned long long tail;
+        unsigned flags, reserved[4];
+    } extent;
+    CUarray array;
+    (void)note;
+    if (!call.create || !call.release || !call.array || !call.tiles || !call.map_tiles || !call.wait)
+        return NO_FUNCTION;
+    CUresult status = call.create(&piece->handle, piece->bytes, &properties, 0);
+    if (status == CUDA_SUCCESS)
+        status = call.array(&array, &description);
+    if (status != CUDA_SUCCESS)
+        return status;
+    memset(&extent, 0, sizeof extent);
+    if (call.tiles(&extent, array) != CUDA_SUCCESS) /* of 64 KiB, as with every driver so far */
+        extent.width = extent.height = 128;
+    CUarrayMapInfo tile = {.resource = array, .memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle.memHandle = piece->handle};
+    tile.subresource.sparseLevel.extentWidth = extent.width;
+    tile.subresource.sparseLevel.extentHeight = extent.height;
+    tile.subresource.sparseLevel.extentDepth = extent.depth ? extent.depth : 1;
+    tile.deviceBitMask = 1u << device;
+    status = call.map_tiles(&tile, 1, NULL);
+    return status == CUDA_SUCCESS ? call.wait() : status;
+}
+
+static CUresult release_tile(struct piece *piece)
+{
+    return call.release(piece->handle);
+}
+
+const struct kept kept_lent = {"memory that another process had open", lend, free_lent, open_lent};
+const struct kept kept_by_handle = {"memory of which another process had a handle", export, release, import};
+const struct kept kept_by_pool = {"a pool of which another process had a handle", export_pool, NULL, import_pool};
+const struct kept kept_by_array = {"memory that a sparse array had", map_tile, release_tile, NULL};
+
+/* --- whether it is there ------------------------------------------------------------------------------------- */
+
+bool kept_write(struct piece *piece)
+{
+    const unsigned word = WORD;
+    piece->written = piece->pointer && call.write && call.read &&
+                     call.write(piece->pointer, &word, sizeof word) == CUDA_SUCCESS && kept_lives(piece);
+    return piece->written || !piece->pointer;
+}
+
+bool kept_lives(const struct piece *piece)
+{
+    unsigned word = 0;
+    return !piece->pointer || (call.read(&word, piece->pointer, sizeof word) == CUDA_SUCCESS && word == WORD);
+}
