@@ -26,6 +26,8 @@ MIB = 1 << 20
 # Those that need a look from outside, or a watcher, or a second way into the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
+# Those that two processes of a container go together, and what only a container shows.
+CHECKS += ["bypass-lent", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept", "neighbours", "graphics"]
 # Hands in what NVIDIA's runtime would: the edits of the plugin's own CDI file.
 RUNTIME = """#!{python}
 import json, os, sys
