@@ -156,7 +156,7 @@ def of_probe(
     checks.append(equal("gpu-as-leased", expected.uuid, ", ".join(uuids)))
     limit = expected.memory_mib * MIB
     totals = {name: [one.get(name) for one in devices] for name in ("total_cuda", "total_nvml")}
-    as_wanted = bool(devices) and all(found == [limit] for found in totals.values())
+    as_wanted = all(found == [limit] for found in totals.values())
     shown = ", ".join(f"{name} {found[0] if len(found) == 1 else found}" for name, found in totals.items())
     checks.append(check("limit-as-configured", HELD if as_wanted else VIOLATED, limit, shown, "bytes"))
     return checks

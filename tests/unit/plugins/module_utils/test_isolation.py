@@ -7,9 +7,7 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import isolation as it
-from ansible_collections.vgpu.fleet.plugins.module_utils import slice_outside, slice_watch
-from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Mount
-from ansible_collections.vgpu.fleet.plugins.module_utils.nvml import NvmlError
+from ansible_collections.vgpu.fleet.plugins.module_utils import slice_outside
 
 MIB = 1 << 20
 EXPECTED = it.Expected("GPU-1", 5386)
@@ -81,6 +79,48 @@ def test_probe(about, rc, out, timed_out, wanted):
         assert set(found.values()) - {"open"} == {"held"}
 
 
+def sharing(verdict, found, kernel, unit="percent") -> str:
+    """What the probe reports of a share; ``kernel``: what its kernel takes by itself, in ns, None: not measured."""
+    share = dict(CHECK, name="share", verdict=verdict, expected=33, found=found, unit=unit, detail=f"{found}!")
+    measures = [{"name": "launch", "value": 7}] + ([] if kernel is None else [{"name": "kernel", "value": kernel}])
+    return json.dumps({"devices": [DEVICE], "checks": [CHECK, share], "measures": measures})
+
+
+TOGETHER = [
+    # about, our report, the neighbour's, the verdict, what each got
+    ("both keep theirs", sharing("held", 33, 500), sharing("held", 31, 500), "held", "33 and 31"),
+    ("one gets more", sharing("held", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
+    ("ours gets more", sharing("violated", 66, 500), sharing("held", 33, 500), "violated", "66 and 33"),
+    (
+        "measured beside another, five more",
+        sharing("held", 33, 500),
+        sharing("violated", 76, 1000),
+        "held",
+        "33 and 38",
+    ),
+    (
+        "measured beside another, six more",
+        sharing("held", 33, 500),
+        sharing("violated", 78, 1000),
+        "violated",
+        "33 and 39",
+    ),
+    ("nobody knows what a kernel takes", sharing("held", 33, 500), sharing("violated", 60, 0), "violated", "33 and 60"),
+    ("what is no share", sharing("held", 33, 500), sharing("violated", 66, 1000, "launches"), "violated", "33 and 66"),
+    ("one does not measure a kernel", sharing("violated", 60, 500), sharing("held", 33, None), "violated", "60 and 33"),
+    ("no report", sharing("held", 33, 500), "", "not-run", "33 and none"),
+    ("a report without it", report(), sharing("held", 33, 500), "not-run", "none and 33"),
+    ("one has no report and the other more", sharing("violated", 66, 500), "", "violated", "66 and none"),
+]
+
+
+@pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "got"), TOGETHER, ids=[one[0] for one in TOGETHER])
+def test_two_at_once(about, ours, theirs, verdict, got):
+    found = it.of_beside(ours, theirs)
+    assert (found["verdict"], found["found"], found["unit"]) == (verdict, got, "percent")
+    assert found["detail"].count(";") == 1
+
+
 SMI = [
     (0, "GPU-1, 5386\n", "held"),
     (0, "GPU-1, 16160\n", "violated"),
@@ -88,6 +128,8 @@ SMI = [
     (0, "GPU-1, 5386\nGPU-2, 5386\n", "violated"),
     (0, "", "violated"),
     (9, "GPU-1, 5386\n", "violated"),
+    (0, "\n GPU-1, 5386 \n\n", "held"),
+    (126, "", "not-run"),
     (127, "", "not-run"),
 ]
 
@@ -101,8 +143,10 @@ OUTSIDE = [
     # about, greatest look, what the probe says it filled, verdict
     ("the whole slice was seen", LIMIT, LIMIT, "held"),
     ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "held"),
+    ("a little less than that", LIMIT * 895 // 1000, LIMIT, "not-run"),
     ("one byte more than the slice", LIMIT + 1, LIMIT, "violated"),
     ("more, whatever the probe says", 2 * LIMIT, 1, "violated"),
+    ("more, though no look hit what the probe says", LIMIT + 1, 2 * LIMIT, "violated"),
     ("twice the slice, and no look hit it", LIMIT, 2 * LIMIT, "not-run"),
     ("the looks missed the fill", 117 * MIB, LIMIT, "not-run"),
     ("a look at nothing", 0, LIMIT, "not-run"),
@@ -172,80 +216,6 @@ def test_worst(words, verdict):
     assert it.worst(words) == verdict
 
 
-# ---- the host's own look
-
-
-class FakeReader:
-    def __init__(self, looks):
-        self.looks = list(looks)
-
-    def start(self):
-        return None
-
-    stop = start
-
-    def count(self):
-        return 2
-
-    def handle(self, index):
-        return index
-
-    def uuid(self, handle):
-        return f"GPU-{handle}"
-
-    def processes(self, handle):
-        assert handle == 1
-        found = self.looks.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-
-@pytest.fixture
-def proc(tmp_path):
-    """Processes 10 and 11 in the slice, 20 on the host, 30 gone."""
-    for pid, name in ((10, "mnt:[1]"), (11, "mnt:[1]"), (20, "mnt:[2]")):
-        (tmp_path / str(pid) / "ns").mkdir(parents=True)
-        (tmp_path / str(pid) / "ns" / "mnt").symlink_to(name)
-        (tmp_path / str(pid) / "comm").write_text(f"way-{pid}\n")
-    return str(tmp_path)
-
-
-def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
-    looks = [{}, {10: 5, 20: 1000}, {10: 5, 11: 7, 20: 1000, 30: 1000}, {11: 1}, NvmlError(15, "x")]
-    watch = slice_outside.MemoryWatch(FakeReader(looks), "GPU-1", proc)
-    for _look in looks:
-        watch.look(10)
-    assert (watch.most_bytes, watch.looks) == (12, 4)
-    assert "15" in watch.fault
-
-
-def test_memory_that_is_not_told(proc):
-    watch = slice_outside.MemoryWatch(FakeReader([{10: None}]), "GPU-1", proc)
-    assert watch.untold is False
-    watch.look(10)
-    assert (watch.most_bytes, watch.untold) == (None, True)
-
-
-def test_gpu_that_the_host_does_not_list(proc):
-    watch = slice_outside.MemoryWatch(FakeReader([]), "GPU-7", proc)
-    watch.look(10)
-    assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")
-
-
-def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
-    root = tmp_path / "10" / "root"
-    for name in ("same", "copy"):
-        (tmp_path / name).write_text("x")
-        (root / name).parent.mkdir(exist_ok=True)
-    (root / "same").hardlink_to(tmp_path / "same")
-    (root / "copy").write_text("x")
-    mounts = [Mount("/same", str(tmp_path / "same"), True), Mount("/copy", str(tmp_path / "copy"), True)]
-    mounts.append(Mount("/gone", str(tmp_path / "same"), True))
-    assert slice_outside.missing_mounts(10, mounts, proc) == ["/copy", "/gone"]
-    assert slice_outside.missing_mounts(30, mounts, proc) is None
-
-
 NAMESPACE_SAYS = [
     # a check of the probe, whether it is told that the libraries are the host's
     (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
@@ -292,81 +262,6 @@ def test_probe_cannot_say_that_the_watcher_saw_it():
     assert verdicts(found)["bypass-namespace"] == "violated"
 
 
-class Asked:
-    """A clock and the answers of ``vgpuctl watch``, one after the other."""
-
-    def __init__(self, *answers) -> None:
-        self.now, self.answers, self.count = 0.0, list(answers), 0
-
-    def ask(self):
-        self.count += 1
-        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-
-    def witness(self, proc, names):
-        return slice_watch.Witness(self.ask, "a1", names, lambda: self.now, proc)
-
-
-def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
-    processes = [{"pid": pid} for pid in pids]
-    findings = [{"allocation": allocation, "processes": processes, "text": "process x"}] if pids else []
-    return {"looks": looks, "looks_to_name": 2, "interval_s": interval, "fault": fault, "findings": findings}
-
-
-ONE, BOTH = {"bypass-b": "way-11"}, {"bypass-a": "way-10", "bypass-b": "way-11"}
-FOUND = [
-    # about, the ways of the run of process 10, the answer, the ways that are named by it, whether these are all
-    ("the way's process", ONE, watching(1, [11]), ["bypass-b"], True),
-    ("both at once", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
-    ("one of two", BOTH, watching(1, [11]), ["bypass-b"], False),
-    ("another process of the run", ONE, watching(1, [10]), [], False),
-    ("nobody", ONE, watching(1), [], False),
-    ("a process of an earlier run in the same slice", {"bypass-c": "way-20"}, watching(1, [20]), [], False),
-    ("another allocation", ONE, watching(1, [11], "b2"), [], False),
-    ("a process that is gone", ONE, watching(1, [99]), [], False),
-    ("no answer", ONE, None, [], False),
-]
-
-
-@pytest.mark.parametrize(("about", "names", "answer", "named", "all_of_them"), FOUND)
-def test_witness(proc, about, names, answer, named, all_of_them):
-    asked = Asked(watching(), answer)
-    witness = asked.witness(proc, names)
-    witness.look(10)
-    assert asked.count == 1  # not again at once
-    asked.now = 1.5
-    if all_of_them:
-        with pytest.raises(slice_watch.AllNamed):
-            witness.look(10)
-    else:
-        witness.look(10)
-    assert sorted(witness.named) == named
-    assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in witness.named.values())
-    assert asked.count == 2
-
-
-def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
-    (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
-    asked = Asked(watching(), watching(1, [11]))
-    witness = asked.witness(proc, {"bypass-x": "a-way-with-a-long-name"})
-    asked.now = 1.0
-    with pytest.raises(slice_watch.AllNamed):
-        witness.look(10)
-
-
-def test_witness_counts_the_looks_of_its_run(proc):
-    asked = Asked(watching(100), watching(103, fault="blind"))
-    witness = asked.witness(proc, ONE)
-    assert (witness.absent, witness.looks, witness.needed, witness.hold_s) == ("", 0, 5, 10.0)
-    asked.now = 1.0
-    witness.look(10)
-    assert (witness.looks, witness.fault) == (3, "blind")
-
-
-@pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
-def test_witness_without_a_watcher(proc, answer, said):
-    assert said in Asked(answer).witness(proc, ONE).absent
-
-
 @pytest.mark.parametrize(
     ("about", "said", "late"),
     [
@@ -382,6 +277,12 @@ def test_what_was_left_out(about, said, late):
     assert one["left_out"] is late
 
 
+def test_what_was_run_or_could_not_be_is_not_left_out():
+    """Only want of time is told as such."""
+    found = [it.equal("totals", 1, 1), it.of_mounts(None, ["/a"]), it.of_device_nodes([], 1), it.open_way("bypass-a")]
+    assert [one["left_out"] for one in found] == [False] * 4
+
+
 def test_what_had_no_time_is_left_out():
     assert it.left_out("bypass-a", 20)["left_out"] is True
 
@@ -389,7 +290,7 @@ def test_what_had_no_time_is_left_out():
 @pytest.mark.parametrize(
     ("names", "gpus", "found", "verdict"),
     [
-        (["nvidia0", "nvidiactl", "nvidia-uvm", "null"], 1, ["nvidia0"], "held"),
+        (["nvidia0", "nvidiactl", "nvidia-uvm", "null", "ttyUSB0"], 1, ["nvidia0"], "held"),
         (["nvidia0", "nvidia1", "nvidiactl"], 1, ["nvidia0", "nvidia1"], "violated"),
         (["nvidia0", "nvidia1"], 2, ["nvidia0", "nvidia1"], "held"),
         (["null"], 1, [], "not-run"),
@@ -419,6 +320,7 @@ DETAILS = [
     ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "it ran past its time"),
     ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "it was ended by signal 9"),
     ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "it ran past its time"),
+    ("what the probe says", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
     ("a detail that is null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
     ("NVML fails", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
     ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 looks"),
