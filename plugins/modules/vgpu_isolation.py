@@ -28,7 +28,8 @@ description:
   - The check C(import-beside) leases a second free slice of that GPU and gives both a folder of this run, as two pods
     have one by a volume. What the probe in one makes and hands over, memory and a pool by descriptors, memory by a
     handle of CUDA IPC, the probe in the other, whose slice is full, must not have; nor is its maker granted again what
-    the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), which fails nothing.
+    the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), and that fails
+    nothing.
   - The lease is given back in any case. It ends by itself when the module is killed.
 attributes:
   check_mode:
