@@ -73,6 +73,11 @@ def test_the_kubelet_as_a_source(about, spoiled, said):
     assert compared(**spoiled)["kubelet"] is (said != "there is none")
 
 
+def test_only_ledgers_are_missing_where_nobody_asked_for_what_runs():
+    """The watcher was not asked either, so nothing is said of it."""
+    assert compared()["missing"] == {"ledgers": "not asked"}
+
+
 def test_slices_of_a_plugin_without_a_kubelet_are_advertised_where_they_are_healthy():
     spoiled = {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None}
     found = compared(**spoiled, plugin=plugin(slices=slices(health="Unhealthy")))

@@ -39,7 +39,16 @@ def pod(name, *counts, phase="Running", init=(), on="n1"):
     }
 
 
+SIDECAR = {"restartPolicy": "Always"}
 ASKED = [
+    ("a pod of which nothing is told", {}, 0),
+    ("no init containers, as Go writes it", {"spec": {"containers": [container(2)], "initContainers": None}}, 2),
+    ("no limits, as Go writes it", {"spec": {"containers": [{"resources": {"limits": None}}, {"resources": None}]}}, 0),
+    ("no whole number", {"spec": {"containers": [{"resources": {"limits": {GPU: "1k"}}}]}}, 0),
+    ("the larger of two init containers", pod("a", 1, init=[container(3), container(2)]), 3),
+    ("a sidecar after a larger init container", pod("a", 1, init=[container(3), container(1, **SIDECAR)]), 3),
+    ("two sidecars", pod("a", 1, init=[container(1, **SIDECAR), container(2, **SIDECAR)]), 4),
+    ("a sidecar between init containers", pod("a", init=[container(2), container(1, **SIDECAR), container(2)]), 3),
     ("nothing", pod("a", 0), 0),
     ("two containers", pod("a", 1, 2), 3),
     ("a larger init container", pod("a", 1, init=[container(2)]), 2),
@@ -66,6 +75,20 @@ SHOWN = [
     ("sick pieces", node(4, 3), [], 0, ["Kubernetes allocatable"]),
     ("sick pieces, as the node says itself", node(4, 3), [], 1, []),
     ("more given out than there is", node(), [pod("a", 3), pod("b", 2)], 0, ["Kubernetes allocated"]),
+    ("all given out", node(), [pod("a", 4)], 0, []),
+    ("sick pieces, more than the node says", node(4, 2), [], 1, ["Kubernetes allocatable"]),
+    ("more allocatable than the node says", node(4, 4), [], 2, []),
+    ("an allocatable that is not told", {"status": {**node()["status"], "allocatable": None}}, [], 0, []),
+    ("not ready, and one too few", node(3, 3, ready="False"), [], 0, ["Kubernetes", "Kubernetes capacity"]),
+    ("a node of which nothing is told", {}, [], 0, ["Kubernetes", "Kubernetes capacity"]),
+    ("what has failed holds nothing", node(), [pod("a", 3), pod("b", 2, phase="Failed")], 0, []),
+    (
+        "a pod that waits for its start holds",
+        node(),
+        [pod("a", 3), pod("b", 2, phase="Pending")],
+        0,
+        ["Kubernetes allocated"],
+    ),
     ("what has ended holds nothing", node(), [pod("a", 3), pod("b", 2, phase="Succeeded")], 0, []),
 ]
 
@@ -76,6 +99,14 @@ def test_differences(about, shown, pods, withheld, what):
     found = capacity_kube.compare("n1", seen, dict(OFFERED, withheld=withheld))
     assert [one["what"] for one in found] == what
     assert all(one["remedy"] and "n1" in one["where"] for one in found)
+
+
+def test_other_conditions_are_not_readiness():
+    pressure = {"type": "MemoryPressure", "status": "False"}
+    for conditions in ([pressure, *node()["status"]["conditions"]], [*node()["status"]["conditions"], pressure]):
+        shown = {"status": {**node()["status"], "conditions": conditions}}
+        assert capacity_kube.facts(shown, [], [GPU])["ready"] is True
+    assert capacity_kube.facts({"status": {**node()["status"], "conditions": [pressure]}}, [], [GPU])["ready"] is False
 
 
 def test_what_pods_hold_is_told_by_pod():
@@ -101,6 +132,10 @@ CAPACITY = {
 def test_what_a_node_offers():
     assert capacity_kube.offered(CAPACITY) == OFFERED
     assert capacity_kube.offered(dict(CAPACITY, advertised=["GPU-a::0"]))["withheld"] == 3
+    told_twice = dict(CAPACITY, advertised=[*CAPACITY["advertised"], "GPU-b::0"])
+    assert capacity_kube.offered(told_twice)["withheld"] == 0
+    two = dict(CAPACITY, resources=[GPU, "nvidia.com/mig"])
+    assert capacity_kube.offered(two)["resources"] == {GPU: 4, "nvidia.com/mig": 0}
     assert capacity_kube.offered({}) == {"resources": {}, "withheld": 0}
 
 
