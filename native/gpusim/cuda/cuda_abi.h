@@ -156,6 +156,28 @@ typedef struct {
 } CUmemAccessDesc;
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "CUmemAccessDesc");
 
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef struct {
+    int type; /* 1: a descriptor */
+    union {
+        int fd;
+        struct {
+            void *handle;
+            const void *name;
+        } win32;
+        const void *object;
+    } handle;
+    unsigned long long size;
+    unsigned int flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_HANDLE_DESC) == 104, "CUDA_EXTERNAL_MEMORY_HANDLE_DESC");
+
+typedef struct {
+    unsigned long long offset, size;
+    unsigned int flags, reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
+_Static_assert(sizeof(CUDA_EXTERNAL_MEMORY_BUFFER_DESC) == 88, "CUDA_EXTERNAL_MEMORY_BUFFER_DESC");
+
 typedef struct {
     int alloc_type, handle_types;
     CUmemLocation location;

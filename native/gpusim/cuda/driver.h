@@ -166,6 +166,7 @@ bool host_find(uintptr_t address, uintptr_t *base, size_t *bytes, unsigned *flag
 /* ipc.c: memory that another process has open is freed later */
 bool ipc_defer(CUdeviceptr pointer);
 void ipc_free_deferred(void);
+bool external_free(CUdeviceptr pointer); /* external.c; false: no buffer that was mapped there */
 
 /* vmm.c: [base, base + bytes) is the run of neighbouring mappings that the device may access */
 bool vmm_find(CUdeviceptr pointer, CUdeviceptr *base, size_t *bytes, int *device);

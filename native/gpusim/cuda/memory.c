@@ -93,6 +93,8 @@ CUresult memory_free(CUdeviceptr pointer)
     ipc_free_deferred();
     if (ipc_defer(pointer) || memory_free_owned(pointer, FREEABLE))
         return CUDA_SUCCESS;
+    if (external_free(pointer))
+        return CUDA_SUCCESS;
     struct arena *arena = memory_arena(pointer, &device);
     REQUIRE(arena, CUDA_ERROR_INVALID_VALUE);
     /* Memory of cuMemAllocAsync may be freed here too. */

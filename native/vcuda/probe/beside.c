@@ -31,8 +31,9 @@
 
 const char *beside_socket;
 
-enum kind { BY_DESCRIPTOR, BY_POOL, BY_IPC, KINDS };
-static const char *const kinds[KINDS] = {"cuMemCreate", "a pool", "cuIpcGetMemHandle"};
+/* The last is the first's descriptor, taken as another interface's. */
+enum kind { BY_DESCRIPTOR, BY_POOL, BY_IPC, AS_EXTERNAL, KINDS };
+static const char *const kinds[KINDS] = {"cuMemCreate", "a pool", "cuIpcGetMemHandle", "cuImportExternalMemory"};
 
 typedef struct {
     unsigned char reserved[64];
@@ -76,6 +77,7 @@ static struct {
     CUresult (*pointer_import)(CUdeviceptr *pointer, CUmemoryPool pool, pool_pointer *data);
     CUresult (*ipc_get)(CUipcMemHandle *handle, CUdeviceptr pointer);
     CUresult (*ipc_open)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+    CUresult (*external)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description);
     CUresult (*wait)(void);
 } call;
 
@@ -103,6 +105,7 @@ static void look_up(void)
         {(void **)&call.pointer_import, "cuMemPoolImportPointer"},
         {(void **)&call.ipc_get, "cuIpcGetMemHandle"},
         {(void **)&call.ipc_open, "cuIpcOpenMemHandle_v2"},
+        {(void **)&call.external, "cuImportExternalMemory"},
         {(void **)&call.wait, "cuCtxSynchronize"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
@@ -218,6 +221,7 @@ static void make(const struct fill *fill, const struct cuda *cuda, struct own *o
     CUresult *made = offer->made;
     if ((made[BY_DESCRIPTOR] = TRY(create, &own->handle, offer->piece, &memory, 0)) == CUDA_SUCCESS)
         made[BY_DESCRIPTOR] = TRY(export, &own->descriptors[0], own->handle, type, 0);
+    made[AS_EXTERNAL] = made[BY_DESCRIPTOR];
     if ((made[BY_POOL] = TRY(pool, &own->pool, &pool)) == CUDA_SUCCESS &&
         (made[BY_POOL] = TRY(pool_alloc, &own->of_pool, offer->piece, own->pool, NULL)) == CUDA_SUCCESS &&
         (made[BY_POOL] = TRY(wait)) == CUDA_SUCCESS)
@@ -312,6 +316,15 @@ static void take(const struct fill *fill, const struct offer *offer, const int d
     pool_pointer data = offer->pointer;
     for (int kind = 0; kind < KINDS; kind++)
         taken->status[kind] = CUDA_ERROR_NOT_FOUND;
+    if (descriptors[0] >= 0) {
+        /* The driver keeps the descriptor that it imports. */
+        CUDA_EXTERNAL_MEMORY_HANDLE_DESC description = {.type = CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD, .size = offer->piece};
+        CUexternalMemory memory;
+        description.handle.fd = dup(descriptors[0]);
+        taken->status[AS_EXTERNAL] = TRY(external, &memory, &description);
+        if (taken->status[AS_EXTERNAL] != CUDA_SUCCESS)
+            close(description.handle.fd);
+    }
     if (descriptors[0] >= 0)
         taken->status[BY_DESCRIPTOR] = TRY(import, &handle, (void *)(intptr_t)descriptors[0], type);
     if (descriptors[0] >= 0 && taken->status[BY_DESCRIPTOR] == CUDA_SUCCESS) {
@@ -334,12 +347,13 @@ static void judge(const struct fill *fill, const struct offer *offer, const stru
 {
     struct result *result = &fill->board->result;
     uint64_t lent = 0, had = 0, kept = offer->made[BY_DESCRIPTOR] == CUDA_SUCCESS ? offer->piece : 0;
-    char tried[160] = "";
+    char tried[200] = "";
     for (int kind = 0; kind < KINDS; kind++) {
         size_t length = strlen(tried);
         bool made = offer->made[kind] == CUDA_SUCCESS;
-        lent += made ? offer->piece : 0;
-        had += made && taken->status[kind] == CUDA_SUCCESS ? offer->piece : 0;
+        lent += made && kind != AS_EXTERNAL ? offer->piece : 0;
+        bool again_the_same = kind == AS_EXTERNAL && taken->status[BY_DESCRIPTOR] == CUDA_SUCCESS;
+        had += made && taken->status[kind] == CUDA_SUCCESS && !again_the_same ? offer->piece : 0;
         snprintf(tried + length, sizeof tried - length, "%s%s %s %d", length ? ", " : "", kinds[kind],
                  made ? "answers" : "is not to be had:", made ? taken->status[kind] : offer->made[kind]);
     }

@@ -101,6 +101,12 @@ void ipc_freed(const struct block *loan);
 /* Looks again at what was freed while others had it open; pools_settle calls it. */
 void ipc_settle(void);
 
+/* --- external.c ------------------------------------------------------------------------------------------- */
+
+extern _Atomic bool vgpu_external_any; /* this process has imported something */
+/* A pointer that is in no table of ours was freed: was it mapped from an import? */
+void external_freed(CUdeviceptr pointer);
+
 /* --- green.c ----------------------------------------------------------------------------------------------- */
 
 extern _Atomic bool vgpu_green_any; /* this process has made one */
@@ -128,6 +134,8 @@ enum shareable_origin {
 };
 /* The byte of the ledger that stands for imports of an object, 0: of one that is not known. */
 uint64_t shareable_lent_byte(uint64_t object);
+/* Does this descriptor carry the mark of a container, whichever? */
+bool shareable_marked(int descriptor);
 /* Of a descriptor; -1: a handle of another kind, which is never marked. */
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
 

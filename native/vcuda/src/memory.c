@@ -280,8 +280,12 @@ static __attribute__((noinline)) CUresult free_known(const struct block *block, 
 CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
     struct block block;
-    if (!block_take(&vgpu_memory, pointer, &block))
-        return release(pointer, data);
+    if (!block_take(&vgpu_memory, pointer, &block)) {
+        CUresult status = release(pointer, data);
+        if (status == CUDA_SUCCESS && atomic_load_explicit(&vgpu_external_any, memory_order_relaxed))
+            external_freed(pointer);
+        return status;
+    }
     FLIGHT(block.device);
     return free_known(&block, pointer, release, data);
 }

@@ -190,6 +190,21 @@ static uint64_t own_byte(int file, int descriptor, uint64_t first, uint64_t coun
     return found ? found : own_byte(file, descriptor, at + 1, first + count - at - 1);
 }
 
+bool shareable_marked(int descriptor)
+{
+    char link[32];
+    struct stat status;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    /* A handle of another container lies in its own node of the device: that one is opened again, not ours. */
+    bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
+                  (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
+    int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;
+    bool marked = file >= 0 && own_byte(file, descriptor, BASE, BASE) != 0;
+    if (file >= 0)
+        close(file);
+    return marked;
+}
+
 uint64_t shareable_lent_byte(uint64_t object)
 {
     uint64_t last = VGPU_LEDGER_LENT_SPAN - 1;

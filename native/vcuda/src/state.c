@@ -36,6 +36,7 @@ static void reset(void)
     graph_memory_reset();
     vmm_reset();
     ipc_reset();
+    external_reset();
 }
 
 static void before_fork(void)

@@ -367,6 +367,7 @@ void pools_reset(void);
 void graph_memory_reset(void);
 void vmm_reset(void);
 void ipc_reset(void);
+void external_reset(void);
 void ledger_reset(void);
 void limits_reset(void);
 

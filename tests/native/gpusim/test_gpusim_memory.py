@@ -157,6 +157,26 @@ def test_physical_memory_lives_until_unmapped_and_released(host):
     assert a.ask("cu.raw('cuMemCreate', ctypes.byref(U64()), 4096, prop, 0)") == 1, "2 MiB granularity"
 
 
+def test_memory_imported_as_anothers_lives_until_destroyed_and_freed(host):
+    a = host.start()
+    a.ask("cu.context(); size = 4 * MIB; prop = (ctypes.c_uint32 * 8)(1, 1, 1, 0, 0, 0, 0, 0)")
+    a.ask("h = cu.out(U64, 'cuMemCreate', size, prop, 0)")
+    a.ask("fd = cu.out(ctypes.c_int, 'cuMemExportToShareableHandle', h, 1, 0)")
+    a.ask("what = (ctypes.c_uint64 * 13)(1, fd, 0, 2 * size)")
+    assert a.ask("cu.raw('cuImportExternalMemory', ctypes.byref(PTR()), what)") == 1, "larger than it is"
+    a.ask("what[3] = size; e = cu.out(PTR, 'cuImportExternalMemory', what)")
+    a.ask(
+        "part = (ctypes.c_uint64 * 11)(2 * MIB, 2 * MIB); v = cu.out(U64, 'cuExternalMemoryGetMappedBuffer', e, part)"
+    )
+    a.ask("cu.write(v, b'x' * 8); cu.cuMemRelease(h)")
+    assert host.usage()["used"] == CONTEXT + 4 * MIB, "the import keeps it, although its descriptor went with that"
+    a.ask("cu.cuDestroyExternalMemory(e)")
+    assert (a.ask("cu.read(v, 8)"), host.usage()["used"]) == ("78" * 8, CONTEXT + 4 * MIB), "the buffer keeps it"
+    a.ask("cu.cuMemFree_v2(v)")
+    assert host.usage()["used"] == CONTEXT
+    assert a.ask("cu.raw('cuMemFree_v2', v)") == 1, "freed twice"
+
+
 def test_pool_keeps_what_its_threshold_says(host):
     a = host.start()
     a.ask("cu.context(); pool = cu.out(PTR, 'cuDeviceGetDefaultMemPool', 0)")

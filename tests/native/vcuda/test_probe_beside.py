@@ -17,10 +17,12 @@ OURS, THEIRS = "import-beside", "lend-beside"
 
 # what is broken: where, in which file, what stands there, what stands there instead; the verdict, the bytes
 REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
+FOREIGN = 'return memory_refuse("an import of memory that another container made");'
 KEPT = "if (object->loan || !open_elsewhere(object))"
 MUTANTS = {
     "nothing": (OURS, "vmm.c", REFUSED, REFUSED, "held", 0),
     "a descriptor from elsewhere": (OURS, "vmm.c", REFUSED, "if (0)\n", "violated", PIECE),
+    "it comes as another interface's": (OURS, "external.c", FOREIGN, "return CUDA_SUCCESS;", "violated", PIECE),
     "a pool from elsewhere": (OURS, "pool.c", "bool foreign = ", "bool foreign = 0 && ", "violated", PIECE),
     "an IPC handle from elsewhere": (OURS, "ipc.c", "return ours ? opened", "return 1 ? opened", "violated", PIECE),
     "descriptors that others have are forgotten": (THEIRS, "vmm.c", KEPT, "if (1)", "violated", PIECE),
@@ -53,7 +55,7 @@ def test_what_another_container_made_is_not_to_be_had(host: Host, tmp_path: Path
     assert (taken["verdict"], taken["expected"], taken["found"]) == (verdict, 0, bytes_found), taken
     assert made["verdict"] == "held", made
     if mutant == "nothing":
-        assert taken["detail"].count("answers 801") == 3, taken
+        assert taken["detail"].count("answers 801") == 4, taken
         # What the taker's descriptor keeps on the card is not granted again; a pool and lent memory are gone.
         assert made["found"] == 2 * PIECE
     assert host.on_card() == host.charged() == 0, "the probes left something behind"

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is imported as another interface's: a descriptor of cuMemCreate memory is one too."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+
+import layouts
+import pytest
+from conftest import LIMIT, MIB, NOT_SUPPORTED, OK, OOM, Host, Puppet
+from test_coverage_graphs import say
+from test_shareable import HANDLE, MEMORY, SIZE, TAKEN, account, end, make, on_the_node, take
+
+EXTERNAL, BUFFER, DESCRIPTION, PART = 30, 31, 50, 70
+OPAQUE_FD = 1
+
+
+def attempt(user: Puppet, size: int = SIZE) -> int:
+    """What the import of the descriptor that was taken answers."""
+    descriptor = user.say(f"show {TAKEN} 1")[1]
+    for at, value in enumerate((OPAQUE_FD, descriptor, 0, size, 0)):
+        say(user, f"put {DESCRIPTION + at} {value}")
+    return user.result(f"call cuImportExternalMemory @{EXTERNAL} @{DESCRIPTION}")
+
+
+def map_all(user: Puppet, size: int = SIZE) -> None:
+    say(user, f"put {PART} 0", f"put {PART + 1} {size}", f"put {PART + 2} 0")
+    say(user, f"call cuExternalMemoryGetMappedBuffer @{BUFFER} ${EXTERNAL} @{PART}")
+
+
+@pytest.fixture
+def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
+    return host.puppet().start(), host.puppet().start(), host.puppet().start()
+
+
+STEPS = {
+    "maker releases": (0, f"release-handle {MEMORY}"),
+    "maker closes": (0, f"close-fd {HANDLE}"),
+    "user destroys": (1, f"call cuDestroyExternalMemory ${EXTERNAL}"),
+    "user frees": (1, f"free {BUFFER}"),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::3])
+def test_charged_once_as_long_as_anybody_has_it(host: Host, three: tuple, order: tuple) -> None:
+    maker, user, watcher = three
+    before = host.on_card()
+    make(maker)
+    take(maker, user)
+    assert attempt(user) == OK
+    map_all(user)
+    for step in order:
+        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
+        who, line = STEPS[step]
+        assert three[who].result(line) == OK
+    assert account(watcher, maker) == host.on_card() == before
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_import_outlives_its_maker(host: Host, three: tuple, killed: bool) -> None:
+    maker, user, watcher = three
+    context = host.physical()[watcher.process.pid]
+    make(maker)
+    take(maker, user)
+    assert attempt(user) == OK
+    end(maker, killed)
+    assert host.on_card() == 2 * context + SIZE, "on this driver it is gone with its maker: this proves nothing"
+    assert account(watcher) == on_the_node(host) == host.on_card()
+    assert watcher.refused("alloc", LIMIT - 2 * context - SIZE + 1) == OOM
+    end(user, killed)
+    assert account(watcher) == host.on_card() == context
+
+
+def test_import_after_import_does_not_pass_the_limit(host: Host, three: tuple) -> None:
+    """The descriptor goes with the import, so whoever looks for descriptors alone finds none."""
+    maker, user, _watcher = three
+    status, got = OK, 0
+    for _unused in range(20):
+        status = maker.result(f"create-shared {MEMORY} {SIZE} 0")
+        if status != OK:
+            break
+        say(maker, f"export {HANDLE} {MEMORY}")
+        take(maker, user)
+        assert attempt(user) == OK
+        got += 1
+        say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+    assert status == OOM and got > 5
+    assert host.on_card() <= LIMIT
+
+
+def test_without_the_library_it_has_no_end(host: Host) -> None:
+    """The negative control."""
+    maker, user = host.puppet(preload=False).start(), host.puppet(preload=False).start()
+    for _unused in range(10):
+        make(maker)
+        take(maker, user)
+        assert attempt(user) == OK
+        say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+    assert host.on_card() > LIMIT
+
+
+@pytest.mark.parametrize("made_here", [False, True])
+def test_memory_of_another_container_is_refused(host: Host, made_here: bool) -> None:
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    maker = host.puppet(CUDA_DEVICE_MEMORY_SHARED_CACHE=str(elsewhere)).start()
+    user, bare = host.puppet().start(), host.puppet(preload=False).start()
+    make(maker)
+    if made_here:
+        make(user)
+    for puppet in (user, bare):
+        take(maker, puppet)
+    assert attempt(user) == NOT_SUPPORTED
+    assert "another container" in user.errors()
+    say(user, f"close-fd {TAKEN}")  # still the program's
+    assert attempt(bare) == OK, "the driver refuses it: this proves nothing"
+
+
+def test_what_carries_no_mark_is_charged_to_the_importer(host: Host) -> None:
+    """As memory of Vulkan: here of a program without the library."""
+    maker, user = host.puppet(preload=False).start(), host.puppet().start()
+    make(maker)
+    before = host.charged()
+    take(maker, user)
+    assert attempt(user, 3 * SIZE) != OK  # larger than it is: the driver refuses, and nothing stays charged
+    assert host.charged() == before
+    assert attempt(user) == OK
+    map_all(user)
+    assert host.charged() == before + SIZE
+    say(user, f"call cuDestroyExternalMemory ${EXTERNAL}")
+    assert host.charged() == before + SIZE, "a buffer is still mapped"
+    say(user, f"free {BUFFER}")
+    assert host.charged() == before
+    take(maker, user)
+    say(user, f"alloc 80 {LIMIT - before - SIZE + MIB}")
+    assert attempt(user) == OOM
+    assert host.charged() == LIMIT - SIZE + MIB
+
+
+def test_what_is_no_descriptor_is_the_drivers_to_refuse(host: Host) -> None:
+    user = host.puppet().start()
+    before = host.charged()
+    say(user, f"put {TAKEN} 4095")
+    assert attempt(user) not in (OK, NOT_SUPPORTED)
+    assert user.result(f"call cuImportExternalMemory @{EXTERNAL} 0") not in (OK, NOT_SUPPORTED)
+    assert host.charged() == before
+
+
+def test_a_child_charges_for_what_it_imports_itself(host: Host, three: tuple) -> None:
+    maker, user, watcher = three
+    before = host.on_card()
+    make(maker)
+    take(maker, user)
+    assert attempt(user) == OK
+    child = user.say("fork-away")[1]
+    try:
+        say(user, f"call cuDestroyExternalMemory ${EXTERNAL}")
+        say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+        assert account(watcher, maker) == before
+    finally:
+        os.kill(child, signal.SIGKILL)
