@@ -10,6 +10,7 @@ Detected is one that the node's watcher named while it was gone; one that it cou
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, NamedTuple, Sequence
 
 HELD, VIOLATED, NOT_RUN, OPEN, DETECTED = "held", "violated", "not-run", "open", "detected"
@@ -87,6 +88,11 @@ MAY_BE_OPEN = tuple(BYPASS + one for one in ("namespace", "symbol-table", "own-l
 GRAPHICS = "graphics"
 
 
+# How a probe answers that does not know what it is asked: one of an older library.
+BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
+NO_CHECK = re.compile(r"there is (no check '[^']*')")
+
+
 class Expected(NamedTuple):
     """What the plugin says the leased slice is."""
 
@@ -139,6 +145,8 @@ def of_probe(
         report = json.loads(out)
         devices, own = list(report["devices"]), [dict(one) for one in report["checks"]]
     except (ValueError, KeyError, TypeError):
+        if rc == BAD_ARGUMENTS and USAGE in err:
+            return [check("probe", NOT_RUN, "a report", "none", detail=_older(err))]
         said = " ".join((err or out).split())[-400:]
         detail = "it ran past its time" if timed_out else f"exit status {rc}: {said}"
         return [check("probe", VIOLATED, "a report", "none", detail=detail)]
@@ -160,6 +168,13 @@ def of_probe(
     shown = ", ".join(f"{name} {found[0] if len(found) == 1 else found}" for name, found in totals.items())
     checks.append(check("limit-as-configured", HELD if as_wanted else VIOLATED, limit, shown, "bytes"))
     return checks
+
+
+def _older(err: str) -> str:
+    """``err``: of a probe that did not know what it was asked."""
+    found = NO_CHECK.search(err)
+    what = found[1] if found else "no such option"
+    return f"the probe of this node knows {what}; its library is of another version: run playbooks/upgrade.yml first"
 
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:
@@ -287,7 +302,7 @@ def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
     """
     taken, made = _one(ours, IMPORT), _one(theirs, LEND)
     if taken is None:
-        detail = " ".join(said.split())[-200:] or "the probe did not report it"
+        detail = _older(said) if USAGE in said else " ".join(said.split())[-200:] or "the probe did not report it"
         return check(IMPORT, NOT_RUN, "a result", "none", detail=detail)
     if taken["verdict"] == NOT_RUN and made:
         taken["detail"] = f"{taken['detail']}; in the other slice: {made['detail']}"

@@ -308,6 +308,27 @@ def test_device_nodes(tmp_path, names, gpus, found, verdict):
     assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "held")
 
 
+# What a probe says on its stderr that was made before a check was; the last words are told of other faults.
+USAGE = "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n" + 40 * "--seconds: what has not begun " + "64 bad arguments.\n"
+UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
+OLDER_PROBE = [
+    # about, exit status, stderr, the verdict, a part of the detail
+    ("a check it does not know", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
+    ("an option it does not know", 64, USAGE, "not-run", "no such option; its library is of another version"),
+    ("another fault with the same words", 1, UNKNOWN, "violated", "exit status 1: "),
+    ("other words", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
+]
+
+
+@pytest.mark.parametrize(("about", "rc", "err", "verdict", "words"), OLDER_PROBE, ids=[one[0] for one in OLDER_PROBE])
+def test_node_with_an_older_library_is_not_proven_and_not_broken(about, rc, err, verdict, words):
+    (one,) = it.of_probe(rc, "", err, False, EXPECTED, ["neighbours"])
+    assert (one["name"], one["verdict"]) == ("probe", verdict)
+    assert words in one["detail"]
+    assert ("playbooks/upgrade.yml" in one["detail"]) == (verdict == "not-run")
+    assert it.overall([CHECK, one]) == verdict, "no pass"
+
+
 KILLED = report().replace('"detail": ""', '"detail": null')
 DETAILS = [
     # about, the check, the words of its detail
@@ -356,8 +377,8 @@ IMPORTS = [
         "x; in",
     ),
     ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
-    ("the other one alone reports", "", beside("lend-beside", "held"), "not-run", "there is no check"),
-    ("another check", report(), beside("lend-beside", "held"), "not-run", "there is no check"),
+    ("the other one alone reports", "", beside("lend-beside", "held"), "not-run", "no check 'import-beside'; its"),
+    ("another check", report(), beside("lend-beside", "held"), "not-run", "no check 'import-beside'; its"),
     ("a word that is none", beside("import-beside", "fine"), beside("lend-beside", "held"), "violated", "'fine'"),
     ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
 ]
@@ -365,7 +386,7 @@ IMPORTS = [
 
 @pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "words"), IMPORTS, ids=[one[0] for one in IMPORTS])
 def test_what_another_slice_made(about, ours, theirs, verdict, words):
-    found = it.of_import(ours, theirs, "vgpu-probe: there is no check 'import-beside'\n")
+    found = it.of_import(ours, theirs, UNKNOWN.replace("neighbours", "import-beside"))
     assert (found["name"], found["verdict"]) == ("import-beside", verdict)
     assert words in found["detail"]
     assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "held")
