@@ -309,7 +309,9 @@ def test_device_nodes(tmp_path, names, gpus, found, verdict):
 
 
 # What a probe says on its stderr that was made before a check was; the last words are told of other faults.
-USAGE = "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n" + 40 * "--seconds: what has not begun " + "64 bad arguments.\n"
+USAGE = (
+    "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n" + 40 * "--seconds: what has not begun " + "64 bad arguments.\n"
+)
 UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
 OLDER_PROBE = [
     # about, exit status, stderr, the verdict, a part of the detail
