@@ -15,7 +15,7 @@ from typing import Any, Callable, Mapping
 from . import isolation, slice_outside, slice_together, slice_watch
 from .mount_namespace import Mount
 from .slice_engine import NAMESPACE, Engines, Lease
-from .slice_runner import RunnerError
+from .slice_runner import ASK_S, START_S, RunnerError
 
 LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 # Where the probe appears in the slice; no workload ever gets it.
@@ -34,6 +34,9 @@ ROOM_MIB = 512
 BESIDE_S = 5.0
 # Two slices meet, fill, hand over and judge.
 MEET_S = 2.0
+# What slow engines take of the second lease beside the program: each is told to create, start, end and remove a
+# container, and one container waits for the other's.
+ENGINE_S = slice_together.WAIT_S + START_S + 4 * ASK_S
 NO_LIMIT_PERCENT = 100
 MOST_TTL_S = 3600  # the plugin's longest lease
 QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
@@ -322,14 +325,14 @@ class SliceCheck:
         if self._left_s() < least_s:
             self.left_out.append(name)
             return isolation.left_out(name, self._params["duration"])
-        ttl = str(min(int(self._params["timeout"]) + 60, MOST_TTL_S))
+        ttl = str(min(int(self._params["timeout"] + ENGINE_S), MOST_TTL_S))
         try:
             lease = self._plugin.ask("lease", "--ttl", ttl, "--uuid", self.slice["uuid"])
         except PluginError as fault:
             return isolation.check(name, isolation.NOT_RUN, "another slice", "none", detail=str(fault))
         try:
             return work(SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines))
-        except RunnerError as fault:
+        except (RunnerError, PluginError) as fault:
             self._engines.heed(fault)
             return isolation.check(name, isolation.NOT_RUN, "two slices", "one", detail=str(fault))
         finally:

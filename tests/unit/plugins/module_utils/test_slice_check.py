@@ -8,7 +8,14 @@ import os
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_check, slice_engine, slice_watch
+from ansible_collections.vgpu.fleet.plugins.module_utils import (
+    isolation,
+    slice_check,
+    slice_engine,
+    slice_runner,
+    slice_together,
+    slice_watch,
+)
 from ansible_collections.vgpu.fleet.plugins.module_utils.mount_namespace import Outcome
 from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import EngineHangs, RunnerError
 from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
@@ -291,6 +298,15 @@ def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
     assert plugin.asked[-1] == ("release", "a1")
 
 
+def test_second_lease_outlasts_engines_that_are_slow(monkeypatch, tmp_path):
+    """Or a pod would be given a slice that the probe still fills: one waits for the other's container first."""
+    plugin = Plugin()
+    import_beside(monkeypatch, tmp_path, plugin)
+    (ttl,) = [int(one[one.index("--ttl") + 1]) for one in plugin.asked if one[0] == "lease"]
+    longest = slice_together.WAIT_S + slice_runner.START_S + 3 * slice_runner.ASK_S  # to create it, end it, remove it
+    assert 120 + longest <= ttl <= slice_check.MOST_TTL_S
+
+
 def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
     """None of this spoils the verdict; each is said, and nothing stays."""
 
@@ -300,9 +316,16 @@ def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
                 raise slice_check.PluginError(3, "no free slice of GPU-1")
             return super().ask(*arguments)
 
+    class Restarted(Plugin):
+        def ask(self, *arguments):
+            if arguments[0] == "status":
+                raise slice_check.PluginError(1, "no plugin at plugin.sock")
+            return super().ask(*arguments)
+
     hung, plugin = EngineHangs("/bin/docker", "docker create did not answer"), Plugin()
     for about, more, words in (
         ("no second slice", {"plugin": Full()}, "no free slice of GPU-1"),
+        ("no plugin any more", {"plugin": Restarted()}, "no plugin at plugin.sock"),
         ("no container", {"plugin": plugin, "fault": hung}, "docker create did not answer"),
         ("no time", {"plugin": Plugin(), "duration": 1}, "left out: the 1 s of this slice had passed"),
     ):
