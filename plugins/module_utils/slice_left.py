@@ -86,8 +86,7 @@ def _left(engine: str, client: str, former: bool) -> Left:
     """
     if engine == CONTAINERD:
         # Its containers are never without their folder.
-        roots = sorted(glob.glob(f"{ROOTS}?*"))
-        return Left([], [one for one in roots if run_mark.is_over(one[len(ROOTS) :], made=os.lstat(one).st_ctime)], [])
+        return Left([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _is_root_over(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
     if not ask or not os.path.exists(client):  # what an engine had is gone with it
@@ -98,6 +97,14 @@ def _left(engine: str, client: str, former: bool) -> Left:
         if records:
             raise
         return Left([], [], [])
+
+
+def _is_root_over(path: str) -> bool:
+    try:
+        made = os.lstat(path).st_ctime
+    except FileNotFoundError:  # its run has ended meanwhile
+        return False
+    return run_mark.is_over(path[len(ROOTS) :], made=made)
 
 
 def _containers(client: str) -> list[str]:

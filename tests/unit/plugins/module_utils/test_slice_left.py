@@ -131,6 +131,18 @@ def test_sweep_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, p
     assert (tmp_path / "isolation-").exists()
 
 
+def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
+    """A run that lives takes its own away when it ends, between our looks."""
+    dead = tmp_path / f"isolation-{DEAD}"
+    dead.mkdir()
+    found = slice_left.glob.glob
+    gone = str(tmp_path / f"isolation-{GONE}")
+    monkeypatch.setattr(
+        slice_left.glob, "glob", lambda path: [gone, *found(path)] if "isolation-" in path else found(path)
+    )
+    assert slice_left.sweep(host()) == ([str(dead)], [])
+
+
 RECORDED = [
     # about, the engine and mark of a record, which clients are asked by a sweep
     ("never used", None, set()),
