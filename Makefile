@@ -85,7 +85,7 @@ molecule-all: apt-test venv collection native
 molecule-ubuntu: apt-test venv collection native
 	@tools/molecule.sh ubuntu
 
-native-test: apt-test venv
+native-test: apt-test venv collection
 	@$(BIN)/python tools/gates.py native
 
 # Installs nothing and needs no root: it must run on any host that has a GPU.
@@ -94,13 +94,13 @@ gpu-check:
 
 .PHONY: e2e-scheduler
 # The scheduler's extender and webhook before the real API server and kube-scheduler of tests/e2e; nodes are objects alone.
-e2e-scheduler: apt-test venv native
+e2e-scheduler: apt-test venv collection native
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(BIN)/python tests/e2e/run.py $(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(E2E),tests/e2e_scheduler)
 
 .PHONY: e2e
 # Outside `make test`: a first run builds Kubernetes out of its Go modules.
-e2e: apt-test venv native
+e2e: apt-test venv collection native
 	@tools/apt.sh $(APT_E2E)
 	@tools/venv.sh $(BUILD)/scheduler requirements/scheduler.txt $(PYTHON)
 	@$(BIN)/python tests/e2e/run.py $(BIN)/python -m pytest -q --no-header -p no:cacheprovider $(or $(E2E),tests/e2e)
@@ -112,12 +112,12 @@ packages-rpm: apt-test venv collection
 
 .PHONY: fuzz
 # Seconds of each fuzzer run in every test; here minutes.
-fuzz: apt-test venv
+fuzz: apt-test venv collection
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider -s tests/fuzz --seconds $(or $(FUZZ_SECONDS),300)
 
 .PHONY: bench bench-long
 # The table of tests/bench: gates are counts and ratios, times are reported. bench-long adds the sweeps.
-bench bench-long: apt-test venv native
+bench bench-long: apt-test venv collection native
 	@$(BIN)/python -m pytest -q --no-header -p no:cacheprovider tests/bench --form $(if $(filter bench-long,$@),long,bench)
 
 .PHONY: bench-hosts
