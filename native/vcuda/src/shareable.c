@@ -56,16 +56,29 @@ static bool same(const uint64_t one[2], const uint64_t other[2])
     return one[0] == other[0] && one[1] == other[1];
 }
 
-/* 1 and *at, a locked byte of the range that another description holds; 0 none; -1 cannot be known. */
-static int locked(int descriptor, uint64_t first, uint64_t count, uint64_t *at)
+/* Of a lock, within what was asked for. */
+struct span {
+    uint64_t first, end;
+};
+
+/* 1 and *found, where another description holds a lock in the range; 0 none; -1 cannot be known. */
+static int locked_at(int descriptor, uint64_t first, uint64_t count, struct span *found)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)count};
     if (count == 0)
         return 0;
     if (fcntl(descriptor, F_OFD_GETLK, &lock) != 0)
         return -1;
-    *at = (uint64_t)lock.l_start;
+    /* Another's lock may begin before the range and end behind it; no length is: however far. */
+    uint64_t begin = (uint64_t)lock.l_start, length = (uint64_t)lock.l_len, end = first + count;
+    *found = (struct span){begin > first ? begin : first, length && begin + length < end ? begin + length : end};
     return lock.l_type != F_UNLCK;
+}
+
+static int locked(int descriptor, uint64_t first, uint64_t count)
+{
+    struct span unused;
+    return locked_at(descriptor, first, count, &unused);
 }
 
 /* The file of all handles, as the ledger has it; -1: none was marked in this container, or another file has its name. */
@@ -108,11 +121,10 @@ static bool note_file(int descriptor)
 /* An object that no handle stands for; 0: none. */
 static uint64_t new_object(int file)
 {
-    uint64_t unused;
     for (uint32_t tries = 0; tries < 1u << OBJECT_BITS; tries++) {
         uint64_t number = atomic_fetch_add(&next_object, 1) & ((1u << OBJECT_BITS) - 1);
         uint64_t object = container(ledger_self.file) | ((uint64_t)ledger_self.slot << OBJECT_BITS | number) * HANDLES;
-        if (locked(file, object, HANDLES, &unused) == 0)
+        if (locked(file, object, HANDLES) == 0)
             return object;
     }
     return 0;
@@ -126,7 +138,6 @@ void shareable_unmarked(void)
 static bool mark(int descriptor, uint64_t *object)
 {
     bool marked, done = false;
-    uint64_t at;
     if (!note_file(descriptor))
         return false;
     int file = open_file(ledger_self.map, &marked);
@@ -134,12 +145,12 @@ static bool mark(int descriptor, uint64_t *object)
         return false;
     uint64_t mine = *object ? *object : new_object(file);
     uint64_t byte = mine, end = mine + HANDLES;
-    while (mine && byte < end && locked(file, byte, 1, &at) == 1)
+    while (mine && byte < end && locked(file, byte, 1) == 1)
         byte++;
     if (mine && byte < end) {
         struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
         /* Asked again: perhaps this file keeps no locks. */
-        done = fcntl(descriptor, F_OFD_SETLK, &lock) == 0 && locked(file, byte, 1, &at) == 1;
+        done = fcntl(descriptor, F_OFD_SETLK, &lock) == 0 && locked(file, byte, 1) == 1;
     }
     close(file);
     if (done)
@@ -158,9 +169,8 @@ bool shareable_mark(int descriptor, uint64_t *object)
 bool shareable_open(uint64_t object)
 {
     bool marked;
-    uint64_t at;
     int file = open_file(ledger_self.map, &marked);
-    bool open = file < 0 || locked(file, object, HANDLES, &at) != 0;
+    bool open = file < 0 || locked(file, object, HANDLES) != 0;
     if (file >= 0)
         close(file);
     return open;
@@ -169,25 +179,57 @@ bool shareable_open(uint64_t object)
 bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2])
 {
     bool marked;
-    uint64_t at;
     int file = open_file(ledger, &marked);
-    bool any = file < 0 ? marked : locked(file, container(identity), SPAN, &at) != 0;
+    bool any = file < 0 ? marked : locked(file, container(identity), SPAN) != 0;
     if (file >= 0)
         close(file);
     return any;
 }
 
-/* The byte that this description holds itself: others see it locked, it does not. */
+/* The byte that this description holds, among the locks that the kernel lists for it: there no lock of another's hides it. */
+static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
+{
+    char path[40], text[2048];
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", descriptor);
+    int list = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = list >= 0 ? read(list, text, sizeof text - 1) : 0;
+    if (list >= 0)
+        close(list);
+    text[length > 0 ? length : 0] = 0;
+    /* "lock: 1: OFDLCK ADVISORY READ -1 08:01:1234 FIRST LAST" */
+    for (char *line = strstr(text, "OFDLCK"), *end; line && (end = strchr(line, '\n')); line = strstr(end + 1, "OFDLCK")) {
+        uint64_t number[2] = {0, 0};
+        char *at = end;
+        for (int word = 1; word >= 0; word--) {
+            while (at > line && at[-1] != ' ')
+                at--;
+            for (const char *digit = at; *digit >= '0' && *digit <= '9'; digit++)
+                number[word] = number[word] * 10 + (uint64_t)(*digit - '0');
+            at -= at > line;
+        }
+        if (number[0] == number[1] && number[0] >= first && number[0] - first < count)
+            return number[0];
+    }
+    return 0;
+}
+
+/* The same where the kernel lists none: others see that byte locked, it does not. */
+static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
+{
+    struct span found;
+    if (locked_at(file, first, count, &found) != 1)
+        return 0;
+    if (locked(descriptor, found.first, 1) == 0)
+        return found.first;
+    /* Which of several is named first says nothing. */
+    uint64_t byte = scanned_byte(file, descriptor, first, found.first - first);
+    return byte ? byte : scanned_byte(file, descriptor, found.end, first + count - found.end);
+}
+
 static uint64_t own_byte(int file, int descriptor, uint64_t first, uint64_t count)
 {
-    uint64_t at, again;
-    if (locked(file, first, count, &at) != 1)
-        return 0;
-    if (locked(descriptor, at, 1, &again) == 0)
-        return at;
-    /* Which of several is named first says nothing. */
-    uint64_t found = own_byte(file, descriptor, first, at - first);
-    return found ? found : own_byte(file, descriptor, at + 1, first + count - at - 1);
+    uint64_t byte = listed_byte(descriptor, first, count);
+    return byte ? byte : scanned_byte(file, descriptor, first, count);
 }
 
 bool shareable_marked(int descriptor)

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import itertools
+import os
+import struct
 import time
+from typing import Iterator
 
 import layouts
 import pytest
@@ -282,3 +287,48 @@ def test_a_maker_whose_handles_cannot_be_marked_stays_charged(host: Host) -> Non
     say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
     assert host.on_card() == before
     assert host.charged() == before + SIZE
+
+
+MARKS = 1 << 62  # where the library sets its own
+
+
+@contextlib.contextmanager
+def locked(maker: Puppet, first: int, count: int) -> Iterator[None]:
+    """A lock that somebody holds beside the marks, in the file where all handles lie. 0: to its end."""
+    descriptor = os.open(f"/proc/{maker.process.pid}/fd/{maker.say(f'show {HANDLE} 1')[1]}", os.O_RDWR)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, first, count, 0))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("made_here", [True, False])
+@pytest.mark.parametrize(
+    "first, count",
+    [(MARKS, MARKS - 1), (MARKS >> 1, 0), (MARKS >> 1, MARKS)],
+    ids=["all marks", "before them and all", "before them and some"],
+)
+def test_a_lock_over_all_marks_hides_none(host: Host, first: int, count: int, made_here: bool) -> None:
+    """Any container that has the device's node may set one: what was made here is found, what was not is refused."""
+    elsewhere = host.folder / "elsewhere"
+    elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
+    other = {} if made_here else {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(elsewhere)}
+    maker, user = host.puppet(**other).start(), host.puppet().start()
+    make(user)  # so that handles of this container are known
+    make(maker)
+    take(maker, user)
+    with locked(maker, first, count):
+        assert user.result(f"import {IMPORT} {TAKEN}") == (OK if made_here else NOT_SUPPORTED)
+
+
+def test_a_lock_over_all_marks_keeps_what_was_let_go_charged(host: Host, three: tuple) -> None:
+    """As long as it is held, and nothing is granted by it."""
+    maker, _user, watcher = three
+    before = host.on_card()
+    make(maker)
+    with locked(maker, MARKS, MARKS - 1):
+        say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
+        assert host.on_card() == before
+        assert account(watcher, maker) == before + SIZE
+    assert account(watcher, maker) == before

@@ -40,6 +40,10 @@ TRIED = {
         LIBRARY + "coverage_ipc.py::test_memory_of_another_container_is_refused",
         LIBRARY + "external.py::test_memory_of_another_container_is_refused",
     ],
+    "lock the device's node": [
+        LIBRARY + "shareable.py::test_a_lock_over_all_marks_keeps_what_was_let_go_charged",
+        LIBRARY + "shareable.py::test_a_lock_over_all_marks_hides_none",
+    ],
     "memory that is kept alive by a multicast object": [
         LIBRARY + "coverage_bound.py::test_a_tile_of_a_sparse_array_keeps_its_memory",
         LIBRARY + "coverage_bound.py::test_a_multicast_object_binds_and_has_no_memory",
