@@ -91,6 +91,7 @@ static struct loan *begin_loan(CUdeviceptr start, const struct block *block)
 
 static void add_mark(struct loan *loan, uint64_t byte)
 {
+    static _Atomic unsigned count;
     struct mark *one = loan->marks;
     while (one && one->byte != byte)
         one = one->next;
@@ -99,6 +100,11 @@ static void add_mark(struct loan *loan, uint64_t byte)
     void *held = (one = malloc(sizeof *one)) ? ledger_borrow(byte) : NULL;
     if (!held) {
         free(one);
+        if (vgpu_log_again(&count))
+            vgpu_log_line(LOG_ERROR,
+                          "ledger %s cannot say that an IPC handle was made here, so no process may open it; see whether this "
+                          "process can still open files (ulimit -n), and ask for the handle again",
+                          limits_ledger_path());
         return;
     }
     *one = (struct mark){loan->marks, byte, held};

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -165,6 +166,19 @@ def test_two_containers_get_no_more_than_their_limits_by_lending(host: Host, apa
         say(apart, "free 10")
     context = host.physical()[user.process.pid]
     assert host.on_card() == 2 * context
+
+
+def test_a_maker_that_cannot_say_that_it_made_a_handle_tells_why(host: Host, two: tuple) -> None:
+    maker, user = two
+    say(maker, f"alloc 10 {SIZE}")
+    usual = resource.prlimit(maker.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(maker.process.pid, resource.RLIMIT_NOFILE, (0, usual[1]))
+    handle = lend(maker, 10)
+    assert user.result(f"ipc-open 20 {handle}") == NOT_SUPPORTED
+    said = maker.errors()
+    assert str(host.ledger) in said and "ulimit -n" in said
+    resource.prlimit(maker.process.pid, resource.RLIMIT_NOFILE, usual)
+    assert user.result(f"ipc-open 20 {lend(maker, 10)}") == OK, "the next time that it is asked for it is known"
 
 
 def test_what_is_no_handle_is_the_drivers_to_refuse(host: Host) -> None:
