@@ -130,13 +130,16 @@ static int socket_with_patience(void)
     return made;
 }
 
-/* The user of the other container may be another one. */
+/* The user of the other container may be another one, so the socket is made open to all. Not opened afterwards: others may
+ * write into that folder too, and what they have put there by then is not ours to open. */
 static int wait_for_the_other(void)
 {
     struct sockaddr_un address;
     int door = socket_with_patience(), line = -1;
-    if (address_of(&address) && bind(door, (struct sockaddr *)&address, sizeof address) == 0 &&
-        chmod(beside_socket, 0777) == 0 && listen(door, 1) == 0)
+    mode_t mask = umask(0);
+    bool made = address_of(&address) && bind(door, (struct sockaddr *)&address, sizeof address) == 0;
+    umask(mask);
+    if (made && listen(door, 1) == 0)
         line = accept4(door, NULL, NULL, SOCK_CLOEXEC);
     close(door);
     struct timeval patience = {.tv_sec = PATIENCE_S};

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import stat
 import subprocess
+import time
 from pathlib import Path
 
 import layouts
@@ -71,6 +75,53 @@ def test_in_a_small_slice_less_is_handed_over(host: Host) -> None:
     taken, made = meet(host, PRELOAD, PRELOAD, memory=700 * MIB)
     assert taken["verdict"] == "held", taken
     assert 0 < made["found"] < 2 * PIECE
+
+
+# Where the two meet others may write too: whoever has put something else there when the socket was made.
+SWAPPED = """
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+int bind(int made, const struct sockaddr *address, socklen_t length)
+{
+    int (*real)(int, const struct sockaddr *, socklen_t);
+    *(void **)&real = dlsym(RTLD_NEXT, "bind");
+    int status = real(made, address, length);
+    const char *path = ((const struct sockaddr_un *)address)->sun_path, *file = getenv("PUT_THERE");
+    if (file && status == 0 && address->sa_family == AF_UNIX && unlink(path) == 0 && symlink(file, path) != 0)
+        abort();
+    return status;
+}
+"""
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_the_door_is_open_to_all_and_nothing_else_is(host: Host, tmp_path: Path, swapped: bool) -> None:
+    """The containers' users may be others than the host's."""
+    source, shim, file = tmp_path / "swapped.c", tmp_path / "swapped.so", tmp_path / "secret"
+    source.write_text(SWAPPED)
+    subprocess.run(["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", str(shim), str(source), "-ldl"], check=True)
+    file.touch(0o600)
+    host.write_limits(LIMIT)
+    door = host.folder / "socket"
+    env = host.env(LD_PRELOAD=f"{shim}:{PRELOAD}", **({"PUT_THERE": str(file)} if swapped else {}))
+    command = [PROBE, "--json", "--beside", str(door), "--checks", THEIRS]
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, umask=0o077, start_new_session=True) as running:
+        until = time.monotonic() + 30
+        while not listens(door) and time.monotonic() < until:
+            time.sleep(0.01)
+        found = door.lstat()
+        os.killpg(running.pid, signal.SIGKILL)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600, "what lay in the way was opened to all"
+    assert stat.S_ISLNK(found.st_mode) if swapped else stat.S_IMODE(found.st_mode) == 0o777
+
+
+def listens(door: Path) -> bool:
+    """SO_ACCEPTCON of the kernel's list; the name is that which it was made by."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return any(line.endswith(f" {door}") and line.split()[3] == "00010000" for line in lines)
 
 
 def test_a_probe_that_meets_nobody_says_so(host: Host) -> None:
