@@ -356,3 +356,31 @@ def test_a_fill_that_nobody_saw_is_held_once_more(about, seen, again):
     watch = SimpleNamespace(**{"most_bytes": None, "fault": "", "untold": False, **seen})
     one._fill_until_seen(watch, 9, lambda _pid: None, float("inf"))
     assert bool(one.runner.argv) == again
+
+
+@pytest.mark.parametrize(("name", "told"), [("namespace", True), ("docker", False)])
+def test_whose_libraries_of_graphics_are_told(monkeypatch, name, told):
+    """Those of a container are its runtime's; those of a namespace are the host's, whatever a pod has."""
+    found = {**OPEN, "name": "graphics", "unit": "libraries", "detail": "libnvcuvid.so.1 can be loaded"}
+    report = json.dumps({"version": 1, "devices": [], "checks": [found]})
+    monkeypatch.setattr(slice_check.slice_outside, "watch", lambda _uuid: None)
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = slice_check.SliceCheck(params, Watcher(), LEASE, STATUS)
+    one.runner = SimpleNamespace(name=name, run=lambda *_given, **_more: Outcome(0, report, "", False))
+    (graphics,) = [check for check in one._run_probe(["graphics"]) if check["name"] == "graphics"]
+    assert ("a namespace of the host" in graphics["detail"]) is told
+
+
+@pytest.mark.parametrize(("checks", "runs"), [([], True), (["totals", "import-beside"], True), (["totals"], False)])
+def test_when_a_second_slice_is_taken(monkeypatch, checks, runs):
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    params["checks"] = checks
+    one = slice_check.SliceCheck(params, Watcher(), LEASE, STATUS)
+    for step in ("_run_nvidia_smi", "_run_nvidia_ml_py"):
+        monkeypatch.setattr(one, step, lambda: dict(CHECK))
+    for step in ("_run_probe", "_try_ways_round"):
+        monkeypatch.setattr(one, step, lambda _names: [])
+    beside, taken = {"name": "import-beside", "verdict": "held"}, []
+    monkeypatch.setattr(one, "_import_beside", lambda: taken.append(1) or beside)
+    assert (beside in one.run()) is runs
+    assert bool(taken) is runs

@@ -131,6 +131,14 @@ def test_sweep_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, p
     assert (tmp_path / "isolation-").exists()
 
 
+def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(host, tmp_path):
+    """What former versions left is for ``sweep``: every check would ask for it anew."""
+    (tmp_path / "docker-in-use").write_text("")
+    slice_left.begin("docker", host(docker={"image": ""})["docker"])
+    assert calls(tmp_path) == []
+    assert os.path.exists(slice_left.record("docker"))
+
+
 def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
     """A run that lives takes its own away when it ends, between our looks."""
     dead = tmp_path / f"isolation-{DEAD}"
