@@ -59,7 +59,9 @@ def paths_of(programs: Iterable[str]) -> list[str]:
     """The programs' libraries and all of glibc that NVIDIA's files need, sorted."""
     found = {path for program in programs for path in needed_by(program)}
     folders = {os.path.dirname(one) for one in found if os.path.basename(one) == GLIBC[0]}
-    found |= {os.path.join(folder, name) for folder in folders for name in GLIBC}
+    # The loader too: programs name it by its path, a second namespace of libraries (dlmopen) looks for it by name.
+    loaders = {os.path.basename(one) for one in found if os.path.basename(one).startswith("ld-")}
+    found |= {os.path.join(folder, name) for folder in folders for name in (*GLIBC, *loaders)}
     return sorted(one for one in found if os.path.isfile(one))
 
 

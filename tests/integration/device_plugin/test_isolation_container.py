@@ -112,6 +112,13 @@ def test_podman_without_an_image(node: RealNode, with_podman: dict) -> None:
     assert node.vgpuctl("status")["allocations"] == []
 
 
+def test_a_namespace_of_libraries_can_be_made_without_an_image(node: RealNode, with_podman: dict) -> None:
+    """The loader must be where a namespace looks for it, or this way would pass for one that nobody can go."""
+    rc, result = node.isolation(runtime="podman", checks=["totals", "bypass-namespace"], duration=60, **with_podman)
+    assert rc == 0, result
+    assert verdicts(result)["bypass-namespace"] in ("detected", "open"), result
+
+
 @pytest.mark.parametrize("path", ["/etc/ld.so.preload", "/etc/vgpu/limits"])
 def test_podman_with_a_mount_less_is_red(node: RealNode, with_podman: dict, path: str) -> None:
     rc, result = node.isolation(runtime="podman", checks=["totals", "mounts"], omit_mounts=[path], **with_podman)

@@ -36,6 +36,19 @@ def test_root_of_this_machine(tmp_path):
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 
 
+def test_loader_lies_where_the_libraries_do_too():
+    """glibc looks for it by name there, in a namespace of libraries of its own: without it nobody can go round the
+    library that way in such a root, and the check of it would show nothing.
+    """
+    paths = slice_image.paths_of(["/bin/true"])
+    libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
+    beside = set(os.listdir(os.path.dirname(libc)))
+    names = [os.path.basename(one) for one in slice_image.needed_by("/bin/true")]
+    loaders = {one for one in names if one.startswith("ld-") and one in beside}
+    assert loaders, "this machine has its loader beside its libc"
+    assert {os.path.join(os.path.dirname(libc), one) for one in loaders} <= set(paths)
+
+
 def test_program_that_is_none(tmp_path):
     with pytest.raises(slice_image.ImageError, match="program cannot be asked for its libraries"):
         slice_image.needed_by(str(tmp_path / "program"))
