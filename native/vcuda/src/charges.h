@@ -104,8 +104,9 @@ void ipc_settle(void);
 /* --- external.c ------------------------------------------------------------------------------------------- */
 
 extern _Atomic bool vgpu_external_any; /* this process has imported something */
-/* A pointer that is in no table of ours was freed: was it mapped from an import? */
-void external_freed(CUdeviceptr pointer);
+/* For a pointer that is in no table of ours: taken before the driver frees it, settled after. NULL: from no import. */
+struct external_buffer *external_take(CUdeviceptr pointer);
+void external_settle(struct external_buffer *taken, bool freed);
 
 /* --- green.c ----------------------------------------------------------------------------------------------- */
 

@@ -19,8 +19,8 @@ struct external {
     bool kept; /* by something that nobody counts: as long as this process lives */
 };
 
-struct buffer {
-    struct buffer *next;
+struct external_buffer {
+    struct external_buffer *next;
     CUdeviceptr pointer;
     struct external *of;
 };
@@ -28,7 +28,7 @@ struct buffer {
 _Atomic bool vgpu_external_any;
 static struct lock external_lock;
 static struct external *externals;
-static struct buffer *buffers;
+static struct external_buffer *buffers;
 
 static void end(struct external *one)
 {
@@ -129,10 +129,10 @@ EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternal
     (void)control;
     lock_take(&external_lock);
     struct external *one = memory ? of(memory) : NULL;
-    struct buffer *buffer = one ? malloc(sizeof *buffer) : NULL;
+    struct external_buffer *buffer = one ? malloc(sizeof *buffer) : NULL;
     CUresult status = REAL(cuExternalMemoryGetMappedBuffer)(pointer, memory, description);
     if (status == CUDA_SUCCESS && buffer) {
-        *buffer = (struct buffer){buffers, *pointer, one};
+        *buffer = (struct external_buffer){buffers, *pointer, one};
         buffers = buffer;
         one->buffers++;
     } else {
@@ -158,18 +158,30 @@ EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array,
     return status;
 }
 
-void external_freed(CUdeviceptr pointer)
+/* Before the driver frees it, as blocks of ours are taken: afterwards its address may be another buffer's already. */
+struct external_buffer *external_take(CUdeviceptr pointer)
 {
     lock_take(&external_lock);
-    struct buffer **link = &buffers;
+    struct external_buffer **link = &buffers;
     while (*link && (*link)->pointer != pointer)
         link = &(*link)->next;
-    struct buffer *gone = *link;
-    if (gone) {
-        *link = gone->next;
-        gone->of->buffers--;
-        let_go(gone->of);
-        free(gone);
+    struct external_buffer *taken = *link;
+    if (taken)
+        *link = taken->next;
+    lock_drop(&external_lock);
+    return taken;
+}
+
+void external_settle(struct external_buffer *taken, bool freed)
+{
+    lock_take(&external_lock);
+    if (freed) {
+        taken->of->buffers--;
+        let_go(taken->of);
+        free(taken);
+    } else {
+        taken->next = buffers;
+        buffers = taken;
     }
     lock_drop(&external_lock);
 }

@@ -281,9 +281,11 @@ CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointe
 {
     struct block block;
     if (!block_take(&vgpu_memory, pointer, &block)) {
+        bool any = atomic_load_explicit(&vgpu_external_any, memory_order_relaxed);
+        struct external_buffer *external = any ? external_take(pointer) : NULL;
         CUresult status = release(pointer, data);
-        if (status == CUDA_SUCCESS && atomic_load_explicit(&vgpu_external_any, memory_order_relaxed))
-            external_freed(pointer);
+        if (external)
+            external_settle(external, status == CUDA_SUCCESS);
         return status;
     }
     FLIGHT(block.device);
