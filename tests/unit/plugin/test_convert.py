@@ -392,22 +392,31 @@ ASKED = [
 ]
 
 
+def around(kind, pod):
+    """The object that makes such pods."""
+    if kind == "CronJob":
+        return {"kind": kind, "spec": {"jobTemplate": {"spec": {"template": pod}}}}
+    return {"kind": kind, **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}
+
+
 @pytest.mark.parametrize(("name", "told"), ASKED)
-@pytest.mark.parametrize("kind", ["Pod", "Job"])
-def test_what_a_pod_asks_for(name, told, kind):
-    pod = {"spec": {"containers": [{"image": "registry/train:1", "resources": {"limits": {name: 8}}}]}}
-    found = convert.convert([{"kind": "Pod", **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}])
+@pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
+@pytest.mark.parametrize("list_of", ["containers", "initContainers"])
+def test_what_a_pod_asks_for(name, told, kind, list_of):
+    spec = {"containers": [{"image": "registry/other:1"}]}
+    spec[list_of] = [{"image": "registry/train:1", "resources": {"limits": {name: 8}}}]
+    found = convert.convert([around(kind, {"spec": spec})])
     assert found.variables == {}
-    assert [note.path for note in found.notes] == ([f"containers[0].resources.limits.{name}"] if told else [])
+    assert [note.path for note in found.notes] == ([f"{list_of}[0].resources.limits.{name}"] if told else [])
     assert not told or "vgpu_slice_sizing: requested" in found.notes[0].text
 
 
-@pytest.mark.parametrize("kind", ["Pod", "Job"])
+@pytest.mark.parametrize("kind", ["Pod", "Job", "CronJob"])
 def test_how_many_cards_a_pod_of_ack_asks_for(kind):
     """By a label, of the pod and not of the Job around it."""
     labels = {"labels": {"app": "mnist", "aliyun.com/gpu-count": "2"}}
     pod = {"metadata": labels, "spec": {"containers": [{"image": "registry/train:1"}]}}
-    found = convert.convert([{"kind": "Pod", **pod} if kind == "Pod" else {"kind": kind, "spec": {"template": pod}}])
+    found = convert.convert([around(kind, pod)])
     assert [note.path for note in found.notes] == ["metadata.labels.aliyun.com/gpu-count"]
     assert (
         convert.convert([{"kind": "Job", "metadata": labels, "spec": {"template": {"spec": pod["spec"]}}}]).notes == []

@@ -285,6 +285,8 @@ def _manifest(document: Mapping[str, Any], found: Converted) -> None:
                 found.note(f"data.{name}", tables.NO_MEANING)
         return
     spec = document.get("spec") or {}
+    if kind == "CronJob":
+        spec = (spec.get("jobTemplate") or {}).get("spec") or {}
     template = document if kind == "Pod" else spec.get("template") or {}
     pod = template.get("spec") or {}
     containers = list(_containers(pod))
@@ -314,8 +316,9 @@ def _asked(names: Mapping[str, Any], path: str, found: Converted) -> None:
 
 
 def _containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for number, one in enumerate(pod.get("containers") or []):
-        yield f"containers[{number}]", one
+    for name in ("initContainers", "containers"):
+        for number, one in enumerate(pod.get(name) or []):
+            yield f"{name}[{number}]", one
 
 
 def _is_plugin(container: Mapping[str, Any]) -> bool:
