@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Memory that lives on after it was given back, because something has it still (kept_ways.c). One process makes it, the other
- * takes it, fills the slice, and asks for more once the first has released a piece, and once more when the first has ended. Who is granted that goes round the limit only while the card still
- * has the piece, so the taker reads a word that it wrote into it. Where a driver gives no address to read by, the handle itself
- * keeps the memory: that is what it is for.
+ * takes it, fills the slice, and asks for more once the first has released a piece, and once more when the first has ended. Who
+ * is granted that goes round the limit only while the card still has the piece, so the taker reads a word that it wrote into it.
+ * Where a driver gives no address to read by, the handle itself keeps the memory: that is what it is for.
  */
 #include "bypass.h"
 #include "kept.h"
@@ -164,6 +164,9 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     uint64_t asked = 0;
     CUresult status = begin(fill);
     const char *why = status == CUDA_SUCCESS ? NULL : "there was no context", *how = NULL;
+    size_t free_bytes, total = 0;
+    if (why || cuda->mem_info(&free_bytes, &total) != CUDA_SUCCESS)
+        total = 0;
     for (int i = first_stage(way); i <= last_stage(way) && !why; i++)
         why = take(way, &pieces[i], &note, channel, &status);
     if (status == NO_FUNCTION) {
@@ -188,6 +191,8 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     else if (beyond)
         result_set(result, VIOLATED, 0, asked, "bytes", "%s: %s %s: with the slice taken, %llu bytes more were granted", fill->uuid,
                    way->what, how, (unsigned long long)asked);
+    else if (total > fill->limit) /* a full card grants nothing more: that is no answer of the library's */
+        result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: nothing is limited at all", fill->uuid);
     else
         result_set(result, HELD, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,
                    way->let_go ? "it was released" : "", way->let_go && way->take ? ", and when " : "",
