@@ -52,7 +52,7 @@ def test_what_another_has_stays_charged(host: Host) -> None:
 
 
 def test_without_the_library_each_is_granted(host: Host) -> None:
-    """The negative control: what ended makers left. What an array keeps, the card is short of itself: that is no answer."""
+    """The negative control: what ended makers left. What an array keeps the card is short of: that is no answer."""
     status, report = run(host, "--checks", ",".join(KEPT), preload=False)
     assert verdicts(report) == dict.fromkeys(KEPT, "violated"), report
     granted = [one["name"] for one in report["checks"] if "more were granted" in one["detail"]]
