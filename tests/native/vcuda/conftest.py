@@ -257,3 +257,9 @@ def host(programs: Path, tmp_path: Path):
     host.write_limits()
     yield host
     host.close()
+
+
+@pytest.fixture
+def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
+    """A maker, a user, and one who looks on: the container's account as any process of it is shown it."""
+    return host.puppet().start(), host.puppet().start(), host.puppet().start()

@@ -11,10 +11,11 @@ import layouts
 import pytest
 from conftest import LIMIT, MIB, NOT_SUPPORTED, OK, OOM, Host, Puppet
 from test_coverage_graphs import say
-from test_shareable import HANDLE, MEMORY, SIZE, TAKEN, account, end, make, on_the_node, take
+from test_shareable import HANDLE, MEMORY, SIZE, TAKEN, account, charged_until_the_last, end, make, on_the_node, take
 
-EXTERNAL, BUFFER, DESCRIPTION, PART = 30, 31, 50, 70
+EXTERNAL, BUFFER, CONTEXT, DESCRIPTION, PART = 30, 31, 32, 50, 70
 OPAQUE_FD = 1
+NO_CONTEXT = 201
 
 
 def attempt(user: Puppet, size: int = SIZE) -> int:
@@ -30,11 +31,6 @@ def map_all(user: Puppet, size: int = SIZE) -> None:
     say(user, f"call cuExternalMemoryGetMappedBuffer @{BUFFER} ${EXTERNAL} @{PART}")
 
 
-@pytest.fixture
-def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
-    return host.puppet().start(), host.puppet().start(), host.puppet().start()
-
-
 STEPS = {
     "maker releases": (0, f"release-handle {MEMORY}"),
     "maker closes": (0, f"close-fd {HANDLE}"),
@@ -45,17 +41,31 @@ STEPS = {
 
 @pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::3])
 def test_charged_once_as_long_as_anybody_has_it(host: Host, three: tuple, order: tuple) -> None:
+    maker, user = three[:2]
+    before = host.on_card()
+    make(maker)
+    take(maker, user)
+    assert attempt(user) == OK
+    map_all(user)
+    charged_until_the_last(host, three, before, STEPS, order)
+
+
+def test_a_buffer_that_could_not_be_freed_stays_charged(host: Host, three: tuple) -> None:
     maker, user, watcher = three
     before = host.on_card()
     make(maker)
     take(maker, user)
     assert attempt(user) == OK
     map_all(user)
-    for step in order:
-        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
-        who, line = STEPS[step]
-        assert three[who].result(line) == OK
-    assert account(watcher, maker) == host.on_card() == before
+    for who, line in STEPS.values():
+        if "free" not in line:
+            assert three[who].result(line) == OK
+    say(user, f"call cuCtxPopCurrent_v2 @{CONTEXT}")
+    assert user.result(f"free {BUFFER}") == NO_CONTEXT
+    say(user, f"call cuCtxPushCurrent_v2 ${CONTEXT}")
+    assert account(watcher, maker, user) == host.on_card() == before + SIZE
+    assert user.result(f"free {BUFFER}") == OK
+    assert account(watcher, maker, user) == host.on_card() == before
 
 
 @pytest.mark.parametrize("killed", [False, True])

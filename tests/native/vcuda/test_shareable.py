@@ -32,12 +32,6 @@ def use(user: Puppet) -> None:
     say(user, f"import {IMPORT} {TAKEN}", f"reserve {PLACE} {SIZE}", f"map {PLACE} {SIZE} {IMPORT}")
 
 
-@pytest.fixture
-def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
-    """A maker, a user, and one who looks on: the container's account as any process of it is shown it."""
-    return host.puppet().start(), host.puppet().start(), host.puppet().start()
-
-
 def account(watcher: Puppet, *living: Puppet) -> int:
     for puppet in living:  # whoever waits for others to let go looks again with its next call
         puppet.free_bytes()
@@ -59,18 +53,24 @@ STEPS = {
 }
 
 
+def charged_until_the_last(host: Host, three: tuple, before: int, steps: dict, order: tuple) -> None:
+    """One of ``steps`` after another, who of ``three`` takes it and how: SIZE is charged once until the last."""
+    maker, watcher = three[0], three[2]
+    for step in order:
+        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
+        who, line = steps[step]
+        assert three[who].result(line) == OK
+    assert account(watcher, maker) == host.on_card() == before
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(STEPS))[::5])
 def test_charged_as_long_as_anybody_has_it(host: Host, three: tuple, order: tuple) -> None:
-    maker, user, watcher = three
+    maker, user = three[:2]
     before = host.on_card()
     make(maker)
     take(maker, user)
     use(user)
-    for step in order:
-        assert account(watcher, maker) == host.on_card() == before + SIZE, f"before {step} of {order}"
-        who, line = STEPS[step]
-        assert three[who].result(line) == OK
-    assert account(watcher, maker) == host.on_card() == before
+    charged_until_the_last(host, three, before, STEPS, order)
 
 
 @pytest.mark.parametrize("killed", [False, True])
