@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Sequence
 from . import apt_index, apt_keys, apt_text, package_host, rpm_text
 from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
-from .daemon_apply import read_bytes, write_bytes
+from .files import read_bytes, write_bytes
+from .pins import split_pin
 
 
 class Wish(NamedTuple):
@@ -69,7 +70,7 @@ class PackageSet:
     def present(self) -> None:
         self.heal()
         self.record_before = package_host.read_text(self.wish.record)
-        names = [apt_text.split_pin(package)[0] for package in self.wish.packages]
+        names = [split_pin(package)[0] for package in self.wish.packages]
         policy = self.host.policy(names)
         wanted_files = self.wanted_files(policy)
         lacking = self.lacking(policy)
@@ -86,7 +87,7 @@ class PackageSet:
         if self.check_mode and self.source_changed:
             # apt cannot simulate from lists that it has not read.
             self.plan += [f"install {one}" for one in lacking]
-            self.transaction = Transaction({apt_text.split_pin(one)[0]: "" for one in lacking}, {}, [])
+            self.transaction = Transaction({split_pin(one)[0]: "" for one in lacking}, {}, [])
             return
         if apt_text.unavailable(lacking, policy) and not self.source_changed:
             if self.check_mode:
@@ -172,7 +173,7 @@ class PackageSet:
     def refuse_companions(self, lacking: Sequence[str]) -> None:
         came = rpm_text.matching(self.transaction.install, self.wish.refuse)
         if came:
-            asked = ", ".join(apt_text.split_pin(one)[0] for one in lacking)
+            asked = ", ".join(split_pin(one)[0] for one in lacking)
             raise AptError(
                 f"nothing was installed: {', '.join(came)} would come along with {asked}, for this archive has put it "
                 "in the place of what was asked; ask for it by its own name, or take another source"
@@ -279,7 +280,7 @@ class PackageSet:
             # Without an entry in the record, a package was there before us and stays.
             names = list(record.get("packages", []))
         else:
-            names = [apt_text.split_pin(one)[0] for one in self.wish.packages]
+            names = [split_pin(one)[0] for one in self.wish.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
         # What made way for another of ours is removed already, and its settings are not.
@@ -367,10 +368,10 @@ def shown(text: str | None) -> str:
 
 
 def candidate(policy: dict[str, dict[str, Any]], package: str) -> str | None:
-    version = policy.get(apt_text.split_pin(package)[0], {}).get("candidate")
+    version = policy.get(split_pin(package)[0], {}).get("candidate")
     return None if version is None else str(version)
 
 
 def installed(policy: dict[str, dict[str, Any]], package: str) -> str | None:
-    version = policy.get(apt_text.split_pin(package)[0], {}).get("installed")
+    version = policy.get(split_pin(package)[0], {}).get("installed")
     return None if version is None else str(version)

@@ -7,6 +7,8 @@ import fnmatch
 import re
 from typing import Any, Iterable, NamedTuple, Sequence
 
+from .pins import split_pin
+
 HEADER = "# Managed by vgpu.fleet; changes are overwritten."
 
 
@@ -165,12 +167,6 @@ def parse_simulation(text: str) -> Transaction:
         else:
             change[name] = (old, new or "")
     return Transaction(install, change, list(dict.fromkeys(remove)))
-
-
-def split_pin(package: str) -> tuple[str, str]:
-    """Name and version of ``name=version``; the version is empty, or may end in ``*``."""
-    name, _equals, version = package.partition("=")
-    return name, "" if version == "*" else version
 
 
 def satisfied(package: str, installed: str | None) -> bool:

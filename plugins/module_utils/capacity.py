@@ -13,7 +13,7 @@ import os
 import socket
 from typing import Any, Sequence
 
-from . import capacity_running, node_config, node_state, nvml, plan_configs, report, sharing, slices
+from . import capacity_running, digest, node_config, node_state, nvml, plan_configs, report, sharing, slices
 from .hardware import Host
 from .kinds import errors
 
@@ -86,7 +86,7 @@ def compare(seen: dict[str, Any]) -> dict[str, Any]:
             "plugin": (seen["plugin"] or {}).get("version"),
         },
         "usage": [_use(one) for one in seen.get("usage") or []],
-        "fingerprint": node_state.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
+        "fingerprint": digest.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
         "drift": drift,
         "notes": [],
         "missing": missing(seen),
@@ -237,7 +237,7 @@ def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[s
         return
     restart = "systemctl restart vgpu-device-plugin"
     if config is not None and status.get("config_sha256"):
-        wanted = node_state.sha256(seen["config_text"])
+        wanted = digest.sha256(seen["config_text"])
         if status["config_sha256"] != wanted:
             found = status["config_sha256"][:12]
             _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)

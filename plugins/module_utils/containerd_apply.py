@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from . import containerd_text, hardware, toml_text
 from .containerd_text import ConfigError, Wish
-from .daemon_apply import read_bytes, write_text
 from .docker_host import run
+from .files import read_bytes, write_text
 
 # Seconds that a containerd must stay up after a restart to count as started.
 SETTLE = 2.0

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Sequence
 from . import daemon_check, daemon_json, daemon_record
 from .daemon_json import Change, Lack
 from .docker_host import DockerHost, DockerHostError
+from .files import read_bytes, write_bytes, write_text
 
 
 class ApplyError(Exception):
@@ -255,42 +256,3 @@ class Applier:
         if self.options.absent and self.options.record:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.options.record)
-
-
-def read_bytes(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as stream:
-            return stream.read()
-    except FileNotFoundError:
-        return None
-
-
-def write_text(path: str, text: str, mode: int = 0o644) -> None:
-    write_bytes(path, text.encode("utf-8"), mode)
-
-
-def write_bytes(path: str, data: bytes, mode: int = 0o644) -> None:
-    """Replace the file in one step. Owner and mode of a file that is there stay; ``mode`` is for a new one."""
-    folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    # Always the same name: what a run leaves that is killed here, the next one that writes the file takes away.
-    fresh = os.path.join(folder, f".{os.path.basename(path)}.vgpu-new")
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(fresh)
-    handle = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            try:
-                old = os.stat(path)
-                os.fchown(stream.fileno(), old.st_uid, old.st_gid)
-                os.fchmod(stream.fileno(), old.st_mode & 0o7777)
-            except FileNotFoundError:
-                os.fchmod(stream.fileno(), mode)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(fresh, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(fresh)
-        raise

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from . import driver_packages, driver_support
+from . import distribution, driver_packages, driver_support
+from .distribution import System
 from .driver_facts import NOUVEAU_FILE
-from .driver_packages import System
 
 SOURCES = ("distribution", "cuda", "mirror", "file", "present")
 # nova is the successor of nouveau in new kernels and takes the GPUs the same way.
@@ -102,7 +102,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     """``state``: ``os``, ``pci_gpus``, ``nvswitches``, ``driver`` of host_state; ``wanted``: as DEFAULTS."""
     wanted = {**DEFAULTS, **{key: value for key, value in wanted.items() if key in DEFAULTS}}
     refusals = _inputs(wanted)
-    host = driver_packages.system(state["os"])
+    host = distribution.system(state["os"])
     if refusals:
         return NOTHING._replace(refusals=refusals)
     if wanted["source"] == "present":
@@ -115,7 +115,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
             modules = [] if kind == "none" else MODULES
             return NOTHING._replace(packages=_pinned(wanted), kernel_module=kind, modules=modules, reboot=reboot)
         return NOTHING._replace(
-            refusals=[f"{name} has no driver packages that are known; supported are {driver_packages.SUPPORTED}"]
+            refusals=[f"{name} has no driver packages that are known; supported are {distribution.SUPPORTED}"]
         )
     return _install(host, state, wanted)
 

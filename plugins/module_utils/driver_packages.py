@@ -8,8 +8,9 @@ the fabric manager must equal to the last digit.
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
+from .distribution import System
 from .driver_support import OPEN_FIRST
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
@@ -26,58 +27,10 @@ UBUNTU_SERVER = {
 PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
-EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
 # Sources of which the packages' names do not tell the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
-
-
-class System(NamedTuple):
-    """``family``: debian, ubuntu, el, sles; ``release`` as the tables above spell it; ``headers``: whether those of the
-    kernel that runs are there."""
-
-    family: str
-    release: str
-    name: str
-    arch: str
-    kernel: str
-    headers: bool = False
-
-    @property
-    def manager(self) -> str:
-        return {"debian": "apt", "ubuntu": "apt", "el": "dnf", "sles": "zypper"}[self.family]
-
-    @property
-    def cuda_name(self) -> str:
-        """How the CUDA repository calls this release: debian12, ubuntu2204, rhel9, sles15."""
-        family = {"el": "rhel"}.get(self.family, self.family)
-        return family + self.release.replace(".", "")
-
-
-SUPPORTED = "Debian 12 and 13, Ubuntu 20.04, 22.04 and 24.04, RHEL and Rocky 8 to 10, SLES 15"
-
-
-def system(host: dict[str, Any]) -> System | None:
-    """The system of ``host_state``'s ``os``, None where it is not a supported one."""
-    name, version = host.get("id", ""), host.get("version_id", "")
-    major = version.partition(".")[0]
-    facts = (host.get("name") or f"{name} {version}", host.get("arch") or "x86_64", host.get("kernel") or "")
-    if name == "debian" and major in DEBIAN:
-        return System("debian", major, *facts)
-    if name == "ubuntu" and version in UBUNTU_SERVER:
-        return System("ubuntu", version, *facts)
-    if name in EL_LIKE and major in ("8", "9", "10"):
-        return System("el", major, *facts)
-    if name in ("sles", "sles_sap") and major == "15":
-        return System("sles", major, *facts)
-    return None
-
-
-def community(host: dict[str, Any]) -> list[str]:
-    """Where apt finds what a distribution does not support itself, such as docker and newer Pythons."""
-    known = system(host)
-    return ["universe"] if known is not None and known.family == "ubuntu" else []
 
 
 def offered(host: System, source: str) -> tuple[int, ...] | None:

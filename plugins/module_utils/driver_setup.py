@@ -13,7 +13,7 @@ import os
 from typing import Any, Iterable, NamedTuple, Sequence
 
 from . import driver_facts
-from .daemon_apply import read_bytes, write_bytes
+from .files import read_bytes, write_bytes
 from .hardware import Host
 
 # Files of the initramfs, and of units.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Sequence
 
-from . import driver_packages
+from . import distribution
 
 # What the distribution itself has. RHEL and its kin have podman alone.
 DISTRIBUTION = {
@@ -21,6 +21,31 @@ DISTRIBUTION = {
 # What Docker's repositories have, for every system, and so their mirrors.
 REPOSITORY = {"docker": ["docker-ce", "docker-ce-cli", "containerd.io"], "containerd": ["containerd.io"]}
 UNITS = {"docker": "docker.service", "containerd": "containerd.service"}
+DOCKER_UNIT = "docker.service"
+# The services of each other engine; a node of k3s or RKE2 runs one of its two.
+ENGINE_UNITS = {
+    "containerd": ["containerd.service"],
+    "crio": ["crio.service"],
+    "k3s": ["k3s.service", "k3s-agent.service"],
+    "rke2": ["rke2-server.service", "rke2-agent.service"],
+}
+# The variables of the role container_runtime that a choice looks at, with the value of one that is unset.
+DEFAULTS: dict[str, Any] = {
+    "packages": [],
+    "repository": {},
+    "docker_config": "/etc/docker/daemon.json",
+    "docker_settings": {},
+    "engine": "docker",
+    "default_runtime": "nvidia",
+    "runtimes": {},
+    "containerd_config": "/etc/containerd/config.toml",
+    "containerd_record": "",
+    "drop_in_path": "",
+    "drop_in_text": "",
+    "restart": "if_idle",
+    "packages_record": "",
+    "docker_record": "",
+}
 # Systems that are not in the driver's tables and take packages of one that is.
 APT_LIKE = {"debian", "ubuntu"}
 
@@ -47,7 +72,7 @@ def names(wanted: dict[str, Any]) -> list[str]:
 
 def family_of(system: dict[str, str]) -> str:
     """``debian``, ``ubuntu``, ``el``, ``sles`` of ``host_state``'s ``os``; empty where the collection knows no way."""
-    known = driver_packages.system(system)
+    known = distribution.system(system)
     if known:
         return known.family
     alike = [one for one in (system["id"], *system["id_like"].split()) if one in APT_LIKE]
@@ -56,7 +81,7 @@ def family_of(system: dict[str, str]) -> str:
 
 def manager_of(system: dict[str, str]) -> str:
     """The package manager of a host, empty where it is not known."""
-    known = driver_packages.system(system)
+    known = distribution.system(system)
     if known:
         return known.manager
     return "apt" if family_of(system) else ""
@@ -67,7 +92,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
     manager = manager_of(state["os"])
     if wanted["packages"]:
         named = [str(package) for package in wanted["packages"]]
-        return Choice(manager, named, "", driver_packages.community(state["os"]))
+        return Choice(manager, named, "", distribution.community(state["os"]))
     engine = wanted["engine"]
     if engine not in UNITS:
         return Choice(manager, [])
@@ -83,4 +108,4 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
         system = state["os"]["name"] or state["os"]["id"]
         way_out = "name Docker's repository, or a mirror of it, in container_runtime_repository, or install it first"
         return Choice(manager, [], f"{system} has no package of {engine}, and {engine} is not installed; {way_out}")
-    return Choice(manager, list(brings), "", driver_packages.community(state["os"]) if brings else ())
+    return Choice(manager, list(brings), "", distribution.community(state["os"]) if brings else ())

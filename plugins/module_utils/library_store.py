@@ -15,7 +15,7 @@ import tarfile
 import zlib
 from typing import Any
 
-from . import node_state
+from . import versions
 from .hardware import Host
 
 LIBRARY = "libvgpu.so"
@@ -31,7 +31,7 @@ def deploy(root: str, version: str, archive: str) -> list[str]:
     sweep(root)
     done = []
     folder = os.path.join(root, version)
-    if not node_state.is_whole(Host(), folder):
+    if not versions.is_whole(Host(), folder):
         unpacked = _unpack(root, version, archive)
         if os.path.isdir(folder):
             _put_away(root, version)
@@ -50,7 +50,7 @@ def remove(root: str) -> list[str]:
     if os.path.islink(current):
         os.unlink(current)
         done.append(f"removed {current}")
-    for version in node_state.folders(host, root):
+    for version in versions.folders(host, root):
         _put_away(root, version)
         done.append(f"removed {root}/{version}")
     if os.path.isdir(root):
@@ -64,8 +64,8 @@ def remove(root: str) -> list[str]:
 def collect(root: str, keep: str) -> list[str]:
     """Takes away every version but ``keep`` and the current one that nothing uses any more."""
     host, done = Host(), []
-    current = node_state.version_of(host.link(os.path.join(root, "current")))
-    for version in node_state.unused(host, root, [keep, current or keep]):
+    current = versions.version_of(host.link(os.path.join(root, "current")))
+    for version in versions.unused(host, root, [keep, current or keep]):
         _put_away(root, version)
         done.append(f"removed {root}/{version}")
     return done
@@ -131,13 +131,13 @@ def _write(path: str, content: bytes) -> None:
 
 def _check(folder: str, version: str, archive: str) -> None:
     """The archive must be whole, of the version that is wanted, and built for this machine."""
-    text = Host().text(os.path.join(folder, node_state.MANIFEST))
+    text = Host().text(os.path.join(folder, versions.MANIFEST))
     try:
         manifest: dict[str, Any] = json.loads(text or "")
     except ValueError:
-        raise StoreError(f"{archive} holds no readable {node_state.MANIFEST}") from None
-    if not os.path.exists(os.path.join(folder, LIBRARY)) or not node_state.is_whole(Host(), folder):
-        raise StoreError(f"{archive}: its files differ from its {node_state.MANIFEST}; delete it and build again")
+        raise StoreError(f"{archive} holds no readable {versions.MANIFEST}") from None
+    if not os.path.exists(os.path.join(folder, LIBRARY)) or not versions.is_whole(Host(), folder):
+        raise StoreError(f"{archive}: its files differ from its {versions.MANIFEST}; delete it and build again")
     if manifest.get("version") != version:
         raise StoreError("{}: expected version {}, found {}".format(archive, version, manifest.get("version")))
     if manifest.get("arch") != platform.machine():

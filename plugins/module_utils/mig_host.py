@@ -8,8 +8,8 @@ import json
 import os
 from typing import Any, Callable, Sequence
 
-from . import mig_apply, mig_boot, mig_plan
-from .daemon_apply import read_bytes, write_bytes
+from . import mig_apply, mig_plan, mig_unit
+from .files import read_bytes, write_bytes
 from .hardware import Runner, run_program
 from .mig_apply import MigError
 from .mig_nvml import Mig
@@ -24,7 +24,7 @@ class MigHost:
         self, record: str | None = None, check_mode: bool = False, root: str = "/", run: Runner = run_program
     ) -> None:
         self.record, self.check_mode, self.root = record, check_mode, root
-        self.unit = UnitFiles(mig_boot.UNIT, check_mode, root, run)
+        self.unit = UnitFiles(mig_unit.UNIT, check_mode, root, run)
         self.plan: list[str] = []
         self.warnings: list[str] = []
         self.before: dict[str, dict[str, int]] = {}
@@ -43,7 +43,7 @@ class MigHost:
         self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)
-            self.unit.bring(mig_boot.files(geometry, python), start=False)
+            self.unit.bring(mig_unit.files(geometry, python), start=False)
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
@@ -51,7 +51,7 @@ class MigHost:
         if os.access(self.path(python), os.X_OK):
             return []
         return [
-            f"{python} is not there, and {mig_boot.UNIT} needs it at the next boot: the role device_plugin brings it; "
+            f"{python} is not there, and {mig_unit.UNIT} needs it at the next boot: the role device_plugin brings it; "
             "without that role install it, or name a Python from 3.8 on in mig_python"
         ]
 
@@ -68,8 +68,8 @@ class MigHost:
             except NvmlError as fault:
                 # A host whose driver is gone has no geometry either.
                 self.warnings.append(f"the geometry of the GPUs was not given back: {fault}")
-        folders = (f"{mig_boot.FOLDER}/vgpu_mig", mig_boot.FOLDER)
-        self.unit.remove(list(mig_boot.files({})), folders)
+        folders = (f"{mig_unit.FOLDER}/vgpu_mig", mig_unit.FOLDER)
+        self.unit.remove(list(mig_unit.files({})), folders)
         self.plan += self.unit.plan
         if self.record and not self.check_mode:
             with contextlib.suppress(FileNotFoundError):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from typing import Any, Sequence
@@ -15,15 +14,14 @@ from . import (
     driver_facts,
     kube_version,
     kubelet_engine,
-    library_users,
     mig_nvml,
     nvml,
     rival_plugins,
+    versions,
 )
 from . import node_config as configs
 from .hardware import Host
 
-MANIFEST = "manifest.json"
 KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
 VGPUCTL = "/usr/local/bin/vgpuctl"
 PROOF = "/var/lib/vgpu/proof.json"
@@ -63,10 +61,10 @@ def read(
             "kinds": docker_kinds.find(host),
         },
         "containerd": containerd(host, containerd_config),
-        "vcuda": library(host, library_root),
+        "vcuda": versions.library(host, library_root),
         "plugin": {
-            "current": version_of(host.link(os.path.join(plugin_root, "current"))),
-            "versions": folders(host, plugin_root),
+            "current": versions.version_of(host.link(os.path.join(plugin_root, "current"))),
+            "versions": versions.folders(host, plugin_root),
             "status": plugin_status(host),
             "rivals": rival_plugins.find(host),
         },
@@ -106,54 +104,6 @@ def containerd(host: Host, path: str) -> dict[str, Any]:
     }
 
 
-def library(host: Host, root: str) -> dict[str, Any]:
-    """The versions of libvgpu on the host: which are whole, which one ``current`` names, which others nothing uses."""
-    versions = folders(host, root)
-    current = version_of(host.link(os.path.join(root, "current")))
-    return {
-        "current": current,
-        # The kernel names programs by this one where the root is reached through a link.
-        "real_root": host.real(root),
-        "versions": versions,
-        "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
-        "unused": unused(host, root, [current or ""]),
-    }
-
-
-def unused(host: Host, root: str, keep: Sequence[str]) -> list[str]:
-    """The versions that nothing uses, those in ``keep`` left out. With no other version no process is looked at."""
-    others = [version for version in folders(host, root) if version not in keep]
-    held = library_users.used(host, root, others) if others else []
-    return [version for version in others if version not in held]
-
-
-def is_whole(host: Host, folder: str) -> bool:
-    """Whether every file that a version's manifest lists is there with its digest."""
-    try:
-        listed = json.loads(host.text(os.path.join(folder, MANIFEST)) or "")["files"]
-        wanted = {str(name): str(digest) for name, digest in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return False
-    for name, digest in wanted.items():
-        found = host.file(os.path.join(folder, name))
-        if found is None or found["sha256"] != digest:
-            return False
-    return bool(wanted)
-
-
-def folders(host: Host, root: str) -> list[str]:
-    """The version folders below a root; names that begin with a dot are unfinished work of a run that was cut off."""
-    return [
-        name
-        for name in host.names(root)
-        if not name.startswith(".") and name != "current" and os.path.isdir(host.path(os.path.join(root, name)))
-    ]
-
-
-def version_of(link: str | None) -> str | None:
-    return os.path.basename(link.rstrip("/")) if link else None
-
-
 def plugin_status(host: Host) -> dict[str, Any] | None:
     """What the running device plugin says of itself, None where none answers."""
     return _ask_plugin(host, "status", "--json")
@@ -190,20 +140,3 @@ def proof(host: Host) -> str | None:
     except ValueError:
         return None
     return str(kept["fingerprint"]) if isinstance(kept, dict) and kept.get("fingerprint") else None
-
-
-def fingerprint(
-    status: dict[str, Any] | None, gpus: Sequence[dict[str, Any]], driver_version: str | None
-) -> str | None:
-    """What a proof of isolation holds for: the library, the plugin, its configuration, the driver and the GPUs.
-
-    None where no device plugin runs, for then there is nothing to prove.
-    """
-    if not status:
-        return None
-    parts = [status.get(key) for key in ("version", "config_sha256", "library")]
-    return sha256(json.dumps([*parts, driver_version, sorted(str(gpu["uuid"]) for gpu in gpus)]))
-
-
-def sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -9,7 +9,7 @@ import os
 import subprocess
 from typing import Any, Mapping, NamedTuple
 
-from .daemon_apply import read_bytes, write_bytes
+from .files import read_bytes, write_bytes
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from . import (
-    driver_packages,
+    distribution,
     engine_packages,
     kube_version,
     plan_configs,
@@ -20,8 +20,8 @@ from . import (
     sharing,
     slices,
 )
+from .digest import fingerprint, sha256
 from .kinds import Finding, error, errors, warning
-from .node_state import fingerprint, sha256
 from .plan_driver import nvidia_driver, replaces
 from .plan_engine import container_runtime
 from .plan_modes import gpus_after_mig, mig, mps_part, time_slicing
@@ -84,7 +84,7 @@ def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
         found.append("the host is reached without root rights, and every role needs them; set become: true")
     if not engine_packages.family_of(host):
         name = host["name"] or host["id"] or "an unknown distribution"
-        found.append(f"{name} is not supported; {driver_packages.SUPPORTED} are")
+        found.append(f"{name} is not supported; {distribution.SUPPORTED} are")
     return found
 
 

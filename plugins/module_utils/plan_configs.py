@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import node_config, sharing, slices
-from .node_state import sha256
+from .digest import sha256
 
 
 def held(state: dict[str, Any]) -> list[list[str]]:

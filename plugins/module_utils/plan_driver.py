@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 from . import driver_choice, driver_setup
+from .digest import sha256
 from .driver_choice import Choice
 from .driver_setup import STOPPED
 from .driver_support import branch_of
-from .node_state import sha256
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
 
 # What comes beside a driver of any branch, and takes the place of none.

@@ -16,9 +16,9 @@ from . import (
     toml_text,
 )
 from .containerd_text import ConfigError, Wish
-from .node_state import sha256
+from .digest import sha256
+from .engine_packages import DOCKER_UNIT, ENGINE_UNITS
 from .plan_part import NOTHING, PRESENT, Part, packages, undone
-from .wish import DOCKER_UNIT, ENGINE_UNITS
 
 
 def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:

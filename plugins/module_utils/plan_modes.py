@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import mig_boot, mig_plan, mps, plugin_python, time_slice
-from .node_state import sha256
+from . import mig_plan, mig_unit, mps, plugin_python, time_slice
+from .digest import sha256
 from .plan_part import NOTHING, PRESENT, Part, undone
 
 
@@ -34,9 +34,9 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> 
     geometry_differs = bool(changes)
     if wanted["boot"]:
         python = plugin_python.small_program(state["os"], wanted["python"])
-        changes += _differing(mig_boot.files(wanted["geometry"], python), state)
-        if not (state["units"].get(mig_boot.UNIT) or {}).get("enabled"):
-            changes.append(f"enable {mig_boot.UNIT}")
+        changes += _differing(mig_unit.files(wanted["geometry"], python), state)
+        if not (state["units"].get(mig_unit.UNIT) or {}).get("enabled"):
+            changes.append(f"enable {mig_unit.UNIT}")
     reason = (
         "the GPUs have another geometry" if geometry_differs else "the geometry is not made again at boot as wanted"
     )

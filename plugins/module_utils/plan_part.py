@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, Sequence
 
 from .driver_support import upstream
 from .engine_packages import manager_of
+from .pins import name_of, version_of
 from .rpm_text import fits
-from .wish import name_of, records, version_of
+from .wish import records
 
 PRESENT = "present"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple, Sequence
 
-from . import driver_packages
+from . import distribution
 
 AUTO = "auto"
 OLDEST = (3, 11)
@@ -118,7 +118,7 @@ def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) ->
 
 
 def _row(host: dict[str, Any]) -> Row:
-    system = driver_packages.system(host)
+    system = distribution.system(host)
     if system is not None:
         return TABLE[(system.family, system.release)]
     like = {host.get("id", ""), *str(host.get("id_like", "")).split()}

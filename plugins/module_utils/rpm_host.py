@@ -16,7 +16,7 @@ from typing import Container, Sequence
 from ansible.module_utils.urls import open_url
 
 from . import package_host, rpm_text
-from .daemon_apply import write_bytes
+from .files import write_bytes
 
 KEYS = "/etc/pki/rpm-gpg"
 MODULES = "/etc/dnf/modules.d"

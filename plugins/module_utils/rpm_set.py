@@ -11,7 +11,7 @@ import os
 from typing import Any, NamedTuple, Sequence
 
 from . import package_host, rpm_text
-from .apt_text import split_pin
+from .pins import split_pin
 from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
 
 # What keeps packages at their version, where that is a package of its own.

@@ -12,7 +12,7 @@ import functools
 import re
 from typing import Any, Container, Iterable, Sequence
 
-from .apt_text import split_pin
+from .pins import split_pin
 
 
 def evr(text: str) -> tuple[int, str, str]:

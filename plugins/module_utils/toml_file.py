@@ -9,7 +9,7 @@ import os
 from typing import Any
 
 from . import toml_text
-from .daemon_apply import read_bytes, write_bytes
+from .files import read_bytes, write_bytes
 
 
 class TomlFile:

@@ -8,7 +8,7 @@ import os
 import time
 from typing import Sequence
 
-from .daemon_apply import read_bytes, write_bytes
+from .files import read_bytes, write_bytes
 from .hardware import Runner, run_program
 
 

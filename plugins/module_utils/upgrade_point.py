@@ -11,9 +11,9 @@ import json
 import os
 from typing import Any, Sequence
 
+from . import digest, node_state, nvml, versions
 from . import node_config as configs
-from . import node_state, nvml
-from .daemon_apply import write_bytes
+from .files import write_bytes
 from .hardware import Host
 
 PATH = "/var/lib/vgpu/upgrade.json"
@@ -33,8 +33,8 @@ def keep(
     if found is not None and _there(host, found, library_root, plugin_root) and not proven(host):
         return found, True
     point = {
-        "library": node_state.version_of(host.link(os.path.join(library_root, "current"))),
-        "plugin": node_state.version_of(host.link(os.path.join(plugin_root, "current"))),
+        "library": versions.version_of(host.link(os.path.join(library_root, "current"))),
+        "plugin": versions.version_of(host.link(os.path.join(plugin_root, "current"))),
         "node_config": host.text(node_config),
         "configs": named(host, node_config),
         "units": {path: host.text(path) for path in units},
@@ -79,12 +79,12 @@ def kept(host: Host) -> dict[str, Any] | None:
 def proven(host: Host) -> bool:
     """Whether what runs now has been proven: then it is itself the way back, and an older record is none."""
     gpus = nvml.read()
-    runs = node_state.fingerprint(node_state.plugin_status(host), gpus["gpus"], gpus["driver_version"])
+    runs = digest.fingerprint(node_state.plugin_status(host), gpus["gpus"], gpus["driver_version"])
     return runs is not None and runs == node_state.proof(host)
 
 
 def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:
     """Whether the versions of the record are still on the host."""
     library, plugin = point["library"], point["plugin"]
-    whole = library is None or node_state.is_whole(host, os.path.join(library_root, library))
-    return whole and (plugin is None or plugin in node_state.folders(host, plugin_root))
+    whole = library is None or versions.is_whole(host, os.path.join(library_root, library))
+    return whole and (plugin is None or plugin in versions.folders(host, plugin_root))

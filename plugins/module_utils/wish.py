@@ -12,13 +12,14 @@ from . import (
     daemon_json,
     driver_choice,
     engine_packages,
-    mig_boot,
+    mig_unit,
     mps,
     node_config,
     plugin_python,
     schema,
     time_slice,
 )
+from .pins import name_of
 
 # The order in which roles run; each builds on those before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
@@ -39,22 +40,7 @@ INPUTS: dict[str, dict[str, Any]] = {
         "config_path": "/etc/nvidia-container-runtime/config.toml",
         "config_record": "",
     },
-    "container_runtime": {
-        "packages": [],
-        "repository": {},
-        "docker_config": "/etc/docker/daemon.json",
-        "docker_settings": {},
-        "engine": "docker",
-        "default_runtime": "nvidia",
-        "runtimes": {},
-        "containerd_config": "/etc/containerd/config.toml",
-        "containerd_record": "",
-        "drop_in_path": "",
-        "drop_in_text": "",
-        "restart": "if_idle",
-        "packages_record": "",
-        "docker_record": "",
-    },
+    "container_runtime": engine_packages.DEFAULTS,
     "vcuda": {
         "version": "",
         "root": node_config.LIBRARY_ROOT,
@@ -82,15 +68,6 @@ INPUTS: dict[str, dict[str, Any]] = {
         "packages": [plugin_python.AUTO],
         "packages_record": "",
     },
-}
-
-DOCKER_UNIT = "docker.service"
-# The services of each other engine; a node of k3s or RKE2 runs one of its two.
-ENGINE_UNITS = {
-    "containerd": ["containerd.service"],
-    "crio": ["crio.service"],
-    "k3s": ["k3s.service", "k3s-agent.service"],
-    "rke2": ["rke2-server.service", "rke2-agent.service"],
 }
 
 
@@ -143,12 +120,12 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:
         part = roles["container_runtime"]
-        options["units"].append(DOCKER_UNIT)
+        options["units"].append(engine_packages.DOCKER_UNIT)
         options["files"].append(daemon_json.PENDING)
         options["docker_config"] = part["docker_config"]
         options["packages"] += [name_of(package) for package in engine_packages.names(part)]
         if part["engine"] != "docker":
-            options["units"] += ENGINE_UNITS[part["engine"]]
+            options["units"] += engine_packages.ENGINE_UNITS[part["engine"]]
             options["files"] += [part["drop_in_path"]] if part["drop_in_path"] else []
             options["containerd_config"] = part["containerd_config"]
     if "vcuda" in roles:
@@ -158,8 +135,8 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
         options["files"].append(part["arbiter_unit_path"])
     if roles.get("mig", {}).get("state") == "present":
         options["mig"] = True
-        options["files"] += list(mig_boot.files({}))
-        options["units"].append(mig_boot.UNIT)
+        options["files"] += list(mig_unit.files({}))
+        options["units"].append(mig_unit.UNIT)
     if "mps" in roles:
         options["files"] += [mps.UNIT_PATH, mps.START_PATH]
         options["units"].append(mps.UNIT)
@@ -180,13 +157,3 @@ def records(part: dict[str, Any]) -> list[str]:
     """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
     names = ("record", "setup_record", "packages_record", "docker_record", "config_record", "containerd_record")
     return [part[name] for name in names if part.get(name)]
-
-
-def name_of(package: str) -> str:
-    """The name in ``name`` or ``name=version``."""
-    return str(package).partition("=")[0]
-
-
-def version_of(package: str, default: str = "") -> str:
-    """The version that is pinned, empty where any will do."""
-    return str(package).partition("=")[2] or default

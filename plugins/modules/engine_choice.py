@@ -77,8 +77,9 @@ choice:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import engine_packages, wish
+from ..module_utils import engine_packages
 from ..module_utils.hardware import Host
+from ..module_utils.pins import name_of
 
 
 def main() -> None:
@@ -89,13 +90,13 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    wanted = {**wish.INPUTS["container_runtime"], **module.params["wish"]}
+    wanted = {**engine_packages.DEFAULTS, **module.params["wish"]}
     host = Host()
     record = wanted["packages_record"]
     state = {
         "os": host.os_release(),
         "units": host.units(sorted(engine_packages.UNITS.values())),
-        "packages": host.packages([wish.name_of(package) for package in engine_packages.names(wanted)]),
+        "packages": host.packages([name_of(package) for package in engine_packages.names(wanted)]),
         "files": {record: host.file(record)} if record else {},
     }
     choice = engine_packages.choose(state, wanted)

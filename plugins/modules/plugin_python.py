@@ -101,7 +101,7 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import driver_packages, plugin_python
+from ..module_utils import distribution, plugin_python
 from ..module_utils.hardware import Host
 
 VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -147,7 +147,7 @@ def main() -> None:
         python=choice.python,
         packages=choice.packages,
         lacking=lacking,
-        components=driver_packages.community(system),
+        components=distribution.community(system),
         manager="apt" if os.path.exists("/var/lib/dpkg/status") else "rpm",
         version=version or choice.version,
         arch=system["arch"],

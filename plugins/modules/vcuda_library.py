@@ -89,7 +89,7 @@ versions:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import library_store, node_state
+from ..module_utils import library_store, versions
 from ..module_utils.hardware import Host
 
 
@@ -139,7 +139,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params, host = module.params, Host()
-    before = node_state.library(host, params["root"])
+    before = versions.library(host, params["root"])
     actions = predict(params, before)
     after = before
     lacks = params["state"] == "present" and params["version"] not in before["whole"]
@@ -160,7 +160,7 @@ def main() -> None:
                 actions = library_store.remove(params["root"])
         except (library_store.StoreError, OSError) as fault:
             module.fail_json(msg=f"{fault}")
-        after = node_state.library(host, params["root"])
+        after = versions.library(host, params["root"])
     elif actions:
         after = predicted(params, before)
     module.exit_json(

@@ -7,7 +7,7 @@ import copy
 import json
 
 from ansible_collections.vgpu.fleet.plugins.module_utils import capacity, node_config
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 
 CONFIG = node_config.dump(node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1}))
 GPUS = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import fingerprint, sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import fingerprint, sha256
 
 VARIABLES = {
     "vgpu_split_count": 3,

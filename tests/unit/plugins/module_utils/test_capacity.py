@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import capacity, node_config, nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
 from capacity_samples import CONFIG, GPUS, IDS, checkpoint, compared, plugin, slices
 
 

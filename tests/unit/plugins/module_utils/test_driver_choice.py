@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, driver_packages
+from ansible_collections.vgpu.fleet.plugins.module_utils import distribution, driver_choice
 from driver_samples import (
     A100,
     B200,
@@ -259,5 +259,5 @@ def test_reasons_to_reboot(driver, version, words):
 
 def test_every_system_that_is_promised_is_known():
     for name in HOSTS:
-        known = driver_packages.system(state(name)["os"])
+        known = distribution.system(state(name)["os"])
         assert (known is None) == (name in ("debian11", "fedora"))

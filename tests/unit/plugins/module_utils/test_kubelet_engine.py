@@ -121,4 +121,7 @@ def test_another_engine_than_the_kubelets_is_not_set_up_in_silence(engine, wante
 
 
 def test_every_engine_that_may_be_found_may_be_wanted():
-    assert {*kubelet_engine.RANCHER.values(), "crio", *engine_packages.UNITS} == {*wish.ENGINE_UNITS, "docker"}
+    assert {*kubelet_engine.RANCHER.values(), "crio", *engine_packages.UNITS} == {
+        *engine_packages.ENGINE_UNITS,
+        "docker",
+    }

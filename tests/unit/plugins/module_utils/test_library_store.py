@@ -12,7 +12,7 @@ import platform
 import tarfile
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import library_store, node_state
+from ansible_collections.vgpu.fleet.plugins.module_utils import library_store, versions
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Host
 
 
@@ -70,7 +70,7 @@ def test_what_a_killed_run_left_is_swept_and_not_seen(root, tmp_path):
     os.makedirs(os.path.join(root, ".1.new"))
     os.symlink("1", os.path.join(root, ".current.77"))
     nothing = {"current": None, "real_root": os.path.realpath(root), "versions": [], "whole": [], "unused": []}
-    assert node_state.library(Host(), root) == nothing
+    assert versions.library(Host(), root) == nothing
     library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1"))
     assert sorted(os.listdir(root)) == ["1", "current"]
 
@@ -117,7 +117,7 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, s
     with pytest.raises(library_store.StoreError) as caught:
         library_store.deploy(root, "1", archive)
     assert words in str(caught.value)
-    assert node_state.library(Host(), root)["versions"] == []
+    assert versions.library(Host(), root)["versions"] == []
 
 
 def test_an_archive_with_paths_is_refused(root, tmp_path):

@@ -7,7 +7,7 @@ import hashlib
 import json
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import node_state, nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils import digest, node_state, nvml, versions
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
 
 
@@ -58,7 +58,7 @@ def test_versions_of_the_library(root):
     write(root, "usr/local/lib/vgpu/3/libvgpu.so", "no manifest")
     version(root, ".4.new")
     (root / "usr/local/lib/vgpu/current").symlink_to("1")
-    found = node_state.library(host(root), "/usr/local/lib/vgpu")
+    found = versions.library(host(root), "/usr/local/lib/vgpu")
     assert found.pop("real_root") == "/usr/local/lib/vgpu"
     assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
 
@@ -68,7 +68,7 @@ def test_a_root_behind_a_link_is_told(root):
     (root / "srv").mkdir()
     (root / "usr/local/lib/vgpu").rename(root / "srv/vgpu")
     (root / "usr/local/lib/vgpu").symlink_to(root / "srv/vgpu")
-    found = node_state.library(host(root), "/usr/local/lib/vgpu")
+    found = versions.library(host(root), "/usr/local/lib/vgpu")
     assert (found["real_root"], found["whole"]) == ("/srv/vgpu", ["1"])
 
 
@@ -111,8 +111,8 @@ GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
     ],
 )
 def test_a_proof_holds_for_what_ran(status, gpus, driver, same):
-    assert (node_state.fingerprint(status, gpus, driver) == node_state.fingerprint(STATUS, GPUS, "535")) is same
+    assert (digest.fingerprint(status, gpus, driver) == digest.fingerprint(STATUS, GPUS, "535")) is same
 
 
 def test_without_a_device_plugin_there_is_nothing_to_prove():
-    assert node_state.fingerprint(None, GPUS, "535") is None
+    assert digest.fingerprint(None, GPUS, "535") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan_configs
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 
 PATH = "/etc/vgpu/node.yaml"
 VARIABLES = {"vgpu_split_count": 3, "vgpu_configs": {"big": {"split_count": 2}}}

@@ -7,7 +7,7 @@ import copy
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, slices
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 
 # What differs of state and wish, whether the host is refused for its driver.

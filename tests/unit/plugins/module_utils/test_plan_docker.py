@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 from plan_samples import DAEMON_JSON, DOCKER, made
 
 LOCAL_LOGS = {"container_runtime_docker_settings": {"log-driver": "local"}}  # only a restart applies it

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice, plan_driver, wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 from plan_samples import changed, made
 
 NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import containerd_text, plan_engine
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 
 PATH, RECORD = "/etc/containerd/config.toml", "/var/lib/vgpu/baseline/containerd.json"
 CRIO = "/etc/crio/crio.conf.d/99-vgpu.conf"

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import mig_boot, mps, plan, plan_modes, time_slice, wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.node_state import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils import mig_unit, mps, plan, plan_modes, time_slice, wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
 from plan_samples import changed
 
 PROFILES = {
@@ -43,8 +43,8 @@ AS_WANTED = {
     "nvml": {"ok": True, "error": "", "cuda_version": "12.2"},
     "gpus": [CARD],
     "mig": {"ok": True, "error": "", "gpus": [GPU]},
-    "units": {mig_boot.UNIT: ON, mps.UNIT: ON, time_slice.UNIT: ON},
-    "files": on_disk({**mig_boot.files(WANTED), **mps.files([CARD], 4), **time_slice.files("long")}),
+    "units": {mig_unit.UNIT: ON, mps.UNIT: ON, time_slice.UNIT: ON},
+    "files": on_disk({**mig_unit.files(WANTED), **mps.files([CARD], 4), **time_slice.files("long")}),
 }
 FIRST = "mig.gpus"
 BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
@@ -59,10 +59,10 @@ MIG = [
     ({"geometry": {}}, {}, [], "vgpu_mig_geometry is empty", False),
     ({}, {FIRST: [{**GPU, "mode": None}]}, [], "has no MIG", False),
     ({}, {FIRST: [{**GPU, "pending": False}]}, [], "waits for a reset", False),
-    ({}, {("files", mig_boot.GEOMETRY): None}, [f"write {mig_boot.GEOMETRY}"], "", False),
-    ({}, {("files", mig_boot.UNIT_PATH): {"sha256": "x"}}, [f"change {mig_boot.UNIT_PATH}"], "", False),
-    ({}, {("units", mig_boot.UNIT): {}}, [f"enable {mig_boot.UNIT}"], "", False),
-    ({"boot": False}, {("units", mig_boot.UNIT): {}}, [], "", False),
+    ({}, {("files", mig_unit.GEOMETRY): None}, [f"write {mig_unit.GEOMETRY}"], "", False),
+    ({}, {("files", mig_unit.UNIT_PATH): {"sha256": "x"}}, [f"change {mig_unit.UNIT_PATH}"], "", False),
+    ({}, {("units", mig_unit.UNIT): {}}, [f"enable {mig_unit.UNIT}"], "", False),
+    ({"boot": False}, {("units", mig_unit.UNIT): {}}, [], "", False),
     ({"state": "absent", "record": "/r"}, {"files": {}}, [], "", False),
     ({"state": "absent", "record": "/r"}, {"files": {"/r": {}}}, ["take back what /r records"], "", True),
     (
@@ -136,8 +136,8 @@ def test_what_these_roles_read():
         wish.collect({"mig_state": "present", "mps_state": "present", "time_slicing_state": "present"})
     )
     assert options["mig"] is True
-    assert {mig_boot.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
-    assert {mig_boot.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
+    assert {mig_unit.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
+    assert {mig_unit.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
     # A group that shares in another way reads no more than whether there is something to give back.
     other = wish.reads(wish.collect({"mig_state": "absent", "mig_record": "/r"}))
     assert other.get("mig") is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils import (
-    driver_packages,
-    mig_boot,
+    distribution,
     mig_host,
+    mig_unit,
     plan_modes,
     plugin_python,
 )
@@ -48,12 +48,12 @@ def test_each_system_has_its_python(system, python, packages, small):
     assert plugin_python.small_program(system, "/opt/python") == "/opt/python"
     # What is read of a host before it is known holds what is needed once it is.
     assert set(packages) <= set(plugin_python.may_need("auto"))
-    assert driver_packages.community(system) == (["universe"] if system["id"] == "ubuntu" else [])
+    assert distribution.community(system) == (["universe"] if system["id"] == "ubuntu" else [])
 
 
 def test_every_system_that_gets_a_driver_is_in_the_table():
-    known = {("debian", one) for one in driver_packages.DEBIAN}
-    known |= {("ubuntu", one) for one in driver_packages.UBUNTU_SERVER}
+    known = {("debian", one) for one in distribution.DEBIAN}
+    known |= {("ubuntu", one) for one in distribution.UBUNTU}
     known |= {("el", one) for one in ("8", "9", "10")} | {("sles", "15")}
     assert set(plugin_python.TABLE) == known
 
@@ -186,7 +186,7 @@ def test_the_unit_of_mig_runs_on_a_python_that_is_new_enough(system, python, cha
     # The files on the disk name /usr/bin/python3.
     assert len(plan_modes.mig(wanted, {**AS_WANTED, "os": system}, {}).changes) == changes
     chosen = plugin_python.small_program(system, python)
-    assert chosen in mig_boot.files(WANTED, chosen)[mig_boot.UNIT_PATH]
+    assert chosen in mig_unit.files(WANTED, chosen)[mig_unit.UNIT_PATH]
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o755, ""), (0o644, "is not there"), (None, "name a Python from 3.8 on")])
@@ -199,5 +199,5 @@ def test_a_python_that_the_unit_of_mig_lacks_is_told_before_the_boot_that_needs_
         (tmp_path / python[1:]).touch(mode)
     said = mig_host.MigHost(root=str(tmp_path)).without_python(python)
     assert words in " ".join(said) and bool(said) is bool(words)
-    files = mig_boot.files({"1g.10gb": 7}, python)
-    assert f"ExecStart={python} " in files[mig_boot.UNIT_PATH]
+    files = mig_unit.files({"1g.10gb": 7}, python)
+    assert f"ExecStart={python} " in files[mig_unit.UNIT_PATH]

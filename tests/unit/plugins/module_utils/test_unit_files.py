@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import mig_boot
+from ansible_collections.vgpu.fleet.plugins.module_utils import mig_unit
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer
 from ansible_collections.vgpu.fleet.plugins.module_utils.unit_files import UnitFiles
 
@@ -33,7 +33,7 @@ def test_what_knows_the_former_gpus_is_run_again(shown, verb, rc, faults):
 
 def test_the_boot_of_mig_runs_it_again_where_it_is_enabled():
     """At boot it may have come first, and ended."""
-    (line,) = [one for one in mig_boot.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]
+    (line,) = [one for one in mig_unit.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]
     assert "one=nvidia-cdi-refresh.service;" in line and "try-restart" not in line
     # A single dollar is systemd's.
     assert line.index("is-enabled $$one") < line.index("&&") < line.index("restart $$one")

@@ -7,7 +7,7 @@ import hashlib
 import json
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import node_state, nvml, upgrade_point
+from ansible_collections.vgpu.fleet.plugins.module_utils import digest, node_state, nvml, upgrade_point
 from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
 
 LIBRARY, PLUGIN, CONFIG = "/usr/local/lib/vgpu", "/opt/vgpu/plugin", "/etc/vgpu/node.yaml"
@@ -52,7 +52,7 @@ class Machine:
         self.status = {"version": version, "config_sha256": version, "library": version}
 
     def prove(self):
-        runs = node_state.fingerprint(self.status, GPUS, "535")
+        runs = digest.fingerprint(self.status, GPUS, "535")
         self.write(node_state.PROOF, json.dumps({"fingerprint": runs}))
 
     def keep(self, check=False):

@@ -6,17 +6,15 @@ MIG instances never survive a reset of the GPU, and on Hopper and later the mode
 
 from __future__ import annotations
 
-import inspect
 import json
-from types import ModuleType
-
-from . import kinds, mig_apply, mig_nvml, mig_plan, nvml, slices
+from importlib.util import find_spec
 
 GEOMETRY = "/etc/vgpu/mig.json"
 FOLDER = "/usr/local/lib/vgpu-mig"
 UNIT = "vgpu-mig.service"
 UNIT_PATH = "/etc/systemd/system/" + UNIT
-SOURCES: tuple[ModuleType, ...] = (kinds, slices, nvml, mig_nvml, mig_plan, mig_apply)
+# The modules that the program consists of. They are read, not imported: the plan needs their text alone.
+SOURCES = ("kinds", "slices", "nvml", "mig_nvml", "mig_plan", "mig_apply")
 
 CDI_REFRESH = "nvidia-cdi-refresh.service"
 MAIN = """\
@@ -68,11 +66,21 @@ WantedBy=multi-user.target
 
 
 def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[str, str]:
-    """The text of every file, by path. The program is the text of the modules that this one runs with."""
+    """The text of every file, by path. The program is the text of the modules next to this one."""
     package = f"{FOLDER}/vgpu_mig"
-    found = {f"{package}/{one.__name__.rpartition('.')[2]}.py": inspect.getsource(one) for one in SOURCES}
+    found = {f"{package}/{name}.py": source(name) for name in SOURCES}
     found[f"{package}/__init__.py"] = "# Managed by vgpu.fleet.\n"
     found[f"{package}/__main__.py"] = MAIN
     found[UNIT_PATH] = UNIT_TEXT.replace("@PYTHON@", python)
     found[GEOMETRY] = json.dumps({"geometry": geometry}, indent=1, sort_keys=True) + "\n"
     return found
+
+
+def source(name: str) -> str:
+    """The text of a module of this package, also where Ansible packed it into a zip file."""
+    full = f"{__name__.rpartition('.')[0]}.{name}"
+    spec = find_spec(full)
+    text = spec.loader.get_source(full) if spec and spec.loader else None  # type: ignore[attr-defined]
+    if text is None:
+        raise ImportError(f"{full}: its source cannot be read, and {UNIT} consists of it")
+    return str(text)

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Digests: of a text, and of all that a proof of isolation holds for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Sequence
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def fingerprint(
+    status: dict[str, Any] | None, gpus: Sequence[dict[str, Any]], driver_version: str | None
+) -> str | None:
+    """What a proof of isolation holds for: the library, the plugin, its configuration, the driver and the GPUs.
+
+    None where no device plugin runs, for then there is nothing to prove.
+    """
+    if not status:
+        return None
+    parts = [status.get(key) for key in ("version", "config_sha256", "library")]
+    return sha256(json.dumps([*parts, driver_version, sorted(str(gpu["uuid"]) for gpu in gpus)]))

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The distributions that the collection knows, and which one a host has. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+DEBIAN = ("12", "13")
+UBUNTU = ("20.04", "22.04", "24.04")
+EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
+
+
+class System(NamedTuple):
+    """``family``: debian, ubuntu, el, sles; ``release`` as ``DEBIAN`` and ``UBUNTU`` spell it; ``headers``: whether the
+    headers of the running kernel are installed."""
+
+    family: str
+    release: str
+    name: str
+    arch: str
+    kernel: str
+    headers: bool = False
+
+    @property
+    def manager(self) -> str:
+        return {"debian": "apt", "ubuntu": "apt", "el": "dnf", "sles": "zypper"}[self.family]
+
+    @property
+    def cuda_name(self) -> str:
+        """How the CUDA repository calls this release: debian12, ubuntu2204, rhel9, sles15."""
+        family = {"el": "rhel"}.get(self.family, self.family)
+        return family + self.release.replace(".", "")
+
+
+SUPPORTED = "Debian 12 and 13, Ubuntu 20.04, 22.04 and 24.04, RHEL and Rocky 8 to 10, SLES 15"
+
+
+def system(host: dict[str, Any]) -> System | None:
+    """The system of ``host_state``'s ``os``, None where it is not a supported one."""
+    name, version = host.get("id", ""), host.get("version_id", "")
+    major = version.partition(".")[0]
+    facts = (host.get("name") or f"{name} {version}", host.get("arch") or "x86_64", host.get("kernel") or "")
+    if name == "debian" and major in DEBIAN:
+        return System("debian", major, *facts)
+    if name == "ubuntu" and version in UBUNTU:
+        return System("ubuntu", version, *facts)
+    if name in EL_LIKE and major in ("8", "9", "10"):
+        return System("el", major, *facts)
+    if name in ("sles", "sles_sap") and major == "15":
+        return System("sles", major, *facts)
+    return None
+
+
+def community(host: dict[str, Any]) -> list[str]:
+    """Where apt finds what a distribution does not support itself, such as docker and newer Pythons."""
+    known = system(host)
+    return ["universe"] if known is not None and known.family == "ubuntu" else []
