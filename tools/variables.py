@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write docs/variables.md and docs/modules.md from the tables that the programs themselves go by.
 
-Group variables come from plugins/module_utils/schema.py, variables of a role from its meta/argument_specs.yml and
-defaults/main.yml, modules from their own documentation: a page and what is checked cannot differ.
+Group variables come from plugins/module_utils/config/variables.py, variables of a role from its
+meta/argument_specs.yml and defaults/main.yml, modules from their own documentation: a page and what is checked cannot
+differ.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Made by `make docs`: do not edit this page.
 ## Of a host group
 
 Set them in `group_vars/<group>.yml`. Any other variable that starts with `vgpu_` is an error that names the nearest
-valid one. From `plugins/module_utils/schema.py`.
+valid one. From `plugins/module_utils/config/variables.py`.
 
 | variable | default | expected | meaning |
 |---|---|---|---|
@@ -70,7 +71,7 @@ LINK = re.compile(r"\b(?:U\(([^()]+)\)|L\(([^(),]+),\s*([^()]+)\))")
 def variables_page(root: Path = ROOT) -> str:
     """The text of docs/variables.md."""
     sys.path.insert(0, str(root))
-    from plugins.module_utils import schema
+    from plugins.module_utils.config import variables as schema
 
     rows = [
         f"| `{name}` | {_default(variable.default)} | {_cell(variable.kind.expected)} | {_cell(variable.about)} |"

@@ -17,7 +17,16 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[1] / "plugins" / "module_utils"
 # What vgpu_plugin and vgpu_scheduler import of the core; what these import comes along.
-SHARED = ("dialects", "layouts", "mount_namespace", "node_config", "nvml", "pod_plan", "sharing", "slices")
+SHARED = (
+    "abi.files",
+    "config.node_config",
+    "config.sharing",
+    "config.slices",
+    "gpu.nvml",
+    "host.mount_namespace",
+    "pods.annotations",
+    "pods.requests",
+)
 
 # The version as folders and Status name it, e.g. 0.1.0-1f2e3d4c5b6a; a wheel spells it 0.1.0+1f2e3d4c5b6a.
 VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
@@ -26,8 +35,9 @@ VERSION = os.environ.get("VGPU_PLUGIN_VERSION", "0.0.0-source")
 PARTS = os.environ.get("VGPU_PLUGIN_PARTS", "all")
 if PARTS not in ("node", "all"):
     raise SystemExit(f'VGPU_PLUGIN_PARTS is "{PARTS}"; expected node or all')
-PACKAGES = ["vgpu_plugin", "vgpu_plugin._proto", "vgpu_plugin._shared"]
-PROGRAMS = ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl:main"]
+FOLDERS = sorted((HERE / "src" / "vgpu_plugin").glob("*/__init__.py"))
+PACKAGES = ["vgpu_plugin", *(f"vgpu_plugin.{one.parent.name}" for one in FOLDERS)]
+PROGRAMS = ["vgpu-device-plugin = vgpu_plugin.main:main", "vgpuctl = vgpu_plugin.ctl.main:main"]
 if PARTS == "all":
     PACKAGES.append("vgpu_scheduler")
     PROGRAMS.append("vgpu-scheduler = vgpu_scheduler.main:main")
@@ -46,13 +56,22 @@ def closure(names: tuple[str, ...]) -> list[str]:
         if name in found:
             continue
         found.append(name)
-        for node in ast.walk(ast.parse((CORE / f"{name}.py").read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                candidates = [node.module] if node.module else [alias.name for alias in node.names]
-                open_names += [one.partition(".")[0] for one in candidates]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ansible"):
-                raise SystemExit(f"{CORE}/{name}.py imports {node.module}; the shared core may only import relatively")
+        for node in ast.walk(ast.parse(source(name).read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            if node.level:
+                # One dot is the module's own package, two dots are the core itself.
+                parts = name.split(".")[: -node.level] + (node.module.split(".") if node.module else [])
+                base = ".".join(parts)
+                open_names += [base] if source(base).exists() else [f"{base}.{alias.name}" for alias in node.names]
+            elif (node.module or "").startswith("ansible"):
+                raise SystemExit(f"{source(name)} imports {node.module}; the shared core may only import relatively")
     return sorted(found)
+
+
+def source(name: str) -> Path:
+    """The file of a module of the core: ``host.files`` is host/files.py."""
+    return CORE / (name.replace(".", "/") + ".py")
 
 
 class BuildPy(build_py):
@@ -64,7 +83,9 @@ class BuildPy(build_py):
 
         generate_proto.generate(Path(self.build_lib))
         for name in closure(SHARED):
-            shutil.copyfile(CORE / f"{name}.py", package / "_shared" / f"{name}.py")
+            target = package / "_shared" / source(name).relative_to(CORE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source(name), target)
         (package / "VERSION").write_text(VERSION + "\n")
 
 

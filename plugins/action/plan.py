@@ -7,8 +7,10 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.vgpu.fleet.plugins.action.wish import heading, tell
-from ansible_collections.vgpu.fleet.plugins.module_utils import plan, plan_toolkit, schema
-from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import Finding, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
 

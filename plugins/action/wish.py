@@ -9,8 +9,9 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.template import Templar
-from ansible_collections.vgpu.fleet.plugins.module_utils import schema, wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import Finding, error, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, error, errors
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
 from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import Sources
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -39,14 +40,14 @@ class ActionModule(ActionBase):
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
-        wanted = wish.collect(variables)
-        return {"changed": False, "wish": wanted, "reads": wish.reads(wanted), "warnings": told}
+        wanted = desired.collect(variables)
+        return {"changed": False, "wish": wanted, "reads": desired.reads(wanted), "warnings": told}
 
     def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
         """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""
         names = [name for name in task_vars if str(name).startswith(schema.PREFIX)]
         values = self._values(names, task_vars, findings)
-        for role, inputs in wish.INPUTS.items():
+        for role, inputs in desired.INPUTS.items():
             if role + "_state" in task_vars:
                 names = [f"{role}_{name}" for name in ("state", *inputs) if f"{role}_{name}" in task_vars]
                 # A default may name a file of its role; this action runs in another one.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.vgpu.fleet.plugins.module_utils import node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
 
 
 class FilterModule:

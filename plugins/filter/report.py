@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from ansible_collections.vgpu.fleet.plugins.module_utils import report
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import tables
 
 
 class FilterModule:
     def filters(self):
         return {
-            "host_report": report.host_report,
-            "isolation_brief": report.isolation_brief,
-            "isolation_faults": report.isolation_faults,
-            "with_kubernetes": report.with_kubernetes,
+            "host_report": tables.host_report,
+            "isolation_brief": tables.isolation_brief,
+            "isolation_faults": tables.isolation_faults,
+            "with_kubernetes": tables.with_kubernetes,
         }

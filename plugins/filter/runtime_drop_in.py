@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.vgpu.fleet.plugins.module_utils import containerd_text
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import containerd_text
 
 
 def runtime_drop_in(engine: str, runtimes: dict[str, Any], default_runtime: str) -> str:

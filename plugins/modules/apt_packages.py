@@ -162,9 +162,9 @@ source_changed:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.apt_host import AptHost
-from ..module_utils.apt_set import PackageSet, Wish
-from ..module_utils.package_host import PackageError
+from ..module_utils.packages.apt_host import AptHost
+from ..module_utils.packages.apt_set import PackageSet, Wish
+from ..module_utils.packages.manager import PackageError
 
 
 def main() -> None:

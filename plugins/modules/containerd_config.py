@@ -103,9 +103,9 @@ applied:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.containerd_apply import Applier, Options
-from ..module_utils.containerd_text import ConfigError, Wish
-from ..module_utils.toml_text import TomlError
+from ..module_utils.engines.containerd_apply import Applier, Options
+from ..module_utils.engines.containerd_text import ConfigError, Wish
+from ..module_utils.text.toml_text import TomlError
 
 
 def main() -> None:

@@ -165,9 +165,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import daemon_json
-from ..module_utils.daemon_apply import Applier, ApplyError, Options
-from ..module_utils.docker_host import DockerHost, DockerHostError
+from ..module_utils.engines import daemon_json
+from ..module_utils.engines.daemon_apply import Applier, ApplyError, Options
+from ..module_utils.engines.docker_host import DockerHost, DockerHostError
 
 
 def removals(module: AnsibleModule) -> list[tuple[str, ...]]:

@@ -98,8 +98,10 @@ choice:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import driver_choice, driver_facts, nvml
-from ..module_utils.hardware import Host
+from ..module_utils.driver import choice as driver_choice
+from ..module_utils.driver import facts as driver_facts
+from ..module_utils.gpu import nvml
+from ..module_utils.host.host import Host
 
 
 def main() -> None:

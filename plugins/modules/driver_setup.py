@@ -95,8 +95,8 @@ from typing import Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.driver_setup import Setup, SetupError, Wish
-from ..module_utils.hardware import Answer, Host, run_program
+from ..module_utils.driver.setup import Setup, SetupError, Wish
+from ..module_utils.host.host import Answer, Host, run_program
 
 # An initramfs for every kernel, with modules that DKMS builds on the way, takes minutes on a slow host.
 PATIENCE = 1800

@@ -77,9 +77,9 @@ choice:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import engine_packages
-from ..module_utils.hardware import Host
-from ..module_utils.pins import name_of
+from ..module_utils.engines import engine_packages
+from ..module_utils.host.host import Host
+from ..module_utils.packages.pins import name_of
 
 
 def main() -> None:

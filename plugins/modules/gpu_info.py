@@ -121,7 +121,7 @@ error:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import nvml
+from ..module_utils.gpu import nvml
 
 
 def main() -> None:

@@ -197,8 +197,8 @@ state:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import node_state
-from ..module_utils.hardware import Host
+from ..module_utils.host.host import Host
+from ..module_utils.state import host_state
 
 
 def main() -> None:
@@ -220,7 +220,7 @@ def main() -> None:
     )
     options = dict(module.params)
     host = Host(options.pop("root"))
-    module.exit_json(changed=False, state=node_state.read(host, **options))
+    module.exit_json(changed=False, state=host_state.read(host, **options))
 
 
 if __name__ == "__main__":

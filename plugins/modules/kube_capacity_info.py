@@ -98,7 +98,7 @@ from typing import Callable
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import capacity_kube
+from ..module_utils.capacity import cluster as capacity_cluster
 
 MISSING = ""
 try:
@@ -149,9 +149,9 @@ def look(api: Api, wanted: dict) -> dict:
     nodes, pods = api.nodes(list(wanted)), api.pods(list(wanted))
     out = {}
     for name, capacity in wanted.items():
-        offered = capacity_kube.offered(capacity or {})
-        seen = capacity_kube.facts(nodes.get(name), pods[name], offered["resources"])
-        out[name] = dict(seen, drift=capacity_kube.compare(name, seen, offered))
+        offered = capacity_cluster.offered(capacity or {})
+        seen = capacity_cluster.facts(nodes.get(name), pods[name], offered["resources"])
+        out[name] = dict(seen, drift=capacity_cluster.compare(name, seen, offered))
     return out
 
 

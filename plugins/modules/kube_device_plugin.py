@@ -139,7 +139,18 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import device_plugin_manifests, kube_apply, kube_client, kube_version
+from ..module_utils.kube import (
+    apply as kube_apply,
+)
+from ..module_utils.kube import (
+    client as kube_client,
+)
+from ..module_utils.kube import (
+    device_plugin_manifests,
+)
+from ..module_utils.kube import (
+    version as kube_version,
+)
 
 # Seconds until the controller of DaemonSets must have seen a change; a pod that ends before comes back as it was.
 SEEN = 60

@@ -97,7 +97,7 @@ import traceback
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 
-from ..module_utils import kube_drain
+from ..module_utils.kube import drain as kube_drain
 
 MISSING = ""
 try:

@@ -88,7 +88,10 @@ removed:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import kube_apply, kube_client, kube_rivals, kube_version
+from ..module_utils.kube import apply as kube_apply
+from ..module_utils.kube import client as kube_client
+from ..module_utils.kube import conflicting_plugins
+from ..module_utils.kube import version as kube_version
 
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:
@@ -97,16 +100,16 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     refusal = kube_version.refusal(numbers, "the API server")
     if refusal:
         module.fail_json(msg=refusal)
-    rivals = kube_rivals.find(api, params["nodes"])
+    rivals = conflicting_plugins.find(api, params["nodes"])
     told = [one._asdict() for one in rivals]
-    remove, faults, notes = kube_rivals.judge(rivals, params["resources"], params["remove"], params["ignore"])
+    remove, faults, notes = conflicting_plugins.judge(rivals, params["resources"], params["remove"], params["ignore"])
     for note in notes:
         module.warn(note)
     if faults:
         # Nothing is removed where something else would be left: the node would have two owners, or none.
         module.fail_json(msg="\n".join(faults), rivals=told)
     if remove and not module.check_mode:
-        kube_rivals.remove(api, remove, params["nodes"], params["timeout"])
+        conflicting_plugins.remove(api, remove, params["nodes"], params["timeout"])
     titles = [one.title for one in remove]
     shown = "".join(f"{title}\n" for title in titles)
     return {"changed": bool(titles), "rivals": told, "removed": titles, "diff": {"before": shown, "after": ""}}
@@ -127,7 +130,7 @@ def main() -> None:
     )
     try:
         kube_client.answer(module, run)
-    except kube_rivals.RivalError as fault:
+    except conflicting_plugins.RivalError as fault:
         module.fail_json(msg=f"{fault}")
 
 

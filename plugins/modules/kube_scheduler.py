@@ -117,7 +117,9 @@ kubernetes:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import kube_apply, kube_client, scheduler_manifests
+from ..module_utils.kube import apply as kube_apply
+from ..module_utils.kube import client as kube_client
+from ..module_utils.kube import scheduler_manifests
 
 # Before, an API server drops the conditions that tell GPU pods from others.
 MATCH_CONDITIONS = (1, 28, 0)

@@ -82,13 +82,13 @@ after:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import plugin_python
-from ..module_utils.hardware import Host
-from ..module_utils.mig_apply import MigError
-from ..module_utils.mig_host import MigHost
-from ..module_utils.mig_nvml import Mig
-from ..module_utils.nvml import NvmlError
-from ..module_utils.unit_files import UnitError
+from ..module_utils.gpu.mig_apply import MigError
+from ..module_utils.gpu.mig_host import MigHost
+from ..module_utils.gpu.mig_nvml import Mig
+from ..module_utils.gpu.nvml import NvmlError
+from ..module_utils.host.host import Host
+from ..module_utils.host.systemd_units import UnitError
+from ..module_utils.plan import plugin_python
 
 
 def main() -> None:

@@ -70,8 +70,8 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import mps, nvml
-from ..module_utils.unit_files import UnitError, UnitFiles
+from ..module_utils.gpu import mps, nvml
+from ..module_utils.host.systemd_units import UnitError, UnitFiles
 
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 

@@ -62,7 +62,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.files import read_bytes, write_bytes
+from ..module_utils.host.files import read_bytes, write_bytes
 
 
 def shown(content: bytes | None) -> str:

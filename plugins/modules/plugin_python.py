@@ -101,8 +101,9 @@ import sys
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import distribution, plugin_python
-from ..module_utils.hardware import Host
+from ..module_utils.host import distribution
+from ..module_utils.host.host import Host
+from ..module_utils.plan import plugin_python
 
 VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 

@@ -138,9 +138,9 @@ source_changed:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.package_host import PackageError
-from ..module_utils.rpm_host import RpmHost
-from ..module_utils.rpm_set import PackageSet, Wish
+from ..module_utils.packages.manager import PackageError
+from ..module_utils.packages.rpm_host import RpmHost
+from ..module_utils.packages.rpm_set import PackageSet, Wish
 
 
 def main() -> None:

@@ -50,8 +50,8 @@ plan:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import time_slice
-from ..module_utils.unit_files import UnitError, UnitFiles
+from ..module_utils.gpu import time_slice
+from ..module_utils.host.systemd_units import UnitError, UnitFiles
 
 
 def main() -> None:

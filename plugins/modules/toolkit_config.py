@@ -60,8 +60,8 @@ plan:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.toml_file import TomlFile
-from ..module_utils.toml_text import TomlError
+from ..module_utils.engines.toolkit_file import TomlFile
+from ..module_utils.text.toml_text import TomlError
 
 
 def main() -> None:

@@ -76,8 +76,8 @@ resumed:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import upgrade_point
-from ..module_utils.hardware import Host
+from ..module_utils.host.host import Host
+from ..module_utils.state import rollback
 
 
 def main() -> None:
@@ -94,11 +94,11 @@ def main() -> None:
     )
     wanted, host = dict(module.params), Host()
     if wanted.pop("state") == "forgotten":
-        module.exit_json(changed=upgrade_point.forget(host, module.check_mode))
+        module.exit_json(changed=rollback.forget(host, module.check_mode))
     try:
-        point, resumed = upgrade_point.keep(host, check_mode=module.check_mode, **wanted)
+        point, resumed = rollback.keep(host, check_mode=module.check_mode, **wanted)
     except OSError as fault:
-        module.fail_json(msg=f"{upgrade_point.PATH} cannot be written, and without it there is no way back: {fault}")
+        module.fail_json(msg=f"{rollback.PATH} cannot be written, and without it there is no way back: {fault}")
     module.exit_json(changed=not resumed, point=point, resumed=resumed)
 
 

@@ -65,7 +65,7 @@ import os
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import library_build
+from ..module_utils.library import build as library_build
 
 
 def main() -> None:

@@ -89,8 +89,9 @@ versions:
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import library_store, versions
-from ..module_utils.hardware import Host
+from ..module_utils.host.host import Host
+from ..module_utils.library import store as library_store
+from ..module_utils.library import versions
 
 
 def predict(params: dict, before: dict) -> list[str]:

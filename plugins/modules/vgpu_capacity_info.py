@@ -216,8 +216,8 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils import capacity
-from ..module_utils.hardware import Host
+from ..module_utils.capacity import capacity
+from ..module_utils.host.host import Host
 
 PAUSE_S = 1.0
 

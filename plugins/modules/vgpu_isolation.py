@@ -280,17 +280,23 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation, slice_together
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_check import BadOption, Plugin, PluginError, SliceCheck
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_engine import RUNTIMES, Engines
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_left import left_behind, sweep
-from ansible_collections.vgpu.fleet.plugins.module_utils.slice_runner import RunnerError
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import pair as isolation_pair
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import verdicts
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.check import (
+    BadOption,
+    Plugin,
+    PluginError,
+    SliceCheck,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.engines import RUNTIMES, Engines
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.leftovers import left_behind, sweep
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
 NO_FREE_SLICE = 3
 # Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, ways that
 # must be stopped, those that may be open, in a small slice one by one, the share beside another, and what another made.
 # A lease that ended before would give a pod a slice that is still being filled.
-MOST_RUNS = 8 + len(isolation.MAY_BE_OPEN)
+MOST_RUNS = 8 + len(verdicts.MAY_BE_OPEN)
 
 
 def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engines) -> dict[str, Any]:
@@ -302,7 +308,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engin
         "runtime": "",
         "image": "",
         "passed_over": [],
-        "verdict": isolation.NOT_RUN,
+        "verdict": verdicts.NOT_RUN,
         "detail": "",
         "seconds": 0.0,
         "left_out": [],
@@ -330,7 +336,7 @@ def check_slice(module: AnsibleModule, plugin: Plugin, uuid: str, engines: Engin
             passed_over=engines.reasons,
         )
         checks = one.run()
-        result.update(left_out=one.left_out, checks=checks, verdict=isolation.overall(checks), nvidia_smi=one.smi_table)
+        result.update(left_out=one.left_out, checks=checks, verdict=verdicts.overall(checks), nvidia_smi=one.smi_table)
     except RunnerError as fault:
         engines.heed(fault)
         result.update(detail=str(fault))
@@ -349,8 +355,8 @@ def sentence(result: dict[str, Any]) -> str:
     faults = [
         "{name} {verdict}: expected {expected} {unit}, found {found} {detail}".format(**one).replace("  ", " ").strip()
         for one in result["checks"]
-        if one["verdict"] == isolation.VIOLATED
-        or (one["verdict"] == isolation.NOT_RUN and not isolation.optional(one["name"]))
+        if one["verdict"] == verdicts.VIOLATED
+        or (one["verdict"] == verdicts.NOT_RUN and not verdicts.optional(one["name"]))
     ]
     return f"isolation of {where}: {result['verdict']}; {'; '.join(faults) or result['detail']}"
 
@@ -388,12 +394,12 @@ def main() -> None:
     if module.params["state"] == "absent":
         found, stays = (left_behind(module.params), []) if module.check_mode else sweep(module.params)
         run_folder = os.path.dirname(module.params["socket"])
-        found += slice_together.left_behind(run_folder) if module.check_mode else slice_together.sweep(run_folder)
+        found += isolation_pair.left_behind(run_folder) if module.check_mode else isolation_pair.sweep(run_folder)
         if stays:
             module.warn(f"what a killed check left could not be removed: {', '.join(stays)}; does its engine answer?")
-        module.exit_json(changed=bool(found), verdict=isolation.NOT_RUN, results=[])
+        module.exit_json(changed=bool(found), verdict=verdicts.NOT_RUN, results=[])
     if module.check_mode:
-        module.exit_json(changed=False, verdict=isolation.NOT_RUN, results=[])
+        module.exit_json(changed=False, verdict=verdicts.NOT_RUN, results=[])
     if module.params["duration"] < 0:
         module.fail_json(msg=f"duration: expected seconds, or 0 for no bound, found {module.params['duration']}")
     plugin = Plugin(module.params["vgpuctl"], module.params["socket"])
@@ -409,13 +415,13 @@ def main() -> None:
             chosen = module.params["uuids"][:1] or [""]
         results = [check_slice(module, plugin, uuid, engines) for uuid in chosen]
     except (PluginError, BadOption) as fault:
-        module.fail_json(msg=str(fault), verdict=isolation.NOT_RUN, results=results)
+        module.fail_json(msg=str(fault), verdict=verdicts.NOT_RUN, results=results)
     finally:
         engines.close()
-    verdict = isolation.worst([one["verdict"] for one in results])
+    verdict = verdicts.worst([one["verdict"] for one in results])
     answer = {"changed": False, "verdict": verdict, "results": results}
     if verdict in module.params["fail_on"]:
-        said = [sentence(one) for one in results if one["verdict"] != isolation.HELD]
+        said = [sentence(one) for one in results if one["verdict"] != verdicts.HELD]
         module.fail_json(msg="\n".join(said) or "nothing was checked", **answer)
     module.exit_json(**answer)
 

@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any, Iterable, Mapping
 
-from ansible_collections.vgpu.fleet.plugins.module_utils.kinds import nearest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import nearest
 
 # The models of the simulated driver (native/gpusim/core/models.c).
 MODELS = ("T4", "V100-16GB", "A100-40GB", "A100-80GB", "H100-80GB", "H200", "GTX-1080-Ti")

@@ -28,7 +28,8 @@ from kubebox.cluster import PODS  # noqa: E402
 from kubebox.gpunode import LIBRARIES, MIB  # noqa: E402
 from kubebox.pods import WORKER  # noqa: E402
 from kubebox.process import NeverCame, until  # noqa: E402
-from vgpu_plugin._shared import layouts, pod_plan  # noqa: E402
+from vgpu_plugin._shared.abi import files as abi_files  # noqa: E402
+from vgpu_plugin._shared.pods import annotations as pod_annotations  # noqa: E402
 
 GPUS = ["T4", "T4"]
 CARD, SLOTS = 15360, 10
@@ -57,7 +58,7 @@ def fleet(machine: Any) -> Iterator[Fleet]:
         until(lambda: cluster.allocatable() == slices, f"{slices} slices at the node")
         made.start()
         until(made.admits, "webhook that listens")
-        until(lambda: pod_plan.GPUS in annotations(cluster), f"GPUs that the node tells:\n{node.plugin.tail(5)}")
+        until(lambda: pod_annotations.GPUS in annotations(cluster), f"GPUs that the node tells:\n{node.plugin.tail(5)}")
         yield made
         empty(cluster)
         until(lambda: not node.held(), "kubelet that holds nothing")
@@ -99,7 +100,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
 def limits_of(pid: int) -> list[tuple[int, int]]:
     """(MiB, percent of the SMs) of each GPU by the limits file that a process has before it."""
-    found = layouts.parse_limits(Path(f"/proc/{pid}/root/etc/vgpu/limits").read_bytes())
+    found = abi_files.parse_limits(Path(f"/proc/{pid}/root/etc/vgpu/limits").read_bytes())
     return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in found["devices"]]
 
 
@@ -109,7 +110,7 @@ def held_gpus(node: Any, name: str) -> list[str]:
 
 def planned_gpus(one: pods.Pod) -> list[str]:
     """Of the annotation that wins."""
-    plan = pod_plan.read_annotations(one.object()["metadata"].get("annotations") or {})
+    plan = pod_annotations.read_annotations(one.object()["metadata"].get("annotations") or {})
     assert plan is not None
     return sorted({device.uuid for part in plan for device in part.devices})
 
@@ -204,7 +205,7 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
             assert used(node)[pid] == asked[name] * MIB, name
             # The ledger knows the truth, also where the kubelet took another GPU than planned.
             assert held_gpus(node, name) == planned_gpus(one), name
-            moved += pod_plan.GIVEN in one.object()["metadata"]["annotations"]
+            moved += pod_annotations.GIVEN in one.object()["metadata"]["annotations"]
         assert over(fleet) == []
         seen += AT_ONCE
         empty(cluster)
@@ -238,7 +239,7 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
         one = pod("moved", *wanted).wait_running()
         assert int(one.wait_log(r"^total (\d+)$").group(1)) == 9000 * MIB
         notes = one.object()["metadata"]["annotations"]
-        written = [pod_plan.read_plan(notes[key]) for key in (pod_plan.PLAN, pod_plan.GIVEN)]
+        written = [pod_annotations.read_plan(notes[key]) for key in (pod_annotations.PLAN, pod_annotations.GIVEN)]
         assert [[(device.uuid, device.memory_mib) for part in plan for device in part.devices] for plan in written] == [
             [(planned, 9000)],
             [(other, 9000)],
@@ -249,7 +250,7 @@ def test_given_says_where_the_kubelet_gave_another_gpu_than_planned(machine, pod
         refused = pod("no-room", *wanted)
         (event, *_more) = until(lambda: events(cluster, refused, "VgpuNoRoom"), "event at the pod")
         assert "9000 MiB are asked for, 9000 of 15360 are held by others" in event["message"]
-        assert pod_plan.GIVEN not in refused.object()["metadata"]["annotations"]
+        assert pod_annotations.GIVEN not in refused.object()["metadata"]["annotations"]
         assert not refused.running()
     finally:
         for allocation in leases:
@@ -279,7 +280,7 @@ def over(fleet: Fleet) -> list[str]:
     """GPUs of which bound pods hold more than there is, added up from the API server's objects."""
     sums: dict[str, int] = {}
     for one in fleet.api.get(PODS)["items"]:
-        for part in pod_plan.read_annotations(one["metadata"].get("annotations") or {}) or ():
+        for part in pod_annotations.read_annotations(one["metadata"].get("annotations") or {}) or ():
             for device in part.devices:
                 sums[device.uuid] = sums.get(device.uuid, 0) + device.memory_mib
     return [f"{uuid}: {total}" for uuid, total in sums.items() if total > CARD]

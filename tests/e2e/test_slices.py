@@ -112,7 +112,7 @@ def test_more_slices_than_gpus_is_refused_with_a_sentence(node, pod):
 # A device plugin with a fault: it offers one slice more than its GPU was split into.
 GREEDY = """
 import sys
-from vgpu_plugin import settings
+from vgpu_plugin.offer import settings
 honest = settings.make_slices
 def make(gpus, config):
     made = honest(gpus, config)
@@ -128,7 +128,7 @@ def look(cluster, node):
     """Answers what the host says of itself, and what Kubernetes shows of it beside that."""
     program = Path("/usr/local/bin/vgpuctl")
     paths = node.environment["PYTHONPATH"]
-    program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m vgpu_plugin.ctl "$@"\n')
+    program.write_text(f'#!/bin/sh\nPYTHONPATH="{paths}" exec "{sys.executable}" -m vgpu_plugin.ctl.main "$@"\n')
     program.chmod(0o755)
     kubeconfig = cluster.authority.kubeconfig("capacity", SERVER, "/O=system:masters/CN=capacity")
 

@@ -28,7 +28,7 @@ from kubebox.gpunode import LIBRARIES, MIB
 from kubebox.pods import WORKER
 from kubebox.process import NeverCame, until
 from kubebox.programs import SCHEDULER_IMAGE
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
 
 ROOT = Path(__file__).resolve().parents[2]
 GPUS, SLOTS = ["T4"], 10
@@ -233,7 +233,7 @@ def test_a_pod_is_admitted_placed_bound_and_runs_in_its_size(deployed, pod):
     assert made["spec"]["containers"][0]["resources"]["limits"][GPU] == "1"
     one.wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == 3000 * MIB
-    (part,) = pod_plan.read_plan(one.object()["metadata"]["annotations"][pod_plan.PLAN])
+    (part,) = pod_annotations.read_plan(one.object()["metadata"]["annotations"][pod_annotations.PLAN])
     assert [device.memory_mib for device in part.devices] == [3000]
     names = {each["metadata"]["name"] for each in our_pods(deployed)}
     assert holder(deployed) in names

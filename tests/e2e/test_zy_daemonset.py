@@ -91,7 +91,7 @@ def deployed(cluster, node):
 
 def test_api_server_takes_every_object_and_check_mode_changes_nothing(cluster, node):
     """Strictly: a field that its OpenAPI does not know is an error, as the last object shows."""
-    from vgpu_plugin._shared import device_plugin_manifests as ours
+    from vgpu_plugin._shared.kube import device_plugin_manifests as ours
 
     objects = ours.manifests(ours.Wish("image", configs={"a.yaml": "{}"}, options=["--labels"]))
     for one in objects:
@@ -111,7 +111,7 @@ def test_api_server_takes_every_object_and_check_mode_changes_nothing(cluster, n
 
 
 def path_of_kind(one: dict) -> str:
-    from vgpu_plugin._shared import kube_apply
+    from vgpu_plugin._shared.kube import apply as kube_apply
 
     return kube_apply.path_of(one).rpartition("/")[0]
 
@@ -250,8 +250,8 @@ def test_plugin_writes_its_own_node_and_no_other(cluster, deployed):
 
 
 def test_removed_without_a_trace(cluster, deployed):
-    from vgpu_plugin._shared import device_plugin_manifests as ours
-    from vgpu_plugin._shared import kube_apply
+    from vgpu_plugin._shared.kube import apply as kube_apply
+    from vgpu_plugin._shared.kube import device_plugin_manifests as ours
 
     def traces() -> list[str]:
         found = cluster.node_object()

@@ -19,9 +19,10 @@ import yaml
 from kubebox.api import ApiError
 from kubebox.cluster import PODS, SERVER, Cluster
 from kubebox.process import Service, until
-from vgpu_plugin._shared import pod_plan, scheduler_manifests
-from vgpu_plugin._shared.pod_plan import NodeGpu
-from vgpu_plugin._shared.scheduler_manifests import NAME, Wish
+from vgpu_plugin._shared.kube import scheduler_manifests
+from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Wish
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import NodeGpu
 
 NODES = "/api/v1/nodes"
 QUOTAS = "/api/v1/namespaces/default/resourcequotas"
@@ -190,7 +191,7 @@ class Fleet:
             )
             for n in range(count)
         ]
-        annotations = {pod_plan.GPUS: pod_plan.write_gpus(gpus)} if count else {}
+        annotations = {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)} if count else {}
         self.api.create(NODES, {"metadata": {"name": name, "labels": labels, "annotations": annotations}})
         room = {"cpu": "32", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": str(count * slots)}
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -221,11 +222,13 @@ class Fleet:
     def node_of(self, name: str) -> str:
         return self.get(name)["spec"].get("nodeName") or ""
 
-    def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_plan.Part]]:
+    def bound(self, name: str, limit_s: float = 60.0) -> tuple[str, list[pod_annotations.Part]]:
         """Its node and plan."""
         until(lambda: self.node_of(name), f"node for pod {name}; {self.says(name)}", limit_s)
         pod = self.get(name)
-        return pod["spec"]["nodeName"], list(pod_plan.read_plan(pod["metadata"]["annotations"][pod_plan.PLAN]))
+        return pod["spec"]["nodeName"], list(
+            pod_annotations.read_plan(pod["metadata"]["annotations"][pod_annotations.PLAN])
+        )
 
     def waits(self, name: str, limit_s: float = 60.0) -> str:
         """What the kube-scheduler says of a pod that it found no node for."""
@@ -246,7 +249,7 @@ class Fleet:
         held: dict[str, list[int]] = {}
         for pod in self.api.get(PODS)["items"]:
             if pod["spec"].get("nodeName"):
-                for part in pod_plan.read_plan(pod["metadata"]["annotations"][pod_plan.PLAN]):
+                for part in pod_annotations.read_plan(pod["metadata"]["annotations"][pod_annotations.PLAN]):
                     for device in part.devices:
                         one = held.setdefault(device.uuid, [0, 0, 0])
                         one[0] += device.memory_mib

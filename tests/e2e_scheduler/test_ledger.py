@@ -9,7 +9,7 @@ from fleet import NODES
 from kubebox.api import Api
 from kubebox.cluster import PODS, SERVER
 from kubebox.process import until
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
 
 GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 CARD, SIZE = 16160, 3000
@@ -21,7 +21,7 @@ def held(fleet, node):
     total = 0
     for pod in fleet.api.get(PODS)["items"]:
         if pod["spec"].get("nodeName") == node:
-            for part in pod_plan.read_plan(pod["metadata"]["annotations"][pod_plan.PLAN]):
+            for part in pod_annotations.read_plan(pod["metadata"]["annotations"][pod_annotations.PLAN]):
                 total += sum(one.memory_mib for one in part.devices)
     return total
 
@@ -95,7 +95,7 @@ def test_a_node_s_annotation_that_is_deleted_changes_nothing_and_is_counted(flee
     fill(fleet, 0, 2)
     until(lambda: bound(fleet) == 2, "2 pods with a node", 60)
     before = [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
-    fleet.api.patch(f"{NODES}/a", {"metadata": {"annotations": {pod_plan.GPUS: None}}})
+    fleet.api.patch(f"{NODES}/a", {"metadata": {"annotations": {pod_annotations.GPUS: None}}})
     until(
         lambda: (
             [fleet.metric(one, "drift_total", kind="gpus_deleted") for one in fleet.replicas]
@@ -123,12 +123,12 @@ def test_a_plan_that_is_deleted_is_written_again_and_counted(fleet, trusted):
     fleet.node("a", 1)
     fill(fleet, 0, 5)
     until(lambda: bound(fleet) == 5, "5 pods with a node", 60)
-    plan = fleet.get("p0")["metadata"]["annotations"][pod_plan.PLAN]
+    plan = fleet.get("p0")["metadata"]["annotations"][pod_annotations.PLAN]
     writer = until(fleet.writer, "program that binds")
     before = fleet.metric(writer, "drift_total", kind="plan_deleted")
-    trusted.patch(f"{PODS}/p0", {"metadata": {"annotations": {pod_plan.PLAN: None}}})
+    trusted.patch(f"{PODS}/p0", {"metadata": {"annotations": {pod_annotations.PLAN: None}}})
     until(
-        lambda: (fleet.get("p0")["metadata"].get("annotations") or {}).get(pod_plan.PLAN) == plan,
+        lambda: (fleet.get("p0")["metadata"].get("annotations") or {}).get(pod_annotations.PLAN) == plan,
         "plan that is written again",
         60,
     )
@@ -145,8 +145,10 @@ def test_what_a_kubelet_gave_wins_and_what_is_oversold_is_told(fleet, trusted):
     for n in range(2):
         fleet.pod(f"p{n}", {GPU: 1, MEM: 9000}, {"nvidia.com/use-gpuuuid": f"GPU-a-{n}"})
         fleet.bound(f"p{n}")
-    given = pod_plan.write_plan([pod_plan.Part("main", pod_plan.APP, (pod_plan.Device("GPU-a-0", 9000, 0),))])
-    trusted.patch(f"{PODS}/p1", {"metadata": {"annotations": {pod_plan.GIVEN: given}}})
+    given = pod_annotations.write_plan(
+        [pod_annotations.Part("main", pod_annotations.APP, (pod_annotations.Device("GPU-a-0", 9000, 0),))]
+    )
+    trusted.patch(f"{PODS}/p1", {"metadata": {"annotations": {pod_annotations.GIVEN: given}}})
     until(lambda: [fleet.metric(one, "oversold_gpus") for one in fleet.replicas] == [1, 1], "oversold GPU", 60)
     fleet.pod("there", {GPU: 1, MEM: 100}, {"nvidia.com/use-gpuuuid": "GPU-a-0"})
     assert "not a GPU with 100 MiB free" in fleet.waits("there")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from kubebox.cluster import PODS
 from kubebox.process import Service, until
-from vgpu_plugin._shared import scheduler_manifests
+from vgpu_plugin._shared.kube import scheduler_manifests
 
 GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 CARD = 16160

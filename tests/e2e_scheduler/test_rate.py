@@ -23,7 +23,7 @@ import pytest
 import yaml
 from kubebox.cluster import PODS
 from kubebox.process import NeverCame, Service, until
-from vgpu_plugin._shared import scheduler_manifests
+from vgpu_plugin._shared.kube import scheduler_manifests
 
 NODES, COUNT, ROUNDS = (int(word) for word in os.environ.get("VGPU_RATE", "200,300,3").split(","))
 # Each pair is the same program and configuration but for the extender. As it is shipped its client does 50 requests a

@@ -8,7 +8,7 @@ from fleet import QUOTAS
 from kubebox.api import ApiError
 from kubebox.cluster import PODS
 from kubebox.process import until
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
 
 GPU, MEM, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpucores"
 ALI, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
@@ -209,11 +209,13 @@ def test_a_plan_can_be_changed_by_nobody_and_comes_back(fleet):
 
     def change():
         try:
-            fleet.api.patch(f"{PODS}/p", {"metadata": {"annotations": {pod_plan.PLAN: None}}})
+            fleet.api.patch(f"{PODS}/p", {"metadata": {"annotations": {pod_annotations.PLAN: None}}})
         except ApiError as fault:
             return "is not yours to change" in str(fault)
         # The webhook of a replica that is only starting lets it through; the plan must be written again.
-        until(lambda: pod_plan.PLAN in fleet.get("p")["metadata"]["annotations"], "plan that is written again", 30)
+        until(
+            lambda: pod_annotations.PLAN in fleet.get("p")["metadata"]["annotations"], "plan that is written again", 30
+        )
         return False
 
     until(change, "refusal of a change")

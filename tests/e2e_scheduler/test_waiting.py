@@ -14,8 +14,8 @@ import pytest
 from fleet import NODES, QUOTAS
 from kubebox.cluster import PODS, SERVER
 from kubebox.process import until
-from vgpu_plugin._shared import pod_plan
-from vgpu_plugin._shared.pod_plan import NodeGpu
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import NodeGpu
 
 GPU, MEM = "nvidia.com/gpu", "nvidia.com/gpumem"
 EVENTS = "/api/v1/namespaces/default/events"
@@ -31,7 +31,7 @@ def events(fleet, name, reason):
 def vgpuctl(fleet, name, scheduler):
     """The command as a person runs it, who may read and nothing else."""
     kubeconfig = fleet.cluster.authority.kubeconfig("reader", SERVER, "/O=readers/CN=reader")
-    command = [sys.executable, "-m", "vgpu_plugin.ctl", "explain", "pod", f"default/{name}"]
+    command = [sys.executable, "-m", "vgpu_plugin.ctl.main", "explain", "pod", f"default/{name}"]
     done = subprocess.run(
         [*command, "--kubeconfig", str(kubeconfig), "--scheduler", scheduler],
         env={**os.environ, "PYTHONPATH": str(fleet.root / "native/plugin/src"), "no_proxy": "*"},
@@ -112,7 +112,9 @@ def test_what_only_we_know_wakes_a_pod_within_the_minute(fleet):
     assert not fleet.node_of("memory") and not fleet.node_of("quota")
     fleet.api.patch(f"{QUOTAS}/team", {"spec": {"hard": {hard: "20000"}}})
     gpus = [NodeGpu("GPU-a-0", "Tesla V100-SXM2-16GB", 16160, 16160, 10, 1616, 10)]
-    fleet.api.patch(f"{NODES}/a", {"metadata": {"annotations": {pod_plan.GPUS: pod_plan.write_gpus(gpus)}}})
+    fleet.api.patch(
+        f"{NODES}/a", {"metadata": {"annotations": {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}}}
+    )
     # A minute, and the half of one in which the kube-scheduler looks who is due; a busy machine needs longer.
     for name, where in (("memory", "a"), ("quota", "b")):
         node, (part,) = fleet.bound(name, 200)

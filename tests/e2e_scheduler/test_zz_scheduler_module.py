@@ -16,8 +16,8 @@ import pytest
 from fleet import Fleet
 from kubebox.api import ApiError
 from kubebox.cluster import SERVER
-from vgpu_plugin._shared import scheduler_manifests
-from vgpu_plugin._shared.scheduler_manifests import Wish
+from vgpu_plugin._shared.kube import scheduler_manifests
+from vgpu_plugin._shared.kube.scheduler_manifests import Wish
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "other"

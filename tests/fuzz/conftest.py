@@ -15,9 +15,9 @@ HERE = Path(__file__).resolve().parent
 SOURCE = ROOT / "native" / "vcuda" / "src"
 sys.path.insert(0, str(ROOT / "plugins"))
 
-from module_utils import layouts  # noqa: E402
+from module_utils.abi import files as abi_files  # noqa: E402
 
-sys.modules["layouts"] = layouts  # its name in the tests: Ansible, which has a longer one, is not needed here
+sys.modules["layouts"] = abi_files  # its name in the tests: Ansible, which has a longer one, is not needed here
 
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]
 FLAGS += [f"-I{SOURCE}", f"-I{SOURCE.parent / 'include'}"]

@@ -2,7 +2,7 @@
 /*
  * The four files that a container receives: limits and gpu pages (read-only), ledger and tenant page (read-write).
  *
- * This header is the one C definition; plugins/module_utils/layout_fields.py is its Python twin, and
+ * This header is the one C definition; plugins/module_utils/abi/fields.py is its Python twin, and
  * tests/native/vcuda/test_layouts.py compiles a program against this file and holds the two equal.
  * All numbers are little endian. All files begin with an 8-byte magic, a version and the oldest
  * version of a reader that still understands them.

@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from vgpu_plugin._shared.pod_plan import APP, Device, NodeGpu, Part
+from vgpu_plugin._shared.pods.annotations import APP, Device, NodeGpu, Part
 from vgpu_scheduler import wire
 from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.ledger import Ledger

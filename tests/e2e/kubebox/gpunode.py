@@ -146,7 +146,7 @@ class GpuNode:
 
     def vgpuctl(self, *words: str) -> Any:
         done = subprocess.run(
-            [sys.executable, "-m", "vgpu_plugin.ctl", *words, "--json"],
+            [sys.executable, "-m", "vgpu_plugin.ctl.main", *words, "--json"],
             env={**os.environ, **self.environment},
             capture_output=True,
             text=True,

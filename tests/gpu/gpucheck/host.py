@@ -33,10 +33,10 @@ OK, OUT_OF_MEMORY = 0, 2
 
 
 def _load_layouts() -> Any:
-    """plugins/module_utils/layouts.py and what it imports, which need no Ansible."""
+    """plugins/module_utils/abi/files.py and what it imports, which need no Ansible."""
     sys.path.insert(0, str(ROOT / "plugins"))
     try:
-        return importlib.import_module("module_utils.layouts")
+        return importlib.import_module("module_utils.abi.files")
     finally:
         sys.path.pop(0)
 

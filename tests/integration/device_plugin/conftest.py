@@ -163,7 +163,7 @@ def node(tmp_path: Path) -> Iterator[RealNode]:
     program = tmp_path / "vgpuctl"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
-        "from vgpu_plugin.ctl import main\nsys.exit(main())\n"
+        "from vgpu_plugin.ctl.main import main\nsys.exit(main())\n"
     )
     program.chmod(0o755)
     kubelet = Manager(tmp_path / "kubelet")

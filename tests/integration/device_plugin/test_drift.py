@@ -18,7 +18,7 @@ import pytest
 from .conftest import ROOT, SOURCES, SPLIT, until
 
 sys.path.insert(0, str(ROOT / ".build" / "collections"))
-from ansible_collections.vgpu.fleet.plugins.module_utils import layouts
+from ansible_collections.vgpu.fleet.plugins.module_utils.abi import files as abi_files
 
 MIB = 1 << 20
 F_OFD_SETLK = 37
@@ -26,8 +26,8 @@ F_OFD_SETLK = 37
 LOOK = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from ansible_collections.vgpu.fleet.plugins.module_utils import capacity
-from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 seen = capacity.observe(Host(sys.argv[2]), "/etc/node.yaml", "/kubelet", True, sys.argv[3])
 print(json.dumps(capacity.compare(seen)))
 """
@@ -71,7 +71,7 @@ def test_plugin_that_offers_one_slice_too_many(node, look):
     greedy = node.folder / "greedy"
     greedy.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
-        "from vgpu_plugin import settings\n"
+        "from vgpu_plugin.offer import settings\n"
         "honest = settings.make_slices\n"
         "def make(gpus, config):\n"
         "    made = honest(gpus, config)\n"
@@ -94,9 +94,9 @@ def test_stale_ledger(node, look):
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/ledger")
     descriptor = os.open(path, os.O_RDWR)
     try:
-        os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), layouts.LEDGER_SLOT_OFFSET)
+        os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.LEDGER_SLOT_OFFSET)
         assert look() == ([], [])  # of a dead process it charges nobody
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE, 1, 0)
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE, 1, 0)
         fcntl.fcntl(descriptor, F_OFD_SETLK, lock)
         ((one,), _notes) = look()
     finally:

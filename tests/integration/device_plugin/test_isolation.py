@@ -156,7 +156,7 @@ def silence(node, tmp_path, interval: str) -> None:
     silent = tmp_path / "silent"
     silent.write_text(
         f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(one) for one in SOURCES]!r}\n"
-        "from vgpu_plugin import watch_rule\nwatch_rule.judge = lambda *_arguments: []\n"
+        "from vgpu_plugin.watch import rule\nrule.judge = lambda *_arguments: []\n"
         "from vgpu_plugin.main import main\nsys.exit(main())\n"
     )
     node.end()

@@ -20,7 +20,7 @@ from vgpu_kubelet_double.manager import CHECKPOINT, Manager, PodError
 from .conftest import RESOURCE, SOURCES, RealNode, until
 
 sys.path.insert(0, str(SOURCES[0]))
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
 
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
@@ -29,7 +29,9 @@ LIMITS, LEDGER = "/etc/vgpu/limits", "/run/vgpu/ledger"
 PROGRAM = """\
 import sys
 from pathlib import Path
-from vgpu_plugin import clock, collector, daemon
+from vgpu_plugin import daemon
+from vgpu_plugin.allocation import collector
+from vgpu_plugin.node import clock
 clock._BOOT_ID = Path(sys.argv.pop(1))
 collector.GRACE_S, daemon.HOUSEKEEPING_S = 3.0, 0.2
 from vgpu_plugin.main import main
@@ -103,7 +105,7 @@ def host_path(pod: dict, inside: str) -> Path:
 
 
 def limits_of(pod: dict) -> dict:
-    return layouts.parse_limits(host_path(pod, LIMITS).read_bytes())
+    return abi_files.parse_limits(host_path(pod, LIMITS).read_bytes())
 
 
 # What a power cut leaves of the records, which are not synced; and who comes up first.
@@ -146,7 +148,7 @@ def test_allocations_after_a_reboot(machine, records, first):
         for mount in again["answer"]["mounts"]:
             assert Path(mount["host_path"]).is_file(), (name, mount)
         assert limits_of(again) == before[name], name
-        assert layouts.parse_ledger(host_path(again, LEDGER).read_bytes())["slots"] == []
+        assert abi_files.parse_ledger(host_path(again, LEDGER).read_bytes())["slots"] == []
     kept = {host_path(pods[name], LIMITS).parent.name for name in ("stays", "both", "last")}
     # With the pod that was deleted its allocation ends, and no other.
     until(lambda: len(machine.allocations()) == 4, "the end of the deleted pod's allocation")

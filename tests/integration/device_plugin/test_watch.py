@@ -50,7 +50,7 @@ class Slice:
 
     def start(self, *command: str) -> subprocess.Popen:
         done = subprocess.Popen(
-            [sys.executable, "-m", "vgpu_plugin.enter", self._wanted, *command],
+            [sys.executable, "-m", "vgpu_plugin.ctl.enter", self._wanted, *command],
             env=self._node.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -23,7 +23,7 @@ pytestmark = needs_root
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from ansible_collections.vgpu.fleet.plugins.module_utils import mig_apply, mig_nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_apply, mig_nvml
 wanted = json.loads(sys.argv[2])
 nvml = mig_nvml.Mig()
 nvml.start()

@@ -17,8 +17,8 @@ pytestmark = needs_root
 RUN = """\
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from ansible_collections.vgpu.fleet.plugins.module_utils import mig_host, mig_nvml
-from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_host, mig_nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 wanted = json.loads(sys.argv[2])
 calls = []
 def run(argv):

@@ -31,7 +31,7 @@ model = A100-80GB
 READ = """\
 import json, sys
 sys.path.insert(0, sys.argv[2])
-from ansible_collections.vgpu.fleet.plugins.module_utils import nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 reader = {"ctypes": nvml.CtypesReader, "pynvml": nvml.PynvmlReader}[sys.argv[1]]
 json.dump(nvml.read(reader()), sys.stdout)
 """

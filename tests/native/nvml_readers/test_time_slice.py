@@ -13,7 +13,7 @@ from test_mig_geometry import ROOT, Host, needs_root
 
 sys.path.insert(0, str(ROOT / ".build" / "collections"))
 
-from ansible_collections.vgpu.fleet.plugins.module_utils import time_slice
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import time_slice
 
 pytestmark = needs_root
 

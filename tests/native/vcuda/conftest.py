@@ -22,9 +22,9 @@ SIMULATOR = BUILD / "gpusim"
 sys.path[:0] = [str(HERE), str(ROOT / "plugins")]
 
 import sanitizing  # noqa: E402
-from module_utils import layouts  # noqa: E402
+from module_utils.abi import files as abi_files  # noqa: E402
 
-sys.modules["layouts"] = layouts  # its name in the tests: Ansible, which has a longer one, is not needed here
+layouts = sys.modules["layouts"] = abi_files  # its name in the tests: Ansible, which has a longer one, is not needed here
 
 MIB = 1 << 20
 CARD = 16160 * MIB
@@ -222,12 +222,12 @@ class Host:
 
     def write_limits(self, memory: int = LIMIT, **changes: object) -> None:
         devices = [{"uuid": uuid, "memory_bytes": memory, "sm_percent": 33} for uuid in self.uuids]
-        self.limits.write_bytes(layouts.pack_limits(dict({"allocation": "test", "devices": devices}, **changes)))
-        self.ledger.write_bytes(layouts.pack_ledger(self.uuids, "test"))
+        self.limits.write_bytes(abi_files.pack_limits(dict({"allocation": "test", "devices": devices}, **changes)))
+        self.ledger.write_bytes(abi_files.pack_ledger(self.uuids, "test"))
 
     def charged(self, gpu: int = 0) -> int:
         """What the ledger's live slots hold."""
-        totals = layouts.read_ledger(str(self.ledger))["totals"]
+        totals = abi_files.read_ledger(str(self.ledger))["totals"]
         return sum(one["used"] + one["context"] for one in totals if one["uuid"] == self.uuids[gpu])
 
     def env(self, preload: bool = True, limits: bool = True, **more: str) -> dict:

@@ -22,13 +22,13 @@ for folder in (PLUGIN / "src", PLUGIN / "kubelet_double" / "src"):
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 
 from vgpu_kubelet_double.manager import Manager  # noqa: E402
-from vgpu_plugin.allocation_files import AllocationFiles  # noqa: E402
-from vgpu_plugin.allocator import Allocator  # noqa: E402
-from vgpu_plugin.gpus import Driver, Gpu  # noqa: E402
-from vgpu_plugin.paths import Paths  # noqa: E402
-from vgpu_plugin.pool import Pool  # noqa: E402
-from vgpu_plugin.records import RecordStore  # noqa: E402
-from vgpu_plugin.settings import Settings, load, make_slices  # noqa: E402
+from vgpu_plugin.allocation.allocation_files import AllocationFiles  # noqa: E402
+from vgpu_plugin.allocation.allocator import Allocator  # noqa: E402
+from vgpu_plugin.allocation.records import RecordStore  # noqa: E402
+from vgpu_plugin.node.gpus import Driver, Gpu  # noqa: E402
+from vgpu_plugin.node.paths import Paths  # noqa: E402
+from vgpu_plugin.offer.pool import Pool  # noqa: E402
+from vgpu_plugin.offer.settings import Settings, load, make_slices  # noqa: E402
 
 from . import samples  # noqa: E402
 

@@ -13,7 +13,7 @@ MEMORY_MIB = {"T4": 15360, "V100-16GB": 16160, "A100-80GB": 81920}
 
 
 def gpus(*models: str, numa: tuple[int, ...] = ()) -> list[Any]:
-    from vgpu_plugin.gpus import NO_NUMA, Gpu
+    from vgpu_plugin.node.gpus import NO_NUMA, Gpu
 
     return [
         Gpu(

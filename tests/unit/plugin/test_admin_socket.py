@@ -15,9 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import admin, admin_socket, errors
+from vgpu_plugin import errors
 from vgpu_plugin._proto import admin_pb2 as api
-from vgpu_plugin.admin_socket import Client, Fault, Server
+from vgpu_plugin.admin import admin_socket
+from vgpu_plugin.admin import answers as admin_answers
+from vgpu_plugin.admin.admin_socket import Client, Fault, Server
 
 from .samples import until
 
@@ -79,7 +81,7 @@ def test_calls_are_those_of_the_proto_file():
     expected = {name: (one.input_type.name, one.output_type.name) for name, one in methods.items()}
     found = {name: tuple(one.DESCRIPTOR.name for one in messages) for name, messages in admin_socket.METHODS.items()}
     assert found == expected
-    assert all(callable(getattr(admin.Admin, name)) for name in expected)
+    assert all(callable(getattr(admin_answers.Admin, name)) for name in expected)
 
 
 def test_an_answer_of_any_length_from_a_socket_of_roots_alone(server, path):
@@ -300,6 +302,6 @@ def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service
 
 def test_vgpuctl_loads_no_grpc():
     """It would be most of what a question costs."""
-    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl; print('grpc' in sys.modules)"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; print('grpc' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

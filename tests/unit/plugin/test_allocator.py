@@ -11,11 +11,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import records
 from vgpu_plugin._proto import deviceplugin_pb2 as api
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation import records
 from vgpu_plugin.errors import BadRequest, NotNow, Refused
-from vgpu_plugin.service import to_message
+from vgpu_plugin.kubelet.service import to_message
 
 from .samples import gpus, node_yaml
 
@@ -28,7 +28,7 @@ def slice_id(gpu, n: int = 0) -> str:
 
 def limits_of(answer) -> dict:
     path = next(host for inside, host, _read_only in answer.mounts if inside == "/etc/vgpu/limits")
-    return layouts.parse_limits(Path(path).read_bytes())
+    return abi_files.parse_limits(Path(path).read_bytes())
 
 
 def devices_of(answer) -> list[tuple[str, int, int]]:
@@ -95,11 +95,11 @@ def test_files_and_their_rights(node):
     assert modes == dict(zip(names, ("0o444", "0o444", "0o444", "0o666", "0o666"), strict=True))
     assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "rw"])
     assert oct(node.paths.allocations.stat().st_mode & 0o7777) == "0o700"
-    ledger = layouts.parse_ledger((folder / "rw/ledger").read_bytes())
+    ledger = abi_files.parse_ledger((folder / "rw/ledger").read_bytes())
     assert (ledger["devices"], ledger["slots"]) == ([node.gpus[0].uuid], [])
     assert sum(one.stat().st_size for one in (folder / "rw").iterdir()) < 1 << 20
-    assert layouts.parse_gpu_page((folder / page).read_bytes())["uuid"] == node.gpus[0].uuid
-    tenant = layouts.parse_tenant_page((folder / "rw/tenant").read_bytes())
+    assert abi_files.parse_gpu_page((folder / page).read_bytes())["uuid"] == node.gpus[0].uuid
+    tenant = abi_files.parse_tenant_page((folder / "rw/tenant").read_bytes())
     assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
 
 
@@ -220,7 +220,7 @@ def test_prestart_of_a_restarted_container_begins_at_zero(node):
     ledger = files.folder(answer.allocation) / "rw/ledger"
     ledger.write_bytes(b"torn")
     allocator.prestart([slice_id(node.gpus[0])])
-    assert layouts.parse_ledger(ledger.read_bytes())["slots"] == []
+    assert abi_files.parse_ledger(ledger.read_bytes())["slots"] == []
 
 
 def test_init_container_and_container_share_ids(node):
@@ -357,7 +357,7 @@ def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):
 
 
 def test_numa_of_the_gpu_is_told(node):
-    from vgpu_plugin.service import to_device
+    from vgpu_plugin.kubelet.service import to_device
 
     node.gpus = gpus("T4", "T4", numa=(1, -1))
     pool, _allocator, _files = node.parts(splitCount=1)
@@ -370,7 +370,7 @@ def test_numa_of_the_gpu_is_told(node):
 def test_records_are_whole_at_every_moment(node, monkeypatch, can):
     """However the file is replaced: who reads it finds what was written down last, longer or shorter than before."""
     if not can:
-        monkeypatch.setattr("vgpu_plugin.records._exchanged", lambda _one, _other: False)
+        monkeypatch.setattr("vgpu_plugin.allocation.records._exchanged", lambda _one, _other: False)
     _pool, allocator, _files = node.parts(splitCount=4)
     made = []
     for n in range(4):

@@ -14,15 +14,15 @@ from pathlib import Path
 import grpc
 import pytest
 from vgpu_kubelet_double.manager import Manager
-from vgpu_plugin import ctl
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
-from vgpu_plugin.clock import Clock
-from vgpu_plugin.collector import GRACE_S, Collector
+from vgpu_plugin.allocation.collector import GRACE_S, Collector
+from vgpu_plugin.allocation.leases import Leases
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal
-from vgpu_plugin.health import HealthWatch
-from vgpu_plugin.leases import Leases
+from vgpu_plugin.node.clock import Clock
+from vgpu_plugin.offer.health import HealthWatch
 
 from .conftest import PLUGIN, FakeGpus
 from .samples import until
@@ -32,7 +32,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def daemon(node, kubelet, running, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=2)
     source = FakeGpus(node.gpus)
     out = Daemon(node.paths, lambda: source, node.mounter)
@@ -150,8 +150,8 @@ class Deaf:
 
 @pytest.mark.parametrize("what", ["nothing", "a file", "a folder", "a dead socket", "one that hangs"])
 def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
-    monkeypatch.setattr("vgpu_plugin.registration.REGISTER_TIMEOUT_S", 0.3)
-    monkeypatch.setattr("vgpu_plugin.registration.LAST_RETRY_S", 0.2)
+    monkeypatch.setattr("vgpu_plugin.kubelet.registration.REGISTER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("vgpu_plugin.kubelet.registration.LAST_RETRY_S", 0.2)
     path = node.paths.kubelet_socket
     deaf = None
     if what == "a file":
@@ -256,7 +256,7 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
 def test_no_wait_of_the_program_goes_by_the_wall_clock():
     """What waits asks a clock that nobody can set. Two files tell others what time it is: a label and a condition."""
     asks = re.compile(r"\btime\.time(_ns)?\(|datetime\.|CLOCK_REALTIME|time\.localtime|time\.gmtime")
-    found = {path.name for path in (PLUGIN / "src/vgpu_plugin").glob("*.py") if asks.search(path.read_text())}
+    found = {path.name for path in (PLUGIN / "src/vgpu_plugin").rglob("*.py") if asks.search(path.read_text())}
     assert found == {"labels.py", "node_label.py"}
 
 

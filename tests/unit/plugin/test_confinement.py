@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from vgpu_plugin import confinement
-from vgpu_plugin.allocation_files import AllocationFiles
-from vgpu_plugin.paths import CONTAINER_LIBRARY
-from vgpu_plugin.records import RecordStore
+from vgpu_plugin.allocation.allocation_files import AllocationFiles
+from vgpu_plugin.allocation.records import RecordStore
+from vgpu_plugin.inject import confinement
+from vgpu_plugin.node.paths import CONTAINER_LIBRARY
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["a new folder", "one that was there"])

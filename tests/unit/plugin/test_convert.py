@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from vgpu_plugin import convert, ctl
+from vgpu_plugin.ctl import convert
+from vgpu_plugin.ctl import main as ctl
 
 POLICY = "scheduler: {defaultSchedulerPolicy"
 CHART = {"vgpu_sharing": "vcuda", "vgpu_slice_sizing": "requested", "vgpu_split_count": 10}

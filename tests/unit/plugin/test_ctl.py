@@ -15,8 +15,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import ctl, ctl_text
-from vgpu_plugin.admin_socket import Fault
+from vgpu_plugin.admin.admin_socket import Fault
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.ctl import text as ctl_text
 from vgpu_plugin.daemon import Daemon
 
 from .conftest import FakeGpus
@@ -34,7 +35,7 @@ def daemon(node, kubelet, running):
 
 @pytest.fixture
 def vgpuctl(node):
-    code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl import main; sys.exit(main())"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl.main import main; sys.exit(main())"
     return [sys.executable, "-c", code, "--socket", str(node.paths.admin_socket)]
 
 
@@ -72,9 +73,9 @@ def test_who_may_not_ask_is_told_who_may(vgpuctl, node, tmp_path):
         pytest.skip("root alone can become nobody")
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
-    code = f"import os; os.setuid(65534); from vgpu_plugin import ctl; raise SystemExit(ctl.main({['status']!r}))"
+    code = f"import os; os.setuid(65534); from vgpu_plugin.ctl import main; raise SystemExit(main.main({['status']!r}))"
     code = code.replace("['status']", repr(["--socket", str(closed / "plugin.sock"), "status"]))
-    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl; {code}"
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; {code}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "is root's alone: run this as root, or by sudo" in done.stderr) == (1, True), done.stderr
     assert "systemctl" not in done.stderr

@@ -9,16 +9,17 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from vgpu_plugin import ctl, ctl_pod
-from vgpu_plugin._shared import pod_plan
-from vgpu_plugin._shared.pod_plan import APP, Device, Part
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.ctl import pod as ctl_pod
 from vgpu_plugin.errors import Fatal
-from vgpu_plugin.kube_api import ApiError
+from vgpu_plugin.node.kube_api import ApiError
 
 from .test_node_label import write_kubeconfig
 
-PLAN = pod_plan.write_plan([Part("main", APP, (Device("GPU-a", 3000, 30),))])
-GIVEN = pod_plan.write_plan([Part("main", APP, (Device("GPU-b", 3000, 0),))])
+PLAN = pod_annotations.write_plan([Part("main", APP, (Device("GPU-a", 3000, 30),))])
+GIVEN = pod_annotations.write_plan([Part("main", APP, (Device("GPU-b", 3000, 0),))])
 
 
 def pod(limits=None, annotations=None, node="", **status):
@@ -70,18 +71,18 @@ TOLD = [
         [],
     ),
     (
-        pod(annotations={pod_plan.PLAN: PLAN}, node="n0"),
+        pod(annotations={pod_annotations.PLAN: PLAN}, node="n0"),
         [],
         ["on n0", "planned:", "GPU-a: 3000 MiB, 30 %"],
         ["no plan"],
     ),
     (
-        pod(annotations={pod_plan.PLAN: PLAN, pod_plan.GIVEN: GIVEN}, node="n0"),
+        pod(annotations={pod_annotations.PLAN: PLAN, pod_annotations.GIVEN: GIVEN}, node="n0"),
         [],
         ["given by the kubelet, other than planned", "GPU-b: 3000 MiB, what others leave"],
         ["GPU-a"],
     ),
-    (pod(annotations={pod_plan.PLAN: "{"}), [], ['metadata.annotations["vgpu.fleet/plan"]: is no JSON'], []),
+    (pod(annotations={pod_annotations.PLAN: "{"}), [], ['metadata.annotations["vgpu.fleet/plan"]: is no JSON'], []),
     (pod({"nvidia.com/gpumem": "-1"}), [], ["asks for what cannot be", "expected a whole number"], []),
     (pod({"cpu": "1"}), [], ["asks for no GPU"], []),
     (

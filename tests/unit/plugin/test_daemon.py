@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from vgpu_kubelet_double.endpoint import Endpoint
 from vgpu_kubelet_double.manager import Manager, PodError
-from vgpu_plugin import ctl
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 
 from .conftest import FakeGpus, Node
@@ -61,7 +61,7 @@ def test_pod_gets_limited_slice(node, kubelet, daemon):
         "/run/vgpu/tenant": False,
         f"/run/vgpu/gpu-{uuid}": True,
     }
-    limits = layouts.parse_limits(Path(mounts["/etc/vgpu/limits"]["host_path"]).read_bytes())
+    limits = abi_files.parse_limits(Path(mounts["/etc/vgpu/limits"]["host_path"]).read_bytes())
     # 15360 MiB over 7: the table of the issue says 2194 MiB each.
     assert [(one["uuid"], one["memory_bytes"]) for one in limits["devices"]] == [(uuid, 2194 << 20)]
     assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
@@ -114,8 +114,8 @@ def unregistered(node: Node, capsys) -> dict:
 
 
 def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.registration.FIRST_STREAM_S", 0.2)
-    monkeypatch.setattr("vgpu_plugin.registration.LAST_RETRY_S", 0.1)
+    monkeypatch.setattr("vgpu_plugin.kubelet.registration.FIRST_STREAM_S", 0.2)
+    monkeypatch.setattr("vgpu_plugin.kubelet.registration.LAST_RETRY_S", 0.1)
     asked = []
     watch = Endpoint.watch
 
@@ -219,7 +219,7 @@ def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeyp
         if fails.is_set():
             raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr("vgpu_plugin.collector.Collector.collect", collect)
+    monkeypatch.setattr("vgpu_plugin.allocation.collector.Collector.collect", collect)
     node.configure()
     running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
     until(lambda: allocatable(kubelet) == 4, "4 slices at the kubelet")

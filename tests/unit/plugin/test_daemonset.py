@@ -7,9 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import driver_files, handover, main
-from vgpu_plugin._shared import device_plugin_manifests as manifests
+from vgpu_plugin import main
+from vgpu_plugin._shared.kube import device_plugin_manifests as manifests
 from vgpu_plugin.errors import Refused
+from vgpu_plugin.inject import driver_files, handover
 
 
 def test_arguments_are_those_of_the_program():

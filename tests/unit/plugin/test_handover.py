@@ -12,12 +12,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import cdi, driver_files, handover
-from vgpu_plugin._shared import layouts
-from vgpu_plugin.driver_files import DriverFiles
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation.static_slices import StaticSlices
 from vgpu_plugin.errors import NotNow
-from vgpu_plugin.service import to_message
-from vgpu_plugin.static_slices import StaticSlices
+from vgpu_plugin.inject import cdi, driver_files, handover
+from vgpu_plugin.inject.driver_files import DriverFiles
+from vgpu_plugin.kubelet.service import to_message
 
 from .samples import node_yaml
 
@@ -254,7 +254,7 @@ def test_cdi_files_of_gpus_and_slices(node):
     assert [one["name"] for one in written["vgpu.fleet/slice"]["devices"]] == [one.id for one in pool.slices]
     for piece, device in zip(pool.slices, written["vgpu.fleet/slice"]["devices"], strict=True):
         mounts = {one["containerPath"]: one for one in device["containerEdits"]["mounts"]}
-        limits = layouts.parse_limits(Path(mounts["/etc/vgpu/limits"]["hostPath"]).read_bytes())
+        limits = abi_files.parse_limits(Path(mounts["/etc/vgpu/limits"]["hostPath"]).read_bytes())
         assert [(one["uuid"], one["memory_bytes"], one["sm_percent"]) for one in limits["devices"]] == [
             (piece.uuid, 5120 << 20, 33)
         ]
@@ -269,7 +269,7 @@ def test_cdi_files_of_gpus_and_slices(node):
 
 
 def record_of(files, piece):
-    from vgpu_plugin.records import Record
+    from vgpu_plugin.allocation.records import Record
 
     return Record(files.static_name(piece.id), "slice", (piece.id,), {"devices": [{"uuid": piece.uuid}]}, "/lib")
 
@@ -311,7 +311,7 @@ def test_without_a_driver_no_file_is_left(node):
 def hold(files, slice_id: str, slot: int = 3) -> int:
     """Holds a slot of the ledger as a process of a container does; the lock is the descriptor's."""
     descriptor = os.open(files.folder(files.static_name(slice_id)) / "rw" / "ledger", os.O_RDWR)
-    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE + slot, 1, 0)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE + slot, 1, 0)
     fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
     return descriptor
 
@@ -337,8 +337,8 @@ def nonsense(descriptor: int) -> None:
 
 
 def slots_behind_the_end_of_a_file_that_is_grown(descriptor: int) -> None:
-    size = layouts.LEDGER_FILE_SIZE
-    os.pwrite(descriptor, struct.pack("<I", size), layouts.LEDGER_FIELDS["slot_offset"][0])
+    size = abi_files.LEDGER_FILE_SIZE
+    os.pwrite(descriptor, struct.pack("<I", size), abi_files.LEDGER_FIELDS["slot_offset"][0])
     os.ftruncate(descriptor, 2 * size)
 
 
@@ -357,8 +357,8 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     outside.look()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
-    assert ledger.stat().st_size == layouts.LEDGER_FILE_SIZE
-    assert layouts.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
+    assert ledger.stat().st_size == abi_files.LEDGER_FILE_SIZE
+    assert abi_files.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
 
 
 def test_slice_that_is_taken_outside_while_it_is_given_out_is_refused(node, monkeypatch):
@@ -381,7 +381,7 @@ def test_slice_that_is_taken_outside_while_it_is_given_out_is_refused(node, monk
 
 
 def denied(files, slice_id: str) -> bool:
-    return layouts.parse_limits((files.folder(files.static_name(slice_id)) / "limits").read_bytes())["deny"]
+    return abi_files.parse_limits((files.folder(files.static_name(slice_id)) / "limits").read_bytes())["deny"]
 
 
 def test_slice_that_was_given_out_is_denied_outside(node):

@@ -8,9 +8,9 @@ import json
 
 import pytest
 from vgpu_plugin.daemon import Daemon
-from vgpu_plugin.gpus import GpuError
-from vgpu_plugin.health import HealthWatch, rules
-from vgpu_plugin.pool import Pool
+from vgpu_plugin.node.gpus import GpuError
+from vgpu_plugin.offer.health import HealthWatch, rules
+from vgpu_plugin.offer.pool import Pool
 
 from .conftest import FakeGpus
 from .samples import gpus, until
@@ -115,7 +115,7 @@ def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
 
 
 def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.PAUSE_S", 0.01)
+    monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     opened = []
 
     def reopen() -> None:
@@ -138,7 +138,7 @@ def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
 
 @pytest.fixture
 def daemon(node, kubelet, running, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=7)
     source = FakeGpus(node.gpus)
     out = Daemon(node.paths, lambda: source, node.mounter, clean_s=0.2)

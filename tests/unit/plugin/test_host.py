@@ -12,13 +12,13 @@ import threading
 import types
 
 import pytest
-from vgpu_plugin import checkpoint
 from vgpu_plugin._proto import deviceplugin_pb2 as api
-from vgpu_plugin.gpus import GpuError, Nvml, numa_node
-from vgpu_plugin.health import APPLICATION_XIDS, HealthWatch
-from vgpu_plugin.inotify import FolderWatch
-from vgpu_plugin.notify import notify
-from vgpu_plugin.pool import Pool
+from vgpu_plugin.node import checkpoint
+from vgpu_plugin.node.gpus import GpuError, Nvml, numa_node
+from vgpu_plugin.node.inotify import FolderWatch
+from vgpu_plugin.node.notify import notify
+from vgpu_plugin.offer.health import APPLICATION_XIDS, HealthWatch
+from vgpu_plugin.offer.pool import Pool
 
 from .conftest import FakeGpus
 from .samples import gpus, until
@@ -211,7 +211,7 @@ def test_health_marks_only_the_gpu_and_not_for_faults_of_applications(running):
 
 
 def test_health_goes_on_after_a_fault_of_the_driver(running, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.PAUSE_S", 0.01)
+    monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
     found = gpus("T4")
     pool, source = Pool(found, []), FakeGpus(found)
     running(HealthWatch(source, pool))

@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import records
-from vgpu_plugin._shared import layouts
-from vgpu_plugin.driver_files import DriverFiles
-from vgpu_plugin.records import KUBELET, LEASE, Record, RecordStore
-from vgpu_plugin.settings import make_slices
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation import records
+from vgpu_plugin.allocation.records import KUBELET, LEASE, Record, RecordStore
+from vgpu_plugin.inject.driver_files import DriverFiles
+from vgpu_plugin.offer.settings import make_slices
 
 from .samples import gpus
 
@@ -21,7 +21,7 @@ OVERSOLD = {"memoryScaling": "2.0"}
 
 def limits_of(answer) -> dict:
     path = next(host for inside, host, _read_only in answer.mounts if inside == "/etc/vgpu/limits")
-    return layouts.parse_limits(Path(path).read_bytes())
+    return abi_files.parse_limits(Path(path).read_bytes())
 
 
 # ---- flags of the limits
@@ -73,22 +73,22 @@ def test_flags_of_one_container_are_not_those_of_another(node):
 @pytest.mark.parametrize(
     ("pack", "parse"),
     [
-        (lambda uuids, name: layouts.pack_gpu_page(uuids[0], name), layouts.parse_gpu_page),
-        (layouts.pack_tenant_page, layouts.parse_tenant_page),
-        (layouts.pack_ledger, layouts.parse_ledger),
+        (lambda uuids, name: abi_files.pack_gpu_page(uuids[0], name), abi_files.parse_gpu_page),
+        (abi_files.pack_tenant_page, abi_files.parse_tenant_page),
+        (abi_files.pack_ledger, abi_files.parse_ledger),
     ],
     ids=["gpu page", "tenant page", "ledger"],
 )
 def test_pages_of_one_gpu_are_named_each_by_its_own_allocation(pack, parse):
-    long = "f" * (layouts.ALLOCATION_SIZE - 1)
+    long = "f" * (abi_files.ALLOCATION_SIZE - 1)
     for uuids in (["GPU-a"], ["GPU-b"], ["GPU-a"]):
         for name in ("a1b2", long, "c3", ""):
             found = parse(pack(uuids, name))
             assert (found["allocation"], uuids[0] in json.dumps(found)) == (name, True)
     for _time in range(2):
-        with pytest.raises(layouts.LayoutError):
+        with pytest.raises(abi_files.LayoutError):
             pack(["GPU-a"], long + "f")
-        with pytest.raises(layouts.LayoutError):
+        with pytest.raises(abi_files.LayoutError):
             pack(["é"], "a1b2")
 
 

@@ -9,8 +9,8 @@ import ssl
 import subprocess
 
 import pytest
-from vgpu_plugin import kube_api
 from vgpu_plugin.errors import Fatal
+from vgpu_plugin.node import kube_api
 
 from .api_double import ApiDouble
 from .test_node_label import write_kubeconfig

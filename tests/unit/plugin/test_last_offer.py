@@ -7,8 +7,8 @@ import json
 
 import pytest
 from vgpu_kubelet_double import podresources
-from vgpu_plugin import ctl
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 
 from .conftest import FakeGpus
@@ -51,7 +51,7 @@ def told(node, capsys) -> dict:
 def bytes_of(answer: dict) -> int:
     path = next(one["host_path"] for one in answer["mounts"] if one["container_path"] == "/etc/vgpu/limits")
     with open(path, "rb") as stream:
-        return int(layouts.parse_limits(stream.read())["devices"][0]["memory_bytes"])
+        return int(abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"])
 
 
 @pytest.mark.parametrize("before, after", [(2, 4), (4, 2), (3, 7)])
@@ -73,8 +73,8 @@ def test_a_gpu_whose_slices_are_held_keeps_its_split_over_a_restart(node, kubele
 
 
 def test_a_split_waits_over_restarts_until_the_pod_is_gone(node, kubelet, begin, capsys, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.collector.GRACE_S", 0.0)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     begin(splitCount=4)
     until(lambda: offered(kubelet, node) == [4, 4], "the first split")

@@ -17,7 +17,7 @@ import sys
 sys.path[:0] = {path!r}
 from vgpu_plugin import lean
 {lean}
-import vgpu_plugin.daemon, vgpu_plugin.gpus
+import vgpu_plugin.daemon, vgpu_plugin.node.gpus
 heavy = ("_hashlib", "_ssl", "asyncio", "yaml", "http.client", "google.protobuf.json_format")
 print([one for one in heavy if one in sys.modules])
 {after}
@@ -49,7 +49,7 @@ def test_it_would_be_loaded_otherwise():
         "import ssl; print(ssl.create_default_context().verify_mode.name)",
         "import hashlib; print(hashlib.sha256(b'').hexdigest()[:8] == 'e3b0c442' and 'CERT_REQUIRED')",
         "import asyncio; asyncio.run(asyncio.sleep(0)); print('CERT_REQUIRED')",
-        "from vgpu_plugin import kube_api; print(kube_api.Access('https://x').context().verify_mode.name)",
+        "from vgpu_plugin.node import kube_api; print(kube_api.Access('https://x').context().verify_mode.name)",
     ],
 )
 def test_what_needs_it_later_has_it(after):
@@ -74,7 +74,7 @@ SLACKS = """
 import contextlib, os, pathlib, sys, threading
 import grpc
 from vgpu_plugin._proto import deviceplugin_pb2 as api, deviceplugin_pb2_grpc as rpc
-from vgpu_plugin.registration import Registration
+from vgpu_plugin.kubelet.registration import Registration
 
 class Service(rpc.DevicePluginServicer):
     together, later = None, []

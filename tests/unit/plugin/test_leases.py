@@ -8,10 +8,10 @@ import json
 from typing import Any
 
 import pytest
-from vgpu_plugin.collector import GRACE_S, Collector
+from vgpu_plugin.allocation.collector import GRACE_S, Collector
+from vgpu_plugin.allocation.leases import Leases
 from vgpu_plugin.errors import BadRequest, NoFreeSlice, NotNow, Unknown
-from vgpu_plugin.leases import Leases
-from vgpu_plugin.service import to_message
+from vgpu_plugin.kubelet.service import to_message
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -121,7 +121,7 @@ def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
 
 
 def test_kubelet_that_does_not_withdraw(node, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.leases.CONFIRM_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.allocation.leases.CONFIRM_S", 0.05)
     parts = node.parts(splitCount=1)
     write_checkpoint(node, advertised=[one.id for one in parts[0].slices])
     with pytest.raises(NotNow, match="did not withdraw slice"):

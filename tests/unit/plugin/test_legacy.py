@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 from vgpu_kubelet_double.manager import Manager, PodError
-from vgpu_plugin import ctl
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation.records import KUBELET, LEASE, Record
+from vgpu_plugin.allocation.substitution import on_gpus, substitute
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import NotNow
-from vgpu_plugin.pool import Pool
-from vgpu_plugin.records import KUBELET, LEASE, Record
-from vgpu_plugin.settings import make_slices
-from vgpu_plugin.substitution import on_gpus, substitute
+from vgpu_plugin.offer.pool import Pool
+from vgpu_plugin.offer.settings import make_slices
 
 from . import samples
 from .conftest import FakeGpus
@@ -55,7 +55,7 @@ def allocatable(kubelet) -> int:
 
 def limits(pod) -> dict:
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
-    return layouts.parse_limits(Path(path).read_bytes())
+    return abi_files.parse_limits(Path(path).read_bytes())
 
 
 def gpu(pod) -> str:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from vgpu_kubelet_double.manager import PodError
-from vgpu_plugin import cdi
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal, Refused
-from vgpu_plugin.gpus import MigDevice
+from vgpu_plugin.inject import cdi
+from vgpu_plugin.node.gpus import MigDevice
 
 from .conftest import FakeGpus
 from .samples import until
@@ -110,7 +110,7 @@ CAPABILITIES = "proc/driver/nvidia/capabilities/gpu0/mig"
 
 def mig_host(node, monkeypatch, nodes=("nvidia0", "nvidia-caps/nvidia-cap21", "nvidia-caps/nvidia-cap22")):
     """A host with a MIG device that has nodes, as files that count as nodes."""
-    monkeypatch.setattr("vgpu_plugin.cdi.is_node", Path.exists)
+    monkeypatch.setattr("vgpu_plugin.inject.cdi.is_node", Path.exists)
     devices = tuple(dataclasses.replace(one, gpu_instance=7 + one.index) for one in with_mig(node.gpus[0]).mig)
     node.gpus[0] = dataclasses.replace(node.gpus[0], mig_enabled=True, mig=devices)
     root = node.paths.host_root
@@ -152,7 +152,7 @@ def test_vcuda_and_time_sliced_gpu_in_one_container(node):
     write(node, {**mixed, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
     _pool, allocator, files = node.parts()
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0", f"{node.gpus[1].uuid}::0"]])
-    limits = layouts.parse_limits((files.folder(answer.allocation) / "limits").read_bytes())
+    limits = abi_files.parse_limits((files.folder(answer.allocation) / "limits").read_bytes())
     assert [(one["uuid"], one["memory_bytes"] >> 20, one["unlimited"]) for one in limits["devices"]] == [
         (node.gpus[0].uuid, 5120, False),
         (node.gpus[1].uuid, 0, True),

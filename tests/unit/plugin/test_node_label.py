@@ -10,10 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vgpu_plugin import ctl
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon, Extras
 from vgpu_plugin.errors import Fatal
-from vgpu_plugin.node_label import NodeLabel
+from vgpu_plugin.reconcile.node_label import NodeLabel
 
 from .api_double import ApiDouble
 from .conftest import FakeGpus
@@ -51,8 +51,8 @@ def write_kubeconfig(path, cluster, user=None):
 @pytest.fixture
 def start(node, kubelet, running, monkeypatch, kubeconfig):
     """Starts the program, and again with what the last one left."""
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.node_label.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.FIRST_RETRY_S", 0.02)
     node.configure(splitCount=4)
     node.paths.configs.mkdir()
     put(node, "big", splitCount=2)
@@ -162,7 +162,7 @@ def refuse_to_read(node, monkeypatch) -> None:
 
         return call
 
-    monkeypatch.setattr("vgpu_plugin.config_choice.os.scandir", guarded(os.scandir))
+    monkeypatch.setattr("vgpu_plugin.reconcile.config_choice.os.scandir", guarded(os.scandir))
     monkeypatch.setattr(Path, "is_file", guarded(Path.is_file))
 
 
@@ -329,7 +329,7 @@ def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
 
 def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
     clock = iter(range(0, 10_000, 240))
-    monkeypatch.setattr("vgpu_plugin.node_label.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.time", SimpleNamespace(monotonic=lambda: next(clock)))
     api = Impatient()
     label = NodeLabel(api, "node-1", lambda _name: None)
     label._stopping = Pauses(1)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from vgpu_plugin import main, options
+from vgpu_plugin import main
 from vgpu_plugin.errors import Fatal
-from vgpu_plugin.settings import load
+from vgpu_plugin.offer import options
+from vgpu_plugin.offer.settings import load
 
 # flag, environment variable, place, a value in the file, one in the environment, one as a flag, and what each reads as
 ROWS = [
@@ -121,7 +122,7 @@ def test_spellings(tmp_path, arguments, place, value):
 
 def test_scaling_of_the_environment_is_exact(tmp_path):
     """A binary float gives 28 for 100 * 0.29."""
-    from vgpu_plugin.settings import make_slices
+    from vgpu_plugin.offer.settings import make_slices
 
     from .samples import gpus
 

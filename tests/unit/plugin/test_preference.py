@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from vgpu_plugin.errors import BadRequest
-from vgpu_plugin.preference import preferred
+from vgpu_plugin.offer.preference import preferred
 
 ORDER = ["A", "B", "C"]
 TOTALS = {"A": 3, "B": 3, "C": 3}

@@ -9,10 +9,13 @@ import struct
 from pathlib import Path
 
 import pytest
-from vgpu_plugin import cdi, gpus, static_slices, watch
-from vgpu_plugin._shared import layouts
-from vgpu_plugin.gpus import Nvml
-from vgpu_plugin.records import KUBELET
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation import static_slices
+from vgpu_plugin.allocation.records import KUBELET
+from vgpu_plugin.inject import cdi
+from vgpu_plugin.node import gpus
+from vgpu_plugin.node.gpus import Nvml
+from vgpu_plugin.watch import watcher as watch
 
 from .samples import until
 from .test_handover import specs
@@ -51,7 +54,7 @@ CHANGES = {
     ).write_text("{}"),
     "a folder is gone": lambda node, files, pool, allocator: files.remove(files.static_name(pool.slices[0].id)),
     "a file is gone": lambda node, files, pool, allocator: (folder_of(files, pool) / "ld.so.preload").unlink(),
-    "limits were changed": lambda node, files, pool, allocator: layouts.rewrite_limits(
+    "limits were changed": lambda node, files, pool, allocator: abi_files.rewrite_limits(
         str(folder_of(files, pool) / "limits"),
         {"allocation": "x", "devices": [{"uuid": pool.slices[0].uuid, "memory_bytes": 1, "sm_percent": 1}]},
     ),
@@ -72,7 +75,7 @@ def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
     outside.refresh()
     looks.clear()
     wanted = specs(node)
-    limits = layouts.parse_limits((folder_of(files, pool) / "limits").read_bytes())
+    limits = abi_files.parse_limits((folder_of(files, pool) / "limits").read_bytes())
     outside.keep()
     assert not looks
     CHANGES[change](node, files, pool, allocator)
@@ -80,9 +83,9 @@ def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
     assert len(looks) == 1
     assert specs(node) == wanted
     folder = folder_of(files, pool)
-    found = layouts.parse_limits((folder / "limits").read_bytes())
+    found = abi_files.parse_limits((folder / "limits").read_bytes())
     assert found["devices"] == limits["devices"]
-    assert layouts.parse_ledger((folder / "rw/ledger").read_bytes())["devices"] == [pool.slices[0].uuid]
+    assert abi_files.parse_ledger((folder / "rw/ledger").read_bytes())["devices"] == [pool.slices[0].uuid]
     outside.keep()
     assert len(looks) == 1, "and it is quiet again"
 
@@ -96,7 +99,7 @@ def test_another_library_or_holder_is_seen(node, looks):
     assert "/0.2.0-bbbbbbbbbbbb/libvgpu.so" in str(first)
     allocator.grant([pool.slices[0].id], KUBELET)
     outside.keep()
-    assert layouts.parse_limits((folder_of(files, pool) / "limits").read_bytes())["deny"] is True
+    assert abi_files.parse_limits((folder_of(files, pool) / "limits").read_bytes())["deny"] is True
     assert len(looks) == 3
 
 
@@ -136,7 +139,7 @@ def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
         pieces = [one._replace(memory_mib=memory) for one in pool.slices]
         pool.update(node.gpus, pieces, frozenset())
         outside.keep()
-        (device,) = layouts.parse_limits((folder_of(files, pool) / "limits").read_bytes())["devices"]
+        (device,) = abi_files.parse_limits((folder_of(files, pool) / "limits").read_bytes())["devices"]
         assert device["memory_bytes"] == memory << 20
     assert len(looks) == 21
 
@@ -181,7 +184,7 @@ def test_limits_come_last_and_whole(node, monkeypatch):
             order.append(Path(rest[0] if isinstance(rest[0], str) else path).name)
             return whole(path, *rest, **named)
 
-        monkeypatch.setattr(f"vgpu_plugin.allocation_files.os.{name}", seen)
+        monkeypatch.setattr(f"vgpu_plugin.allocation.allocation_files.os.{name}", seen)
     answer = allocator.grant([pool.slices[0].id], KUBELET)
     uuid = pool.slices[0].uuid
     made_first = ["ld.so.preload", f"gpu-{uuid}", "ledger", "tenant", "limits.new", "limits"]
@@ -202,7 +205,7 @@ def test_half_made_folder_of_a_killed_program_is_made_whole(node):
     assert not files.is_whole(record)
     files.make(record)
     assert files.is_whole(record)
-    assert (folder / "rw/tenant").stat().st_size == layouts.TENANT_FILE_SIZE
+    assert (folder / "rw/tenant").stat().st_size == abi_files.TENANT_FILE_SIZE
 
 
 # ---- the head of a ledger
@@ -210,8 +213,8 @@ def test_half_made_folder_of_a_killed_program_is_made_whole(node):
 
 def with_slots_at(offset: int) -> bytes:
     """A ledger whose tenant wrote that its slots lie elsewhere."""
-    data = bytearray(layouts.pack_ledger(["GPU-1"]))
-    struct.pack_into("<I", data, layouts.LEDGER_FIELDS["slot_offset"][0], offset)
+    data = bytearray(abi_files.pack_ledger(["GPU-1"]))
+    struct.pack_into("<I", data, abi_files.LEDGER_FIELDS["slot_offset"][0], offset)
     return bytes(data)
 
 
@@ -220,11 +223,11 @@ def with_slots_at(offset: int) -> bytes:
     [
         b"",
         b"VGPULED1",
-        layouts.pack_ledger(["GPU-1"])[:-1],
-        b"X" + layouts.pack_ledger(["GPU-1"])[1:],
-        layouts.pack_ledger(["GPU-1", "GPU-2"]),
-        layouts.pack_ledger(["GPU-1"]) + b"more",
-        with_slots_at(layouts.LEDGER_FILE_SIZE) + bytes(layouts.LEDGER_FILE_SIZE),
+        abi_files.pack_ledger(["GPU-1"])[:-1],
+        b"X" + abi_files.pack_ledger(["GPU-1"])[1:],
+        abi_files.pack_ledger(["GPU-1", "GPU-2"]),
+        abi_files.pack_ledger(["GPU-1"]) + b"more",
+        with_slots_at(abi_files.LEDGER_FILE_SIZE) + bytes(abi_files.LEDGER_FILE_SIZE),
     ],
 )
 def test_head_says_what_the_whole_ledger_says(tmp_path, data):
@@ -232,46 +235,46 @@ def test_head_says_what_the_whole_ledger_says(tmp_path, data):
     path.write_bytes(data)
     try:
         # What lies behind the size of a ledger is a tenant's, and read by nobody.
-        expected = layouts.parse_ledger(data[: layouts.LEDGER_FILE_SIZE])["devices"]
-    except layouts.LayoutError as fault:
-        with pytest.raises(layouts.LayoutError) as found:
-            layouts.is_ledger_of(str(path), ["GPU-1"], "")
+        expected = abi_files.parse_ledger(data[: abi_files.LEDGER_FILE_SIZE])["devices"]
+    except abi_files.LayoutError as fault:
+        with pytest.raises(abi_files.LayoutError) as found:
+            abi_files.is_ledger_of(str(path), ["GPU-1"], "")
         assert str(found.value) == str(fault)
     else:
-        assert layouts.is_ledger_of(str(path), expected, "")
-        assert not layouts.is_ledger_of(str(path), [*expected, "GPU-3"], "")
+        assert abi_files.is_ledger_of(str(path), expected, "")
+        assert not abi_files.is_ledger_of(str(path), [*expected, "GPU-3"], "")
 
 
 def says(**fields: int) -> bytes:
     """The ledger of GPU-1 and the allocation a, with other figures in its head."""
-    data = bytearray(layouts.pack_ledger(["GPU-1"], "a"))
+    data = bytearray(abi_files.pack_ledger(["GPU-1"], "a"))
     for name, value in fields.items():
-        struct.pack_into("<I", data, layouts.LEDGER_FIELDS[name][0], value)
+        struct.pack_into("<I", data, abi_files.LEDGER_FIELDS[name][0], value)
     return bytes(data)
 
 
 OTHERS = {
-    "another allocation's": layouts.pack_ledger(["GPU-1"], "b"),
-    "another GPU's": layouts.pack_ledger(["GPU-2"], "a"),
-    "fewer slots": says(slot_count=layouts.LEDGER_SLOTS - 1),
-    "slots elsewhere": says(slot_offset=layouts.LEDGER_SLOT_OFFSET - 8),
+    "another allocation's": abi_files.pack_ledger(["GPU-1"], "b"),
+    "another GPU's": abi_files.pack_ledger(["GPU-2"], "a"),
+    "fewer slots": says(slot_count=abi_files.LEDGER_SLOTS - 1),
+    "slots elsewhere": says(slot_offset=abi_files.LEDGER_SLOT_OFFSET - 8),
     "smaller slots": says(slot_size=264),
-    "another size": says(size=layouts.LEDGER_FILE_SIZE - 1),
+    "another size": says(size=abi_files.LEDGER_FILE_SIZE - 1),
 }
 
 
 @pytest.mark.parametrize("kind", OTHERS)
 def test_ledger_that_can_be_read_and_is_not_ours_is_made_anew(node, kind):
     """Each is one that parse_ledger takes."""
-    layouts.parse_ledger(OTHERS[kind])
+    abi_files.parse_ledger(OTHERS[kind])
     pool, allocator, files = node.parts()
     record = allocator.records.get(allocator.grant([pool.slices[0].id], KUBELET).allocation)
     ledger = files.folder(record.id) / "rw/ledger"
     whole = ledger.read_bytes()
-    uuid, allocation = layouts.LEDGER_FIELDS["devices"][0], layouts.LEDGER_FIELDS["allocation"][0]
+    uuid, allocation = abi_files.LEDGER_FIELDS["devices"][0], abi_files.LEDGER_FIELDS["allocation"][0]
     data = bytearray(OTHERS[kind])
     if kind != "another GPU's":
-        data[uuid : uuid + layouts.UUID_SIZE] = whole[uuid : uuid + layouts.UUID_SIZE]
+        data[uuid : uuid + abi_files.UUID_SIZE] = whole[uuid : uuid + abi_files.UUID_SIZE]
     if kind != "another allocation's":
         data[allocation : allocation + 64] = whole[allocation : allocation + 64]
     assert files.is_whole(record)
@@ -284,13 +287,13 @@ def test_ledger_that_can_be_read_and_is_not_ours_is_made_anew(node, kind):
 
 def test_ledger_of_another_version_that_can_be_read_is_kept(node):
     """Its slots may lie elsewhere and be larger; version N works with N+1."""
-    assert layouts.LEDGER_MIN_READER <= layouts.LEDGER_VERSION
+    assert abi_files.LEDGER_MIN_READER <= abi_files.LEDGER_VERSION
     path = node.paths.allocations.parent / "ledger"
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = bytearray(says(version=layouts.LEDGER_VERSION + 1, size=layouts.LEDGER_FILE_SIZE + 4096))
+    data = bytearray(says(version=abi_files.LEDGER_VERSION + 1, size=abi_files.LEDGER_FILE_SIZE + 4096))
     path.write_bytes(data)
-    assert layouts.is_ledger_of(str(path), ["GPU-1"], "a")
-    assert not layouts.is_ledger_of(str(path), ["GPU-1"], "b")
+    assert abi_files.is_ledger_of(str(path), ["GPU-1"], "a")
+    assert not abi_files.is_ledger_of(str(path), ["GPU-1"], "b")
 
 
 # ---- the driver and the watcher

@@ -9,11 +9,11 @@ import os
 import pytest
 from vgpu_kubelet_double import podresources
 from vgpu_kubelet_double.endpoint import Endpoint
-from vgpu_plugin import ctl
-from vgpu_plugin import settings as node_settings
-from vgpu_plugin._shared import layouts
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
-from vgpu_plugin.registrations import Registrations
+from vgpu_plugin.kubelet.registrations import Registrations
+from vgpu_plugin.offer import settings as node_settings
 
 from .conftest import FakeGpus
 from .samples import node_yaml, until
@@ -23,7 +23,7 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def daemon(node, kubelet, running, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=4)
     source = FakeGpus(node.gpus)
     out = Daemon(node.paths, lambda: source, node.mounter)
@@ -66,7 +66,7 @@ def test_new_split_without_a_restart_and_without_a_gap(node, kubelet, daemon, mo
     pod = kubelet.run_pod("one")
     limits = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
     with open(limits, "rb") as stream:
-        assert layouts.parse_limits(stream.read())["devices"][0]["memory_bytes"] == (15360 // split) << 20
+        assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == (15360 // split) << 20
 
 
 @pytest.mark.parametrize(
@@ -109,11 +109,11 @@ def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
     kubelet.restart_container("one")  # its files are made anew from what it was given
     limits = next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
     with open(limits, "rb") as stream:
-        assert layouts.parse_limits(stream.read())["devices"][0]["memory_bytes"] == 3840 << 20
+        assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == 3840 << 20
 
 
 def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.collector.GRACE_S", 0.0)
+    monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
     put(node, node_yaml(node.library_root, splitCount=2))
@@ -144,7 +144,7 @@ def test_renamed_resource_is_registered_before_the_old_one_ends(node, kubelet, d
 
 
 def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kubelet, running, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=4)
     source = FakeGpus(node.gpus)
     load = node_settings.load

@@ -11,15 +11,16 @@ from pathlib import Path
 import pytest
 from vgpu_kubelet_double import podresources
 from vgpu_kubelet_double.manager import PodError
-from vgpu_plugin import ctl
-from vgpu_plugin._shared import layouts, pod_plan
-from vgpu_plugin._shared.pod_plan import Device, Part
-from vgpu_plugin.allocator import Allocator
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import Device, Part
+from vgpu_plugin.allocation.allocator import Allocator
+from vgpu_plugin.allocation.pod_sizes import PodSizes
+from vgpu_plugin.allocation.records import KUBELET, Record
+from vgpu_plugin.allocation.sizing import Held, assign, held
+from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon, Extras
 from vgpu_plugin.errors import Fatal, NotNow, Refused
-from vgpu_plugin.pod_sizes import PodSizes
-from vgpu_plugin.records import KUBELET, Record
-from vgpu_plugin.sizing import Held, assign, held
 
 from . import samples
 from .api_double import ApiDouble
@@ -43,8 +44,8 @@ def api():
 
 @pytest.fixture
 def start(node, kubelet, api, running, tmp_path, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.health.LOOK_S", 0.05)
-    monkeypatch.setattr("vgpu_plugin.node_label.FIRST_RETRY_S", 0.02)
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.FIRST_RETRY_S", 0.02)
     server = podresources.serve(kubelet, node.paths.pod_resources)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", {"server": api.url})
 
@@ -73,8 +74,8 @@ def allocatable(kubelet) -> int:
 
 def plan(api, name, *devices, container="main", uid="", extra=(), **spec):
     """A pod that the scheduler bound to this node."""
-    parts = [*extra, Part(container, pod_plan.APP, tuple(Device(*one) for one in devices))]
-    api.add_pod(name, uid or f"uid-{name}", {pod_plan.PLAN: pod_plan.write_plan(parts)}, **spec)
+    parts = [*extra, Part(container, pod_annotations.APP, tuple(Device(*one) for one in devices))]
+    api.add_pod(name, uid or f"uid-{name}", {pod_annotations.PLAN: pod_annotations.write_plan(parts)}, **spec)
 
 
 def run(kubelet, name, **more):
@@ -83,7 +84,7 @@ def run(kubelet, name, **more):
 
 def limits(pod) -> dict:
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
-    return layouts.parse_limits(Path(path).read_bytes())
+    return abi_files.parse_limits(Path(path).read_bytes())
 
 
 def sizes(pod) -> list[tuple[str, int, int]]:
@@ -143,13 +144,16 @@ def test_two_pods_at_one_moment_never_get_each_others_sizes(node, kubelet, api, 
 def test_other_gpu_than_planned_is_told_and_wins(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
-    other = Part("side", pod_plan.APP, (Device(first, 100, 1),))
+    other = Part("side", pod_annotations.APP, (Device(first, 100, 1),))
     plan(api, "one", (second, 5000, 30), extra=[other])
     pod = run(kubelet, "one", ids=[f"{first}::2"])
     assert sizes(pod) == [(first, 5000, 30)]
     annotations = api.pods["default", "one"]["metadata"]["annotations"]
-    assert pod_plan.read_annotations(annotations) == (other, Part("main", pod_plan.APP, (Device(first, 5000, 30),)))
-    assert pod_plan.PLAN in annotations
+    assert pod_annotations.read_annotations(annotations) == (
+        other,
+        Part("main", pod_annotations.APP, (Device(first, 5000, 30),)),
+    )
+    assert pod_annotations.PLAN in annotations
 
 
 def forgotten(kubelet, name) -> None:
@@ -241,10 +245,10 @@ def test_room_is_kept_while_the_api_server_is_told(node, kubelet, api, start, mo
     ("annotations", "words"),
     [
         ({}, "are placed by vgpu-scheduler"),
-        ({pod_plan.PLAN: "{"}, "is no JSON"),
-        ({pod_plan.PLAN: pod_plan.write_plan([Part("x", "app", ())])}, "container main: no plan"),
+        ({pod_annotations.PLAN: "{"}, "is no JSON"),
+        ({pod_annotations.PLAN: pod_annotations.write_plan([Part("x", "app", ())])}, "container main: no plan"),
         (
-            {pod_plan.PLAN: pod_plan.write_plan([Part("main", "app", ())])},
+            {pod_annotations.PLAN: pod_annotations.write_plan([Part("main", "app", ())])},
             "planned on 0 GPUs and the kubelet gave it 1",
         ),
     ],
@@ -279,7 +283,7 @@ def test_pod_of_the_same_name_with_another_uid_is_not_believed(node, kubelet, ap
 def test_init_container_has_its_own_size(node, kubelet, api, start):
     start()
     uuid = node.gpus[0].uuid
-    init = Part("init", pod_plan.INIT, (Device(uuid, 12000, 0),))
+    init = Part("init", pod_annotations.INIT, (Device(uuid, 12000, 0),))
     plan(api, "one", (uuid, 5000, 30), extra=[init])
     run(kubelet, "one", init_container=True)
     found = [limits(one)["devices"][0]["memory_bytes"] // MIB for one in kubelet.state()["pods"]]
@@ -310,25 +314,25 @@ def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     daemon, _thread = start(memoryScaling="1.5")
 
     def find():
-        return pod_plan.read_gpus(api.node["metadata"].get("annotations", {})[pod_plan.GPUS])
+        return pod_annotations.read_gpus(api.node["metadata"].get("annotations", {})[pod_annotations.GPUS])
 
-    until(lambda: pod_plan.GPUS in api.node["metadata"].get("annotations", {}), "the annotation")
+    until(lambda: pod_annotations.GPUS in api.node["metadata"].get("annotations", {}), "the annotation")
     assert [(one.uuid, one.memory_mib, one.capacity_mib, one.slots, one.slice_mib, one.healthy) for one in find()] == [
         (gpu.uuid, 15360, 23040, 4, 5760, True) for gpu in node.gpus
     ]
     daemon.source.xids.put((node.gpus[1].uuid, 79))
     until(lambda: [one.healthy for one in find()] == [True, False], "the sick GPU")
     with api._changed:
-        del api.node["metadata"]["annotations"][pod_plan.GPUS]
+        del api.node["metadata"]["annotations"][pod_annotations.GPUS]
         api._bump()
-    until(lambda: pod_plan.GPUS in api.node["metadata"]["annotations"], "written again")
+    until(lambda: pod_annotations.GPUS in api.node["metadata"]["annotations"], "written again")
 
 
 def test_node_that_is_split_equally_from_now_on_offers_no_parts(node, api, start):
     start()
-    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_plan.GPUS, ""), "the annotation")
+    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_annotations.GPUS, ""), "the annotation")
     node.configure(splitCount=4)
-    until(lambda: pod_plan.read_gpus(api.node["metadata"]["annotations"][pod_plan.GPUS]) == (), "no GPUs")
+    until(lambda: pod_annotations.read_gpus(api.node["metadata"]["annotations"][pod_annotations.GPUS]) == (), "no GPUs")
 
 
 def test_equal_slice_beside_a_size_from_before_does_not_oversell(node, kubelet, api, start):
@@ -336,9 +340,11 @@ def test_equal_slice_beside_a_size_from_before_does_not_oversell(node, kubelet, 
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 12000, 0))
     run(kubelet, "one", ids=[f"{first}::0"])
-    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_plan.GPUS, ""), "the annotation")
+    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_annotations.GPUS, ""), "the annotation")
     node.configure(splitCount=4)
-    until(lambda: not pod_plan.read_gpus(api.node["metadata"]["annotations"][pod_plan.GPUS]), "equal sizes")
+    until(
+        lambda: not pod_annotations.read_gpus(api.node["metadata"]["annotations"][pod_annotations.GPUS]), "equal sizes"
+    )
     with pytest.raises(PodError, match="3840 MiB are asked for, 12000 of 15360 are held by others"):
         run(kubelet, "two", ids=[f"{first}::1"])
     assert [one[1] for one in sizes(run(kubelet, "three", ids=[f"{second}::1"], init_container=True))] == [3840]
@@ -406,7 +412,7 @@ def test_not_assigned(about, planned, given, before, words):
 def test_init_container_with_more_gpus_leaves_them_to_the_next(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
-    init = Part("init", pod_plan.INIT, (Device(first, 15000, 100), Device(second, 15000, 100)))
+    init = Part("init", pod_annotations.INIT, (Device(first, 15000, 100), Device(second, 15000, 100)))
     plan(api, "one", (first, 15000, 100), extra=[init])
     ids = [f"{first}::0", f"{second}::0"]
     with kubelet.lock:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 from vgpu_plugin.errors import Fatal
-from vgpu_plugin.settings import load, make_slices
+from vgpu_plugin.offer.settings import load, make_slices
 
 from .samples import gpus
 

@@ -17,11 +17,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from vgpu_kubelet_double import podresources as double
 from vgpu_kubelet_double.manager import Manager
-from vgpu_plugin import ctl, ctl_text, labels, podresources, usage
-from vgpu_plugin._shared import layouts, sharing
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin._shared.config import sharing
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.ctl import text as ctl_text
 from vgpu_plugin.daemon import Daemon, Extras
-from vgpu_plugin.gpus import Driver, MigDevice
-from vgpu_plugin.preference import preferred
+from vgpu_plugin.node import podresources
+from vgpu_plugin.node.gpus import Driver, MigDevice
+from vgpu_plugin.offer.preference import preferred
+from vgpu_plugin.reconcile import labels
+from vgpu_plugin.watch import usage
 
 from .conftest import PLUGIN, FakeGpus
 from .samples import gpus, until
@@ -59,15 +64,15 @@ def tenant(pod, used: int, context: int, device_ns: int) -> int:
     """Writes what a process of the pod's container would write, and holds its slot; the lock is the descriptor's."""
     mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     descriptor = os.open(mounts["/run/vgpu/ledger"], os.O_RDWR)
-    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE, 1, 0)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE, 1, 0)
     fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
-    fields, base = layouts.LEDGER_SLOT_FIELDS, layouts.LEDGER_SLOT_OFFSET
+    fields, base = abi_files.LEDGER_SLOT_FIELDS, abi_files.LEDGER_SLOT_OFFSET
     for name, value in (("used", used), ("context", context)):
         os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
     os.pwrite(descriptor, struct.pack("<I", 4711), base + fields["pid"][0])
     with open(mounts["/run/vgpu/tenant"], "r+b") as page:
         for name, value in (("used_ns", device_ns), ("throttled_ns", 3 * device_ns)):
-            page.seek(layouts.TENANT_FIELDS["devices"][0] + layouts.TENANT_DEVICE_FIELDS[name][0])
+            page.seek(abi_files.TENANT_FIELDS["devices"][0] + abi_files.TENANT_DEVICE_FIELDS[name][0])
             page.write(struct.pack("<Q", value))
     return descriptor
 
@@ -127,7 +132,7 @@ WAITS = [
 def test_held_back(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, wanting, held_back):
     pod = kubelet.run_pod("train")
     page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/tenant")
-    base, fields = layouts.TENANT_FIELDS["devices"][0], layouts.TENANT_DEVICE_FIELDS
+    base, fields = abi_files.TENANT_FIELDS["devices"][0], abi_files.TENANT_DEVICE_FIELDS
     now = time.monotonic_ns()
     with open(page, "r+b") as stream:
         for name, form, value in (
@@ -167,7 +172,7 @@ def test_violation_reaches_the_metrics(node, kubelet, daemon, capsys):
 def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon, capsys, used, devices):
     first, liar = (kubelet.run_pod(name, ids=[f"{node.gpus[n].uuid}::0"]) for n, name in enumerate(("first", "liar")))
     held = [tenant(first, MIB, 0, 1), tenant(liar, used, used, 1)]
-    os.pwrite(held[1], struct.pack("<I", devices), layouts.LEDGER_FIELDS["device_count"][0])
+    os.pwrite(held[1], struct.pack("<I", devices), abi_files.LEDGER_FIELDS["device_count"][0])
     found = samples(vgpuctl(node, capsys, "metrics"))
     for descriptor in held:
         os.close(descriptor)
@@ -175,7 +180,7 @@ def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon
 
 
 def test_queries_of_the_dashboard_are_of_metrics_that_exist(node, kubelet, daemon, capsys):
-    from vgpu_plugin.metrics import TYPES
+    from vgpu_plugin.admin.metrics import TYPES
 
     dashboard = json.loads((PLUGIN / "dashboards" / "vgpu-fleet.json").read_text())
     queries = [(one["expr"], one["legendFormat"]) for panel in dashboard["panels"] for one in panel["targets"]]
@@ -202,7 +207,7 @@ def test_memory_of_a_dead_process_is_not_shown(node, kubelet, daemon, capsys):
 
 
 def test_labels_end_with_their_allocation(node, kubelet, daemon, capsys, monkeypatch):
-    monkeypatch.setattr("vgpu_plugin.collector.GRACE_S", 0.0)
+    monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
     monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
     kubelet.run_pod("train")
     assert len(samples(vgpuctl(node, capsys, "metrics"))["vgpu_container_processes"]) == 1
@@ -211,7 +216,7 @@ def test_labels_end_with_their_allocation(node, kubelet, daemon, capsys, monkeyp
 
 
 def test_metrics_by_http(node, kubelet, running):
-    from vgpu_plugin.metrics import Server
+    from vgpu_plugin.admin.metrics import Server
 
     server = Server("127.0.0.1:0", lambda: 'a{b="c"} 1\n')
     try:
@@ -236,7 +241,7 @@ def test_address_that_cannot_be_is_fatal(node, address):
 
 @pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "ä"])
 def test_label_values_are_escaped(name):
-    from vgpu_plugin import metrics
+    from vgpu_plugin.admin import metrics
 
     status = {
         "gpus": [{"index": 0, "uuid": "GPU-0", "model": name, "memory_mib": 1, "healthy": True}],

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from vgpu_plugin import service
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
+from vgpu_plugin.kubelet import service
 
 from .samples import until
 

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vgpu_plugin import metrics, watch, watch_rule
-from vgpu_plugin._shared import layouts
-from vgpu_plugin.gpus import GpuError
-from vgpu_plugin.watch_end import GRACE_S, Ender
-from vgpu_plugin.watch_processes import Process, Processes
-from vgpu_plugin.watch_rule import MEMORY, MIB, NO_SLOT, Account, judge, tolerance
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.admin import metrics
+from vgpu_plugin.node.gpus import GpuError
+from vgpu_plugin.watch import rule as watch_rule
+from vgpu_plugin.watch import watcher as watch
+from vgpu_plugin.watch.end import GRACE_S, Ender
+from vgpu_plugin.watch.processes import Process, Processes
+from vgpu_plugin.watch.rule import MEMORY, MIB, NO_SLOT, Account, judge, tolerance
 
 from .conftest import Node
 from .proc_folder import CONTAINER, Proc
@@ -129,12 +131,12 @@ class Watched:
 
         path = self.folder / "rw" / "ledger"
         descriptor = os.open(path, os.O_RDWR)
-        base = layouts.LEDGER_SLOT_OFFSET + slot * layouts.LEDGER_SLOT_SIZE
+        base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
         os.pwrite(descriptor, struct.pack("<Q", used), base)
         os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
         os.pwrite(descriptor, struct.pack("<I", lent_mib), base + 272)
         if alive:
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE + slot, 1, 0)
+            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE + slot, 1, 0)
             fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
         return descriptor
 
@@ -248,9 +250,9 @@ def test_lie_of_a_live_slot_is_named(watched):
 
 def rewrite(watched: Watched, **changes: Any) -> None:
     path = watched.folder / "limits"
-    limits = layouts.as_packed(layouts.parse_limits(path.read_bytes()), **changes)
+    limits = abi_files.as_packed(abi_files.parse_limits(path.read_bytes()), **changes)
     path.chmod(0o644)
-    path.write_bytes(layouts.pack_limits(limits))
+    path.write_bytes(abi_files.pack_limits(limits))
 
 
 def test_who_may_do_without_the_library_is_not_named(watched):
@@ -260,7 +262,7 @@ def test_who_may_do_without_the_library_is_not_named(watched):
 
 
 def test_whole_gpu_without_a_limit_is_not_named(watched):
-    devices = layouts.parse_limits((watched.folder / "limits").read_bytes())["devices"]
+    devices = abi_files.parse_limits((watched.folder / "limits").read_bytes())["devices"]
     rewrite(watched, devices=[{**one, "memory_bytes": 0, "unlimited": True} for one in devices])
     watched.run(20, 900 * MIB)
     assert watched.look(3) == []

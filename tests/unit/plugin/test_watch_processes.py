@@ -10,8 +10,8 @@ from typing import Any
 
 import pynvml
 import pytest
-from vgpu_plugin.gpus import GpuError, Nvml
-from vgpu_plugin.watch_processes import Process, Processes
+from vgpu_plugin.node.gpus import GpuError, Nvml
+from vgpu_plugin.watch.processes import Process, Processes
 
 from .proc_folder import CONTAINER, HOST_MNT, HOST_PID, Proc
 

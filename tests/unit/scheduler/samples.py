@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import combinations, product
 
-from vgpu_plugin._shared.dialects import Ask, Card, Memory, PodAsk, Wish, size_on
-from vgpu_plugin._shared.dialects_resources import CARD, MIB, PERCENT, SLICE, UNITS
-from vgpu_plugin._shared.pod_plan import NodeGpu
+from vgpu_plugin._shared.pods.annotations import NodeGpu
+from vgpu_plugin._shared.pods.requests import Ask, Card, Memory, PodAsk, Wish, size_on
+from vgpu_plugin._shared.pods.resources import CARD, MIB, PERCENT, SLICE, UNITS
 
 __all__ = ("CARD", "MIB", "PERCENT", "SLICE", "UNITS", "ask", "gpu", "node", "pod_ask")
 

@@ -9,7 +9,7 @@ import logging
 import math
 
 import pytest
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_scheduler import wire
 from vgpu_scheduler.api import ApiError
 from vgpu_scheduler.cluster import Cluster
@@ -119,7 +119,7 @@ def test_a_node_s_lost_annotation_is_said_once(caplog):
     _server, extender, cluster = parts()
     bare = item(node_object("n0"), wire.Node)
     broken = node_object("n0")
-    broken["metadata"]["annotations"] = {pod_plan.GPUS: "{"}
+    broken["metadata"]["annotations"] = {pod_annotations.GPUS: "{"}
     broken = item(broken, wire.Node)
     whole = item(node_object("n0", node("n0", 2)), wire.Node)
     other = item(node_object("n0", node("n0", 1)), wire.Node)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vgpu_plugin._shared.dialects import size_on
-from vgpu_plugin._shared.pod_plan import APP, Device, Part, Use, use_of
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part, Use, use_of
+from vgpu_plugin._shared.pods.requests import size_on
 from vgpu_scheduler import placement
 from vgpu_scheduler.ledger import Ledger, NoRoom
 from vgpu_scheduler.table import GpuTable

@@ -9,8 +9,8 @@ from functools import partial
 from itertools import combinations
 
 import pytest
-from vgpu_plugin._shared import pod_plan
-from vgpu_plugin._shared.pod_plan import APP, Device, Part
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
 from vgpu_scheduler import preemption, wire
 from vgpu_scheduler.extender import KEPT
 
@@ -24,8 +24,8 @@ CARD, SLOTS = 10000, 4
 def bound(cluster, name, node, *devices, priority=0, ending=False):
     """A pod as the watch tells it, on GPUs of a node: (UUID, MiB)."""
     made = pod_object(name, nodeName=node, priority=priority)
-    plan = pod_plan.write_plan([Part("main", APP, tuple(Device(uuid, mib, 0) for uuid, mib in devices))])
-    made["metadata"]["annotations"][pod_plan.PLAN] = plan
+    plan = pod_annotations.write_plan([Part("main", APP, tuple(Device(uuid, mib, 0) for uuid, mib in devices))])
+    made["metadata"]["annotations"][pod_annotations.PLAN] = plan
     if ending:
         made["metadata"]["deletionTimestamp"] = "2026-11-22T00:00:00Z"
     cluster.pod(False, item(made))

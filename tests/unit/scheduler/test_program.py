@@ -15,7 +15,7 @@ import sys
 import aiohttp
 import pytest
 import yaml
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_scheduler import api, settings
 
 from .api_double import ApiDouble
@@ -56,8 +56,10 @@ def test_the_program_serves_both_and_ends_at_sigterm(tmp_path):
     async def go():
         async with ApiDouble() as double, aiohttp.ClientSession() as session:
             await double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
-            gpus = pod_plan.write_gpus(node("n0", 2))
-            await double.put("/api/v1/nodes/n0", {"metadata": {"name": "n0", "annotations": {pod_plan.GPUS: gpus}}})
+            gpus = pod_annotations.write_gpus(node("n0", 2))
+            await double.put(
+                "/api/v1/nodes/n0", {"metadata": {"name": "n0", "annotations": {pod_annotations.GPUS: gpus}}}
+            )
             inner, outer = free_port(), free_port()
             (tmp_path / "config.yaml").write_text("plain: default\ndefaultMemoryMiB: 700\n")
             command = ["--kubeconfig", str(kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]

@@ -7,8 +7,8 @@ import asyncio
 import json
 
 import pytest
-from vgpu_plugin._shared.dialects import Card, read_pod
-from vgpu_plugin._shared.pod_plan import APP, Device, Part
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
+from vgpu_plugin._shared.pods.requests import Card, read_pod
 from vgpu_scheduler import wire
 from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.quota import UNSEEN, Demand, Quotas, least

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
-from vgpu_plugin._shared import pod_plan
-from vgpu_plugin._shared.pod_plan import Use
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import Use
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import cluster as cluster_module
 from vgpu_scheduler import main as main_module
@@ -30,7 +30,7 @@ SCHEDULER = "vgpu-scheduler"
 
 
 def node_object(name, gpus=None):
-    annotations = {} if gpus is None else {pod_plan.GPUS: pod_plan.write_gpus(gpus)}
+    annotations = {} if gpus is None else {pod_annotations.GPUS: pod_annotations.write_gpus(gpus)}
     return {"metadata": {"name": name, "annotations": annotations}}
 
 
@@ -141,7 +141,12 @@ def plans(double):
     found = []
     for path, one in double.objects.items():
         if "/pods/" in path and one["spec"].get("nodeName"):
-            found.append((one["spec"]["nodeName"], pod_plan.read_plan(one["metadata"]["annotations"][pod_plan.PLAN])))
+            found.append(
+                (
+                    one["spec"]["nodeName"],
+                    pod_annotations.read_plan(one["metadata"]["annotations"][pod_annotations.PLAN]),
+                )
+            )
     return found
 
 
@@ -155,7 +160,7 @@ def test_a_pod_is_bound_with_its_plan_in_one_request():
             ours = [call for call in double.calls[calls:] if call[0] != "GET"]
             assert ours == [("POST", pod_path("a") + "/binding")]
             stored = double.objects[pod_path("a")]
-            (part,) = pod_plan.read_plan(stored["metadata"]["annotations"][pod_plan.PLAN])
+            (part,) = pod_annotations.read_plan(stored["metadata"]["annotations"][pod_annotations.PLAN])
             assert (stored["spec"]["nodeName"], part.container, part.devices[0].memory_mib) == (where, "main", 3000)
 
     asyncio.run(go())
@@ -287,9 +292,11 @@ def test_a_plan_that_somebody_deleted_is_written_again():
             pod = await double.put(pod_path("a"), pod_object("a"))
             assert (await one.schedule(pod, names))[1] == ""
             stored = json.loads(json.dumps(double.objects[pod_path("a")]))
-            plan = stored["metadata"]["annotations"].pop(pod_plan.PLAN)
+            plan = stored["metadata"]["annotations"].pop(pod_annotations.PLAN)
             await double.put(pod_path("a"), stored)
-            await one.until(lambda: double.objects[pod_path("a")]["metadata"]["annotations"].get(pod_plan.PLAN) == plan)
+            await one.until(
+                lambda: double.objects[pod_path("a")]["metadata"]["annotations"].get(pod_annotations.PLAN) == plan
+            )
             assert one.cluster.drift["plan_deleted"] == 1 and one.ledger.held("uid-a") is not None
 
     asyncio.run(go())
@@ -304,7 +311,7 @@ def test_the_ledger_follows_what_the_kubelet_gave():
             annotations = stored["metadata"]["annotations"]
             (planned,) = [uuid for uuid, use in one.ledger.use("n0").items() if use.slots]
             (other,) = {"GPU-n0-0", "GPU-n0-1"} - {planned}
-            annotations[pod_plan.GIVEN] = annotations[pod_plan.PLAN].replace(planned, other)
+            annotations[pod_annotations.GIVEN] = annotations[pod_annotations.PLAN].replace(planned, other)
             await double.put(pod_path("a"), stored)
             await one.until(lambda: one.ledger.use("n0")[other] == Use(3000, 0, 1))
             assert one.ledger.use("n0")[planned] == Use(0, 0, 0)
@@ -325,7 +332,7 @@ def test_nodes_that_go_come_back_and_lose_their_annotation():
             assert one.ledger.use(where) == before and said == ""
             for wrong, kind in ((node_object(where), "gpus_deleted"), (node_object(where), "gpus_unreadable")):
                 if kind == "gpus_unreadable":
-                    wrong["metadata"]["annotations"][pod_plan.GPUS] = "{"
+                    wrong["metadata"]["annotations"][pod_annotations.GPUS] = "{"
                 await double.put(f"/api/v1/nodes/{where}", wrong)
                 await one.until(lambda kind=kind: one.cluster.drift[kind] > 0)
                 assert one.ledger.use(where) == before

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from vgpu_plugin._shared.pod_plan import APP, Device, Part
+from vgpu_plugin._shared.pods.annotations import APP, Device, Part
 from vgpu_scheduler import waits as waits_module
 from vgpu_scheduler import wire
 from vgpu_scheduler.api import ApiError

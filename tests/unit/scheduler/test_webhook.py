@@ -8,8 +8,8 @@ import copy
 import json
 
 import pytest
-from vgpu_plugin._shared import pod_plan
-from vgpu_plugin._shared.dialects import Config, read_pod
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.requests import Config, read_pod
 from vgpu_scheduler import webhook, wire
 from vgpu_scheduler.webhook import Settings
 
@@ -125,10 +125,13 @@ REFUSED = [
     (pod({GPU: "1"}, nodeName="n1"), "spec.nodeName"),
     (privileged(), "securityContext.privileged"),
     (pod({GPU: "1"}, {}, {"hami.io/gpu-scheduler-policy": "binpak"}), 'did you mean "binpack"'),
-    (pod({GPU: "1"}, {}, {pod_plan.PLAN: "{}"}), "written by the scheduler alone"),
-    (pod({GPU: "1"}, {}, {pod_plan.GIVEN: "{}"}), "written by the scheduler alone"),
-    (pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}, {pod_plan.GIVEN: "{}"}), "written by the scheduler alone"),
-    (pod({"cpu": "1"}, {}, {pod_plan.PLAN: "{}"}), "written by the scheduler alone"),
+    (pod({GPU: "1"}, {}, {pod_annotations.PLAN: "{}"}), "written by the scheduler alone"),
+    (pod({GPU: "1"}, {}, {pod_annotations.GIVEN: "{}"}), "written by the scheduler alone"),
+    (
+        pod({GPU: "1"}, {"vgpu.fleet/webhook": "ignore"}, {pod_annotations.GIVEN: "{}"}),
+        "written by the scheduler alone",
+    ),
+    (pod({"cpu": "1"}, {}, {pod_annotations.PLAN: "{}"}), "written by the scheduler alone"),
     (pod({GPU: "1", "nvidia.com/gpumen": "5"}), 'did you mean "nvidia.com/gpumem"'),
 ]
 
@@ -153,16 +156,16 @@ def test_names_and_defaults_are_the_configuration_s():
     assert limits == {"example.com/gpu": "1", CORES: "30", "example.com/mem": "100"}
 
 
-PLAN = {pod_plan.PLAN: "a"}
+PLAN = {pod_annotations.PLAN: "a"}
 UPDATES = [
-    ("somebody", PLAN, {pod_plan.PLAN: "b"}, False),
+    ("somebody", PLAN, {pod_annotations.PLAN: "b"}, False),
     ("somebody", PLAN, {}, False),
-    ("somebody", {}, {pod_plan.GIVEN: "b"}, False),
+    ("somebody", {}, {pod_annotations.GIVEN: "b"}, False),
     ("somebody", PLAN, {**PLAN, "other": "x"}, True),
     ("sched", {}, PLAN, True),
-    ("sched", PLAN, {**PLAN, pod_plan.GIVEN: "x"}, False),
-    ("giver", PLAN, {**PLAN, pod_plan.GIVEN: "x"}, True),
-    ("system:node:n1", PLAN, {**PLAN, pod_plan.GIVEN: "x"}, True),
+    ("sched", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, False),
+    ("giver", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, True),
+    ("system:node:n1", PLAN, {**PLAN, pod_annotations.GIVEN: "x"}, True),
 ]
 
 

@@ -45,7 +45,7 @@ SHOWN = {
 
 
 def known_variables() -> set[str]:
-    from ansible_collections.vgpu.fleet.plugins.module_utils import schema
+    from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 
     found = set(schema.VARIABLES)
     for role in tables.roles(ROOT):
@@ -61,7 +61,7 @@ def known_variables() -> set[str]:
 def known_words() -> set[str]:
     """Other names that begin as a variable of a role does: modules, packages, metrics, programs of tests."""
     found = {path.stem for path in ROOT.glob("plugins/*/*.py")} | {path.stem for path in ROOT.glob("plugins/filter/*")}
-    found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_plugin/metrics.py")))
+    found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_plugin/admin/metrics.py")))
     found |= set(re.findall(r'"(vgpu_\w+)": \("', read("native/plugin/src/vgpu_scheduler/metrics.py")))
     found |= {path.name for path in (ROOT / "native/plugin/src").iterdir()} | {path.stem for path in ROOT.rglob("*.h")}
     found |= set(re.findall(r"\b(vgpu_\w+)\(", read("tests/gpu/programs/kernels.h")))
@@ -73,12 +73,12 @@ PREFIXES = tuple(f"{one}_" for one in ("vgpu", *tables.roles(ROOT)))
 VARIABLES = known_variables()
 WORDS = known_words()
 TARGETS = {word for line in re.findall(r"^([a-z][a-z0-9 -]*):(?!=)", read("Makefile"), re.M) for word in line.split()}
-CTL = read("native/plugin/src/vgpu_plugin/ctl.py")
+CTL = read("native/plugin/src/vgpu_plugin/ctl/main.py")
 COMMANDS = set(re.findall(r'add_parser\(\s*"([a-z-]+)"', CTL))
 CTL_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', CTL)) | {"--help", "--version"}
 PLUGIN_OPTIONS = set(re.findall(r'"(--[a-z-]+)"', read("native/plugin/src/vgpu_plugin/main.py"))) | {"--help"}
 PLUGIN_OPTIONS |= {
-    "--" + one for one in re.findall(r'Option\(\s*"([a-z-]+)"', read("native/plugin/src/vgpu_plugin/options.py"))
+    "--" + one for one in re.findall(r'Option\(\s*"([a-z-]+)"', read("native/plugin/src/vgpu_plugin/offer/options.py"))
 }
 UNITS = set(
     re.findall(
@@ -218,27 +218,27 @@ def test_what_exists_is_not_found(text: str) -> None:
 PLUGIN = "native/plugin/src/vgpu_plugin"
 RULES = "plugins/module_utils"
 SEEN = {
-    "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconfigure.py",
-    "the configuration was not taken over, the one before stays: ": f"{PLUGIN}/reconfigure.py",
-    "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin_socket.py",
-    "not registered: ": f"{PLUGIN}/ctl.py",
-    "somebody else": f"{PLUGIN}/ctl_text.py",
-    "a finding is named": f"{PLUGIN}/ctl_text.py",
+    "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconcile/reconfigure.py",
+    "the configuration was not taken over, the one before stays: ": f"{PLUGIN}/reconcile/reconfigure.py",
+    "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin/admin_socket.py",
+    "not registered: ": f"{PLUGIN}/ctl/main.py",
+    "somebody else": f"{PLUGIN}/ctl/text.py",
+    "a finding is named": f"{PLUGIN}/ctl/text.py",
     "`VgpuWatch`": "native/plugin/README.md",
-    "once the driver answers for it; see the kernel log for Xid": f"{PLUGIN}/ctl_text.py",
-    "could not be read": f"{PLUGIN}/records.py",
-    "put aside as": f"{PLUGIN}/records.py",
-    "VgpuConfiguration": f"{PLUGIN}/node_label.py",
-    "the device plugin or its configuration differs": f"{RULES}/plan.py",
-    "containers hold slices of the former size until they end": f"{RULES}/plan.py",
-    "[disturbs running work]": f"{RULES}/plan.py",
-    "nothing to do": f"{RULES}/plan.py",
-    "the GPUs have another geometry": f"{RULES}/plan_modes.py",
-    "reload the kernel modules": f"{RULES}/plan_driver.py",
-    "reboot, for ": f"{RULES}/plan_driver.py",
-    "device plugin (no kubelet here)": f"{RULES}/report.py",
-    " advertised by the ": f"{RULES}/report.py",
-    "a container that runs with ": f"{RULES}/plan_toolkit.py",
+    "once the driver answers for it; see the kernel log for Xid": f"{PLUGIN}/ctl/text.py",
+    "could not be read": f"{PLUGIN}/allocation/records.py",
+    "put aside as": f"{PLUGIN}/allocation/records.py",
+    "VgpuConfiguration": f"{PLUGIN}/reconcile/node_label.py",
+    "the device plugin or its configuration differs": f"{RULES}/plan/plan.py",
+    "containers hold slices of the former size until they end": f"{RULES}/plan/plan.py",
+    "[disturbs running work]": f"{RULES}/plan/plan.py",
+    "nothing to do": f"{RULES}/plan/plan.py",
+    "the GPUs have another geometry": f"{RULES}/plan/modes.py",
+    "reload the kernel modules": f"{RULES}/plan/driver.py",
+    "reboot, for ": f"{RULES}/plan/driver.py",
+    "device plugin (no kubelet here)": f"{RULES}/capacity/tables.py",
+    " advertised by the ": f"{RULES}/capacity/tables.py",
+    "a container that runs with ": f"{RULES}/plan/toolkit.py",
     " was not upgraded (": "roles/upgrade/tasks/judge.yml",
     "the host is back at library ": "roles/upgrade/tasks/return.yml",
     " are over the limit of ": "native/vcuda/src/memory.c",

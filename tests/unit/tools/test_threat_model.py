@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import isolation
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import verdicts
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "threat-model.md"
-CHECKS = {*isolation.PROBE_CHECKS, *isolation.PROBE_BYPASSES, *isolation.OWN}
+CHECKS = {*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN}
 LIBRARY, NODE, WATCHER = "tests/native/vcuda/test_", "tests/integration/device_plugin/test_", "tests/unit/plugin/test_"
 
 # Start of a row that names no check → the tests that go that way, or that see what the row says of it.
@@ -108,12 +108,12 @@ def faults(text: str) -> list[str]:
         used |= set(tests)
         if not checks and not tests:
             found.append(f"{way}: nothing tries it")
-        may_be_open = bool(checks & set(isolation.MAY_BE_OPEN))
+        may_be_open = bool(checks & set(verdicts.MAY_BE_OPEN))
         if checks and may_be_open != (verdict == "detected"):
             found.append(f"{way}: {verdict}, and {', '.join(sorted(checks))} would let it be otherwise")
     found += [f"{start}: no such row" for start in (*TRIED, *NOT_HERE) if start not in used]
-    between = (isolation.IMPORT,)
-    found += [f"{name}: on no row" for name in (*isolation.PROBE_BYPASSES, *between) if name not in named]
+    between = (verdicts.IMPORT,)
+    found += [f"{name}: on no row" for name in (*verdicts.PROBE_BYPASSES, *between) if name not in named]
     return found
 
 

@@ -15,37 +15,45 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, NamedTuple
 
-from . import admin_socket, cdi, driver_files, labels, metrics, podresources, sizing, usage, version, watch_setup
-from . import settings as node_settings
-from ._shared import pod_plan
-from ._shared.sharing import Piece
-from .admin import Admin
-from .allocation_files import AllocationFiles
-from .allocator import Allocator
-from .collector import Collector
-from .config_choice import ConfigChoice
+from vgpu_plugin._shared.config.sharing import Piece
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+
+from . import version
+from .admin import admin_socket, metrics
+from .admin.answers import Admin
+from .allocation import sizing
+from .allocation.allocation_files import AllocationFiles
+from .allocation.allocator import Allocator
+from .allocation.collector import Collector
+from .allocation.leases import Leases
+from .allocation.records import RecordStore
+from .allocation.static_slices import StaticSlices
 from .errors import Fatal
-from .gpus import Gpu, GpuError, GpuSource
-from .health import CLEAN_S, HealthWatch
-from .health import rules as health_rules
-from .labeller import Labeller
-from .last_offer import LastOffer
-from .leases import Leases
-from .mounts import KernelMounter, Mounter
-from .notify import notify
-from .options import Option
-from .paths import Paths
-from .pool import Pool
-from .reconfigure import Reconfiguration
-from .records import RecordStore
-from .registration import Registration
-from .registrations import Registrations
-from .service import DevicePlugin
-from .static_slices import StaticSlices
-from .watch_rule import INTERVAL_S
+from .inject import cdi, driver_files
+from .inject.mounts import KernelMounter, Mounter
+from .kubelet.registration import Registration
+from .kubelet.registrations import Registrations
+from .kubelet.service import DevicePlugin
+from .node import podresources
+from .node.gpus import Gpu, GpuError, GpuSource
+from .node.notify import notify
+from .node.paths import Paths
+from .offer import settings as node_settings
+from .offer.health import CLEAN_S, HealthWatch
+from .offer.health import rules as health_rules
+from .offer.last_offer import LastOffer
+from .offer.options import Option
+from .offer.pool import Pool
+from .reconcile import labels
+from .reconcile.config_choice import ConfigChoice
+from .reconcile.labeller import Labeller
+from .reconcile.reconfigure import Reconfiguration
+from .watch import setup as watch_setup
+from .watch import usage
+from .watch.rule import INTERVAL_S
 
 if TYPE_CHECKING:
-    from .node_label import NodeLabel
+    from .reconcile.node_label import NodeLabel
 
 HOUSEKEEPING_S = 10.0
 DRIVER_RETRY_S = 5.0
@@ -185,7 +193,8 @@ class Daemon:
                 folder.rmdir()
         # Last: what is on the host goes whether or not the API answers.
         if self._extras.kubeconfig:
-            from . import kube_api, node_trace
+            from .node import kube_api
+            from .reconcile import node_trace
 
             api = kube_api.Api(kube_api.access(self._extras.kubeconfig))
             node_trace.leave(api, self._extras.node_name or socket.gethostname().lower())
@@ -355,9 +364,9 @@ class Daemon:
     def _follow_label(self, allocator: Allocator) -> NodeLabel | None:
         if not self._extras.kubeconfig:
             return None
-        from . import kube_api
-        from .node_label import NodeLabel
-        from .pod_sizes import PodSizes
+        from .allocation.pod_sizes import PodSizes
+        from .node import kube_api
+        from .reconcile.node_label import NodeLabel
 
         def choose(name: str) -> None:
             self._choice.choose(name)
@@ -378,13 +387,13 @@ class Daemon:
     def _tell_node(label: NodeLabel, changes: Reconfiguration, pool: Pool) -> None:
         """What became of the configuration; and the GPUs that pods may ask parts of, for the scheduler."""
         label.tell(changes.outcome())
-        gpus: list[pod_plan.NodeGpu] = []
+        gpus: list[pod_annotations.NodeGpu] = []
         if changes.settings.requested:
             sick = {gpu.uuid: pool.sickness(gpu.uuid) for gpu in pool.gpus}
             gpus = sizing.node_gpus(pool.gpus, changes.settings.config, sick)
         # None is said in words: an annotation that is gone means to the scheduler that somebody deleted it, and it
         # would go on placing by the GPUs that it knows.
-        label.annotate(pod_plan.GPUS, pod_plan.write_gpus(gpus), add=changes.settings.requested)
+        label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus), add=changes.settings.requested)
 
     @staticmethod
     def _keep_house(*tasks: Callable[[], object]) -> None:
@@ -400,7 +409,7 @@ class Daemon:
             return None
 
         # Half a megabyte that most nodes never need.
-        from .plain import plain
+        from .admin.plain import plain
 
         def make() -> str:
             status = plain(service.status())

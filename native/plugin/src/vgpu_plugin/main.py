@@ -10,11 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import lean, options, version
+from . import lean, version
 from .errors import Fatal
-from .health import CLEAN_S
-from .paths import Paths
-from .watch_rule import INTERVAL_S
+from .node.paths import Paths
+from .offer import options
+from .offer.health import CLEAN_S
+from .watch.rule import INTERVAL_S
 
 
 def seconds(text: str) -> float:
@@ -111,10 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lean.without_asyncio()
     lean.with_quiet_servers()
     lean.with_few_arenas()
-    from . import driver_files
-    from . import settings as node_settings
     from .daemon import Daemon, Extras
-    from .gpus import Nvml
+    from .inject import driver_files
+    from .node.gpus import Nvml
+    from .offer import settings as node_settings
 
     paths = Paths(
         given.config,

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable
 
 import msgspec
-from vgpu_plugin._shared.dialects import DialectError, read_pod
-from vgpu_plugin._shared.pod_plan import PlanError
-
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.annotations import PlanError
+from vgpu_plugin._shared.pods.requests import DialectError, read_pod
 
 from . import wire
 from .api import Api, ApiError, Unknown
@@ -84,7 +83,7 @@ class Cluster:
             self._ledger.drop_node(name)
             self._faulty.pop(name, None)
             return
-        text = (node.metadata.annotations or {}).get(pod_plan.GPUS)
+        text = (node.metadata.annotations or {}).get(pod_annotations.GPUS)
         if name in self._faulty and self._faulty[name] == text:
             return
         if text is None:
@@ -92,15 +91,15 @@ class Cluster:
                 # Somebody deleted it; the device plugin writes it again. What runs there runs on.
                 self._faulty[name] = text
                 self.drift["gpus_deleted"] += 1
-                log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_plan.GPUS)
+                log.warning("node %s: %s is gone; its GPUs stay as they were", name, pod_annotations.GPUS)
             return
         try:
-            self._ledger.set_node(name, pod_plan.read_gpus(text))
+            self._ledger.set_node(name, pod_annotations.read_gpus(text))
             self._faulty.pop(name, None)
         except PlanError as fault:
             self._faulty[name] = text
             self.drift["gpus_unreadable"] += 1
-            log.warning("node %s: %s: %s; its GPUs stay as they were", name, pod_plan.GPUS, fault)
+            log.warning("node %s: %s: %s; its GPUs stay as they were", name, pod_annotations.GPUS, fault)
 
     def all_nodes(self, nodes: list[wire.Node], _began: float) -> None:
         there = {node.metadata.name for node in nodes}
@@ -131,7 +130,7 @@ class Cluster:
         self._extender.uncertain.pop(uid, None)
         held = self._ledger.held(uid)
         try:
-            plan = pod_plan.read_annotations(pod.metadata.annotations or {})
+            plan = pod_annotations.read_annotations(pod.metadata.annotations or {})
         except PlanError as fault:
             log.warning("pod %s: %s", key, fault)
             self.drift["plan_unreadable"] += 1
@@ -194,7 +193,7 @@ class Cluster:
                 continue
             meta = pod.metadata
             try:
-                await self._api.annotate(meta.namespace, meta.name, uid, {pod_plan.PLAN: held.plan})
+                await self._api.annotate(meta.namespace, meta.name, uid, {pod_annotations.PLAN: held.plan})
                 log.warning("pod %s: its plan was deleted and is written again", held.pod)
                 self._repairs.pop(uid, None)
             except ApiError as fault:

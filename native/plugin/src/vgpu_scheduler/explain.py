@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vgpu_plugin._shared.dialects import Config, DialectError, PodAsk, asked, read_pod
+from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, asked, read_pod
 
 from .ledger import Answer, Ledger
 from .quota import Quotas

@@ -15,9 +15,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from vgpu_plugin._shared.dialects import Config, DialectError, PodAsk, read_pod
-
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, read_pod
 
 from . import wire
 from .api import ApiError, Unknown
@@ -148,7 +147,7 @@ class Extender:
             self.counts["lost_race"] += 1
             await self._tell(args, "GpuNoRoom", f"{fault}; another pod was quicker, it is tried again")
             return wire.BindResult(f"pod {key}: {fault}; it is scheduled again")
-        uses = pod_plan.use_of(plan).values()
+        uses = pod_annotations.use_of(plan).values()
         demand = Demand(sum(use.memory_mib for use in uses), sum(use.cores for use in uses))
         over = self.quotas.takes(args.PodNamespace, demand)
         if over:
@@ -158,9 +157,9 @@ class Extender:
         if plan:
             self.ledger.hold(args.PodUID, key, args.Node, plan)
             self.bound_at[args.PodUID] = time.monotonic()
-        return await self._post(args, key, pod_plan.write_plan(plan) if plan else "")
+        return await self._post(args, key, pod_annotations.write_plan(plan) if plan else "")
 
-    def _place(self, args: wire.BindArgs, ask: PodAsk, priority: int) -> tuple[pod_plan.Part, ...]:
+    def _place(self, args: wire.BindArgs, ask: PodAsk, priority: int) -> tuple[pod_annotations.Part, ...]:
         """Raises NoRoom."""
         with self.preemption.kept(args.PodUID, priority, [args.Node]) as kept:
             if kept:
@@ -175,7 +174,7 @@ class Extender:
         return await self._post(args, key, plan)
 
     async def _post(self, args: wire.BindArgs, key: str, plan: str) -> wire.BindResult:
-        annotations = {pod_plan.PLAN: plan} if plan else {}
+        annotations = {pod_annotations.PLAN: plan} if plan else {}
         self.posting.add(args.PodUID)
         try:
             await self.api.bind(args.PodNamespace, args.PodName, args.PodUID, args.Node, annotations)

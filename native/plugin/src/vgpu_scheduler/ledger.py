@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.dialects import Card, PodAsk
-from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
-from vgpu_plugin._shared.pod_plan import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
+from vgpu_plugin._shared.pods.annotations import APP, INIT, SIDECAR, Device, NodeGpu, Part, Use, use_of, write_plan
+from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
+from vgpu_plugin._shared.pods.requests import Card, PodAsk
 
 from . import placement, reasons, search
 from .memo import FITS, Judged, Memo

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.dialects import PodAsk
+from vgpu_plugin._shared.pods.requests import PodAsk
 
 from .table import GpuTable
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.dialects import Ask, PodAsk
-from vgpu_plugin._shared.dialects_resources import CARD, MIB, PERCENT, SLICE, UNITS
-from vgpu_plugin._shared.dialects_wish import BINPACK, TOPOLOGY
+from vgpu_plugin._shared.pods.preferences import BINPACK, TOPOLOGY
+from vgpu_plugin._shared.pods.requests import Ask, PodAsk
+from vgpu_plugin._shared.pods.resources import CARD, MIB, PERCENT, SLICE, UNITS
 
 from .table import GpuTable, View
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from vgpu_plugin._shared.dialects import PodAsk
+from vgpu_plugin._shared.pods.requests import PodAsk
 
 from . import search, wire
 from .ledger import Ledger, NoRoom

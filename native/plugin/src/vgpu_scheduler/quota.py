@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from vgpu_plugin._shared.dialects import Ask, Card, Config, PodAsk, size_on
-from vgpu_plugin._shared.dialects_quantity import exact
+from vgpu_plugin._shared.pods.quantity import exact
+from vgpu_plugin._shared.pods.requests import Ask, Card, Config, PodAsk, size_on
 
 from . import wire
 from .ledger import Ledger

@@ -10,7 +10,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from vgpu_plugin._shared.dialects import PodAsk, needs
+from vgpu_plugin._shared.pods.requests import PodAsk, needs
 
 from . import placement
 from .table import View

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 
-from vgpu_plugin._shared.dialects import Ask, Card, Size, size_on
-from vgpu_plugin._shared.pod_plan import NodeGpu, Use
+from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
+from vgpu_plugin._shared.pods.requests import Ask, Card, Size, size_on
 
 # Ways to place one container that are tried, and steps of a whole search: a bind must not take longer than a blink.
 MAX_WAYS = 500

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from vgpu_plugin._shared.dialects import Config
-from vgpu_plugin._shared.dialects_resources import MAX_GPUS, MAX_MIB
-from vgpu_plugin._shared.dialects_wish import BINPACK, SPREAD, TOPOLOGY
-from vgpu_plugin._shared.kinds import Choice, Finding, Int, Record, Text
-from vgpu_plugin._shared.schema import RESOURCE
+from vgpu_plugin._shared.config.kinds import Choice, Finding, Int, Record, Text
+from vgpu_plugin._shared.config.variables import RESOURCE
+from vgpu_plugin._shared.pods.preferences import BINPACK, SPREAD, TOPOLOGY
+from vgpu_plugin._shared.pods.requests import Config
+from vgpu_plugin._shared.pods.resources import MAX_GPUS, MAX_MIB
 
 NAMES = {
     "count": "gpu",

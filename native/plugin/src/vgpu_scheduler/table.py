@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from vgpu_plugin._shared.pod_plan import NodeGpu, Use
+from vgpu_plugin._shared.pods.annotations import NodeGpu, Use
 
 FIELDS = ("card", "capacity", "slice_mib", "slice_cores", "slots", "memory", "cores", "shares", "model", "numa")
 USE = slice(FIELDS.index("memory"), FIELDS.index("shares") + 1)

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from vgpu_plugin._shared.dialects import PodAsk
+from vgpu_plugin._shared.pods.requests import PodAsk
 
 from . import explain
 from .api import ApiError

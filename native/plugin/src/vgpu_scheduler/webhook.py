@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from vgpu_plugin._shared.dialects import Config, DialectError, PodAsk, admission_findings, read_pod
-from vgpu_plugin._shared.dialects_resources import MIB
-from vgpu_plugin._shared.kinds import Finding
-
-from vgpu_plugin._shared import pod_plan
+from vgpu_plugin._shared.config.kinds import Finding
+from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, admission_findings, read_pod
+from vgpu_plugin._shared.pods.resources import MIB
 
 from . import wire
 
@@ -56,7 +55,7 @@ def mutate(
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     text = "is written by the scheduler alone; leave it out"
     # Before all that leaves a pod alone: the ledger and device plugins believe these, whatever label is beside.
-    forged = [name for name in (pod_plan.PLAN, pod_plan.GIVEN) if name in annotations]
+    forged = [name for name in (pod_annotations.PLAN, pod_annotations.GIVEN) if name in annotations]
     if forged:
         return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])
     if any(labels.get(name) == "ignore" for name in IGNORE):
@@ -133,7 +132,7 @@ def too_large(ask: PodAsk, largest: Sequence[tuple[int, int]]) -> list[str]:
 def _update(request: wire.AdmissionRequest, settings: Settings) -> dict[str, Any]:
     """What scheduler and device plugin wrote on a pod, nobody else changes: the GPUs of others hang on it."""
     user = str((request.userInfo or {}).get("username") or "")
-    allowed = {pod_plan.PLAN: settings.may_write, pod_plan.GIVEN: settings.may_give}
+    allowed = {pod_annotations.PLAN: settings.may_write, pod_annotations.GIVEN: settings.may_give}
     before, after = (
         ((one or {}).get("metadata") or {}).get("annotations") or {} for one in (request.oldObject, request.object)
     )

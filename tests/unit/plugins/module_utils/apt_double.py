@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import apt_set
-from ansible_collections.vgpu.fleet.plugins.module_utils.apt_host import AptError
-from ansible_collections.vgpu.fleet.plugins.module_utils.apt_set import PackageSet, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_set
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import PackageSet, Wish
 
 DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import copy
 import json
 
-from ansible_collections.vgpu.fleet.plugins.module_utils import capacity, node_config
-from ansible_collections.vgpu.fleet.plugins.module_utils.digest import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 
 CONFIG = node_config.dump(node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1}))
 GPUS = [

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ansible_collections.vgpu.fleet.plugins.module_utils.driver_setup import Setup, Wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Setup, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 
 BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
 RECORD = "/var/lib/vgpu/baseline/setup.json"

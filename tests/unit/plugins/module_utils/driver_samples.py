@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ansible_collections.vgpu.fleet.plugins.module_utils import driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
 
 # id, id_like, version_id, name, kernel as each release reports them
 HOSTS = {

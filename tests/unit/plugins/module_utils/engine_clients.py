@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils import (
-    run_mark,
-    slice_containerd,
-    slice_image,
-    slice_left,
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    containerd as isolation_containerd,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    image as isolation_image,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    leftovers,
 )
 
-OURS = run_mark.own()
+OURS = run_id.own()
 DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # above the greatest pid of Linux
 BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # our own pid, before a reboot
 FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of this boot
@@ -24,12 +28,12 @@ FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of th
 
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
     """Makes clients: what a command does is Python text. All answers are good ones, unless told."""
-    monkeypatch.setattr(slice_left, "ROOTS", str(tmp_path / "isolation-"))
-    monkeypatch.setattr(slice_left, "RECORDS", str(tmp_path / "state" / "check-"))
-    monkeypatch.setattr(slice_left, "IN_USE", {one: str(tmp_path / f"{one}*in-use") for one in ("docker", "podman")})
-    monkeypatch.setattr(slice_image, "pack", lambda _probe: b"tar of the host")
-    monkeypatch.setattr(slice_image, "lay_out", lambda _tar, folder: Path(folder).mkdir())
-    monkeypatch.setattr(slice_containerd, "EMPTY_FOLDERS", ())
+    monkeypatch.setattr(leftovers, "ROOTS", str(tmp_path / "isolation-"))
+    monkeypatch.setattr(leftovers, "RECORDS", str(tmp_path / "state" / "check-"))
+    monkeypatch.setattr(leftovers, "IN_USE", {one: str(tmp_path / f"{one}*in-use") for one in ("docker", "podman")})
+    monkeypatch.setattr(isolation_image, "pack", lambda _probe: b"tar of the host")
+    monkeypatch.setattr(isolation_image, "lay_out", lambda _tar, folder: Path(folder).mkdir())
+    monkeypatch.setattr(isolation_containerd, "EMPTY_FOLDERS", ())
 
     def make(**clients: dict) -> dict:
         params = {"runtime": "auto", "image": "", "cdi_folders": [str(tmp_path)]}
@@ -50,7 +54,7 @@ def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., di
 
 def record(engine: str = "docker", mark: str = DEAD) -> str:
     """What a run leaves that was killed when it used an engine."""
-    path = Path(f"{slice_left.RECORDS}{engine}-{mark}")
+    path = Path(f"{leftovers.RECORDS}{engine}-{mark}")
     path.parent.mkdir(exist_ok=True)
     path.write_text("")
     return str(path)

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import copy
 
-from ansible_collections.vgpu.fleet.plugins.module_utils import node_config, plan, wish
-from ansible_collections.vgpu.fleet.plugins.module_utils.digest import fingerprint, sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import fingerprint, sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
 
 VARIABLES = {
     "vgpu_split_count": 3,
@@ -114,7 +115,7 @@ def changed(document, changes):
 
 
 def made(variables=None, state=None):
-    return plan.make_plan(wish.collect({**VARIABLES, **(variables or {})}), changed(CONVERGED, state or {}))
+    return plan.make_plan(desired.collect({**VARIABLES, **(variables or {})}), changed(CONVERGED, state or {}))
 
 
 UNIT = ("units", "vgpu-device-plugin.service")

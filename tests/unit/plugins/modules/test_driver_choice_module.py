@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.hardware import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 from ansible_collections.vgpu.fleet.plugins.modules import driver_choice as module_under_test
 
 FILES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 _here = Path(__file__).resolve().parent
-if not (_here / "slices.py").exists():
+if not (_here / "config").is_dir():
     __path__.append(str(_here.parents[4] / "plugins" / "module_utils"))
 
 if TYPE_CHECKING:  # these modules are found at run time alone

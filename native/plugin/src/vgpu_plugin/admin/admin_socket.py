@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How vgpuctl asks the plugin: one call for each connection to a socket that is root's alone.
+
+Not gRPC: a second server of it would look every 200 ms whether there is a call, a quarter of what an idle plugin costs,
+and vgpuctl would load all of it for one question. The messages are those of admin.proto.
+
+A call is the method's name, a line end, four bytes of length (big endian) and a message. The answer is OK or the name
+of a gRPC status, a line end, the length, and a message or a sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError, Message
+
+from .._proto import admin_pb2 as api
+from ..errors import BadRequest, NoFreeSlice, NotNow, PluginError, Refused, Unknown
+
+METHODS: Mapping[str, tuple[type[Message], type[Message]]] = {
+    "Status": (api.StatusRequest, api.StatusResponse),
+    "Lease": (api.LeaseRequest, api.LeaseResponse),
+    "Release": (api.ReleaseRequest, api.ReleaseResponse),
+    "Usage": (api.UsageRequest, api.UsageResponse),
+    "Watch": (api.WatchRequest, api.WatchResponse),
+}
+OK, INTERNAL, UNAVAILABLE, EXHAUSTED = "OK", "INTERNAL", "UNAVAILABLE", "RESOURCE_EXHAUSTED"
+CODES = (
+    (BadRequest, "INVALID_ARGUMENT"),
+    (Refused, "FAILED_PRECONDITION"),
+    (NotNow, UNAVAILABLE),
+    (NoFreeSlice, EXHAUSTED),
+    (Unknown, "NOT_FOUND"),
+)
+MOST_CALLS = 4
+# Of a caller that says nothing, and of what it may say.
+SILENT_S, LONGEST_NAME, LONGEST_CALL = 10.0, 64, 1 << 16
+AGAIN_S = 1.0
+EARLY = "new.sock"
+
+log = logging.getLogger(__name__)
+
+
+class Fault(Exception):
+    """What the plugin answered instead, or that it did not; ``code`` is the name of a gRPC status."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Server:
+    """``service`` has a method for each of METHODS: a message in, a message out, or a PluginError."""
+
+    def __init__(self, path: Path, service: Any) -> None:
+        self._path, self._service = path, service
+        self._free = threading.Semaphore(MOST_CALLS)
+        self._stopping = threading.Event()
+        # Listens before it has its name, so that whoever finds the file is answered. The name for the time until then
+        # is the shorter one: the path of a socket has an end (unix(7)).
+        early = path.with_name(EARLY)
+        early.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            self._socket.bind(str(early))
+            os.chmod(early, 0o600)
+            self._socket.listen(16)
+            os.replace(early, path)
+        except OSError:
+            self._socket.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="admin", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Takes no more calls, and waits for none that is under way: a lease may take most of a minute."""
+        self._stopping.set()
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends the accept
+        self._free.release()  # ends the wait for a call's end
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            self._free.acquire()
+            caller = None
+            try:
+                caller = self._socket.accept()[0]
+                threading.Thread(target=self._answer, args=(caller,), name="admin call", daemon=True).start()
+            except (OSError, RuntimeError) as fault:
+                if caller is not None:
+                    caller.close()
+                if self._stopping.is_set():
+                    return
+                # No descriptor or thread is left just now. Who asks meanwhile is answered later.
+                log.warning("%s: a call cannot be taken: %s; the next is in %.0f s", self._path, fault, AGAIN_S)
+                self._free.release()
+                self._stopping.wait(AGAIN_S)
+
+    def _answer(self, caller: socket.socket) -> None:
+        try:
+            with caller:
+                caller.settimeout(SILENT_S)
+                method = _line(caller)
+                code, body = self._call(method, _body(caller, LONGEST_CALL))
+                try:
+                    caller.sendall(_frame(code, body))
+                except OSError:
+                    if method == "Lease" and code == OK:
+                        self._end_unheard(body)
+                    raise
+        except (OSError, ValueError) as fault:
+            log.debug("a caller of %s went away, or is none: %s", self._path, fault)
+        finally:
+            self._free.release()
+
+    def _end_unheard(self, answer: bytes) -> None:
+        """Where the kubelet is slow a lease takes seconds. Who was ended meanwhile, or gave up, gives none back."""
+        lease = api.LeaseResponse.FromString(answer).allocation
+        log.warning("lease %s: whoever asked for it is gone; it ends now", lease)
+        self._call("Release", api.ReleaseRequest(allocation=lease).SerializeToString())
+
+    def _call(self, method: str, data: bytes) -> tuple[str, bytes]:
+        try:
+            if method not in METHODS:
+                raise BadRequest(f'"{method}" is no call of this plugin; vgpuctl is of another version')
+            try:
+                request = METHODS[method][0].FromString(data)
+            except DecodeError as fault:
+                raise BadRequest(f"{method}: the message cannot be read: {fault}") from None
+            call: Callable[[Message], Message] = getattr(self._service, method)
+            return OK, call(request).SerializeToString()
+        except PluginError as fault:
+            log.warning("%s: %s", method, fault)
+            code = next((code for kind, code in CODES if isinstance(fault, kind)), "UNKNOWN")
+            return code, str(fault).encode()
+        except Exception as fault:
+            log.exception("%s failed", method)
+            return INTERNAL, f"{method} failed in the plugin: {fault!r}; see its log".encode()
+
+
+class Client:
+    """The plugin as vgpuctl sees it. Every call may raise Fault."""
+
+    def __init__(self, path: Path, timeout_s: float) -> None:
+        self._path, self._timeout_s = path, timeout_s
+
+    def call(self, method: str, request: Message) -> Any:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as channel:
+                channel.settimeout(self._timeout_s)
+                channel.connect(str(self._path))
+                channel.sendall(_frame(method, request.SerializeToString()))
+                code, body = _line(channel), _body(channel)
+                if code == OK:
+                    return METHODS[method][1].FromString(body)
+        except FileNotFoundError:
+            text = f"{self._path} does not exist: the plugin does not run, or waits for the driver"
+            raise Fault(UNAVAILABLE, f"{text}; see: systemctl status vgpu-device-plugin") from None
+        except PermissionError:
+            raise Fault("PERMISSION_DENIED", f"{self._path} is root's alone: run this as root, or by sudo") from None
+        except TimeoutError:
+            raise Fault(UNAVAILABLE, f"{self._path}: no answer to {method} in {self._timeout_s:.0f} s") from None
+        except (OSError, ValueError, DecodeError) as fault:
+            text = f"{self._path} does not answer: {fault}; see: systemctl status vgpu-device-plugin"
+            raise Fault(UNAVAILABLE, text) from None
+        raise Fault(code, body.decode(errors="replace"))
+
+
+def _frame(word: str, body: bytes) -> bytes:
+    return word.encode() + b"\n" + struct.pack(">I", len(body)) + body
+
+
+def _line(channel: socket.socket) -> str:
+    """The word before the first line end. Raises OSError, and ValueError for what is no word."""
+    out = b""
+    while not out.endswith(b"\n"):
+        out += _exactly(channel, 1)
+        if len(out) > LONGEST_NAME:
+            raise ValueError(f"no line end in {LONGEST_NAME} bytes")
+    return out[:-1].decode("ascii")
+
+
+def _body(channel: socket.socket, most: int | None = None) -> bytes:
+    length = struct.unpack(">I", _exactly(channel, 4))[0]
+    if most is not None and length > most:
+        raise ValueError(f"a message of {length} bytes, at most {most} are taken")
+    return _exactly(channel, length)
+
+
+def _exactly(channel: socket.socket, length: int) -> bytes:
+    parts = []
+    while length:
+        part = channel.recv(min(length, 1 << 16))
+        if not part:
+            raise ValueError("it ended in the middle of a message")
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service vgpu.v1.Admin for root on this host, served by admin_socket.py; vgpuctl is its client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from .. import version
+from .._proto import admin_pb2 as api
+from ..allocation.allocator import Allocator
+from ..allocation.leases import Leases
+from ..allocation.records import LEASE
+from ..errors import PluginError
+from ..kubelet.service import to_message
+from ..offer.pool import Pool
+from ..offer.settings import Settings
+from ..watch import usage as container_usage
+
+
+class Admin:
+    def __init__(
+        self,
+        settings: Callable[[], Settings],
+        pool: Pool,
+        allocator: Allocator,
+        leases: Leases,
+        registration: Callable[[], tuple[bool, str]],
+        notes: Callable[[], list[str]] = list,
+        usages: Callable[[], list[container_usage.Usage]] = list,
+        configuration: Callable[[], tuple[str, str]] = lambda: ("", ""),
+        waiting: Callable[[], list[str]] = list,
+        watched: Callable[[], api.WatchResponse] = api.WatchResponse,
+    ) -> None:
+        """``configuration``: the name of the one in force, and why the one that is wanted is not;
+        ``waiting``: UUIDs of the GPUs that keep their former slices until those are free.
+        """
+        self._configuration = configuration
+        self._waiting = waiting
+        self._settings = settings
+        self._pool = pool
+        self._allocator = allocator
+        self._leases = leases
+        self._registration = registration
+        self._notes = notes
+        self._usages = usages
+        self.watched = watched
+
+    def Status(self, request: api.StatusRequest) -> api.StatusResponse:
+        return self.status()
+
+    def status(self) -> api.StatusResponse:
+        registered, fault = self._registration()
+        used = self._leases.in_use()
+        settings = self._settings()
+        name, refused = self._configuration()
+        return api.StatusResponse(
+            version=version(),
+            pid=os.getpid(),
+            resource=settings.resource,
+            config_path=str(settings.path),
+            config_sha256=settings.sha256,
+            library=self._library(),
+            registered=registered,
+            kubelet_error=fault,
+            gpus=[
+                api.Gpu(
+                    index=gpu.index,
+                    uuid=gpu.uuid,
+                    model=gpu.model,
+                    memory_mib=gpu.memory_mib,
+                    minor=gpu.minor,
+                    pci=gpu.pci,
+                    numa_node=gpu.numa_node,
+                    healthy=not self._pool.sickness(gpu.uuid),
+                    reason=self._pool.sickness(gpu.uuid),
+                )
+                for gpu in self._pool.gpus
+            ],
+            slices=[
+                api.Slice(
+                    id=offer.slice.id,
+                    uuid=offer.slice.uuid,
+                    memory_mib=offer.slice.memory_mib,
+                    sm_percent=offer.slice.sm_percent,
+                    health="Healthy" if offer.healthy else "Unhealthy",
+                    in_use=offer.slice.id in used or bool(self._pool.outside(offer.slice.id)),
+                    resource=offer.slice.resource,
+                    mode=offer.slice.mode,
+                    device=offer.slice.device,
+                )
+                for offer in self._pool.offers()[1]
+            ],
+            allocations=[
+                api.Allocation(
+                    id=record.id,
+                    kind=record.kind,
+                    slice_ids=record.slice_ids,
+                    library=os.path.basename(record.library),
+                    expires_in_s=self._leases.seconds_left(record) if record.kind == LEASE else 0,
+                )
+                for record in self._allocator.records.all()
+            ],
+            warnings=[*self._allocator.records.warnings, *self._notes()],
+            resources=self._pool.resources,
+            hand_over=", ".join(self._allocator.hand_over.strategies),
+            hand_over_reason=self._allocator.hand_over.reason,
+            config_name=name,
+            config_fault=refused,
+            waiting=self._waiting(),
+        )
+
+    def _library(self) -> str:
+        try:
+            return self._allocator.library().name
+        except PluginError:
+            return ""
+
+    def Usage(self, request: api.UsageRequest) -> api.UsageResponse:
+        return self.usage()
+
+    def usage(self) -> api.UsageResponse:
+        return api.UsageResponse(
+            usages=[
+                api.ContainerUsage(
+                    allocation=one.allocation,
+                    kind=one.kind,
+                    namespace=one.holder.namespace,
+                    pod=one.holder.pod,
+                    container=one.holder.container,
+                    slice_ids=one.slice_ids,
+                    uuid=one.uuid,
+                    memory_limit=one.memory_limit,
+                    memory_used=one.memory_used,
+                    memory_context=one.memory_context,
+                    processes=one.processes,
+                    share_limit=one.share_limit,
+                    share_granted=one.share_granted,
+                    device_seconds=one.device_seconds,
+                    throttled_seconds=one.throttled_seconds,
+                    wanting=one.wanting,
+                    held_back=one.held_back,
+                    violations=one.violations,
+                )
+                for one in self._usages()
+            ]
+        )
+
+    def Watch(self, request: api.WatchRequest) -> api.WatchResponse:
+        return self.watched()
+
+    def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
+        answer = self._leases.lease(request.uuid, request.ttl_s)
+        return api.LeaseResponse(allocation=answer.allocation, ids=answer.slice_ids, answer=to_message(answer))
+
+    def Release(self, request: api.ReleaseRequest) -> api.ReleaseResponse:
+        self._leases.release(request.allocation)
+        return api.ReleaseResponse()

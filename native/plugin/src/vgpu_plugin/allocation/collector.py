@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends allocations that the kubelet no longer knows, and removes folders that no record explains."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..node import checkpoint
+from ..node.podresources import Holder
+from .allocation_files import AllocationFiles
+from .allocator import Allocator
+from .records import KUBELET
+
+# Between the answer of Allocate and the kubelet's checkpoint lies the admission of the rest of the pod.
+GRACE_S = 60.0
+# Between two requests to write the checkpoint anew: doubled each time that one was in vain.
+FIRST_REQUEST_S, LAST_REQUEST_S = 10.0, 300.0
+
+log = logging.getLogger(__name__)
+
+
+class Collector:
+    """An allocation is ended when it was missing in every look for GRACE_S seconds of this program's life.
+
+    Without a readable checkpoint nothing is ended: a kubelet that is down still has running containers.
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        files: AllocationFiles,
+        checkpoint_file: Path,
+        holders: Callable[[], dict[str, Holder] | None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        tell_again: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``tell_again`` sends the kubelet its list of slices once more, upon which it writes its checkpoint."""
+        self._allocator = allocator
+        self._files = files
+        self._checkpoint_file = checkpoint_file
+        self._holders = holders
+        self._monotonic = monotonic
+        self._tell_again = tell_again
+        self._missing_since: dict[str, float] = {}
+        self._next_request, self._pause = 0.0, FIRST_REQUEST_S
+
+    def collect(self) -> list[str]:
+        """One look; returns the allocations that it ended."""
+        # The kubelet is asked without the lock, and before its file is read: what it admits in between is in the file.
+        holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
+        with self._allocator.lock:
+            found = checkpoint.read(self._checkpoint_file)
+            if found is None:
+                return []
+            now = self._monotonic()
+            missing = {
+                record.id
+                for record in self._allocator.records.all()
+                if record.kind == KUBELET and not found.holds(record.id, frozenset(record.kubelet_ids))
+            }
+            self._ask_for_the_checkpoint(missing, holders, now)
+            missing = {one for one in missing if not self._held(one, holders or {})}
+            missing |= set(self._unexplained(found))
+            self._missing_since = {one: self._missing_since.get(one, now) for one in missing}
+            ended = [one for one, since in self._missing_since.items() if now - since >= GRACE_S]
+            for allocation in ended:
+                log.info("allocation %s: the kubelet no longer knows it; it ends", allocation)
+                self._allocator.forget(allocation)
+                del self._missing_since[allocation]
+            return ended
+
+    def _held(self, allocation: str, holders: Mapping[str, Holder]) -> bool:
+        """Whether a container holds slices of an allocation by the kubelet's own word."""
+        record = self._allocator.records.get(allocation)
+        return record is not None and any(one in holders for one in record.kubelet_ids)
+
+    def _ask_for_the_checkpoint(self, missing: set[str], holders: Mapping[str, Holder] | None, now: float) -> None:
+        """Has the kubelet write its checkpoint where that names an allocation that PodResources does not.
+
+        The kubelet drops a deleted pod from its file no earlier than it admits another one or hears from a plugin. It
+        alone judges whether the pod is gone: one that has just started lists no pod, and keeps all in the file.
+        """
+        stale = holders is not None and any(
+            record.kind == KUBELET and record.id not in missing and not self._held(record.id, holders)
+            for record in self._allocator.records.all()
+        )
+        if not stale:
+            self._next_request, self._pause = now, FIRST_REQUEST_S
+        elif now >= self._next_request:
+            self._tell_again()
+            self._next_request, self._pause = now + self._pause, min(2 * self._pause, LAST_REQUEST_S)
+
+    def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:
+        """Folders that neither a record nor the kubelet names; a lost record is rebuilt at the next start."""
+        named = {entry.allocation for entry in found.entries}
+        known = {record.id for record in self._allocator.records.all()}
+        return [one for one in self._files.present() if one not in known and one not in named]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices of a limits file, one for each GPU of a container's slices. Two slices of one GPU are summed or refused,
+never silently one share. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .._shared.config.sharing import VCUDA, Piece
+from .._shared.config.slices import MIB
+from ..errors import Refused
+from ..offer.settings import Settings
+
+
+def limit_devices(pieces: list[Piece], settings: Settings, gpus: int) -> list[dict[str, Any]]:
+    """``gpus``: how many the node has. Raises Refused."""
+    devices: dict[str, dict[str, Any]] = {}
+    for piece in pieces:
+        device = devices.get(piece.device)
+        if device is None:
+            device = {"uuid": piece.device, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
+            if piece.mode != VCUDA:
+                device.update(memory_bytes=0, unlimited=True)
+            devices[piece.device] = device
+        elif piece.mode == VCUDA and settings.merge:
+            device["memory_bytes"] += piece.memory_mib * MIB
+            device["sm_percent"] = min(100, device["sm_percent"] + piece.sm_percent)
+        elif piece.mode == VCUDA:
+            both = [one.id for one in pieces if one.uuid == piece.uuid]
+            raise Refused(
+                f"{len(both)} slices of one GPU for one container ({', '.join(both)}), and this node's policy is "
+                f"distinct GPUs: the container asks for {len(pieces)} slices, the node has {gpus} "
+                "GPUs; ask for at most one slice for each GPU that has one free, or set vgpu_multi_slice: merge"
+            )
+        elif not settings.as_nvidia:
+            both = [one.id for one in pieces if one.device == piece.device]
+            raise Refused(
+                f"{len(both)} replicas of one GPU for one container ({', '.join(both)}): they would be one share; "
+                f"ask for fewer than {len(pieces)} of {piece.resource}"
+            )
+    return list(devices.values())

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose slices are they, and what was planned for them: from the kubelet's PodResources and checkpoint to the pod at
+the API server and its plan (the shared core's ``pod_plan``).
+
+Asked inside PreStartContainer, the one call before a start that comes after the kubelet has tied a pod to its ids.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+from .._shared.pods import annotations as pod_annotations
+from .._shared.pods import requests
+from .._shared.pods.annotations import Part, PlanError
+from ..errors import NotNow, Refused
+from ..node import checkpoint
+from ..node.kube_api import ApiError
+from ..node.podresources import Holder
+from .records import Record
+
+ENDED = ("Succeeded", "Failed")
+COMPONENT = "vgpu-device-plugin"
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """What is needed of kube_api.Api."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+
+    def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+
+
+class Owner(NamedTuple):
+    """A container and its pod, as the API server has it."""
+
+    pod: dict[str, Any]
+    container: str
+
+    @property
+    def name(self) -> str:
+        metadata = self.pod["metadata"]
+        return f"{metadata['namespace']}/{metadata['name']}"
+
+
+class PodSizes:
+    """``holders`` asks PodResources; every fault is Refused or NotNow with a sentence that the kubelet shows."""
+
+    def __init__(
+        self, api: Client, node: str, checkpoint_file: Path, holders: Callable[[], dict[str, Holder] | None]
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._checkpoint_file = checkpoint_file
+        self._holders = holders
+
+    def owner(self, record: Record) -> Owner:
+        """Who holds an allocation. PodResources names the pod, the checkpoint container and uid."""
+        known = self._holders() or {}
+        holder = next((known[one] for one in record.kubelet_ids if one in known), None)
+        found = checkpoint.read(self._checkpoint_file)
+        entry = next((one for one in found.entries if one.allocation == record.id), None) if found else None
+        container = entry.container if entry is not None else holder.container if holder is not None else ""
+        uid = entry.pod_uid if entry is not None else ""
+        pod = None
+        if holder is not None:
+            pod = self._get(f"/api/v1/namespaces/{quote(holder.namespace)}/pods/{quote(holder.pod)}")
+        if (pod is None or (uid and _uid(pod) != uid)) and uid:
+            # An init container is in no list of PodResources.
+            pod = next((one for one in self.pods() if _uid(one) == uid), None)
+        if pod is None or not container:
+            raise NotNow(
+                f"allocation {record.id}: neither PodResources nor the checkpoint of the kubelet names the pod of "
+                f"{', '.join(record.kubelet_ids)}, so its size is not known; it is tried again"
+            )
+        return Owner(pod, container)
+
+    def pods(self) -> list[dict[str, Any]]:
+        """The pods of this node that have not ended."""
+        selector = quote(f"spec.nodeName={self._node}", safe="")
+        items = self._get(f"/api/v1/pods?fieldSelector={selector}").get("items") or []
+        return [one for one in items if (one.get("status") or {}).get("phase") not in ENDED]
+
+    def _get(self, path: str) -> dict[str, Any]:
+        try:
+            return self._api.get(path)
+        except ApiError as fault:
+            raise NotNow(f"the size of a pod cannot be asked for: {fault}") from None
+
+    def plan(self, owner: Owner) -> tuple[Part, ...]:
+        """What is planned for a pod. Raises Refused where nobody planned it."""
+        try:
+            plan = pod_annotations.read_annotations(owner.pod["metadata"].get("annotations") or {})
+        except PlanError as fault:
+            raise Refused(f"pod {owner.name}: {fault}") from None
+        if plan is None or not any(part.container == owner.container for part in plan):
+            raise Refused(
+                f"pod {owner.name}, container {owner.container}: no plan of its GPUs ({pod_annotations.PLAN}); pods of a "
+                "node with requested sizes are placed by vgpu-scheduler: set schedulerName, and no nodeName"
+            )
+        return plan
+
+    @staticmethod
+    def priority(owner: Owner, config: dict[str, Any]) -> int:
+        """0 high, 1 low: what the pod asked for, by the names of the node's configuration."""
+        vcuda = config["sharing"]["vcuda"]
+        names = requests.Config()
+        names = names._replace(
+            gpu=vcuda.get("resourceName", names.gpu), priority=vcuda.get("priorityResource", names.priority)
+        )
+        try:
+            asked = requests.read_pod(owner.pod, names).priority
+        except requests.DialectError:
+            return 1
+        return 1 if asked is None else asked
+
+    def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
+        """Tells the scheduler what a pod really holds, before it holds it: it wins over the plan."""
+        metadata = owner.pod["metadata"]
+        path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/status"
+        change = {
+            "uid": metadata["uid"],
+            "annotations": {pod_annotations.GIVEN: pod_annotations.write_plan(tuple(plan))},
+        }
+        try:
+            self._api.patch(path, {"metadata": change})
+        except ApiError as fault:
+            raise NotNow(f"pod {owner.name}: that it has other GPUs than planned cannot be told: {fault}") from None
+
+    def tell(self, owner: Owner, reason: str, text: str) -> None:
+        """An event about a pod; one that is lost costs nobody more than a line."""
+        metadata = owner.pod["metadata"]
+        about = {key: metadata.get(key, "") for key in ("namespace", "name", "uid")}
+        event = {
+            "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", **about},
+            "type": "Warning",
+            "reason": reason,
+            "message": text[:1000],
+            "source": {"component": COMPONENT, "host": self._node},
+        }
+        try:
+            self._api.post(f"/api/v1/namespaces/{quote(metadata['namespace'])}/events", event)
+        except ApiError as fault:
+            log.warning("pod %s: an event was not taken: %s", owner.name, fault)
+
+    def expected(self, size: int) -> list[str]:
+        """The GPUs planned for the container that the kubelet most likely admits now: the oldest pod that it knows no
+        devices of. Advice only; empty where nobody knows.
+        """
+        found = checkpoint.read(self._checkpoint_file)
+        known = {(one.pod_uid, one.container) for one in found.entries} if found else set()
+        try:
+            pods = self.pods()
+        except NotNow as fault:
+            log.warning("%s", fault)
+            return []
+        for pod in sorted(pods, key=lambda one: str(one["metadata"].get("creationTimestamp") or "")):
+            try:
+                plan = pod_annotations.read_annotations(pod["metadata"].get("annotations") or {}) or ()
+            except PlanError:
+                continue
+            for part in plan:
+                if (_uid(pod), part.container) not in known and len(part.devices) == size:
+                    return [device.uuid for device in part.devices]
+        return []
+
+
+def _uid(pod: dict[str, Any]) -> str:
+    return str((pod.get("metadata") or {}).get("uid") or "")

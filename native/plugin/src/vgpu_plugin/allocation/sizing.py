@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes that pods asked for, on the GPUs that they got: which planned size goes to which GPU, and whether it fits
+there. Pure.
+
+The scheduler plans, the kubelet chooses, and what containers hold on this node is known here alone. So a size is given
+only where memory and shares of all holders stay within the GPU, whatever was planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from .._shared.config import slices
+from .._shared.config.slices import MIB
+from .._shared.pods.annotations import Device, NodeGpu, Part
+from ..errors import Refused
+from ..node.gpus import NO_NUMA, Gpu
+from ..offer.preference import gpu_of
+from .records import Record
+
+WHOLE = 100
+
+
+@dataclass(frozen=True)
+class Held:
+    """What containers hold of a GPU, in MiB and percent of the SMs; without a limit counts as 0 %."""
+
+    memory_mib: int = 0
+    cores: int = 0
+
+
+def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], sick: Mapping[str, str]) -> list[NodeGpu]:
+    """The GPUs of a node as its scheduler wants to know them: those that are split by ``sharing.vcuda``."""
+    found = []
+    for gpu in gpus:
+        share = slices.share_of(gpu.facts(), config)
+        made = slices.slices_of(gpu.facts(), config) if share is not None and not gpu.mig_enabled else []
+        if share is None or not made:
+            continue
+        found.append(
+            NodeGpu(
+                gpu.uuid,
+                gpu.model,
+                gpu.memory_mib,
+                capacity_mib(gpu, share),
+                share.split_count,
+                made[0].memory_mib,
+                made[0].sm_percent,
+                not sick.get(gpu.uuid),
+                -1 if gpu.numa_node == NO_NUMA else gpu.numa_node,
+                gpu.links,
+            )
+        )
+    return found
+
+
+def capacity_mib(gpu: Gpu, share: slices.Share) -> int:
+    """M*S: what all containers of a GPU may hold together."""
+    return int(gpu.memory_mib * Fraction(share.memory_scaling))
+
+
+def held(records: Iterable[Record]) -> dict[str, Held]:
+    """What is held of each GPU. Containers that share a slice are of one pod and run one after the other (an init
+    container may have more GPUs than those after it), so of these the largest counts; a container that has no size yet
+    holds nothing.
+    """
+    shares: dict[tuple[str, frozenset[str]], Held] = {}
+    for record in records:
+        if record.limits.get("deny"):
+            continue
+        for device in record.limits.get("devices") or []:
+            key = device["uuid"], frozenset(one for one in record.slice_ids if gpu_of(one) == device["uuid"])
+            before = shares.get(key, Held())
+            mib, cores = -(-device["memory_bytes"] // MIB), record.cores.get(device["uuid"], 0)
+            shares[key] = Held(max(mib, before.memory_mib), max(cores, before.cores))
+    out: dict[str, Held] = {}
+    for (uuid, _ids), one in shares.items():
+        sum_of = out.get(uuid, Held())
+        out[uuid] = Held(sum_of.memory_mib + one.memory_mib, sum_of.cores + one.cores)
+    return out
+
+
+def lacks(gpu: Gpu, config: dict[str, Any], before: Held, wanted: Device) -> str:
+    """Why a size does not fit on a GPU beside what is held of it; empty where it does."""
+    share = slices.share_of(gpu.facts(), config)
+    capacity = capacity_mib(gpu, share) if share is not None else gpu.memory_mib
+    if before.memory_mib + wanted.memory_mib > capacity:
+        return (
+            f"GPU {gpu.uuid}: {wanted.memory_mib} MiB are asked for, {before.memory_mib} of {capacity} are held by "
+            "others"
+        )
+    if before.cores + wanted.cores > WHOLE:
+        return f"GPU {gpu.uuid}: {wanted.cores} % of the SMs are asked for, {before.cores} % are held by others"
+    return ""
+
+
+def assign(
+    planned: Sequence[Device], given: Sequence[Gpu], config: dict[str, Any], before: Mapping[str, Held]
+) -> list[Device]:
+    """The planned sizes on the GPUs that the kubelet chose, in the order of ``given``: each where it was planned, the
+    others, largest first, where most is free. Raises Refused where one fits nowhere.
+    """
+    if len(planned) != len(given):
+        raise Refused(
+            f"the container was planned on {len(planned)} GPUs and the kubelet gave it {len(given)}; delete the pod so "
+            "that it is scheduled anew"
+        )
+    open_gpus = {gpu.uuid: gpu for gpu in given}
+    chosen: dict[str, Device] = {}
+    moved = []
+    for device in planned:
+        if device.uuid in open_gpus:
+            chosen[device.uuid] = device
+            del open_gpus[device.uuid]
+        else:
+            moved.append(device)
+    for device in sorted(moved, key=lambda one: (-one.memory_mib, -one.cores)):
+        by_room = sorted(open_gpus.values(), key=lambda gpu: before.get(gpu.uuid, Held()).memory_mib - gpu.memory_mib)
+        fits = [gpu for gpu in by_room if not lacks(gpu, config, before.get(gpu.uuid, Held()), device)]
+        gpu = (fits or by_room)[0]
+        chosen[gpu.uuid] = device._replace(uuid=gpu.uuid)
+        del open_gpus[gpu.uuid]
+    out = [chosen[gpu.uuid] for gpu in given]
+    faults = [lacks(gpu, config, before.get(gpu.uuid, Held()), one) for gpu, one in zip(given, out, strict=True)]
+    if any(faults):
+        raise Refused("; ".join(one for one in faults if one) + "; delete the pod so that it is scheduled anew")
+    return out
+
+
+def with_part(plan: Sequence[Part], container: str, devices: Sequence[Device]) -> list[Part]:
+    """A plan with other devices for one container."""
+    return [part._replace(devices=tuple(devices)) if part.container == container else part for part in plan]
+
+
+def limits_of(devices: Sequence[Device]) -> list[dict[str, Any]]:
+    """The devices of a limits file. 0 and 100 % are no limit: an own GPU is nobody else's."""
+    return [
+        {"uuid": one.uuid, "memory_bytes": one.memory_mib * MIB, "sm_percent": one.cores or WHOLE} for one in devices
+    ]

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices for containers that Kubernetes does not start: one folder of files for each slice, and the CDI files that
+name them, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
+
+All containers with one slice share its ledger, so that together they never hold more than the slice. A slice is used
+on one side only: while a container outside Kubernetes holds it, the kubelet is told that it is unhealthy; while the
+kubelet has given it out, its limits here say deny.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from .._shared.abi import files as abi_files
+from .._shared.abi import ledger_locks
+from .._shared.config.sharing import Piece
+from .._shared.config.slices import MIB
+from ..errors import PluginError
+from ..inject import cdi, driver_files
+from ..node.gpus import Gpu
+from ..node.paths import Paths
+from ..offer.pool import Pool
+from ..offer.settings import Settings
+from .allocation_files import AllocationFiles
+from .allocator import Allocator
+from .records import Record
+
+# Each slice has a mount of its own; more than this many would slow every mount on the host.
+MOST_SLICES = 256
+OUTSIDE = "used by a container outside Kubernetes"
+# Every so many looks of ``keep`` all is looked at, also what shows no sign of a change.
+WHOLE_EVERY = 6
+
+log = logging.getLogger(__name__)
+
+
+class StaticSlices:
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Settings,
+        pool: Pool,
+        allocator: Allocator,
+        files: AllocationFiles,
+        driver: driver_files.DriverFiles,
+    ) -> None:
+        self._paths = paths
+        self._settings = settings
+        self._pool = pool
+        self._allocator = allocator
+        self._files = files
+        self._driver = driver
+        self._told = ""
+        # What ``keep`` goes by, as it was after the last refresh, and how many looks ago that was.
+        self._signs: tuple[object, ...] = ()
+        self._looks = 0
+        # Name of a slice's folder → the bytes of its limits that say what is wanted, and this.
+        self._said: dict[str, tuple[bytes, dict[str, Any]]] = {}
+
+    def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
+        with self._allocator.lock:
+            self._settings, self._driver = settings, driver
+        self.refresh()
+
+    def keep(self) -> None:
+        """``refresh`` where something shows that it may be needed, and now and then without: it reads every file of
+        every slice, and on most nodes nobody touches them between two looks.
+        """
+        with self._allocator.lock:
+            self._looks += 1
+            if self._looks >= WHOLE_EVERY or self._signs != self._signs_now():
+                self.refresh()
+
+    def _signs_now(self) -> tuple[object, ...]:
+        """Cheap to see: geometry, holders, library, and when files and folders were changed or replaced."""
+        return (*self._causes_now(), *self._files_now())
+
+    def _causes_now(self) -> tuple[object, ...]:
+        """What ``refresh`` goes by and does not change."""
+        if self._paths.cdi_dir is None:
+            return ()
+        try:
+            library = str(self._allocator.library())
+        except PluginError as fault:
+            library = str(fault)
+        others = (_identity(str(one)) for one in self._paths.cdi_dirs_of_others)
+        return (_Same(self._pool.shape()), frozenset(self._held()), library, *others)
+
+    def _files_now(self) -> tuple[object, ...]:
+        """What ``refresh`` writes."""
+        if self._paths.cdi_dir is None:
+            return ()
+        kinds = (cdi.GPU_KIND, cdi.NVIDIA_KIND, cdi.SLICE_KIND)
+        seen = [str(self._paths.cdi_dir), *(f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds)]
+        for piece in self._offered():
+            folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
+            # A use of the slice writes its ledger; what a tenant did to it there is looked at afterwards.
+            seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
+        return tuple(map(_identity, seen))
+
+    def refresh(self) -> None:
+        """Brings folders and CDI files in line with pool, library and driver. Faults are told, and end nothing."""
+        with self._allocator.lock:
+            # Before the work: what changes meanwhile, as a library that is switched, shows at the next look.
+            causes = self._causes_now()
+            try:
+                self._refresh()
+                fault = ""
+            except (OSError, PluginError, abi_files.LayoutError) as error:
+                fault = f"slices cannot be offered by CDI: {error}"
+            self._looks, self._signs = 0, (*causes, *self._files_now())
+        if fault and fault != self._told:
+            log.warning("%s", fault)
+        self._told = fault
+
+    def _refresh(self) -> None:
+        folder = self._paths.cdi_dir
+        if folder is None:
+            return
+        if not any(name == "libcuda.so.1" for name, _host in self._driver.libraries):
+            cdi.remove(folder)
+            self._told = ""
+            return
+        common = cdi.common_edits(self._driver, self._settings.dev_root)
+        gpus = self._pool.gpus
+        dev_root = self._settings.dev_root
+        migs = cdi.mig_devices(gpus, self._paths.host_root / "proc", dev_root)
+        named = cdi.gpu_devices(gpus, dev_root, False) + migs
+        cdi.write(folder, cdi.specification(cdi.GPU_KIND, common, named))
+        others = (folder, *self._paths.cdi_dirs_of_others)
+        if cdi.provided_elsewhere(cdi.NVIDIA_KIND, others):
+            (folder / cdi.file_name(cdi.NVIDIA_KIND)).unlink(missing_ok=True)
+        else:
+            named = cdi.gpu_devices(gpus, dev_root, True) + migs
+            cdi.write(folder, cdi.specification(cdi.NVIDIA_KIND, common, named))
+        offered = self._offered()
+        wanted = {self._files.static_name(piece.id) for piece in offered}
+        for name in self._files.static():
+            if name not in wanted and not self._in_use(name):
+                self._files.remove(name)
+        if not offered:
+            (folder / cdi.file_name(cdi.SLICE_KIND)).unlink(missing_ok=True)
+            return
+        library = str(self._allocator.library())
+        held = self._held()
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        flags = {uuid: self._settings.limit_flags([gpu]) for uuid, gpu in by_uuid.items()}
+        self._said = {name: said for name, said in self._said.items() if name in wanted}
+        devices = [
+            (piece.id, self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held))
+            for piece in offered
+        ]
+        cdi.write(folder, cdi.specification(cdi.SLICE_KIND, common, devices))
+
+    def _offered(self) -> list[Piece]:
+        pieces = [one for one in self._pool.slices if self._pool.limited(one.id)]
+        if len(pieces) > MOST_SLICES:
+            log.debug("%d slices are more than %d; none is offered by CDI", len(pieces), MOST_SLICES)
+            return []
+        return pieces
+
+    def _make(self, piece: Piece, gpu: Gpu, flags: dict[str, Any], library: str, denied: bool) -> dict[str, Any]:
+        """The folder of one slice, where it is not whole yet; its edits. ``flags``: of its GPU's limits."""
+        record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
+        wanted = {**record.limits, "deny": denied}
+        # A container that runs keeps its ledger, also where it spoilt it: by a new one nobody would know that it runs.
+        if self._files.is_whole(record) or self._in_use(record.id):
+            path = self._files.folder(record.id) / "limits"
+            found = path.read_bytes()
+            if self._said.get(record.id) != (found, wanted):
+                if abi_files.says(found, wanted):
+                    self._said[record.id] = found, wanted
+                else:
+                    abi_files.rewrite_limits(str(path), wanted)
+        else:
+            self._files.make(Record(record.id, record.kind, record.slice_ids, wanted, library))
+        mounts = [cdi.mount(inside, host, ro) for inside, host, ro in self._files.mounts(record)]
+        return {"deviceNodes": cdi.gpu_nodes(gpu, self._settings.dev_root), "mounts": mounts}
+
+    def _limits(self, piece: Piece, flags: dict[str, Any]) -> dict[str, Any]:
+        device = {"uuid": piece.uuid, "memory_bytes": piece.memory_mib * MIB, "sm_percent": piece.sm_percent}
+        return {
+            "allocation": self._files.static_name(piece.id),
+            "devices": [device],
+            **flags,
+        }
+
+    def _held(self) -> set[str]:
+        return {one for record in self._allocator.records.all() for one in record.slice_ids}
+
+    def _in_use(self, name: str) -> bool:
+        """Whether a process holds a slot of the slice's ledger: the kernel's answer, not the tenant's."""
+        try:
+            path = f"{self._paths.allocations}/{name}/rw/ledger"
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            return ledger_locks.any_slot_is_alive(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def in_use(self) -> frozenset[str]:
+        """The slices that containers outside Kubernetes hold now."""
+        return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
+
+    def look(self) -> None:
+        """Which slices are used outside Kubernetes now; the kubelet is told of the others alone."""
+        with self._allocator.lock:
+            for piece in self._offered():
+                self.look_at(piece.id)
+
+    def look_at(self, slice_id: str) -> bool:
+        busy = self._in_use(self._files.static_name(slice_id))
+        self._pool.set_outside(slice_id, OUTSIDE if busy else "")
+        return busy
+
+    def deny(self, slice_ids: tuple[str, ...] | list[str], denied: bool) -> None:
+        """The kubelet or a lease has taken slices, or gives them back. The caller holds the allocator's lock."""
+        if self._paths.cdi_dir is None:
+            return
+        held = self._held()
+        for slice_id in slice_ids:
+            path = self._files.folder(self._files.static_name(slice_id)) / "limits"
+            try:
+                found = abi_files.parse_limits(path.read_bytes())
+                wanted = denied or slice_id in held
+                if found["deny"] != wanted:
+                    abi_files.rewrite_limits(str(path), abi_files.as_packed(found, deny=wanted))
+            except FileNotFoundError:
+                continue  # this slice is not offered by CDI
+            except (OSError, abi_files.LayoutError) as fault:
+                log.warning("%s cannot be changed: %s", path, fault)
+
+    def remove(self, folder: Path) -> None:
+        cdi.remove(folder)
+        for name in self._files.static():
+            self._files.remove(name)
+
+
+class _Same:
+    """Equal where it is of the same object, which it keeps: the address of one that is gone may be the next one's. The
+    pool's shape is made anew with every change of pieces or GPUs, also where it says the same.
+    """
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    __hash__ = object.__hash__
+
+
+def _identity(path: str) -> tuple[int, int, int]:
+    """Tells a file from what it was and from another of its name; zeros where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_mtime_ns, found.st_size

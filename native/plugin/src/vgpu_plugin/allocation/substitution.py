@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other slices than the kubelet named: for a kubelet before 1.19, which takes any free id without asking for a
+preference, so that its pods would pile up on one GPU. Pure.
+
+The kubelet keeps its own account of ids, and as many slices are free here as ids are free there: each id that it has
+given out stands for one slice. Which one is in our records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from ..errors import NotNow
+from ..offer.pool import Offer
+from ..offer.preference import preferred
+from .records import Record
+
+
+def substitute(
+    ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record], spread: bool, packed: bool = False
+) -> list[str]:
+    """The slices to give for ``ids``; ``ids`` themselves where nothing speaks for others.
+
+    ``offers``: the pieces of that resource with their health, in NVML's order. ``spread``: always choose; else only
+    where a slice of ``ids`` was given for another id before. Raises NotNow where too few are free.
+    """
+    wanted, records = frozenset(ids), list(records)
+    # The kubelet gives an id out again once its pod is gone, and to the containers of one pod one after another.
+    again = next((one for one in records if one.asked and frozenset(one.asked) == wanted), None)
+    known = {offer.slice.id for offer in offers}
+    if again is not None and known.issuperset(again.slice_ids):
+        return list(again.slice_ids)
+    others = [one for one in records if wanted.isdisjoint(one.kubelet_ids)]
+    held = {one for record in others for one in record.slice_ids}
+    if not spread and not any(wanted.intersection(record.slice_ids) for record in others if record.asked):
+        return list(ids)
+    free = [offer.slice.id for offer in offers if offer.healthy and offer.slice.id not in held]
+    if len(free) < len(ids):
+        raise NotNow(
+            f"{len(ids)} slices are asked for and {len(free)} healthy ones are free on this node; see: vgpuctl status"
+        )
+    totals = Counter(offer.slice.device for offer in offers)
+    return preferred(free, [], len(ids), totals, totals, packed)
+
+
+def on_gpus(uuids: Sequence[str], ids: Sequence[str], offers: Sequence[Offer], records: Iterable[Record]) -> list[str]:
+    """The slices of a container whose record is lost: ``ids`` where they lie on its GPUs, else free ones there."""
+    devices = {offer.slice.id: offer.slice.uuid for offer in offers}
+    if not uuids or sorted(devices.get(one, "") for one in ids) == sorted(uuids):
+        return list(ids)
+    held = {one for record in records for one in record.slice_ids}
+    chosen: list[str] = []
+    for uuid in uuids:
+        free = (one for one, on in devices.items() if on == uuid and one not in held and one not in chosen)
+        found = next(free, None)
+        if found is None:
+            raise NotNow(f"GPU {uuid} has no free slice for an allocation whose record is lost; delete the pod")
+        chosen.append(found)
+    return chosen

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of other GPU sharing kits as group variables of this collection.
+
+Read are: values of HAMi's Helm chart and of NVIDIA's, of its plugin and of its GPU operator, NVIDIA's configuration
+file v1, and manifests (DaemonSet, ConfigMap, Pod, ClusterPolicy) of 4paradigm's, NVIDIA's and HAMi's plugins. Nothing
+is dropped in silence: what has no variable here is a note that names it and says why. Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import yaml
+
+from .._shared.config import variables as schema
+from ..offer.options import OPTIONS, Option
+from . import convert_tables as tables
+from .convert_values import as_text, leaves_of, parse, plain
+
+# Path in node.yaml → the group variable that sets it.
+PLACES = {one.node: name for name, one in schema.VARIABLES.items() if one.node}
+FLAGS = {one.flag: one for one in OPTIONS}
+ENVIRONMENT = {one.environment: one for one in OPTIONS}
+BY_PLACE = {one.place: one for one in OPTIONS}
+GPU = "nvidia.com/gpu"
+
+
+class Note(NamedTuple):
+    """``path``: where in the file that was read."""
+
+    path: str
+    text: str
+
+
+class Converted:
+    """``variables`` for group_vars, in the order in which they were found, and what a person has to know."""
+
+    def __init__(self) -> None:
+        self.variables: dict[str, Any] = {}
+        self.notes: list[Note] = []
+
+    def note(self, path: str, text: str) -> None:
+        self.notes.append(Note(path, text))
+
+    def set(self, path: str, variable: str, value: Any) -> None:
+        known = self.variables.get(variable, value)
+        if known != value:
+            self.note(path, f"{variable} would be {value!r}, and something before it said {known!r}, which stays")
+            return
+        self.variables[variable] = value
+
+    def option(self, flag: str, value: Any) -> None:
+        """An option of the program that no group variable stands for."""
+        self.flag(f"--{flag}={as_text(value)}")
+
+    def flag(self, text: str) -> None:
+        options = self.variables.setdefault("device_plugin_options", [])
+        if text not in options:
+            options.append(text)
+
+
+class Unknown(ValueError):
+    """The document is nothing that can be converted."""
+
+
+def convert(documents: list[Any]) -> Converted:
+    """All documents of a file as one set of variables. Raises Unknown where one is nothing of the kinds above."""
+    found = Converted()
+    for number, document in enumerate(one for one in documents if one is not None):
+        _document(document, f"document {number + 1}" if len(documents) > 1 else "", found)
+    _judge(found)
+    return found
+
+
+def _document(document: Any, where: str, found: Converted) -> None:
+    if not isinstance(document, Mapping):
+        raise Unknown(f"expected a mapping, found {type(document).__name__}")
+    document = {key: one for key, one in document.items() if key not in tables.TITLES}
+    if document.get("kind") == "List":
+        for item in document.get("items") or []:
+            _document(item, where, found)
+    elif document.get("kind") == "ClusterPolicy":
+        _operator_chart(document.get("spec") or {}, found)
+    elif "kind" in document:
+        _manifest(document, found)
+    elif document.get("version") == "v1":
+        _file_v1(document, "", found)
+    elif _is_of_the_operator(document):
+        _operator_chart(document, found)
+    elif any(key in document for key in tables.HAMI_CHART):
+        _hami_chart(document, found)
+    elif any(key in document for key in tables.NVIDIA_CHART):
+        _nvidia_chart(document, found)
+    elif tables.ALL_CHARTS in document:
+        _hami_chart(document, found)
+    elif isinstance(document.get("nodeconfig"), list):
+        _hami_nodes(document["nodeconfig"], "nodeconfig", found)
+    else:
+        keys = ", ".join(sorted(map(str, document))[:5]) or "none"
+        raise Unknown(
+            f"{where or 'the file'} has the keys {keys}; expected values of HAMi's chart or of NVIDIA's, NVIDIA's file "
+            "(version: v1), or a manifest with kind"
+        )
+
+
+def _is_of_the_operator(values: Mapping[str, Any]) -> bool:
+    plugin = values.get(tables.ALL_CHARTS) or {}
+    return any(key in values for key in tables.OPERATOR_CHART) or tables.OPERATOR_PLUGIN in plugin
+
+
+# --- charts ----------------------------------------------------------------------------------------------------------
+
+
+def _hami_chart(values: Mapping[str, Any], found: Converted) -> None:
+    found.set("", "vgpu_sharing", "vcuda")
+    found.set("", "vgpu_slice_sizing", "requested")
+    leaves = dict(leaves_of(values))
+    for path, default in tables.HAMI_DEFAULTS.items():
+        leaves.setdefault(path, default)
+    others = []
+    for path, value in leaves.items():
+        if path in tables.HAMI_VARIABLES:
+            found.set(path, tables.HAMI_VARIABLES[path], plain(value))
+        elif path in tables.HAMI_POLICIES and value in tables.POLICIES:
+            found.set(path, tables.HAMI_POLICIES[path], tables.POLICIES[value])
+        elif path in tables.HAMI_RESOURCES:
+            names = found.variables.setdefault("vgpu_resource_names", {})
+            names[tables.HAMI_RESOURCES[path]] = value
+        elif path.startswith("devicePlugin.extraArgs["):
+            _argument(str(value), path, found)
+        elif path in tables.HAMI_PLACES:
+            _place(tables.HAMI_PLACES[path], value, path, found)
+        elif path == tables.HAMI_NODES and isinstance(parse(value), Mapping):
+            _hami_nodes(parse(value).get("nodeconfig") or [], f"{path}.nodeconfig", found)
+        elif path in tables.HAMI_NOTES:
+            found.note(path, tables.HAMI_NOTES[path])
+        elif path.startswith(tables.OTHER_VENDORS) and not path.startswith(tables.NVIDIA_CARDS):
+            others.append(path)
+        elif not path.startswith(tables.CHART_ONLY):
+            found.note(path, tables.NO_MEANING)
+    if others:
+        more = f"and {len(others) - 1} more are" if len(others) > 1 else "is"
+        found.note(others[0], f"{more} of other vendors' cards: this collection shares NVIDIA's alone")
+
+
+def _nvidia_chart(values: Mapping[str, Any], found: Converted) -> None:
+    if not _is_off(values, "devicePlugin.enabled", found):
+        _named_files(values.get("config") or {}, "map", "config", found)
+    for path, value in leaves_of({key: one for key, one in values.items() if key != "config"}):
+        if path == "gfd.enabled":
+            _labels(value, found)
+        elif path == "devicePlugin.enabled" and value is False:
+            continue
+        elif path in tables.NVIDIA_CHART_PLACES:
+            _place(tables.NVIDIA_CHART_PLACES[path], value, path, found)
+        elif path in tables.NVIDIA_CHART_NOTES:
+            found.note(path, tables.NVIDIA_CHART_NOTES[path])
+        elif not path.startswith(tables.CHART_ONLY):
+            found.note(path, tables.NO_MEANING)
+
+
+def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
+    """The GPU operator's values, or the spec of the ClusterPolicy that it makes of them."""
+    is_off = _is_off(values, "devicePlugin", found)
+    plugin = {} if is_off else values.get("devicePlugin") or {}
+    if not is_off:
+        _named_files(plugin.get("config") or {}, "data", "devicePlugin.config", found)
+    for one in plugin.get("env") or []:
+        _variable(str(one.get("name")), one.get("value"), "devicePlugin.env", True, found)
+    for number, word in enumerate(_joined([str(one) for one in plugin.get("args") or []])):
+        _argument(word, f"devicePlugin.args[{number}]", found)
+    strategy = (values.get("mig") or {}).get("strategy")
+    if strategy:
+        _place(("flags", "migStrategy"), strategy, "mig.strategy", found)
+    _labels((values.get("gfd") or {}).get("enabled"), found)
+    for key in values:
+        if key not in ("mig", "gfd") and not (is_off and key == "devicePlugin"):
+            found.note(key, tables.OPERATOR_NOTES.get(key, tables.NO_MEANING))
+
+
+def _is_off(values: Mapping[str, Any], path: str, found: Converted) -> bool:
+    """Whether the chart leaves NVIDIA's plugin out, as beside HAMi's. Told then."""
+    off = (values.get("devicePlugin") or {}).get("enabled") is False
+    if off:
+        found.note(path, tables.PLUGIN_IS_OFF)
+    return off
+
+
+def _labels(enabled: Any, found: Converted) -> None:
+    if enabled:
+        found.flag("--labels")
+
+
+def _named_files(config: Mapping[str, Any], key: str, where: str, found: Converted) -> None:
+    """NVIDIA's files as texts by name: the default one is the group's, others are chosen by the node's label. Without
+    any, and where no ConfigMap elsewhere has them, its plugin shares nothing.
+    """
+    texts = config.get(key) or {}
+    if not texts and config.get("name"):
+        read = f"kubectl get configmap {config['name']} -o yaml | vgpuctl convert -"
+        found.note(f"{where}.name", f"what is shared stands in that ConfigMap; convert it too: {read}")
+    elif not texts:
+        found.set(where, "vgpu_sharing", "none")
+    default = config.get("default") or next(iter(texts), "")
+    for name, text in texts.items():
+        one = parse(text)
+        path = f"{where}.{key}.{name}"
+        if not isinstance(one, Mapping):
+            found.note(path, f"expected NVIDIA's file as text, found {as_text(text)[:40]}")
+        elif name == default:
+            _file_v1(one, path, found)
+        else:
+            other = Converted()
+            _file_v1(one, path, other)
+            found.notes += other.notes
+            named = found.variables.setdefault("vgpu_configs", {})
+            named[name] = {key[len(schema.PREFIX) :]: value for key, value in other.variables.items() if _is_ours(key)}
+            for option in other.variables.get("device_plugin_options", []):
+                found.note(path, f"{option} holds for the whole program here; set it in device_plugin_options")
+
+
+def _is_ours(variable: str) -> bool:
+    return variable.startswith(schema.PREFIX)
+
+
+# --- files and manifests ---------------------------------------------------------------------------------------------
+
+
+def _file_v1(config: Mapping[str, Any], where: str, found: Converted) -> None:
+    prefix = f"{where}: " if where else ""
+    sharing = config.get("sharing") or {}
+    for path, value in leaves_of({key: one for key, one in config.items() if key not in ("version", "sharing")}):
+        _place(tuple(path.split(".")), value, prefix + path, found)
+    modes = {"timeSlicing": "time-slicing", "mps": "mps"}
+    wanted = [key for key in modes if sharing.get(key)]
+    for key in sorted(set(sharing) - set(modes)):
+        found.note(f"{prefix}sharing.{key}", tables.NO_MEANING)
+    if not wanted:
+        found.set(f"{prefix}sharing", "vgpu_sharing", "none")
+        return
+    if len(wanted) > 1:
+        found.note(f"{prefix}sharing", "names timeSlicing and mps; NVIDIA's plugin then takes mps, and so is done here")
+    mode = wanted[-1]
+    found.set(f"{prefix}sharing.{mode}", "vgpu_sharing", modes[mode])
+    _replicated(sharing[mode], f"{prefix}sharing.{mode}", found)
+
+
+def _replicated(section: Mapping[str, Any], path: str, found: Converted) -> None:
+    keys = {
+        "renameByDefault": "vgpu_rename_by_default",
+        "failRequestsGreaterThanOne": "vgpu_fail_requests_greater_than_one",
+    }
+    for key, variable in keys.items():
+        if key in section:
+            found.set(f"{path}.{key}", variable, section[key])
+    for number, entry in enumerate(section.get("resources") or []):
+        where = f"{path}.resources[{number}]"
+        if entry.get("name") != GPU:
+            found.note(where, f"only {GPU} has replicas in a host group; {entry.get('name')} stays as it is")
+            continue
+        if entry.get("rename"):
+            found.note(f"{where}.rename", "NVIDIA's plugin reads it and takes no notice; use vgpu_rename_by_default")
+        devices = entry.get("devices", "all")
+        if devices == "all" or isinstance(devices, int):
+            found.set(where, "vgpu_split_count", entry.get("replicas"))
+            if devices != "all":
+                found.note(f"{where}.devices", "a number of GPUs has no variable; name them in vgpu_devices")
+            continue
+        exceptions = found.variables.setdefault("vgpu_devices", [])
+        for device in devices:
+            match = {"uuid": device} if str(device).startswith("GPU-") else {"index": plain(device)}
+            exceptions.append({"match": match, "split_count": entry.get("replicas")})
+
+
+def _manifest(document: Mapping[str, Any], found: Converted) -> None:
+    kind = str(document["kind"])
+    if kind == "ConfigMap":
+        for name, text in (document.get("data") or {}).items():
+            inner = parse(text)
+            if isinstance(inner, Mapping):
+                _document(inner, f"data.{name}", found)
+            else:
+                found.note(f"data.{name}", tables.NO_MEANING)
+        return
+    spec = document.get("spec") or {}
+    if kind == "CronJob":
+        spec = (spec.get("jobTemplate") or {}).get("spec") or {}
+    template = document if kind == "Pod" else spec.get("template") or {}
+    pod = template.get("spec") or {}
+    containers = list(_containers(pod))
+    if not containers:
+        raise Unknown(f"a {kind} without containers; expected a plugin's DaemonSet, a ConfigMap or a Pod")
+    plugin = [one for one in containers if _is_plugin(one[1])]
+    if plugin:
+        image = " ".join(str(one.get("image")) for _unused, one in plugin)
+        found.set("image", "vgpu_sharing", "vcuda" if any(word in image for word in tables.VCUDA_IMAGES) else "none")
+    labels = (template.get("metadata") or {}).get("labels") or {}
+    _asked(labels, "metadata.labels", found)
+    for path, container in containers:
+        resources = container.get("resources") or {}
+        for key in ("limits", "requests"):
+            _asked(resources.get(key) or {}, f"{path}.resources.{key}", found)
+        words = [str(word) for key in ("command", "args") for word in container.get(key) or []]
+        for number, word in enumerate(_joined(words)):
+            _argument(word, f"{path}.args[{number}]", found)
+        for one in container.get("env") or []:
+            _variable(str(one.get("name")), one.get("value"), f"{path}.env", plugin != [], found)
+
+
+def _asked(names: Mapping[str, Any], path: str, found: Converted) -> None:
+    for name in names:
+        if name in tables.ASKED:
+            found.note(f"{path}.{name}", tables.ASKED_NOTE)
+
+
+def _containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name in ("initContainers", "containers"):
+        for number, one in enumerate(pod.get(name) or []):
+            yield f"{name}[{number}]", one
+
+
+def _is_plugin(container: Mapping[str, Any]) -> bool:
+    return "device-plugin" in str(container.get("image", "")) or "device-plugin" in str(container.get("command", ""))
+
+
+def _joined(words: list[str]) -> list[str]:
+    """``--flag value`` as ``--flag=value``; a whole command in one word is taken apart."""
+    if len(words) == 3 and words[1] == "-c":
+        words = shlex.split(words[2])
+    out: list[str] = []
+    for word in words:
+        before = FLAGS.get(out[-1][2:]) if out and out[-1].startswith("--") else None
+        if before is not None and not word.startswith("-") and (not before.true or word.lower() in ("true", "false")):
+            out[-1] += f"={word}"
+        else:
+            out.append(word)
+    return out
+
+
+def _argument(word: str, path: str, found: Converted) -> None:
+    if not word.startswith("-"):
+        return
+    name, is_set, value = word.lstrip("-").partition("=")
+    option = FLAGS.get(name)
+    if option is None:
+        found.note(path, f"--{name}: {tables.FLAG_NOTES.get(name, tables.NO_MEANING)}")
+    else:
+        _option(option, value if is_set else "true", path, found)
+
+
+def _variable(name: str, value: Any, path: str, plugin: bool, found: Converted) -> None:
+    option = ENVIRONMENT.get(name)
+    if plugin and option is not None and value is not None:
+        _option(option, str(value), f"{path}.{name}", found)
+    elif option is not None:
+        known = PLACES.get(option.place, f"--{option.flag} in device_plugin_options")
+        text = f"in a pod it still works, where it only tightens; for all pods of a host group: {known}"
+        found.note(f"{path}.{name}", text)
+    elif name in tables.ENVIRONMENT_NOTES:
+        found.note(f"{path}.{name}", tables.ENVIRONMENT_NOTES[name])
+    elif plugin:
+        found.note(f"{path}.{name}", tables.NO_MEANING)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def _option(option: Option, text: str, path: str, found: Converted) -> None:
+    _place(option.place, text, path, found)
+
+
+def _place(place: tuple[str, ...], value: Any, path: str, found: Converted) -> None:
+    """A value for a place of node.yaml: the group variable that sets it, else an option of the program."""
+    if place in PLACES:
+        value = plain(value)
+        if PLACES[place] == "vgpu_handover":
+            value = _hand_over(value, path, found)
+        found.set(path, PLACES[place], value)
+    elif place in BY_PLACE:
+        found.option(BY_PLACE[place].flag, value)
+    else:
+        found.note(path, tables.NO_MEANING)
+
+
+def _hand_over(value: Any, path: str, found: Converted) -> Any:
+    words = value if isinstance(value, list) else str(value).split(",")
+    if len(words) > 1:
+        found.note(path, f"several ways at once are not offered; auto picks the best that the host has, of {words}")
+        return "auto"
+    if words[0] == "envvar":
+        found.note(path, "envvar lets every unprivileged container ask for all GPUs; vgpu_handover: auto is safer")
+    return words[0]
+
+
+def _hami_nodes(nodes: list[Any], path: str, found: Converted) -> None:
+    """HAMi's settings for single nodes: host variables here."""
+    for number, one in enumerate(nodes):
+        said = {tables.HAMI_NODE[key]: plain(value) for key, value in one.items() if key in tables.HAMI_NODE}
+        lines = ", ".join(f"{key}: {value}" for key, value in said.items())
+        found.note(f"{path}[{number}]", f"for {one.get('name')} alone; in host_vars/{one.get('name')}.yml: {lines}")
+        for key in sorted(set(one) - set(tables.HAMI_NODE) - {"name"}):
+            found.note(f"{path}[{number}].{key}", tables.NO_MEANING)
+
+
+def _judge(found: Converted) -> None:
+    """What preflight would say of the variables."""
+    findings: list[Any] = []
+    ours = {name: value for name, value in found.variables.items() if _is_ours(name)}
+    clean = schema.read(ours, findings)
+    if not any(one.level == "error" for one in findings):
+        findings += schema.unavailable(clean)
+    for one in findings:
+        found.note(one.path, f"preflight says ({one.level}): {one.message}")
+
+
+def group_vars(found: Converted, source: str) -> str:
+    """The variables as a file for group_vars, with the notes as comments above them."""
+    lines = [f"# Converted from {source}. Read the notes, then delete them."]
+    lines += [f"# - {note.path or 'the file'}: {note.text}" for note in found.notes]
+    body = yaml.safe_dump(found.variables, sort_keys=False, default_flow_style=False, allow_unicode=True)
+    return "\n".join(["---", *lines, body if found.variables else "{}\n"])

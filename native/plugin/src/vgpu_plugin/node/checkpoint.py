@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the kubelet's device checkpoint: the truth on what it advertises and to whom it has given what."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from .._proto import deviceplugin_pb2 as api
+from .paths import CONTAINER_GPU_PAGE, CONTAINER_LIBRARY, CONTAINER_LIMITS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One container's devices of one resource, as the kubelet keeps them."""
+
+    pod_uid: str
+    container: str
+    slice_ids: frozenset[str]
+    # From the mounts of the kept Allocate answer; empty where that cannot be read.
+    allocation: str
+    # Folder of the library version that the container mounts, from the same answer.
+    library: str
+    # The GPUs that it was given, from the same answer.
+    uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    # Of every resource: a container that runs keeps the name it asked by, also when the node's resource is renamed. Ids
+    # and allocations of other plugins are none of ours, so they are in nobody's way.
+    entries: tuple[Entry, ...]
+    # Of every resource; None for one that the kubelet does not know.
+    registered: dict[str, frozenset[str]]
+
+    def advertised(self, slice_id: str) -> bool:
+        """Whether the kubelet offers a slice to pods now, under whatever resource."""
+        return any(slice_id in ids for ids in self.registered.values())
+
+    @property
+    def ids_in_use(self) -> frozenset[str]:
+        return frozenset(one for entry in self.entries for one in entry.slice_ids)
+
+    def holds(self, allocation: str, slice_ids: frozenset[str]) -> bool:
+        """Whether the kubelet still knows an allocation."""
+        return any(
+            entry.allocation == allocation or (not entry.allocation and entry.slice_ids == slice_ids)
+            for entry in self.entries
+        )
+
+
+def read(path: Path) -> Checkpoint | None:
+    """The checkpoint; None where it cannot be read (the kubelet writes now)."""
+    try:
+        data = json.loads(path.read_text())["Data"]
+        entries = tuple(_entry(one) for one in data.get("PodDeviceEntries") or [])
+        known = data.get("RegisteredDevices") or {}
+        return Checkpoint(entries, {str(name): frozenset(ids or []) for name, ids in known.items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _entry(one: dict[str, Any]) -> Entry:
+    folders = _mount_folders(one.get("AllocResp") or "")
+    return Entry(
+        pod_uid=str(one.get("PodUID", "")),
+        container=str(one.get("ContainerName", "")),
+        slice_ids=_ids(one.get("DeviceIDs")),
+        allocation=PurePosixPath(folders.get(CONTAINER_LIMITS, "")).name,
+        library=folders.get(CONTAINER_LIBRARY, ""),
+        uuids=tuple(path[len(CONTAINER_GPU_PAGE) :] for path in folders if path.startswith(CONTAINER_GPU_PAGE)),
+    )
+
+
+def _ids(value: Any) -> frozenset[str]:
+    """Ids by NUMA node since Kubernetes 1.20, a plain list before."""
+    if isinstance(value, dict):
+        return frozenset(one for ids in value.values() for one in ids or [])
+    return frozenset(value or [])
+
+
+def _mount_folders(encoded: str) -> dict[str, str]:
+    """Container path → folder of the host path, of a kept Allocate answer; empty where that cannot be read."""
+    try:
+        answer = api.ContainerAllocateResponse.FromString(base64.b64decode(encoded))
+    except (binascii.Error, DecodeError, ValueError):
+        return {}
+    return {mount.container_path: str(PurePosixPath(mount.host_path).parent) for mount in answer.mounts}

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver, behind one narrow file: which GPUs there are, and their critical Xid events.
+
+Nothing else of the plugin imports pynvml. Tests put another GpuSource in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from .._shared.config import slices
+from .._shared.gpu.nvml import mig_profile
+from . import topology
+
+NO_NUMA = -1
+DOUBLE_BIT_XID = 48
+
+log = logging.getLogger(__name__)
+
+
+class GpuError(Exception):
+    """The driver did not answer; the text says which call and what it answered."""
+
+
+@dataclass(frozen=True)
+class MigDevice:
+    """One MIG device; ``index`` counts within its GPU, ``profile`` as nvidia-smi names it: 1g.10gb."""
+
+    index: int
+    uuid: str
+    profile: str
+    memory_mib: int
+    gpu_instance: int = 0
+    compute_instance: int = 0
+    attributes: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    uuid: str
+    model: str
+    memory_mib: int
+    minor: int
+    pci: str
+    numa_node: int = NO_NUMA
+    mig_enabled: bool = False
+    mig: tuple[MigDevice, ...] = ()
+    # (UUID, score) of GPUs that it has a better way to than through the host; higher is nearer.
+    links: tuple[tuple[str, int], ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """The GPU as the shared core takes it."""
+        return {
+            "index": self.index,
+            "uuid": self.uuid,
+            "model": self.model,
+            "memory_mib": self.memory_mib,
+            "mig_enabled": self.mig_enabled,
+            "mig": [
+                {"index": one.index, "uuid": one.uuid, "profile": one.profile, "memory_mib": one.memory_mib}
+                for one in self.mig
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What the driver says of itself; ``compute``: UUID → compute capability."""
+
+    version: str
+    cuda: tuple[int, int]
+    compute: dict[str, tuple[int, int]]
+
+
+class GpuSource(Protocol):
+    """What the plugin needs of a driver."""
+
+    def gpus(self) -> list[Gpu]:
+        """All GPUs in NVML's order. Raises GpuError."""
+
+    def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
+        """Waits for the next critical Xid; (uuid, number), or None when the time is over. Raises GpuError.
+
+        An uncorrectable ECC error is Xid 48, as NVIDIA's list has it. An empty uuid: the driver does not say which.
+        """
+
+    def fault_of(self, uuid: str) -> str:
+        """What speaks against using a GPU now; empty where nothing does."""
+
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        """Bytes of each process that computes or draws on a GPU, by its pid here; None: not told. Raises GpuError."""
+
+    def driver(self) -> Driver:
+        """Versions and compute capabilities. Raises GpuError."""
+
+    def reopen(self) -> None:
+        """Starts the driver's library anew: it lists GPUs once. Not while another thread waits. Raises GpuError."""
+
+    def close(self) -> None: ...
+
+
+class Nvml:
+    """The driver's own library through nvidia-ml-py."""
+
+    def __init__(self, sys_root: Path = Path("/sys"), library: str = "") -> None:
+        """``library``: the host's NVML where the loader does not find it, as in a container without a runtime of
+        NVIDIA's. Raises GpuError.
+        """
+        import pynvml
+
+        if library:
+            try:
+                # Who asks for libnvidia-ml.so.1 later gets this one, by its soname.
+                ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            except OSError as fault:
+                raise GpuError(f"NVML of the host cannot be loaded: {fault}") from None
+        self._nvml = pynvml
+        self._sys_root = sys_root
+        self._events: object = None
+        # Uncorrected ECC errors of each GPU when it was last found well.
+        self._ecc: dict[str, int] = {}
+        # NUMA nodes by PCI address: they change with the machine alone.
+        self._numa: dict[str, int] = {}
+        # The GPUs whose ways to each other are known, and these.
+        self._linked: tuple[str, ...] = ()
+        self._links: dict[str, tuple[tuple[str, int], ...]] = {}
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not start: {fault}") from None
+
+    def reopen(self) -> None:
+        self.close()
+        self._events = None
+        self._numa.clear()
+        self._open()
+
+    def gpus(self) -> list[Gpu]:
+        nvml = self._nvml
+        try:
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not list the GPUs: {fault}") from None
+        found = []
+        for index in range(count):
+            try:
+                found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
+            except nvml.NVMLError as fault:
+                # One that fell off the bus must not hide the others; whoever knows it misses it.
+                log.debug("GPU %d cannot be read: %s", index, fault)
+        if count and not found:
+            raise GpuError(f"NVML lists {count} GPUs and none can be read")
+        uuids = tuple(gpu.uuid for gpu in found)
+        if uuids != self._linked:
+            # The ways between GPUs change with the machine alone, and each pair is a call of the driver.
+            self._linked, self._links = uuids, self._scores(found)
+        return [replace(gpu, links=self._links.get(gpu.uuid, ())) for gpu in found]
+
+    def _scores(self, gpus: list[Gpu]) -> dict[str, tuple[tuple[str, int], ...]]:
+        nvml = self._nvml
+        if len(gpus) < 2:
+            return {}
+        try:
+            handles = {gpu.uuid: nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus}
+        except nvml.NVMLError:
+            return {}  # one was lost since it was listed
+        levels = {}
+        for one, other in itertools.combinations(handles, 2):
+            with contextlib.suppress(nvml.NVMLError):
+                levels[one, other] = int(nvml.nvmlDeviceGetTopologyCommonAncestor(handles[one], handles[other]))
+        by_pci = {gpu.pci: gpu.uuid for gpu in gpus}
+        direct: dict[tuple[str, str], int] = {}
+        switched: dict[str, int] = {}
+        for uuid, handle in handles.items():
+            for remote in self._nvlinks(handle):
+                if remote in by_pci:
+                    pair = uuid, by_pci[remote]
+                    direct[pair] = direct.get(pair, 0) + 1
+                else:
+                    switched[uuid] = switched.get(uuid, 0) + 1
+        return topology.scores(levels, direct, switched)
+
+    def _nvlinks(self, handle: object) -> list[str]:
+        """The PCI address at the other end of each active NVLink: of a GPU, or of an NVSwitch."""
+        nvml = self._nvml
+        found = []
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                if nvml.nvmlDeviceGetNvLinkState(handle, link) == nvml.NVML_FEATURE_ENABLED:
+                    found.append(_text(nvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId).lower())
+            except nvml.NVMLError:
+                break  # a GPU has no link of that number, or none at all
+        return found
+
+    def _gpu(self, index: int, handle: object) -> Gpu:
+        nvml = self._nvml
+        pci = _text(nvml.nvmlDeviceGetPciInfo(handle).busId).lower()
+        try:
+            minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
+        except nvml.NVMLError:
+            minor = index
+        return Gpu(
+            index=index,
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            model=_text(nvml.nvmlDeviceGetName(handle)),
+            memory_mib=slices.mib(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            minor=minor,
+            pci=pci,
+            numa_node=self._numa_node(pci),
+            mig_enabled=self._mig_mode(handle),
+            mig=self._mig(handle),
+        )
+
+    def _numa_node(self, pci: str) -> int:
+        if pci not in self._numa:
+            self._numa[pci] = numa_node(self._sys_root, pci)
+        return self._numa[pci]
+
+    def _mig_mode(self, handle: object) -> bool:
+        nvml = self._nvml
+        try:
+            return bool(nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE)
+        except nvml.NVMLError:
+            return False  # a GPU without MIG says that it does not support the question
+
+    def _mig(self, handle: object) -> tuple[MigDevice, ...]:
+        """The MIG devices of a GPU, in NVML's order. Raises NVMLError only where a device that is there fails."""
+        nvml = self._nvml
+        if not self._mig_mode(handle):
+            return ()
+        found: list[MigDevice] = []
+        card_bytes = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                device = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            except nvml.NVMLError:
+                continue  # a free place
+            attributes = nvml.nvmlDeviceGetAttributes_v2(device)
+            found.append(
+                MigDevice(
+                    index=len(found),
+                    uuid=_text(nvml.nvmlDeviceGetUUID(device)),
+                    profile=mig_profile(
+                        _text(nvml.nvmlDeviceGetName(device)),
+                        int(attributes.gpuInstanceSliceCount),
+                        int(attributes.computeInstanceSliceCount),
+                        int(attributes.memorySizeMB),
+                        card_bytes,
+                    ),
+                    memory_mib=int(attributes.memorySizeMB),
+                    gpu_instance=int(nvml.nvmlDeviceGetGpuInstanceId(device)),
+                    compute_instance=int(nvml.nvmlDeviceGetComputeInstanceId(device)),
+                    attributes=tuple((name, int(getattr(attributes, field))) for name, field in MIG_ATTRIBUTES),
+                )
+            )
+        return tuple(found)
+
+    def next_xid(self, timeout_ms: int) -> tuple[str, int] | None:
+        nvml = self._nvml
+        try:
+            if self._events is None:
+                self._events = self._register_events()
+            event = nvml.nvmlEventSetWait_v2(self._events, timeout_ms)
+        except nvml.NVMLError as fault:
+            if fault.value == nvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise GpuError(f"NVML does not deliver events: {fault}") from None
+        try:
+            uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+        except nvml.NVMLError:
+            uuid = ""
+        if event.eventType == nvml.nvmlEventTypeXidCriticalError:
+            return uuid, int(event.eventData)
+        return (uuid, DOUBLE_BIT_XID) if event.eventType == nvml.nvmlEventTypeDoubleBitEccError else None
+
+    def _register_events(self) -> object:
+        nvml = self._nvml
+        events = nvml.nvmlEventSetCreate()
+        for index in range(nvml.nvmlDeviceGetCount()):
+            wanted = nvml.nvmlEventTypeXidCriticalError | nvml.nvmlEventTypeDoubleBitEccError
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                supported = nvml.nvmlDeviceGetSupportedEventTypes(handle)
+                nvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
+            except nvml.NVMLError as fault:
+                log.warning("GPU %d: its events are not watched: %s", index, fault)
+        return events
+
+    def fault_of(self, uuid: str) -> str:
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as fault:
+            return f"the driver says: {fault}"
+        try:
+            errors = int(
+                nvml.nvmlDeviceGetTotalEccErrors(
+                    handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                )
+            )
+        except nvml.NVMLError:
+            return ""  # a GPU without ECC
+        before = self._ecc.setdefault(uuid, errors)
+        self._ecc[uuid] = errors
+        return f"{errors - before} more uncorrected ECC errors" if errors > before else ""
+
+    def processes(self, uuid: str) -> dict[int, int | None]:
+        nvml = self._nvml
+        found: dict[int, int | None] = {}
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
+                found[int(one.pid)] = None if used is None or before is None else before + int(used)
+            for one in self._graphics(handle):
+                # Who does both is in both lists, each time with all that it has.
+                told = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
+                found[int(one.pid)] = max(map(int, told), default=None)
+        except nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not list the processes: {fault}") from None
+        return found
+
+    def _graphics(self, handle: object) -> list[Any]:
+        """Vulkan and OpenGL, which no library of CUDA sees. Raises NVMLError."""
+        nvml = self._nvml
+        try:
+            return list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
+        except nvml.NVMLError as fault:
+            if fault.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                return []
+            raise
+
+    def driver(self) -> Driver:
+        nvml = self._nvml
+        try:
+            cuda = int(nvml.nvmlSystemGetCudaDriverVersion())
+            compute = {}
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+                compute[_text(nvml.nvmlDeviceGetUUID(handle))] = (int(major), int(minor))
+            return Driver(_text(nvml.nvmlSystemGetDriverVersion()), (cuda // 1000, cuda % 1000 // 10), compute)
+        except nvml.NVMLError as fault:
+            raise GpuError(f"NVML does not tell its versions: {fault}") from None
+
+    def close(self) -> None:
+        try:
+            if self._events is not None:
+                self._nvml.nvmlEventSetFree(self._events)
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError:
+            pass  # the driver is going away together with us; nothing is left to free
+
+
+# Label of gpu-feature-discovery → field of nvmlDeviceAttributes_t.
+MIG_ATTRIBUTES = (
+    ("memory", "memorySizeMB"),
+    ("multiprocessors", "multiprocessorCount"),
+    ("slices.gi", "gpuInstanceSliceCount"),
+    ("slices.ci", "computeInstanceSliceCount"),
+    ("engines.copy", "sharedCopyEngineCount"),
+    ("engines.decoder", "sharedDecoderCount"),
+    ("engines.encoder", "sharedEncoderCount"),
+    ("engines.jpeg", "sharedJpegCount"),
+    ("engines.ofa", "sharedOfaCount"),
+)
+
+
+def numa_node(sys_root: Path, pci: str) -> int:
+    """NUMA node of a PCI address as NVML writes it; NO_NUMA where the platform does not say.
+
+    NVML has an eight-digit domain, sysfs a four-digit one.
+    """
+    domain, _colon, rest = pci.partition(":")
+    try:
+        return int((sys_root / "bus/pci/devices" / f"{domain[-4:]}:{rest}" / "numa_node").read_text())
+    except (OSError, ValueError):
+        return NO_NUMA
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

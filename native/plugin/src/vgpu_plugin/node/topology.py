@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How near GPUs are to each other, and which whole GPUs a container should get together. Pure.
+
+A score of a pair: 100 for each NVLink between them, and 60 to 10 for the place where their ways over PCIe meet, from
+one board to the other side of the machine; 0 where the driver does not say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..errors import BadRequest
+
+NVLINK = 100
+# Of so many sets the best is found by trying; 8 GPUs have 70 at most.
+MOST_SETS = 300
+# NVML's nvmlGpuTopologyLevel_t → score.
+PCIE = {0: 60, 10: 50, 20: 40, 30: 30, 40: 20, 50: 10}
+
+Links = Mapping[str, Mapping[str, int]]
+
+
+def scores(
+    levels: Mapping[tuple[str, str], int],
+    direct: Mapping[tuple[str, str], int],
+    switched: Mapping[str, int],
+) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Of each UUID the others with their scores. ``levels``: where pairs meet; ``direct``: NVLinks from the first to
+    the second; ``switched``: NVLinks of a GPU to an NVSwitch, which joins all that hang on one.
+    """
+    uuids = sorted(
+        {uuid for pair in levels for uuid in pair} | {uuid for pair in direct for uuid in pair} | {*switched}
+    )
+    out = {}
+    for one in uuids:
+        row = []
+        for other in uuids:
+            if other == one:
+                continue
+            level = levels.get((one, other), levels.get((other, one)))
+            lanes = direct.get((one, other), 0) + min(switched.get(one, 0), switched.get(other, 0))
+            score = NVLINK * lanes + PCIE.get(-1 if level is None else level, 0)
+            if score:
+                row.append((other, score))
+        out[one] = tuple(row)
+    return out
+
+
+def nearest(
+    available: Sequence[str], must_include: Sequence[str], size: int, links: Links, order: Iterable[str]
+) -> list[str]:
+    """``size`` GPUs out of ``available`` with the highest sum of scores; of several such sets the one that the GPUs
+    left over would miss least, then the first by index. Where there are too many sets to try, they are grown from each
+    GPU in turn.
+    """
+    if size > len(set(available)):
+        raise BadRequest(f"{size} GPUs are asked for out of {len(set(available))} available ones; ask for fewer")
+    missing = [one for one in must_include if one not in set(available)]
+    if missing:
+        raise BadRequest(f"GPU {missing[0]} must be included and is not available; offer it as available")
+    if len(must_include) >= size:
+        return list(must_include)
+    rank = {uuid: n for n, uuid in enumerate(order)}
+    pool = sorted(set(available), key=lambda uuid: (rank.get(uuid, len(rank)), uuid))
+    rest = [one for one in pool if one not in must_include]
+    if math.comb(len(rest), size - len(must_include)) <= MOST_SETS:
+        sets = ([*must_include, *more] for more in itertools.combinations(rest, size - len(must_include)))
+        return max(sets, key=lambda chosen: _worth(chosen, pool, links))
+    starts = [list(must_include)] if must_include else [[one] for one in pool]
+    return max((_grown(start, size, pool, links) for start in starts), key=lambda chosen: _worth(chosen, pool, links))
+
+
+def _worth(chosen: Sequence[str], pool: Sequence[str], links: Links) -> tuple[int, int]:
+    """The scores inside a set, and those between it and the rest, which count against it."""
+    inside = outside = 0
+    for one in chosen:
+        row = links.get(one, {})
+        inner = sum(row.get(other, 0) for other in chosen)
+        inside += inner
+        outside += sum(row.get(other, 0) for other in pool) - inner
+    return inside, -outside
+
+
+def _grown(start: list[str], size: int, pool: Sequence[str], links: Links) -> list[str]:
+    """A set to which the nearest GPU is added, one after the other."""
+    chosen = start
+    near = {one: sum(links.get(one, {}).get(other, 0) for other in chosen) for one in pool if one not in chosen}
+    while len(chosen) < size:
+        take = max(near, key=lambda one: near[one])
+        del near[take]
+        chosen = [*chosen, take]
+        for one in near:
+            near[one] += links.get(one, {}).get(take, 0)
+    return chosen

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marks every piece of a GPU unhealthy that the driver reports a critical Xid, an ECC error or a loss for, and of no
+other GPU; and healthy again after a clean period.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ..node.gpus import GpuError, GpuSource
+from .pool import Pool
+
+# Faults of the application and not of the GPU, by NVIDIA's list of Xid errors.
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+DISABLE, ENABLE = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
+# Also how long a stop may wait for the driver.
+WAIT_MS = 1000
+PAUSE_S = 5.0
+LOOK_S = 5.0
+# Without another fault for so long, and with a driver that answers for it, a GPU is well again.
+CLEAN_S = 300.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which Xids make a GPU unhealthy. ``only``: none but these."""
+
+    ignored: frozenset[int] = APPLICATION_XIDS
+    only: frozenset[int] | None = None
+
+    def critical(self, xid: int) -> bool:
+        return xid in self.only if self.only is not None else xid not in self.ignored
+
+    @property
+    def off(self) -> bool:
+        return self.only == frozenset()
+
+
+def rules(environment: Mapping[str, str]) -> Rules:
+    """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored beside those
+    of applications. ENABLE: numbers that count whatever DISABLE says, ``all``: all but those of applications. So with
+    DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin turns it off too.
+    """
+    disabled, all_off = _words(environment.get(DISABLE, ""), DISABLE, ("all", "xids"))
+    enabled, all_on = _words(environment.get(ENABLE, ""), ENABLE, ("all",))
+    if all_off and not all_on:
+        return Rules(only=frozenset(enabled))
+    return Rules(ignored=(APPLICATION_XIDS | disabled) - enabled)
+
+
+def _words(text: str, variable: str, switches: tuple[str, ...]) -> tuple[set[int], bool]:
+    numbers, switched = set(), False
+    for word in (one.strip().lower() for one in re.split(r"[,\s]+", text)):
+        if word in switches:
+            switched = True
+        elif word.isdigit():
+            numbers.add(int(word))
+        elif word:
+            log.warning('%s: "%s" is no Xid and none of %s; it is ignored', variable, word, ", ".join(switches))
+    return numbers, switched
+
+
+class HealthWatch:
+    """``run`` is one thread, the only one that waits in the driver; ``look`` is called in it every few seconds."""
+
+    def __init__(
+        self,
+        source: GpuSource,
+        pool: Pool,
+        rules: Rules | None = None,
+        look: Callable[[], None] = lambda: None,
+        clean_s: float = CLEAN_S,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._pool = pool
+        self._rules = rules or Rules()
+        self._look = look
+        self._clean_s = clean_s
+        self._monotonic = monotonic
+        self._stopping = threading.Event()
+        self._asked = threading.Event()
+        # When the last fault of a GPU came; 0 for a GPU that was only lost: it is well once it answers.
+        self._last: dict[str, float] = {}
+
+    def ask(self) -> None:
+        """Makes the next look come soon."""
+        self._asked.set()
+
+    def run(self) -> None:
+        fault_told = ""
+        next_look = self._monotonic() + LOOK_S
+        while not self._stopping.is_set():
+            try:
+                event = self._source.next_xid(WAIT_MS)
+                fault_told = ""
+            except GpuError as fault:
+                if str(fault) != fault_told:
+                    log.warning("health is not watched: %s; trying again every %.0f s", fault, PAUSE_S)
+                    fault_told = str(fault)
+                self._stopping.wait(PAUSE_S)
+                self._reopen()
+                event = None
+            if event is not None:
+                self.saw(*event)
+            if self._asked.is_set() or self._monotonic() >= next_look:
+                self._asked.clear()
+                self._guarded(self._look)
+                self._guarded(self.recover)
+                next_look = self._monotonic() + LOOK_S
+
+    @staticmethod
+    def _guarded(task: Callable[[], None]) -> None:
+        """A look that fails is no reason to watch no more."""
+        try:
+            task()
+        except Exception:
+            log.exception("looking at the node failed; it is tried again in %.0f s", LOOK_S)
+
+    def _reopen(self) -> None:
+        try:
+            self._source.reopen()
+        except GpuError as fault:
+            for gpu in self._pool.gpus:
+                self.lost(gpu.uuid, str(fault))
+
+    def saw(self, uuid: str, xid: int) -> None:
+        """A fault of one GPU; of all where the driver does not say of which."""
+        if not self._rules.critical(xid):
+            log.info("GPU %s: Xid %d is a fault of an application, or ignored; the GPU stays healthy", uuid, xid)
+            return
+        for one in [uuid] if uuid else [gpu.uuid for gpu in self._pool.gpus]:
+            log.error("GPU %s: critical Xid %d; all its slices are unhealthy now", one, xid)
+            self._last[one] = self._monotonic()
+            self._pool.mark_sick(one, f"Xid {xid}")
+
+    def lost(self, uuid: str, reason: str) -> None:
+        """A GPU that the driver no longer answers for."""
+        if self._rules.off or self._pool.sickness(uuid):
+            return
+        log.error("GPU %s is lost: %s; all its slices are unhealthy now", uuid, reason)
+        self._last.setdefault(uuid, 0.0)
+        self._pool.mark_sick(uuid, f"lost: {reason}")
+
+    def recover(self) -> None:
+        """Brings GPUs back that had no fault for the clean period and that the driver answers for."""
+        for uuid, last in list(self._last.items()):
+            if last and self._monotonic() - last < self._clean_s:
+                continue
+            if fault := self._source.fault_of(uuid):
+                log.debug("GPU %s stays unhealthy: %s", uuid, fault)
+                continue
+            log.info("GPU %s: no fault for %.0f s; its slices are healthy again", uuid, self._clean_s)
+            del self._last[uuid]
+            self._pool.mark_well(uuid)
+
+    def stop(self) -> None:
+        self._stopping.set()

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pieces of GPUs that this node offers, by resource, and which of them the kubelet may use now.
+
+Streams of ListAndWatch wait here for the next change.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from .._shared.config.sharing import MIG, NONE, VCUDA, Piece
+from ..errors import BadRequest, NotNow
+from ..node.gpus import Gpu
+
+
+class Offer(NamedTuple):
+    slice: Piece
+    gpu: Gpu
+    healthy: bool
+
+
+class Shape(NamedTuple):
+    """What a preference is found by: pieces of each device, devices in NVML's order, the ids of whole GPUs, and each
+    GPU's ways to others; ``limited``: the GPUs that the sharing library shares."""
+
+    totals: dict[str, int]
+    order: tuple[str, ...]
+    whole: frozenset[str]
+    links: dict[str, dict[str, int]]
+    limited: tuple[str, ...]
+
+
+class Pool:
+    """Thread-safe. A piece is healthy unless its GPU is sick or gone, or the piece is withheld (leased) or used by
+    someone whom the kubelet does not know.
+    """
+
+    def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:
+        self._changed = threading.Condition()
+        self._generation = 0
+        self._gpus = {gpu.uuid: gpu for gpu in gpus}
+        self._slices = {piece.id: piece for piece in pieces}
+        self._shape: Shape | None = None
+        self._sick: dict[str, str] = {}
+        self._withheld: dict[str, str] = {}
+        self._outside: dict[str, str] = {}
+
+    @property
+    def gpus(self) -> list[Gpu]:
+        return list(self._gpus.values())
+
+    @property
+    def slices(self) -> list[Piece]:
+        return list(self._slices.values())
+
+    @property
+    def resources(self) -> list[str]:
+        return list(dict.fromkeys(piece.resource for piece in self._slices.values()))
+
+    def shape(self) -> Shape:
+        """Made once for each geometry: the kubelet asks for a preference with every container, of 1600 slices too."""
+        with self._changed:
+            if self._shape is None:
+                totals = Counter(piece.device for piece in self._slices.values())
+                whole = frozenset(piece.id for piece in self._slices.values() if piece.mode == NONE)
+                links = {gpu.uuid: dict(gpu.links) for gpu in self._gpus.values()}
+                limited = tuple(dict.fromkeys(one.uuid for one in self._slices.values() if one.mode == VCUDA))
+                self._shape = Shape(dict(totals), tuple(totals), whole, links, limited)
+            return self._shape
+
+    def gpu(self, uuid: str) -> Gpu:
+        return self._gpus[uuid]
+
+    def piece(self, slice_id: str) -> Piece | None:
+        return self._slices.get(slice_id)
+
+    def update(self, gpus: Iterable[Gpu], pieces: Iterable[Piece], held: frozenset[str]) -> list[str]:
+        """Takes new GPUs and pieces over, GPU by GPU: one whose old pieces are held keeps them all until they are free.
+        One step, so that no stream sees less than the smaller of old and new. Returns the UUIDs that wait.
+        """
+        new_gpus = {gpu.uuid: gpu for gpu in gpus}
+        wanted: dict[str, list[Piece]] = {uuid: [] for uuid in new_gpus}
+        for piece in pieces:
+            wanted[piece.uuid].append(piece)
+        with self._changed:
+            waiting = []
+            slices: dict[str, Piece] = {}
+            for uuid in dict.fromkeys([*new_gpus, *self._gpus]):
+                old = [one for one in self._slices.values() if one.uuid == uuid]
+                new = wanted.get(uuid, [])
+                if old != new and any(one.id in held and one not in new for one in old):
+                    waiting.append(uuid)
+                    # A GPU that is gone stays known while something of it is held: its pieces are unhealthy.
+                    new_gpus.setdefault(uuid, self._gpus[uuid])
+                    new = old
+                slices.update({one.id: one for one in new})
+            self._sick = {uuid: reason for uuid, reason in self._sick.items() if uuid in new_gpus}
+            if list(slices.items()) != list(self._slices.items()) or new_gpus != self._gpus:
+                self._gpus, self._slices, self._shape = new_gpus, slices, None
+                self._bump()
+        return waiting
+
+    def _bump(self) -> None:
+        self._generation += 1
+        self._changed.notify_all()
+
+    def sickness(self, uuid: str) -> str:
+        """Why a GPU is sick; empty while it is well."""
+        return self._sick.get(uuid, "")
+
+    def mark_sick(self, uuid: str, reason: str) -> None:
+        if uuid in self._gpus:
+            self._change(self._sick, uuid, reason)
+
+    def mark_well(self, uuid: str) -> None:
+        with self._changed:
+            if self._sick.pop(uuid, None) is not None:
+                self._bump()
+
+    def withhold(self, slice_id: str, reason: str) -> None:
+        self._change(self._withheld, slice_id, reason)
+
+    def give_back(self, slice_id: str) -> None:
+        with self._changed:
+            if self._withheld.pop(slice_id, None) is not None:
+                self._bump()
+
+    def set_outside(self, slice_id: str, reason: str) -> None:
+        """Why a slice is used by nobody that the kubelet knows; empty where it is not."""
+        with self._changed:
+            if self._outside.get(slice_id, "") != reason:
+                self._outside[slice_id] = reason
+                self._bump()
+
+    def outside(self, slice_id: str) -> str:
+        return self._outside.get(slice_id, "")
+
+    def limited(self, slice_id: str) -> bool:
+        """Whether the sharing library limits this piece."""
+        piece = self._slices.get(slice_id)
+        return piece is not None and piece.mode == VCUDA
+
+    def _change(self, table: dict[str, str], key: str, reason: str) -> None:
+        with self._changed:
+            if table.get(key) != reason:
+                table[key] = reason
+                self._bump()
+
+    def withheld(self, slice_id: str) -> str:
+        return self._withheld.get(slice_id, "")
+
+    def offers(self, resource: str = "") -> tuple[int, list[Offer]]:
+        """The generation, and every piece (of one resource) in NVML's order with its health."""
+        with self._changed:
+            return self._generation, [
+                Offer(piece, self._gpus[piece.uuid], self._is_healthy(piece))
+                for piece in self._slices.values()
+                if not resource or piece.resource == resource
+            ]
+
+    def _is_healthy(self, piece: Piece) -> bool:
+        return not (piece.uuid in self._sick or piece.id in self._withheld or self._outside.get(piece.id))
+
+    def wait_beyond(self, generation: int, ended: Callable[[], bool]) -> bool:
+        """Waits until there is a newer generation; False where ``ended`` became true first (see ``wake``)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._generation != generation or ended())
+            return not ended()
+
+    def tell_again(self) -> None:
+        """Sends every stream its list once more, for the kubelet writes its checkpoint whenever one comes."""
+        with self._changed:
+            self._bump()
+
+    def wake(self) -> None:
+        """Lets every waiter look at its ``ended`` again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def resolve(self, ids: Iterable[str]) -> list[Piece]:
+        """The pieces of a request. Raises where one was never offered, comes twice, or cannot be used now."""
+        chosen: dict[str, Piece] = {}
+        for slice_id in ids:
+            if slice_id in chosen:
+                raise BadRequest(f"slice {slice_id} comes twice in the request; ask for different slices")
+            if slice_id not in self._slices:
+                shown = slice_id if len(slice_id) <= 80 else slice_id[:77] + "..."
+                raise BadRequest(
+                    f"slice {shown} was never offered by this node; it offers {len(self._slices)} slices of "
+                    f"{len(self._gpus)} GPUs, see: vgpuctl status"
+                )
+            piece = self._slices[slice_id]
+            self.refuse_sick(piece)
+            chosen[slice_id] = piece
+        if not chosen:
+            raise BadRequest("the request names no slice; ask for at least one")
+        return list(chosen.values())
+
+    def refuse_sick(self, piece: Piece) -> None:
+        if sickness := self.sickness(piece.uuid):
+            raise NotNow(f"slice {piece.id}: its GPU is unhealthy ({sickness}); see: vgpuctl status")
+
+    @staticmethod
+    def runtime_name(piece: Piece, gpu: Gpu, by_index: bool) -> str:
+        """How a runtime is told a piece's device."""
+        if not by_index:
+            return piece.device
+        mig = next((one for one in gpu.mig if one.uuid == piece.device), None) if piece.mode == MIG or gpu.mig else None
+        return str(gpu.index) if mig is None else f"{gpu.index}:{mig.index}"

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which slices the kubelet should take: distinct GPUs first, and the least used GPU first (``distributed``).
+
+Pure. It is advice to the kubelet; Allocate checks what really comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..errors import BadRequest
+
+
+def gpu_of(slice_id: str) -> str:
+    """The UUID in a slice id; the id of a GPU that is not shared is its UUID."""
+    return slice_id.partition("::")[0]
+
+
+def ordinal(slice_id: str) -> int:
+    _uuid, _colons, number = slice_id.partition("::")
+    return int(number) if number.isdigit() else 0
+
+
+def preferred(
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    totals: Mapping[str, int],
+    order: Iterable[str],
+    packed: bool = False,
+) -> list[str]:
+    """``size`` ids out of ``available``. ``totals``: slices of each GPU; ``order``: UUIDs in NVML's order.
+
+    Each pick takes the GPU with the fewest slices in this answer, then the one with the fewest slices in use
+    (``packed``: the most), then the first by index; a second slice of one GPU comes only when every GPU with a free
+    slice has given one.
+    """
+    offers = set(available)
+    if size > len(offers):
+        raise BadRequest(f"{size} slices are asked for out of {len(offers)} available ones; ask for fewer")
+    missing = [one for one in must_include if one not in offers]
+    if missing:
+        raise BadRequest(f"slice {missing[0]} must be included and is not available; offer it as available")
+    rank = {uuid: n for n, uuid in enumerate(order)}
+    chosen = list(must_include)
+    given = frozenset(chosen)
+    taken = Counter(gpu_of(one) for one in chosen)
+    free: dict[str, list[str]] = {}
+    for one in offers:
+        free.setdefault(one.partition("::")[0], []).append(one)
+    used = {uuid: totals.get(uuid, 0) - len(ids) for uuid, ids in free.items()}
+    if given:
+        free = {uuid: [one for one in ids if one not in given] for uuid, ids in free.items()}
+    open_gpus = [uuid for uuid, ids in free.items() if ids]
+    # Of a GPU that was picked, the next slice stands last; most of the others' are never put in order.
+    ordered: set[str] = set()
+    while len(chosen) < size:
+        uuid = min(
+            open_gpus, key=lambda one: (taken[one], -used[one] if packed else used[one], rank.get(one, len(rank)), one)
+        )
+        ids = free[uuid]
+        if uuid not in ordered:
+            # By number: of one GPU, the longer name has the larger one.
+            ids.sort(reverse=True)
+            ids.sort(key=len, reverse=True)
+            ordered.add(uuid)
+        chosen.append(ids.pop())
+        taken[uuid] += 1
+        if not ids:
+            open_gpus.remove(uuid)
+    return chosen

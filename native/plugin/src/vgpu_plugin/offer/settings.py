@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node configuration as this program uses it, and a refusal of what it cannot carry out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from .._shared.config import node_config, sharing, slices
+from .._shared.config.sharing import Piece
+from ..errors import Fatal
+from ..inject import handover
+from ..node.gpus import Gpu
+from . import options
+from .options import Option
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``config`` is node.yaml; the rest is read out of it once."""
+
+    path: Path
+    sha256: str
+    config: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    def refuse_impossible(self, has_api: bool) -> None:
+        """Valid settings that nothing carries out are refused; ignoring them would leave GPUs unlimited."""
+        sections = self.config.get("sharing") or {}
+        if self.requested and not has_api:
+            text = "sharing.vcuda.sliceSizing: requested asks the API server for the sizes of pods; give --kubeconfig"
+            raise Fatal(f"{self.path}: {text}")
+        if sections.get("mps") and not self.flags.get("mpsRoot"):
+            text = "sharing.mps needs flags.mpsRoot, the folder of the MPS daemons' pipes, such as /run/nvidia/mps"
+            raise Fatal(f"{self.path}: {text}")
+        strategies = self.strategies
+        if strategies != ("auto",) and (not strategies or "auto" in strategies):
+            text = f"auto stands alone, found {', '.join(strategies) or 'nothing'}; leave it out"
+            raise Fatal(f"{self.path}: flags.plugin.deviceListStrategy: {text}")
+
+    @property
+    def as_nvidia(self) -> bool:
+        """Whether the file is to be taken as NVIDIA's plugin takes it."""
+        return self.config.get("compat") == node_config.NVIDIA_V1
+
+    @property
+    def vcuda(self) -> dict[str, Any]:
+        return slices.vcuda_of(self.config) or {}
+
+    @property
+    def resource(self) -> str:
+        return str(node_config.resource_name(self.config))
+
+    @property
+    def library_root(self) -> Path:
+        return Path(self.vcuda.get("libraryRoot", node_config.LIBRARY_ROOT))
+
+    @property
+    def merge(self) -> bool:
+        return bool(self.vcuda.get("multiSlice", "distinct") == "merge")
+
+    @property
+    def watch(self) -> str:
+        """What is done about a process that goes round the library: report, or end."""
+        return str(self.vcuda.get("watch", "report"))
+
+    @property
+    def requested(self) -> bool:
+        """Whether containers get the size that their pod asked for, instead of an equal slice."""
+        return bool(self.vcuda.get("sliceSizing", "equal") == "requested")
+
+    @property
+    def legacy_preferred(self) -> bool:
+        """Whether slices are spread here, for a kubelet that cannot ask for a preference."""
+        return bool(self.vcuda.get("legacyPreferred", False))
+
+    @property
+    def fail_on_init_error(self) -> bool:
+        return bool((self.config.get("flags") or {}).get("failOnInitError", True))
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        return self.config.get("flags") or {}
+
+    @property
+    def plugin_flags(self) -> dict[str, Any]:
+        return self.flags.get("plugin") or {}
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.plugin_flags.get("sharedDevicesAllocationPolicy") == "packed")
+
+    @property
+    def driver_root(self) -> Path:
+        return Path(self.flags.get("nvidiaDriverRoot") or "/")
+
+    @property
+    def dev_root(self) -> Path:
+        return Path(self.flags.get("nvidiaDevRoot") or self.driver_root)
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """deviceListStrategy as a tuple; it may be ``("auto",)``."""
+        strategy = self.plugin_flags.get("deviceListStrategy", "auto")
+        return (strategy,) if isinstance(strategy, str) else tuple(strategy)
+
+    def hand_over(self, host_root: Path, can_cdi: bool) -> handover.HandOver:
+        """How containers are told their GPUs; ``can_cdi``: whether the driver's files were found, for CDI to name."""
+        strategies, reason, follow = self.strategies, "as configured", None
+        if strategies == ("auto",):
+            chosen, reason = handover.choose(host_root)
+            if chosen == handover.CDI_CRI and not can_cdi:
+                chosen, reason = handover.ENVVAR, f"{reason}, but no libcuda.so.1 is found on this host"
+            strategies = (chosen,)
+            follow = None if chosen == handover.CDI_CRI else host_root
+        return handover.HandOver(
+            strategies,
+            self.plugin_flags.get("deviceIDStrategy") or "uuid",
+            bool(self.plugin_flags.get("passDeviceSpecs")),
+            self.plugin_flags.get("cdiAnnotationPrefix") or handover.ANNOTATION_PREFIX,
+            self.dev_root,
+            reason,
+            follow,
+        )
+
+    def limit_flags(self, gpus: list[Gpu]) -> dict[str, Any]:
+        """The part of a limits file that does not depend on the slices, in the keys of layouts.pack_limits."""
+        vcuda = self.vcuda
+        shares = [slices.share_of(gpu.facts(), self.config) for gpu in gpus]
+        return {
+            "count_context": bool(vcuda.get("countContext", True)),
+            "oom_killer": bool(vcuda.get("oomKiller", False)),
+            "oversubscribe": any(share is not None and Fraction(share.memory_scaling) > 1 for share in shares),
+            "core_policy": "disable" if vcuda.get("disableCoreLimit") else vcuda.get("corePolicy", "default"),
+            "log_level": int(vcuda.get("logLevel", 1)),
+        }
+
+
+def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None, has_api: bool = False) -> Settings:
+    """Reads and checks the file, with what flags and environment set over it. ``has_api``: whether an API server can be
+    asked. Raises Fatal with every fault.
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as fault:
+        raise Fatal(f"{path}: {fault.strerror}; the role device_plugin writes it") from None
+    config = parse(raw.decode("utf-8", "replace"), path)
+    places = options.apply(config, chosen or []) if isinstance(config, dict) else {}
+    try:
+        clean, warnings = node_config.check(config, str(path))
+    except node_config.ConfigError as fault:
+        told = [f"{path}: {one}{_said(one.path, places)}" for one in fault.findings]
+        raise Fatal("; ".join(told)) from None
+    settings = Settings(path, hashlib.sha256(raw).hexdigest(), clean, tuple(f"{path}: {one}" for one in warnings))
+    settings.refuse_impossible(has_api)
+    return settings
+
+
+def _said(place: str, places: dict[str, str]) -> str:
+    return f" (set by {places[place]})" if place in places else ""
+
+
+def parse(text: str, path: Path) -> Any:
+    """JSON, which we write, or YAML, which people and NVIDIA's tools write. Raises Fatal."""
+    try:
+        return json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+    except RecursionError:
+        raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
+    except ValueError as fault:
+        told = fault
+    # Importing it takes longer than reading a file of ours.
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Numbers with a point stay text, so that a scaling keeps its digits."""
+
+    Loader.add_constructor("tag:yaml.org,2002:float", lambda _loader, node: node.value)
+    try:
+        config = yaml.load(text, Loader)
+    except RecursionError:
+        raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
+    except yaml.YAMLError as fault:
+        where = " ".join(str(fault).split())
+        raise Fatal(f"{path}: text: not valid JSON: {told}; nor YAML: {where}") from None
+    if not isinstance(config, dict):
+        raise Fatal(f"{path}: text: not valid JSON: {told}; nor a YAML mapping")
+    return config
+
+
+def make_slices(gpus: list[Gpu], settings: Settings) -> list[Piece]:
+    """The pieces of this host's GPUs. Raises Fatal where the configuration cannot be carried out on these GPUs."""
+    pieces, findings = sharing.pieces_for([gpu.facts() for gpu in gpus], settings.config)
+    faults = [one for one in findings if one.level == "error"]
+    if faults:
+        raise Fatal("; ".join(f"{settings.path}: {fault}" for fault in faults))
+    return pieces

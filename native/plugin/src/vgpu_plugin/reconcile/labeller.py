@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the feature file of labels in line with GPUs and configuration."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from .._shared.config import sharing
+from ..node.gpus import GpuError, GpuSource
+from ..offer.pool import Pool
+from ..offer.settings import Settings
+from . import labels
+
+log = logging.getLogger(__name__)
+
+
+class Labeller:
+    def __init__(self, source: GpuSource, pool: Pool) -> None:
+        self._source = source
+        self._pool = pool
+
+    def write(self, settings: Settings) -> None:
+        """Faults are told and end nothing: labels are no reason to offer no GPU."""
+        gfd = settings.flags.get("gfd") or {}
+        path = Path(gfd.get("outputFile") or labels.FILE)
+        machine = labels.machine_type(Path(gfd.get("machineTypeFile") or labels.MACHINE_FILE))
+        try:
+            found = labels.labels(
+                self._pool.gpus,
+                self._pool.slices,
+                self._source.driver(),
+                machine,
+                sharing.mig_strategy(settings.config),
+                None if gfd.get("noTimestamp") else labels.now(),
+            )
+            if labels.write(path, found):
+                log.info("%d labels written to %s", len(found), path)
+        except (OSError, GpuError) as fault:
+            log.warning("the labels in %s are not up to date: %s", path, fault)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows the label of this node that names a configuration, and says on the node what became of it: a condition for
+how it is now, an event for each change. Keeps annotations of the node too.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from ..node.kube_api import ApiError
+from .config_choice import LABEL
+from .reconfigure import REFUSED
+
+CONDITION = "VgpuConfiguration"
+COMPONENT = "vgpu-device-plugin"
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+# What is over sooner is no watch that a server ended after its time.
+SHORT_S = 1.0
+GONE = 410
+# What the API server accepts of an event's text.
+LONGEST_TEXT = 1000
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """What is needed of kube_api.Api."""
+
+    @property
+    def server(self) -> str: ...
+
+    def get(self, path: str) -> dict[str, Any]: ...
+
+    def watch(self, path: str) -> Any: ...
+
+    def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+
+    def stop(self) -> None: ...
+
+
+class NodeLabel:
+    """``run`` follows the label and ``report`` tells outcomes, a thread each: a server that is slow to take a report
+    delays no change of the label. ``choose`` is called with each name, empty without the label.
+    """
+
+    def __init__(self, api: Client, node: str, choose: Callable[[str], None]) -> None:
+        self._api = api
+        self._node = node
+        self._choose = choose
+        self._path = f"/api/v1/nodes/{quote(node, safe='')}"
+        self._stopping = threading.Event()
+        self._news = threading.Condition()
+        self._outcome: tuple[str, str] | None = None
+        self._told: tuple[str, str] | None = None
+        self._name: str | None = None
+        # Annotations that the node is to have, and those that it has.
+        self._wanted: dict[str, tuple[str, bool]] = {}
+        self._found: dict[str, str | None] = {}
+        self._read = False
+        # Why the label is not followed, or the outcome not told; empty while all is well.
+        self.faults: dict[str, str] = {}
+
+    def notes(self) -> list[str]:
+        return [f"{what}: {why}" for what, why in sorted(self.faults.items())]
+
+    def tell(self, outcome: tuple[str, str]) -> None:
+        """The outcome of now, a word and a sentence; the same again is told once."""
+        with self._news:
+            if outcome != self._outcome:
+                self._outcome = outcome
+                self._news.notify_all()
+
+    def annotate(self, name: str, text: str, add: bool = True) -> None:
+        """What an annotation of the node is to say; ``add``: also where the node has none of that name. Written again
+        where somebody changes it.
+        """
+        with self._news:
+            if self._wanted.get(name) != (text, add):
+                self._wanted[name] = text, add
+                self._news.notify_all()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._api.stop()
+        with self._news:
+            self._news.notify_all()
+
+    def run(self) -> None:
+        self._persist(self._follow, f"the label {LABEL} of node {self._node} is not followed")
+
+    def report(self) -> None:
+        self._persist(self._report, f"the outcome of the configuration is not told on node {self._node}")
+
+    def _persist(self, task: Callable[[], None], trouble: str) -> None:
+        """Repeats a task until stopped, for ever. After a fault it waits longer each time, and so it does after a task
+        that was over at once: a proxy may end every watch as it begins.
+        """
+        retry_s = FIRST_RETRY_S
+        while not self._stopping.is_set():
+            begun = time.monotonic()
+            try:
+                task()
+                self.faults.pop(trouble, None)
+                if time.monotonic() - begun >= SHORT_S:
+                    retry_s = FIRST_RETRY_S
+                    continue
+            except ApiError as fault:
+                if self._stopping.is_set():
+                    return
+                if self.faults.get(trouble) != str(fault):
+                    log.warning("%s: %s", trouble, fault)
+                self.faults[trouble] = str(fault)
+            self._stopping.wait(retry_s)
+            retry_s = min(LAST_RETRY_S, retry_s * 2)
+
+    def _follow(self) -> None:
+        """Reads the node and follows it until the server ends the watch."""
+        node = self._api.get(self._path)
+        self._saw(node)
+        self.faults.pop(f"the label {LABEL} of node {self._node} is not followed", None)
+        selector = quote(f"metadata.name={self._node}", safe="")
+        version = quote(str((node.get("metadata") or {}).get("resourceVersion") or ""), safe="")
+        for event in self._api.watch(f"/api/v1/nodes?fieldSelector={selector}&resourceVersion={version}"):
+            kind, found = event.get("type"), event.get("object") or {}
+            if kind == "ERROR":
+                # 410: the version is too old for the server; the node is read anew.
+                if found.get("code") != GONE:
+                    raise ApiError(int(found.get("code") or 0), f"{self._api.server}: watch: {found.get('message')}")
+                return
+            if kind in ("ADDED", "MODIFIED"):
+                self._saw(found)
+
+    def _saw(self, node: dict[str, Any]) -> None:
+        metadata = node.get("metadata") or {}
+        self._keep(metadata)
+        name = str((metadata.get("labels") or {}).get(LABEL) or "")
+        if name != self._name:
+            if self._name is not None or name:
+                log.info('the label %s of node %s names "%s"', LABEL, self._node, name)
+            self._name = name
+            self._choose(name)
+
+    def _keep(self, metadata: dict[str, Any]) -> None:
+        with self._news:
+            self._found = dict(metadata.get("annotations") or {})
+            self._read = True
+            self._news.notify_all()
+
+    def _missing(self) -> dict[str, str]:
+        """Annotations that differ, once the node was read."""
+        return {
+            key: text
+            for key, (text, add) in self._wanted.items()
+            if self._read and (add or key in self._found) and self._found.get(key) != text
+        }
+
+    def _report(self) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._stopping.is_set() or self._missing() or self._outcome != self._told)
+            outcome, missing = self._outcome, self._missing()
+        if self._stopping.is_set():
+            return
+        if missing:
+            self._write(missing)
+        if outcome is None or outcome == self._told:
+            return
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        reason, text = outcome
+        text = text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+        condition = {
+            "type": CONDITION,
+            "status": "False" if reason == REFUSED else "True",
+            "reason": reason,
+            "message": text,
+            "lastHeartbeatTime": now,
+            "lastTransitionTime": now,
+        }
+        self._api.patch(f"{self._path}/status", {"status": {"conditions": [condition]}})
+        self._api.post("/api/v1/namespaces/default/events", self._event(reason, text, now))
+        self._told = outcome
+
+    def _write(self, missing: dict[str, str]) -> None:
+        """Writes annotations. They count as found before the call, for what the watch says while the answer is on its
+        way may be newer than the answer; what the server did not keep is wanted again.
+        """
+        with self._news:
+            self._found.update(missing)
+        kept: dict[str, Any] = {}
+        try:
+            answer = self._api.patch(self._path, {"metadata": {"annotations": missing}})
+            kept = (answer.get("metadata") or {}).get("annotations") or {}
+        finally:
+            with self._news:
+                for key, text in missing.items():
+                    if kept.get(key) != text and self._found.get(key) == text:
+                        self._found[key] = None
+
+    def _event(self, reason: str, text: str, now: str) -> dict[str, Any]:
+        return {
+            "metadata": {"generateName": f"{self._node}.", "namespace": "default"},
+            # As the kubelet has it: the uid of an event about a node is the node's name.
+            "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": self._node},
+            "type": "Warning" if reason == REFUSED else "Normal",
+            "reason": f"{CONDITION}{reason}",
+            "message": text,
+            "source": {"component": COMPONENT, "host": self._node},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+        }

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this program leaves on the node's object of the Kubernetes API, and how it is taken back.
+
+An annotation that stays would have the scheduler go on placing pods by GPUs that nobody shares any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from .._shared.pods import annotations as pod_annotations
+from ..errors import Fatal
+from ..node.kube_api import ApiError
+from .node_label import CONDITION
+
+ANNOTATIONS = (pod_annotations.GPUS,)
+NO_SUCH_NODE = 404
+
+log = logging.getLogger(__name__)
+
+
+class Client(Protocol):
+    """What is needed of kube_api.Api."""
+
+    def get(self, path: str) -> dict[str, Any]: ...
+
+    def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]: ...
+
+
+def leave(api: Client, node: str) -> bool:
+    """Takes annotations and condition away; whether there were any. A node that the API does not know has none.
+
+    Raises Fatal where the API cannot be asked: it names what may be left, and both ways on.
+    """
+    path = f"/api/v1/nodes/{quote(node, safe='')}"
+    try:
+        found = api.get(path)
+        annotations = [name for name in ANNOTATIONS if name in ((found.get("metadata") or {}).get("annotations") or {})]
+        conditions = (found.get("status") or {}).get("conditions") or []
+        if annotations:
+            api.patch(path, {"metadata": {"annotations": dict.fromkeys(annotations)}})
+        told = any(one.get("type") == CONDITION for one in conditions)
+        if told:
+            # Conditions are merged by their type; this one goes, those of the kubelet stay.
+            gone = {"$patch": "delete", "type": CONDITION}
+            api.patch(f"{path}/status", {"status": {"conditions": [gone]}})
+    except ApiError as fault:
+        if fault.status == NO_SUCH_NODE:
+            log.info("there is no node %s in the cluster, and nothing of ours on it", node)
+            return False
+        raise Fatal(
+            f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left: {fault}. "
+            "Run this again once the API answers, or without --kubeconfig to leave them"
+        ) from None
+    if annotations or told:
+        log.info("node %s: taken back: %s", node, ", ".join([*annotations, *([CONDITION] if told else [])]))
+    return bool(annotations) or told

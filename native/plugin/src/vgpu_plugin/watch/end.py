@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends processes by a descriptor of the process itself, so that a number that was given out again is never hit."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+
+from .processes import Process
+
+# Between SIGTERM and SIGKILL, as a kubelet gives a pod thirty: what goes round a limit harms its neighbours meanwhile.
+GRACE_S = 10.0
+
+
+class Ender:
+    """``look``: the process that a pid is now, None where it is gone."""
+
+    def __init__(self, look: Callable[[int], Process | None]) -> None:
+        self._look = look
+        # (pid, start) → when SIGTERM was sent; None once it was SIGKILL.
+        self._told: dict[tuple[int, int], float | None] = {}
+        self.sent: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Under another policy nobody's grace runs on."""
+        self._told.clear()
+
+    def end(self, process: Process, now: float, still: Callable[[Process], bool]) -> str:
+        """SIGTERM the first time, SIGKILL once the grace is over; the name of what was sent, empty: nothing.
+
+        ``still`` is asked whether it is the one that is meant while the descriptor is held: from there on no other
+        process can have its pid.
+        """
+        key = process.pid, process.start
+        self._told = {one: then for one, then in self._told.items() if self._alive(one)}
+        if key in self._told:
+            then = self._told[key]
+            if then is None or now - then < GRACE_S:
+                return ""
+        number = signal.SIGKILL if key in self._told else signal.SIGTERM
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            return ""
+        try:
+            found = self._look(process.pid)
+            if found is None or found.start != process.start or not still(process):
+                return ""
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+        self._told[key] = None if number == signal.SIGKILL else now
+        self.sent[number.name] = self.sent.get(number.name, 0) + 1
+        return number.name
+
+    def _alive(self, key: tuple[int, int]) -> bool:
+        found = self._look(key[0])
+        return found is not None and found.start == key[1]

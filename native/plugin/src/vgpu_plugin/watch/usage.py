@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each limited container uses of each GPU: its ledger and tenant page against its limits, and what the arbiter
+grants. Tenants write ledger and tenant page: their figures are what they say about themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .._shared.abi import files as abi_files
+from ..allocation.allocation_files import AllocationFiles
+from ..allocation.records import Record
+from ..node.podresources import Holder
+
+# An arbiter that was silent for longer grants nothing; the twin of VGPU_ARBITER_SILENT_NS.
+PPM = 1_000_000
+# Of what a message carries. A tenant may write any figure, and must not take those of the others from a reader.
+MOST = 2**63 - 1
+RECENT_NS = 1_000_000_000
+NOBODY = Holder("", "", "")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One GPU of one allocation. Memory in bytes, times in seconds, shares from 0 to 1; ``granted`` -1: no arbiter."""
+
+    allocation: str
+    kind: str
+    holder: Holder
+    slice_ids: tuple[str, ...]
+    uuid: str
+    memory_limit: int
+    memory_used: int
+    memory_context: int
+    processes: int
+    share_limit: float
+    share_granted: float
+    device_seconds: float
+    throttled_seconds: float = 0.0
+    wanting: bool = False
+    held_back: bool = False
+    violations: int = 0
+
+
+class Violations:
+    """How often each GPU of each allocation was found over its limit; one that stays over counts once. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over: set[tuple[str, str]] = set()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def seen(self, usages: list[Usage]) -> list[Usage]:
+        """The same with their counts; what is gone is forgotten."""
+        with self._lock:
+            over = {(one.allocation, one.uuid) for one in usages if 0 < one.memory_limit < one.memory_used}
+            for key in over - self._over:
+                self._counts[key] = self._counts.get(key, 0) + 1
+            self._over = over
+            known = {(one.allocation, one.uuid) for one in usages}
+            self._counts = {key: count for key, count in self._counts.items() if key in known}
+            return [replace(one, violations=self._counts.get((one.allocation, one.uuid), 0)) for one in usages]
+
+
+def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
+    """Nothing for an allocation whose files cannot be read: it is about to start, or gone."""
+    devices = record.limits.get("devices") or []
+    try:
+        ledger = abi_files.read_ledger(str(folder / "rw" / "ledger"))
+    except (OSError, abi_files.LayoutError):
+        return []
+    totals = {one["uuid"]: one for one in ledger["totals"]}
+    pages = _tenant(folder / "rw" / "tenant")
+    now = time.monotonic_ns()
+    out = []
+    for n, device in enumerate(devices):
+        uuid = device["uuid"]
+        held = totals.get(uuid, {"used": 0, "context": 0})
+        page = pages.get(uuid, {})
+        wanting = _recent(page, "wanted_ns", now)
+        out.append(
+            Usage(
+                record.id,
+                record.kind,
+                holder,
+                record.slice_ids,
+                uuid,
+                device["memory_bytes"],
+                min(held["used"] + held["context"], MOST),
+                min(held["context"], MOST),
+                sum(any(slot["used"][n : n + 1] + slot["context"][n : n + 1]) for slot in ledger["slots"]),
+                device["sm_percent"] / 100,
+                _granted(folder / f"gpu-{uuid}"),
+                page.get("used_ns", 0) / 1e9,
+                page.get("throttled_ns", 0) / 1e9,
+                wanting,
+                wanting and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
+            )
+        )
+    return out
+
+
+def _recent(page: dict[str, Any], name: str, now: int) -> bool:
+    """Whether a time of the tenant page lies within the last second; a tenant may write any figure."""
+    return bool(page) and 0 <= now - page[name] < RECENT_NS
+
+
+def _tenant(path: Path) -> dict[str, dict[str, Any]]:
+    """What the tenant page says of each GPU."""
+    try:
+        with open(path, "rb") as stream:
+            page = abi_files.parse_tenant_page(stream.read(abi_files.TENANT_FILE_SIZE))
+    except (OSError, abi_files.LayoutError):
+        return {}
+    return {one["uuid"]: one for one in page["devices"]}
+
+
+def _granted(path: Path) -> float:
+    try:
+        page = abi_files.parse_gpu_page(path.read_bytes())
+    except (OSError, abi_files.LayoutError):
+        return -1.0
+    return page["rate_ppm"] / PPM if page["heartbeat_ns"] else -1.0
+
+
+def of_all(
+    records: list[Record], files: AllocationFiles, holders: Callable[[], dict[str, Holder] | None]
+) -> list[Usage]:
+    """Every limited allocation; ``holders`` is asked once."""
+    known = holders() or {}
+    out = []
+    for record in records:
+        holder = next((known[one] for one in record.kubelet_ids if one in known), NOBODY)
+        out += of_record(record, files.folder(record.id), holder)
+    return out

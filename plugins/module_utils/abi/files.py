@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits file and the ledger that a container receives, and by their names all else that it shares with the node.
+
+Where each field lies is in layout_fields.py, the pages are in layout_pages.py; the twin of the three is
+native/vcuda/include/vgpu_abi.h. Who lives in a ledger is in ledger_locks.py. Pure but for the functions at the end,
+which read or change files in place.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import zlib
+from typing import Any, Mapping, Sequence
+
+from .fields import (
+    ALLOCATION_SIZE,
+    ARBITER_DRAIN_NS,
+    ARBITER_SILENT_NS,
+    CORE_POLICIES,
+    DEVICE_UNLIMITED_MEMORY,
+    GATES,
+    GPU_PAGE_FIELDS,
+    GPU_PAGE_FILE_SIZE,
+    GPU_PAGE_FLAGS,
+    GPU_PAGE_MAGIC,
+    GPU_PAGE_MIN_READER,
+    GPU_PAGE_VERSION,
+    LEDGER_ALIVE_BASE,
+    LEDGER_FIELDS,
+    LEDGER_FILE_SIZE,
+    LEDGER_LENT_BASE,
+    LEDGER_LENT_SPAN,
+    LEDGER_MAGIC,
+    LEDGER_MIN_READER,
+    LEDGER_SLOT_FIELDS,
+    LEDGER_SLOT_OFFSET,
+    LEDGER_SLOT_SIZE,
+    LEDGER_SLOTS,
+    LEDGER_VERSION,
+    LIMITS_DEVICE_FIELDS,
+    LIMITS_DEVICE_SIZE,
+    LIMITS_FIELDS,
+    LIMITS_FILE_SIZE,
+    LIMITS_FLAGS,
+    LIMITS_MAGIC,
+    LIMITS_MIN_READER,
+    LIMITS_VERSION,
+    MAX_DEVICES,
+    TENANT_DEVICE_FIELDS,
+    TENANT_DEVICE_SIZE,
+    TENANT_FIELDS,
+    TENANT_FILE_SIZE,
+    TENANT_LANES,
+    TENANT_MAGIC,
+    TENANT_MIN_READER,
+    TENANT_VERSION,
+    TENANT_WISHES,
+    UUID_SIZE,
+    LayoutError,
+    encoded,
+    get_field,
+    named,
+    put_field,
+    put_header,
+    put_uuids,
+    text_of,
+    whole_number,
+)
+from .ledger_locks import handle_is_open, is_locked, slot_is_alive
+from .pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
+
+# What this file only hands on: whoever has these files has one name for them.
+__all__ = (
+    "ARBITER_DRAIN_NS",
+    "ARBITER_SILENT_NS",
+    "GATES",
+    "GPU_PAGE_FIELDS",
+    "GPU_PAGE_FILE_SIZE",
+    "GPU_PAGE_FLAGS",
+    "GPU_PAGE_MAGIC",
+    "GPU_PAGE_MIN_READER",
+    "GPU_PAGE_VERSION",
+    "LEDGER_ALIVE_BASE",
+    "TENANT_DEVICE_FIELDS",
+    "TENANT_DEVICE_SIZE",
+    "TENANT_FIELDS",
+    "TENANT_FILE_SIZE",
+    "TENANT_LANES",
+    "TENANT_MAGIC",
+    "TENANT_MIN_READER",
+    "TENANT_VERSION",
+    "TENANT_WISHES",
+    "pack_gpu_page",
+    "pack_tenant_page",
+    "parse_gpu_page",
+    "parse_tenant_page",
+)
+
+
+def limits_crc(data: bytes | bytearray) -> int:
+    """The crc32 field that belongs to these bytes of a limits file."""
+    clean = bytearray(data)
+    for name in ("sequence", "crc32"):
+        put_field(clean, 0, LIMITS_FIELDS, name, 0)
+    return zlib.crc32(bytes(clean)) & 0xFFFFFFFF
+
+
+def pack_limits(limits: Mapping[str, Any]) -> bytes:
+    """The limits file of an allocation.
+
+    Keys: ``allocation``, ``devices`` (a list of ``uuid``, ``memory_bytes``, ``sm_percent``, ``unlimited``), and, each
+    with a default: ``count_context`` (True), ``deny``, ``oom_killer``, ``allow_disable_control``, ``oversubscribe``
+    (False), ``core_policy`` ("default"), ``priority`` (1), ``log_level`` (1), ``sequence`` (0).
+    """
+    known = {"allocation", "devices", "core_policy", "priority", "log_level", "sequence", "version", "min_reader"}
+    for key in limits:
+        if key not in known and key not in LIMITS_FLAGS:
+            raise LayoutError(f"limits have no key {key!r}")
+    devices = limits.get("devices", [])
+    if len(devices) > MAX_DEVICES:
+        raise LayoutError(f"limits name {len(devices)} devices, at most {MAX_DEVICES} are possible")
+    policy = limits.get("core_policy", "default")
+    if policy not in CORE_POLICIES:
+        raise LayoutError("core_policy {!r} is none of {}".format(policy, ", ".join(sorted(CORE_POLICIES))))
+    flags = 0
+    for name, bit in LIMITS_FLAGS.items():
+        if limits.get(name, name == "count_context"):
+            flags |= bit
+
+    out = bytearray(LIMITS_FILE_SIZE)
+    header = {
+        "magic": LIMITS_MAGIC,
+        "version": LIMITS_VERSION,
+        "min_reader": LIMITS_MIN_READER,
+        "size": LIMITS_FILE_SIZE,
+        "sequence": whole_number(limits.get("sequence", 0), 0xFFFFFFFF, "sequence"),
+        "flags": flags,
+        "core_policy": CORE_POLICIES[policy],
+        "priority": whole_number(limits.get("priority", 1), 1, "priority"),
+        "log_level": whole_number(limits.get("log_level", 1), 5, "log_level"),
+        "device_count": len(devices),
+        "device_offset": LIMITS_FIELDS["devices"][0],
+        "device_size": LIMITS_DEVICE_SIZE,
+        "allocation": encoded(limits.get("allocation", ""), ALLOCATION_SIZE, "allocation"),
+    }
+    put_header(out, LIMITS_FIELDS, header)
+    seen = set()
+    for i, device in enumerate(devices):
+        base = LIMITS_FIELDS["devices"][0] + i * LIMITS_DEVICE_SIZE
+        what = f"devices[{i}]"
+        uuid = device.get("uuid", "")
+        if not uuid or uuid in seen:
+            raise LayoutError(f"{what}.uuid {uuid!r} is empty or given twice")
+        seen.add(uuid)
+        memory = whole_number(device.get("memory_bytes", 0), 2**64 - 1, what + ".memory_bytes")
+        unlimited = bool(device.get("unlimited", False))
+        if unlimited == bool(memory):
+            raise LayoutError(
+                f"{what} ({uuid}): memory_bytes is {memory} and unlimited is {unlimited}; "
+                "give a size, or 0 together with unlimited"
+            )
+        put_field(out, base, LIMITS_DEVICE_FIELDS, "uuid", encoded(uuid, UUID_SIZE, what + ".uuid"))
+        put_field(out, base, LIMITS_DEVICE_FIELDS, "memory_bytes", memory)
+        put_field(
+            out,
+            base,
+            LIMITS_DEVICE_FIELDS,
+            "sm_percent",
+            whole_number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
+        )
+        put_field(out, base, LIMITS_DEVICE_FIELDS, "flags", DEVICE_UNLIMITED_MEMORY if unlimited else 0)
+    put_field(out, 0, LIMITS_FIELDS, "crc32", limits_crc(out))
+    return bytes(out)
+
+
+def parse_limits(data: bytes) -> dict[str, Any]:
+    """What a limits file says, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
+    if len(data) < LIMITS_FIELDS["devices"][0]:
+        raise LayoutError("limits hold {} bytes, a header is {}".format(len(data), LIMITS_FIELDS["devices"][0]))
+
+    def get(name: str) -> Any:
+        return get_field(data, 0, len(data), LIMITS_FIELDS, name)
+
+    if get("magic") != LIMITS_MAGIC:
+        raise LayoutError("limits begin with {!r}, expected {!r}".format(get("magic"), LIMITS_MAGIC))
+    if get("min_reader") > LIMITS_VERSION or get("version") == 0:
+        raise LayoutError(
+            "limits of version {} need a reader of version {}, this one is {}".format(
+                get("version"), get("min_reader"), LIMITS_VERSION
+            )
+        )
+    size = get("size")
+    if size > len(data) or size < LIMITS_FIELDS["devices"][0]:
+        raise LayoutError(f"limits say they are {size} bytes long, {len(data)} were read")
+    if get("sequence") % 2:
+        raise LayoutError("limits are being written or were torn: sequence {} is odd".format(get("sequence")))
+    if get("crc32") != limits_crc(data[:size]):
+        raise LayoutError(f"limits are torn: crc32 is {get('crc32'):#x}, expected {limits_crc(data[:size]):#x}")
+    count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
+    end = offset + count * stride
+    if count > MAX_DEVICES or end > size or (count and not 56 <= stride <= size):
+        raise LayoutError(f"limits name {count} devices of {stride} bytes at {offset}, more than fit")
+
+    policies = {number: name for name, number in CORE_POLICIES.items()}
+    if get("core_policy") not in policies:
+        raise LayoutError("limits have the unknown core policy {}".format(get("core_policy")))
+    out = {
+        "version": get("version"),
+        "min_reader": get("min_reader"),
+        "sequence": get("sequence"),
+        # For people alone: libvgpu.so does not look at it.
+        "allocation": get("allocation").split(b"\0", 1)[0].decode("ascii", "replace"),
+        "core_policy": policies[get("core_policy")],
+        "priority": get("priority"),
+        "log_level": get("log_level"),
+        "devices": [],
+    }
+    for name, bit in LIMITS_FLAGS.items():
+        out[name] = bool(get("flags") & bit)
+    for i in range(count):
+        base = offset + i * stride
+        uuid = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid")
+        if uuid[0] == 0 or uuid[-1] != 0:
+            raise LayoutError(f"limits give device {i} the UUID {uuid!r}, which is no name that ends")
+        flags = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
+        percent = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent")
+        if percent > 100:
+            raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
+        out["devices"].append(
+            {
+                "uuid": text_of(uuid, f"uuid of device {i}"),
+                "memory_bytes": get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
+                "sm_percent": percent,
+                "unlimited": bool(flags & DEVICE_UNLIMITED_MEMORY),
+            }
+        )
+    return out
+
+
+def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
+    """An empty ledger for these devices, in the order of the limits file."""
+    return ledger_head(uuids, allocation).ljust(LEDGER_FILE_SIZE, b"\0")
+
+
+def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
+    """What comes before the slots of an empty ledger. All behind it is zero, and need not be written to a new file."""
+    return named(_empty_ledger(tuple(uuids)), LEDGER_FIELDS, allocation)
+
+
+@functools.lru_cache(maxsize=32)
+def _empty_ledger(uuids: Sequence[str]) -> bytes:
+    if len(uuids) > MAX_DEVICES:
+        raise LayoutError(f"a ledger of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
+    out = bytearray(LEDGER_SLOT_OFFSET)
+    header = {
+        "magic": LEDGER_MAGIC,
+        "version": LEDGER_VERSION,
+        "min_reader": LEDGER_MIN_READER,
+        "size": LEDGER_FILE_SIZE,
+        "slot_count": LEDGER_SLOTS,
+        "slot_offset": LEDGER_SLOT_OFFSET,
+        "slot_size": LEDGER_SLOT_SIZE,
+        "device_count": len(uuids),
+    }
+    put_header(out, LEDGER_FIELDS, header)
+    put_uuids(out, LEDGER_FIELDS["devices"][0], uuids)
+    return bytes(out)
+
+
+def parse_ledger(data: bytes) -> dict[str, Any]:
+    """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
+
+    Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
+    [..], "lent": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
+    lent is part of what is used. The tenant can write this file: every figure is what it says about itself.
+    """
+    devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
+    count = len(devices)
+    found = []
+    for slot in range(slots):
+        base = offset + slot * stride
+        used = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
+        context = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
+        pid = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
+        if pid or any(used) or any(context):
+            space = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
+            lent = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
+            one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
+            one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
+            found.append(one)
+    return {"devices": devices, "allocation": allocation, "slots": found, "totals": _totals(devices, found)}
+
+
+def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
+    """Whether a file is the ledger of these devices and this allocation, by its head alone: at a hundredth of what its
+    slots cost. One of this version has its slots where this version puts them. Slots that lie behind the size of a
+    ledger are none: a tenant can grow its file, and nobody reads what is there.
+
+    Raises OSError, and LayoutError for what parse_ledger refuses.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        head = os.read(fd, LEDGER_SLOT_OFFSET)
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    devices, found, slots, offset, stride = _ledger_head(head, min(size, LEDGER_FILE_SIZE))
+    if (devices, found) != (list(uuids), allocation):
+        return False
+    if get_field(head, 0, len(head), LEDGER_FIELDS, "version") != LEDGER_VERSION:
+        return True
+    own = (LEDGER_SLOTS, LEDGER_SLOT_OFFSET, LEDGER_SLOT_SIZE)
+    said = get_field(head, 0, len(head), LEDGER_FIELDS, "size")
+    return (slots, offset, stride) == own and said == LEDGER_FILE_SIZE <= size
+
+
+def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]:
+    """Devices, allocation, count, offset and size of the slots; ``size`` is that of the file. Raises LayoutError."""
+    if len(data) < LEDGER_SLOT_OFFSET:
+        raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
+
+    def get(name: str) -> Any:
+        return get_field(data, 0, len(data), LEDGER_FIELDS, name)
+
+    if get("magic") != LEDGER_MAGIC:
+        raise LayoutError("the ledger begins with {!r}, expected {!r}".format(get("magic"), LEDGER_MAGIC))
+    if get("min_reader") > LEDGER_VERSION or get("version") == 0:
+        raise LayoutError(
+            "the ledger of version {} needs a reader of version {}, this one is {}".format(
+                get("version"), get("min_reader"), LEDGER_VERSION
+            )
+        )
+    count, slots, offset, stride = get("device_count"), get("slot_count"), get("slot_offset"), get("slot_size")
+    if count > MAX_DEVICES or slots > LEDGER_SLOTS or stride < 264 or offset + slots * stride > size:
+        raise LayoutError(
+            f"the ledger names {count} devices and {slots} slots of {stride} bytes at {offset}, "
+            f"more than its {size} bytes hold"
+        )
+    names = get("devices")
+    devices = [text_of(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}") for i in range(count)]
+    return devices, text_of(get("allocation"), "allocation"), slots, offset, stride
+
+
+def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"uuid": uuid, "used": sum(s["used"][i] for s in slots), "context": sum(s["context"][i] for s in slots)}
+        for i, uuid in enumerate(devices)
+    ]
+
+
+def read_ledger(path: str) -> dict[str, Any]:
+    """parse_ledger of a file, with the slots of dead processes left out. ``lent``: bytes of each device that those had
+    lent. They stay charged, and are in ``totals``, for as long as another process holds any of them.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # A tenant can grow its file: no more is read than a ledger can hold.
+        with os.fdopen(os.dup(fd), "rb") as stream:
+            data = stream.read(1 << 20)
+        ledger = parse_ledger(data)
+        alive = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
+        dead = [slot for slot in ledger["slots"] if slot not in alive]
+        ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
+        ledger["slots"] = alive
+        held = any(ledger["lent"]) and (
+            is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
+        )
+    finally:
+        os.close(fd)
+    ledger["totals"] = _totals(ledger["devices"], ledger["slots"])
+    for one, lent in zip(ledger["totals"], ledger["lent"]):
+        one["used"] += lent if held else 0
+    return ledger
+
+
+def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """What pack_limits takes, out of what parse_limits gave; the sequence and versions are the writer's."""
+    kept = {key: value for key, value in parsed.items() if key not in ("version", "min_reader", "sequence")}
+    return dict(kept, **changes)
+
+
+def says(data: bytes, limits: Mapping[str, Any]) -> bool:
+    """Whether a limits file says exactly this, whatever its sequence."""
+    try:
+        return as_packed(parse_limits(data)) == as_packed(parse_limits(pack_limits(limits)))
+    except LayoutError:
+        return False
+
+
+def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
+    """Change a limits file in place while containers have it mapped; a first one is written to a new file instead.
+
+    The order of the three writes is the contract with the readers: odd sequence, body, even sequence.
+    """
+    offset, fmt = LIMITS_FIELDS["sequence"]
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(fd).st_size < LIMITS_FILE_SIZE:
+            raise LayoutError(f"{path} is shorter than a limits file; write it anew before the start")
+        found = struct.unpack("<" + fmt, os.pread(fd, 4, offset))[0]
+        busy = (found | 1) & 0xFFFFFFFF
+        rest = (busy + 1) & 0xFFFFFFFF
+        data = pack_limits(dict(limits, sequence=busy))
+        os.pwrite(fd, struct.pack("<" + fmt, busy), offset)
+        os.pwrite(fd, data, 0)
+        os.pwrite(fd, struct.pack("<" + fmt, rest), offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who lives in a ledger: each process that has a slot of it, or memory that it lent, holds a lock of the kernel on the
+file. Asked with any descriptor of it, from every pid namespace.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+
+from .fields import LEDGER_ALIVE_BASE, LEDGER_FIELDS, LEDGER_SLOTS, get_field
+
+# Values of <fcntl.h>; the fcntl module has no names for them before Python 3.9.
+F_OFD_GETLK = 36
+
+
+def is_locked(fd: int, first: int, count: int) -> bool:
+    """Whether anybody but this descriptor has a lock on any of these bytes."""
+    # A write lock is probed with a descriptor that may be read-only: GETLK only asks.
+    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
+    answer = fcntl.fcntl(fd, F_OFD_GETLK, probe)
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+def slot_is_alive(fd: int, slot: int) -> bool:
+    """Whether a process holds this slot of the open ledger: the kernel's answer, valid in every pid namespace."""
+    return is_locked(fd, LEDGER_ALIVE_BASE + slot, 1)
+
+
+def any_slot_is_alive(fd: int) -> bool:
+    """Whether any process holds a slot of the open ledger."""
+    return is_locked(fd, LEDGER_ALIVE_BASE, LEDGER_SLOTS)
+
+
+def handle_is_open(fd: int, head: bytes) -> bool:
+    """Whether a descriptor that stands for memory of this ledger is open anywhere: the twin of shareable.c, which says
+    what the bytes are. There the file of all handles is opened by the name that the ledger has; here, where a tenant
+    could have written any name, the kernel's list of locks is read instead. True where it cannot be.
+    """
+    if not get_field(head, 0, len(head), LEDGER_FIELDS, "shareable").startswith(b"/"):
+        return False
+    inode = get_field(head, 0, len(head), LEDGER_FIELDS, "shareable_file")[1]
+    status = os.fstat(fd)
+    mixed = ((status.st_dev * 0x9E3779B97F4A7C15 ^ status.st_ino) * 0xFF51AFD7ED558CCD) & 0xFFFFFFFFFFFFFFFF
+    first = 1 << 62 | (mixed >> 34) << 32
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as stream:
+            lines = stream.readlines()
+    except OSError:
+        return True
+    for line in lines:
+        words = line.split()
+        if "OFDLCK" not in words or words[-3].rpartition(":")[2] != str(inode) or not words[-2].isdigit():
+            continue
+        if first <= int(words[-2]) < first + (1 << 32):
+            return True
+    return False

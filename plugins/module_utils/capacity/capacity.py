@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capacity: the slices that a host should have against those that the device plugin made and the kubelet was told.
+
+Expected is computed from node.yaml and the GPUs that NVML lists. Advertised is what the kubelet's own checkpoint holds,
+where there is a kubelet; else what the running device plugin says. The checkpoint outlives the kubelet, so a kubelet
+that does not answer, or that does not know the plugin, advertises nothing. Pure but for ``observe``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from typing import Any, Sequence
+
+from ..config import named_configs, node_config, sharing, slices
+from ..config.kinds import errors
+from ..gpu import nvml
+from ..host import digest
+from ..host.host import Host
+from ..state import host_state
+from . import running as capacity_running
+from . import tables
+
+KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+CHECKPOINT = KUBELET_DIR + "/kubelet_internal_checkpoint"
+SOCKET = KUBELET_DIR + "/kubelet.sock"
+HEALTHY = "Healthy"
+sentence = tables.sentence
+
+
+def observe(
+    host: Host,
+    config_path: str = node_config.PATH,
+    kubelet_dir: str = KUBELET_DIR,
+    usage: bool = False,
+    wanted_text: str = "",
+) -> dict[str, Any]:
+    """All that the comparison needs of a host. ``usage``: also what runs, which is two more questions to the plugin;
+    ``wanted_text``: what the group variables make of the file, empty: not compared.
+    """
+    base_path = config_path
+    kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
+    plugin = host_state.plugin_status(host)
+    # A node label may have chosen a named configuration; what the program says it has taken over is what must hold.
+    if named_configs.name_in_force(config_path, plugin):
+        config_path = str((plugin or {})["config_path"])
+    return {
+        "nvml": nvml.read(),
+        "config_text": host.text(config_path),
+        "config_path": config_path,
+        "kubelet": os.path.exists(kubelet_socket),
+        "kubelet_fault": refusal(kubelet_socket),
+        "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
+        "plugin": plugin,
+        "proof": host_state.proof(host),
+        "asked_usage": usage,
+        "usage": host_state.plugin_usage(host) if usage else [],
+        "watch": host_state.plugin_watch(host) if usage else None,
+        "wanted_text": wanted_text,
+        "base_text": host.text(base_path) if wanted_text else None,
+        "base_path": base_path,
+    }
+
+
+def refusal(path: str) -> str:
+    """Why nothing answers on a socket, empty where something does. The file of a program that was killed stays."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(5.0)
+        try:
+            client.connect(path)
+        except OSError as fault:
+            return f"{path}: {fault.strerror or fault}"
+    return ""
+
+
+def compare(seen: dict[str, Any]) -> dict[str, Any]:
+    """The result of vgpu_capacity_info: expected, advertised, GPUs, and every difference with its remedy."""
+    drift: list[dict[str, str]] = []
+    answer: dict[str, Any] = {
+        "resource": node_config.RESOURCE_NAME,
+        "resources": [node_config.RESOURCE_NAME],
+        "kubelet": bool(seen["kubelet"] or seen["checkpoint_text"]),
+        "shared": False,
+        "expected": [],
+        "advertised": [],
+        "gpus": [],
+        "library": (seen["plugin"] or {}).get("library"),
+        "versions": {
+            "driver": seen["nvml"].get("driver_version"),
+            "plugin": (seen["plugin"] or {}).get("version"),
+        },
+        "usage": [_use(one) for one in seen.get("usage") or []],
+        "fingerprint": digest.fingerprint(seen["plugin"], seen["nvml"]["gpus"], seen["nvml"].get("driver_version")),
+        "drift": drift,
+        "notes": [],
+        "missing": missing(seen),
+    }
+    drift += capacity_running.wanted(seen.get("wanted_text"), seen.get("base_text"), seen.get("base_path") or "")
+    config = _config(seen, drift)
+    if config is not None:
+        answer["resource"] = node_config.resource_name(config)
+        answer["resources"] = [answer["resource"]]
+        answer["shared"] = slices.vcuda_of(config) is not None
+    if not seen["nvml"]["ok"]:
+        _differ(drift, "driver", "NVML", "an answer", seen["nvml"]["error"], "look at the driver: nvidia-smi")
+    for lost in seen["nvml"]["lost"]:
+        where = "GPU {}".format(lost["index"])
+        _differ(drift, "GPU", where, "readable", lost["error"], "look at the kernel log for Xid; reset or replace it")
+    if config is not None and seen["nvml"]["ok"]:
+        _expect(config, seen, answer)
+    _compare_plugin(seen, answer, config)
+    _compare_library(seen, answer)
+    _compare_kubelet(seen, answer)
+    if seen.get("asked_usage"):
+        _compare_running(seen, answer, config)
+    answer["proven"] = bool(answer["fingerprint"]) and seen.get("proof") == answer["fingerprint"]
+    answer["ok"] = not drift
+    return answer
+
+
+def missing(seen: dict[str, Any]) -> dict[str, str]:
+    """Source that did not answer → why: without it nothing is said of what it alone knows."""
+    found = {}
+    if not seen["nvml"]["ok"]:
+        found["nvml"] = str(seen["nvml"]["error"])
+    if seen["plugin"] is None:
+        found["device plugin"] = "vgpuctl status does not answer"
+    if not seen["kubelet"] and not seen["checkpoint_text"]:
+        found["kubelet"] = "there is none on this host"
+    elif seen["kubelet_fault"]:
+        found["kubelet"] = str(seen["kubelet_fault"])
+    if not seen.get("asked_usage"):
+        found["ledgers"] = "not asked"
+    elif seen["plugin"] is None:
+        found["ledgers"] = "the device plugin does not answer"
+    watch = seen.get("watch")
+    if seen.get("asked_usage") and not watch:
+        found["watcher"] = "the device plugin has none, or does not answer"
+    elif watch and (watch.get("fault") or not watch.get("interval_s")):
+        found["watcher"] = str(watch.get("fault") or "it is switched off")
+    return found
+
+
+def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
+    """Does what runs fit what is written of it?"""
+    status, usages = seen["plugin"] or {}, seen.get("usage") or []
+    drift = answer["drift"]
+    if seen["nvml"]["ok"]:
+        drift += capacity_running.ledgers(usages, answer["gpus"])
+    # With legacyPreferred the kubelet knows a slice under another id, and only the plugin knows which.
+    if answer["kubelet"] and not (slices.vcuda_of(config or {}) or {}).get("legacyPreferred"):
+        drift += capacity_running.allocations(
+            status, capacity_running.held(seen["checkpoint_text"], answer["resources"])
+        )
+    drift += capacity_running.watched(seen.get("watch"))
+    answer["notes"] += capacity_running.older_libraries(status, capacity_running.names(usages))
+
+
+def _use(usage: dict[str, Any]) -> dict[str, Any]:
+    """One container on one GPU: its slices, its name as Kubernetes has it, and what it holds of what it may."""
+    names = [usage.get(key) for key in ("namespace", "pod", "container")]
+    return {
+        "by": "/".join(str(one) for one in names if one) or str(usage.get("allocation") or ""),
+        "uuid": usage.get("uuid"),
+        "slices": list(usage.get("slice_ids") or []),
+        "limit_mib": int(usage.get("memory_limit") or 0) >> 20,
+        "used_mib": int(usage.get("memory_used") or 0) >> 20,
+        "processes": int(usage.get("processes") or 0),
+    }
+
+
+def _differ(drift: list[dict[str, str]], what: str, where: str, expected: Any, found: Any, remedy: str) -> None:
+    drift.append(
+        {"what": what, "where": where, "expected": str(expected), "found": str(found), "remedy": remedy},
+    )
+
+
+def _config(seen: dict[str, Any], drift: list[dict[str, str]]) -> dict[str, Any] | None:
+    path, text = seen["config_path"], seen["config_text"]
+    if text is None:
+        _differ(drift, "configuration", path, "a file", "none", "run playbooks/site.yml for this host")
+        return None
+    try:
+        return node_config.load(text, path)
+    except node_config.ConfigError as fault:
+        _differ(drift, "configuration", path, "a valid file", fault, "run playbooks/site.yml for this host")
+        return None
+
+
+def _expect(config: dict[str, Any], seen: dict[str, Any], answer: dict[str, Any]) -> None:
+    if not seen["nvml"]["gpus"]:
+        remedy = "look at the driver and the PCI bus: nvidia-smi -L, lspci"
+        _differ(answer["drift"], "GPU", "NVML", "at least one GPU", "none", remedy)
+    pieces, findings = sharing.pieces_for(seen["nvml"]["gpus"], config)
+    for fault in errors(findings):
+        remedy = "correct the variables of the host's group"
+        _differ(answer["drift"], "slices", fault.path, "at least one", fault.message, remedy)
+    pieces = _until_free(pieces, seen, answer)
+    answer["expected"] = [piece._asdict() for piece in pieces]
+    answer["resources"] = sharing.resources_of(pieces, config)
+    for gpu in seen["nvml"]["gpus"]:
+        made = [piece for piece in pieces if piece.uuid == gpu["uuid"]]
+        row = {key: gpu[key] for key in ("index", "uuid", "model", "memory_mib", "used_mib")}
+        row.update(
+            slices=len(made),
+            slice_mib=made[0].memory_mib if made else 0,
+            sm_percent=made[0].sm_percent if made else 0,
+            mode=made[0].mode if made else None,
+            advertised=0,
+        )
+        answer["gpus"].append(row)
+
+
+def _until_free(pieces: list[sharing.Piece], seen: dict[str, Any], answer: dict[str, Any]) -> list[sharing.Piece]:
+    """Slices in use are never taken away: of a GPU that waits for them, those of its former split are expected."""
+    status = seen["plugin"] or {}
+    for uuid in status.get("waiting") or []:
+        made = [one for one in status.get("slices") or [] if one["uuid"] == uuid]
+        wanted = [one for one in pieces if one.uuid == uuid]
+        held = sum(bool(one.get("in_use")) for one in made)
+        now = f"{len(made)} of the split before"
+        if not held:
+            remedy = "systemctl restart vgpu-device-plugin"
+            _differ(answer["drift"], "split", uuid, f"{len(wanted)} slices", f"{now}, none in use", remedy)
+            continue
+        remedy = f"nothing to do: the GPU changes when the {held} in use are free"
+        _differ(answer["notes"], "split", uuid, f"{len(wanted)} slices", now, remedy)
+        before = [sharing.Piece(**{key: one[key] for key in sharing.Piece._fields}) for one in made]
+        at = pieces.index(wanted[0]) if wanted else len(pieces)
+        others = [one for one in pieces if one.uuid != uuid]
+        pieces = others[:at] + before + others[at:]
+    return pieces
+
+
+def _compare_plugin(seen: dict[str, Any], answer: dict[str, Any], config: dict[str, Any] | None) -> None:
+    """Does the running program have the slices that it should have?"""
+    drift, status = answer["drift"], seen["plugin"]
+    if status is None:
+        remedy = "systemctl status vgpu-device-plugin; journalctl -u vgpu-device-plugin"
+        _differ(drift, "device plugin", "vgpuctl status", "an answer", "none", remedy)
+        return
+    restart = "systemctl restart vgpu-device-plugin"
+    if config is not None and status.get("config_sha256"):
+        wanted = digest.sha256(seen["config_text"])
+        if status["config_sha256"] != wanted:
+            found = status["config_sha256"][:12]
+            _differ(drift, "configuration", "running device plugin", wanted[:12], found, restart)
+    made = {piece["id"]: piece for piece in status.get("slices") or []}
+    for wanted in answer["expected"]:
+        found = made.pop(wanted["id"], None)
+        if found is None:
+            _differ(drift, "slice", wanted["id"], "made by the device plugin", "not made", restart)
+            continue
+        for key in ("memory_mib", "sm_percent"):
+            if int(found[key]) != wanted[key]:
+                _differ(drift, "slice " + key, wanted["id"], wanted[key], found[key], restart)
+        if found.get("health", HEALTHY) != HEALTHY and wanted["id"] not in _leased(status):
+            remedy = "look at the GPU: journalctl -u vgpu-device-plugin, kernel log for Xid"
+            _differ(drift, "slice health", wanted["id"], HEALTHY, found["health"], remedy)
+    for extra in made:
+        if config is not None and answer["expected"]:
+            _differ(drift, "slice", extra, "not to exist", "made by the device plugin", restart)
+
+
+def _compare_library(seen: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Without its library the device plugin refuses every container, while all slices stay advertised."""
+    status = seen["plugin"]
+    if answer["shared"] and status is not None and status.get("library") == "":
+        found = "none that is whole; every container is refused"
+        remedy = "run playbooks/site.yml for this host"
+        _differ(answer["drift"], "library", "device plugin", "a version of libvgpu.so", found, remedy)
+
+
+def _leased(status: dict[str, Any]) -> list[str]:
+    """Slices that an isolation check holds for a moment; they are advertised as unhealthy meanwhile."""
+    return [
+        one for lease in status.get("allocations") or [] if lease.get("kind") == "lease" for one in lease["slice_ids"]
+    ]
+
+
+def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
+    """Was the kubelet told of the slices that exist? Without a kubelet the device plugin's own list stands."""
+    status = seen["plugin"] or {}
+    leased = _leased(status)
+    if answer["kubelet"]:
+        known = {name: registered(seen["checkpoint_text"], name) for name in answer["resources"]}
+        unknown = [name for name, ids in known.items() if ids is None]
+        told = [one for ids in known.values() for one in ids or []]
+        deaf = bool(seen["kubelet_fault"]) or status.get("registered") is False
+        if seen["kubelet_fault"]:
+            remedy = "systemctl status kubelet; journalctl -u kubelet"
+            _differ(answer["drift"], "kubelet", "its socket", "an answer", seen["kubelet_fault"], remedy)
+            told = []
+        elif status.get("registered") is False:
+            found = status.get("kubelet_error") or "not registered"
+            remedy = "wait for the kubelet; journalctl -u vgpu-device-plugin -u kubelet"
+            _differ(answer["drift"], "kubelet", "device plugin", "registered", found, remedy)
+            told = []
+        for name in unknown if not deaf else []:
+            remedy = "wait for the kubelet, or restart it: systemctl restart kubelet"
+            _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
+        answer["advertised"] = told
+        expected = [piece["id"] for piece in answer["expected"]]
+        missing = sorted(set(expected) - set(told) - set(leased))
+        foreign = sorted(set(told) - set(expected))
+        # One cause is one difference: a kubelet that knows nothing of us lacks every slice.
+        if expected and missing and not deaf:
+            remedy = "systemctl restart vgpu-device-plugin; if it stays, look at slice health above"
+            found = f"{len(set(told) & set(expected))} of {len(expected)}; missing {_some(missing)}"
+            where = ", ".join(answer["resources"])
+            _differ(answer["drift"], "advertised", where, f"{len(expected)} slices", found, remedy)
+        if expected and foreign:
+            remedy = "another device plugin registers the same resource; remove it"
+            where = ", ".join(answer["resources"])
+            _differ(answer["drift"], "advertised", where, "only our slices", _some(foreign), remedy)
+    else:
+        answer["advertised"] = [
+            piece["id"] for piece in status.get("slices") or [] if piece.get("health", HEALTHY) == HEALTHY
+        ]
+    for row in answer["gpus"]:
+        mine = {piece["id"] for piece in answer["expected"] if piece["uuid"] == row["uuid"]}
+        ids = {*answer["advertised"], *leased} & mine
+        row["advertised"] = len(ids)
+
+
+def registered(checkpoint_text: str | None, resource: str) -> list[str] | None:
+    """The device ids that the kubelet knows under a resource, None where it does not know the resource."""
+    try:
+        known = json.loads(checkpoint_text or "")["Data"]["RegisteredDevices"].get(resource)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return [str(one) for one in known] if known is not None else None
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Kubernetes shows of nodes against what the nodes themselves say that they offer. Pure, on the API's own objects.
+
+The kubelet tells the API server what changed within its own period, ten seconds by default; who compares waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable
+
+from .running import entry
+
+ENDED = ("Succeeded", "Failed")
+READY = "Ready"
+
+
+def asked(pod: dict[str, Any], resource: str) -> int:
+    """Whole units of an extended resource that a pod holds: its containers together, or its largest init container,
+    beside the sidecars that were started before it.
+    """
+    spec = pod.get("spec") or {}
+    running = sum(_limit(one, resource) for one in spec.get("containers") or [])
+    most = sidecars = 0
+    for one in spec.get("initContainers") or []:
+        if one.get("restartPolicy") == "Always":
+            sidecars += _limit(one, resource)
+            most = max(most, sidecars)
+        else:
+            most = max(most, sidecars + _limit(one, resource))
+    return max(running + sidecars, most)
+
+
+def _limit(container: dict[str, Any], resource: str) -> int:
+    value = ((container.get("resources") or {}).get("limits") or {}).get(resource)
+    return int(value) if value is not None and str(value).isdigit() else 0
+
+
+def facts(node: dict[str, Any] | None, pods: Iterable[dict[str, Any]], resources: Iterable[str]) -> dict[str, Any]:
+    """``{found, ready, resources: {name: {capacity, allocatable, allocated}}, pods}``, a pod being ``{pod, resource,
+    count, phase}``.
+    """
+    status = (node or {}).get("status") or {}
+    ready = [one.get("status") for one in status.get("conditions") or [] if one.get("type") == READY]
+    living = [pod for pod in pods if ((pod.get("status") or {}).get("phase")) not in ENDED]
+    rows, sums = [], {}
+    for resource in resources:
+        held = [(pod, asked(pod, resource)) for pod in living]
+        rows += [
+            {
+                "pod": "{namespace}/{name}".format(**pod["metadata"]),
+                "resource": resource,
+                "count": count,
+                "phase": (pod.get("status") or {}).get("phase"),
+            }
+            for pod, count in held
+            if count
+        ]
+        sums[resource] = {
+            "capacity": _whole((status.get("capacity") or {}).get(resource)),
+            "allocatable": _whole((status.get("allocatable") or {}).get(resource)),
+            "allocated": sum(count for _pod, count in held),
+        }
+    return {"found": node is not None, "ready": ready == ["True"], "resources": sums, "pods": rows}
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if value is not None and str(value).isdigit() else None
+
+
+def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[dict[str, str]]:
+    """Differences of one node. ``offered``: ``{resources: {name: count}, withheld: count}`` as the node itself says;
+    withheld are pieces that it tells the kubelet are not healthy now.
+    """
+    if not seen["found"]:
+        remedy = "give the name that kubectl get nodes lists (verify_kube_node), or join the host to the cluster"
+        return [entry("Kubernetes", name, "a node", "none of that name", remedy)]
+    out = []
+    if not seen["ready"]:
+        remedy = "kubectl describe node; systemctl status kubelet"
+        out.append(entry("Kubernetes", name, "Ready", "not Ready", remedy))
+    for resource, count in sorted(offered["resources"].items()):
+        shown = seen["resources"].get(resource) or {"capacity": None, "allocatable": None, "allocated": 0}
+        if shown["capacity"] != count:
+            remedy = "wait for the kubelet's next report; if it stays: systemctl restart vgpu-device-plugin kubelet"
+            found = "none" if shown["capacity"] is None else shown["capacity"]
+            out.append(entry("Kubernetes capacity", f"{name} {resource}", count, found, remedy))
+        elif shown["allocatable"] is not None and shown["allocatable"] < count - int(offered.get("withheld") or 0):
+            remedy = "some pieces are not healthy for the kubelet: vgpuctl slices, journalctl -u kubelet"
+            expected = f"at least {count - int(offered.get('withheld') or 0)}"
+            out.append(entry("Kubernetes allocatable", f"{name} {resource}", expected, shown["allocatable"], remedy))
+        if shown["allocated"] > count:
+            remedy = "pods were placed for pieces that are gone: evict the newest of them"
+            out.append(
+                entry("Kubernetes allocated", f"{name} {resource}", f"at most {count}", shown["allocated"], remedy)
+            )
+    return out
+
+
+def offered(capacity: dict[str, Any]) -> dict[str, Any]:
+    """What a node says that it offers, out of the result of vgpu_capacity_info."""
+    counts = dict.fromkeys(capacity.get("resources") or [], 0)
+    for piece in capacity.get("expected") or []:
+        counts[piece["resource"]] = counts.get(piece["resource"], 0) + 1
+    withheld = len({one["id"] for one in capacity.get("expected") or []} - set(capacity.get("advertised") or []))
+    return {"resources": counts, "withheld": withheld}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plan says of a node's configuration: node.yaml, the named ones beside it, and which of them is in force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..host.digest import sha256
+from . import node_config, sharing, slices
+
+
+def held(state: dict[str, Any]) -> list[list[str]]:
+    """The slices of each container that the kubelet started; what an isolation check holds is none."""
+    allocations = (state["plugin"]["status"] or {}).get("allocations") or []
+    return [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") == "kubelet"]
+
+
+def name_in_force(path: str, status: dict[str, Any] | None) -> str:
+    """The named configuration that the running program has taken over; empty: node.yaml itself."""
+    loaded = (status or {}).get("config_path") or path
+    folder = node_config.configs_folder(path) + "/"
+    return loaded[len(folder) : -len(node_config.CONFIG_SUFFIX)] if loaded.startswith(folder) else ""
+
+
+def is_behind(path: str, state: dict[str, Any]) -> bool:
+    """Whether the running program has another text than the file that it says it has taken over."""
+    status = state["plugin"]["status"] or {}
+    name = name_in_force(path, status)
+    found = state["node_config"]
+    text = (found.get("named") or {}).get(name) if name else found["text"]
+    return status.get("config_sha256") not in (None, sha256(text or ""))
+
+
+def changes(path: str, wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """What node.yaml and the named configurations will have differently, and which of these go."""
+    found = state["node_config"]
+    out = node_yaml_changes(path, wish["node_config"], found["text"])
+    named, wanted = found.get("named") or {}, wish.get("node_configs") or {}
+    for name in sorted(wanted):
+        out += node_yaml_changes(node_config.config_file(path, name), wanted[name], named.get(name))
+    out += ["remove " + node_config.config_file(path, name) for name in sorted(named) if name not in wanted]
+    return out
+
+
+def faults(wish: dict[str, Any], kubeconfig: str) -> list[str]:
+    """What the configurations ask of the device plugin that it cannot do."""
+    way_out = "set device_plugin_kubeconfig to a file on the host"
+    named = {"node.yaml": wish["node_config"], **(wish.get("node_configs") or {})}
+    return [
+        f"vgpu_slice_sizing: requested ({name}) asks the API server for the sizes of pods; {way_out}"
+        for name, config in named.items()
+        if (slices.vcuda_of(config) or {}).get("sliceSizing") == "requested" and not kubeconfig
+    ]
+
+
+def resources(wish: dict[str, Any]) -> list[str]:
+    """The first resource of each configuration that may be in force."""
+    configs = [wish["node_config"], *(wish.get("node_configs") or {}).values()]
+    return sorted({node_config.resource_name(config) for config in configs})
+
+
+def reshaped(path: str, wish: dict[str, Any], state: dict[str, Any]) -> int:
+    """How many containers hold a slice that will have another size, another name or none at all."""
+    name = name_in_force(path, state["plugin"]["status"])
+    wanted = (wish.get("node_configs") or {}).get(name) or wish["node_config"]
+    status = state["plugin"]["status"] or {}
+    if status.get("resource", node_config.resource_name(wanted)) != node_config.resource_name(wanted):
+        return len(held(state))
+    pieces = sharing.pieces_for(state["gpus"], wanted)[0]
+    after = {one.id: (one.memory_mib, one.sm_percent) for one in pieces}
+    before = {one["id"]: (one["memory_mib"], one["sm_percent"]) for one in status.get("slices") or []}
+    changed = {name for name, shape in before.items() if after.get(name) != shape}
+    return sum(1 for ids in held(state) if changed.intersection(ids))
+
+
+def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
+    """Key by key, what node.yaml will have differently. A file that cannot be read is written anew, for it is ours."""
+    if text == node_config.dump(wanted):
+        return []
+    if text is None:
+        return [f"write {path}"]
+    try:
+        found = node_config.load(text, path)
+    except node_config.ConfigError as fault:
+        return [f"write {path} anew ({fault})"]
+    before, after = _flat(found), _flat(wanted)
+    changes = []
+    for key in sorted({*before, *after}):
+        old, new = before.get(key), after.get(key)
+        if old != new:
+            changes.append(f"{path}: {key} from {_shown(old)} to {_shown(new)}")
+    return changes or [f"write {path} in its normal form"]
+
+
+def _flat(document: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(document, dict):
+        return {path: document}
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        flat.update(_flat(value, f"{path}.{key}" if path else key))
+    return flat
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else str(value)

@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""node.yaml: NVIDIA's device-plugin configuration file v1 plus ``sharing.vcuda``, read strictly.
+
+The file is written as JSON, which is YAML, so that a node reads it with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any, Sequence
+
+from . import variables as schema
+from .kinds import Bool, Choice, Either, Finding, Int, Kind, ListOf, Record, Scaling, Text, error, errors, warning
+
+PATH = "/etc/vgpu/node.yaml"
+CONFIGS, CONFIG_SUFFIX = "configs", ".yaml"
+# The label of a node that names one of them, as NVIDIA's config manager has it.
+CONFIG_LABEL = "nvidia.com/device-plugin.config"
+LIBRARY_ROOT = "/usr/local/lib/vgpu"
+RESOURCE_NAME = "nvidia.com/gpu"
+# Value of vgpu_sharing → section of NVIDIA's file.
+REPLICATED = {"time-slicing": "timeSlicing", "mps": "mps"}
+MPS_ROOT = "/run/nvidia/mps"
+
+ABSOLUTE = Text("an absolute path", r"^/")
+NVIDIA_V1 = "nvidia-v1"
+STRATEGY = Choice("auto", "envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+
+DEVICE_EXCEPTION = Record(
+    dict({schema.camel(name): kind for name, kind in schema.PER_GPU.items()}, match=schema.MATCH), required=("match",)
+)
+
+VCUDA = Record(
+    {
+        "libraryRoot": ABSOLUTE,
+        "resourceName": schema.RESOURCE,
+        "priorityResource": schema.RESOURCE,
+        "splitCount": schema.PER_GPU["split_count"],
+        "memoryScaling": Scaling(),
+        "coresScaling": Scaling(),
+        "sliceSizing": schema.VARIABLES["vgpu_slice_sizing"].kind,
+        "multiSlice": schema.VARIABLES["vgpu_multi_slice"].kind,
+        "countContext": Bool(),
+        "corePolicy": schema.VARIABLES["vgpu_core_policy"].kind,
+        "disableCoreLimit": Bool(),
+        "oomKiller": Bool(),
+        "logLevel": schema.VARIABLES["vgpu_log_level"].kind,
+        "legacyPreferred": Bool(),
+        "watch": schema.VARIABLES["vgpu_watch"].kind,
+        "devices": ListOf(DEVICE_EXCEPTION),
+    }
+)
+
+# A name without a domain gets NVIDIA's; 63 characters at most, a DNS subdomain after the slash.
+NAME = Text(
+    "a resource name such as nvidia.com/gpu or gpu",
+    r"^(?=.{1,63}\Z)([a-z0-9][-a-z0-9.]*/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?\Z",
+)
+
+
+class _Reference(Kind):
+    """One device of a list: index, gpu:mig index, or UUID, as NVIDIA's file names them."""
+
+    expected = 'an index such as 0, "0:1" for a MIG device, or a UUID'
+    uuid = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+    pattern = re.compile(rf"^([0-9]+(:[0-9]+)?|GPU-{uuid}|MIG-{uuid}|MIG-GPU-{uuid}/[0-9]+/[0-9]+)\Z")
+
+    def read(self, value: Any, path: str, findings: list[Finding]) -> Any:
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if not (number or isinstance(value, str)) or not self.pattern.match(str(value)):
+            return self.wrong(value, path, findings)
+        return str(value)
+
+
+ENTRY = Record(
+    {
+        "name": NAME,
+        "rename": NAME,
+        "replicas": Int(2, schema.MAX_SPLIT),
+        "devices": Either(Choice("all"), Int(1, 255), ListOf(_Reference())),
+    },
+    required=("name", "replicas"),
+)
+REPLICAS = Record(
+    {"renameByDefault": Bool(), "failRequestsGreaterThanOne": Bool(), "resources": ListOf(ENTRY)},
+    required=("resources",),
+)
+
+PATTERNS = ListOf(Record({"pattern": Text(), "name": NAME}, required=("pattern", "name")))
+
+FILE = Record(
+    {
+        "version": Choice("v1"),
+        "compat": Choice(NVIDIA_V1),
+        "flags": Record(
+            {
+                "migStrategy": schema.VARIABLES["vgpu_mig_strategy"].kind,
+                "failOnInitError": Bool(),
+                "mpsRoot": Text(),
+                "nvidiaDriverRoot": ABSOLUTE,
+                "nvidiaDevRoot": ABSOLUTE,
+                "gdrcopyEnabled": Bool(),
+                "gdsEnabled": Bool(),
+                "mofedEnabled": Bool(),
+                "deviceDiscoveryStrategy": Choice("auto", "nvml", "tegra"),
+                "useNodeFeatureAPI": Bool(),
+                "plugin": Record(
+                    {
+                        "passDeviceSpecs": Bool(),
+                        "deviceListStrategy": Either(STRATEGY, ListOf(STRATEGY)),
+                        "deviceIDStrategy": Choice("uuid", "index"),
+                        "cdiAnnotationPrefix": Text(),
+                        "nvidiaCTKPath": ABSOLUTE,
+                        "containerDriverRoot": ABSOLUTE,
+                        "sharedDevicesAllocationPolicy": Choice("distributed", "packed"),
+                    }
+                ),
+                "gfd": Record(
+                    {
+                        "oneshot": Bool(),
+                        "noTimestamp": Bool(),
+                        "noCleanupOnExit": Bool(),
+                        "sleepInterval": Either(Text(), Int(0, 2**62)),
+                        "outputFile": Text(),
+                        "machineTypeFile": Text(),
+                    }
+                ),
+            }
+        ),
+        "resources": Record({"gpus": PATTERNS, "mig": PATTERNS}),
+        "sharing": Record({"timeSlicing": REPLICAS, "mps": REPLICAS, "vcuda": VCUDA}),
+        "imex": Record({"channelIDs": ListOf(Int(0, 0)), "required": Bool()}),
+    },
+    required=("version",),
+)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; ``findings`` holds every fault, the text is all of them."""
+
+    def __init__(self, origin: str, findings: Sequence[Finding]) -> None:
+        self.origin, self.findings = origin, list(findings)
+        super().__init__("; ".join(f"{origin}: {finding}" for finding in findings))
+
+
+def from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, Any]:
+    """node.yaml as a host's ``vgpu_*`` variables want it. Raises ConfigError on any fault in them."""
+    findings: list[Finding] = []
+    clean = schema.read(variables, findings)
+    if not errors(findings):
+        findings += schema.unavailable(clean)
+    if errors(findings):
+        raise ConfigError("variables", errors(findings))
+    config: dict[str, Any] = {"version": "v1", "flags": {}, "sharing": {}}
+    shared = clean["vgpu_sharing"] == "vcuda"
+    for name, variable in schema.VARIABLES.items():
+        place = variable.node[:1] if variable.node[:1] == ("flags",) else variable.node[:2]
+        if clean[name] is not None and (place == ("flags",) or (shared and place == schema.VCUDA)):
+            _set(config, variable.node, clean[name])
+    if shared:
+        vcuda = config["sharing"]["vcuda"]
+        vcuda["libraryRoot"] = library_root
+        vcuda["resourceName"] = clean["vgpu_resource_names"].get("count", RESOURCE_NAME)
+        # The scheduler reads the other names; of a pod's own words the node reads the priority alone.
+        if clean["vgpu_slice_sizing"] == "requested" and "priority" in clean["vgpu_resource_names"]:
+            vcuda["priorityResource"] = clean["vgpu_resource_names"]["priority"]
+        vcuda["devices"] = [_exception(item) for item in clean["vgpu_devices"]]
+    elif clean["vgpu_sharing"] in REPLICATED:
+        config["sharing"][REPLICATED[clean["vgpu_sharing"]]] = _replicated(clean)
+        if clean["vgpu_sharing"] == "mps":
+            config["flags"]["mpsRoot"] = MPS_ROOT
+    return config
+
+
+def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT) -> dict[str, dict[str, Any]]:
+    """The configurations that a node label may choose instead, by name. Raises ConfigError of the entry."""
+    clean = schema.read(variables, [])
+    out = {}
+    for name in sorted(clean["vgpu_configs"]):
+        try:
+            out[name] = from_vars(schema.named(clean, name), library_root)
+        except ConfigError as fault:
+            raise ConfigError(f"vgpu_configs.{name}", fault.findings) from None
+    return out
+
+
+def configs_folder(config_path: str) -> str:
+    """Where the named configurations of a node lie, beside its node.yaml."""
+    return os.path.join(os.path.dirname(config_path), CONFIGS)
+
+
+def config_file(config_path: str, name: str) -> str:
+    """The file of a named configuration."""
+    return os.path.join(configs_folder(config_path), name + CONFIG_SUFFIX)
+
+
+def _replicated(clean: dict[str, Any]) -> dict[str, Any]:
+    """The section of NVIDIA's file for time-slicing or mps. Exceptions come first, for the first that matches wins."""
+    findings: list[Finding] = []
+    entries: list[dict[str, Any]] = []
+    for n, item in enumerate(clean["vgpu_devices"]):
+        match, where = item["match"], f"vgpu_devices[{n}]"
+        named = [match[key] for key in ("index", "uuid") if key in match]
+        if len(named) != 1 or "model" in match:
+            message = f"vgpu_sharing: {clean['vgpu_sharing']} names a GPU by its index or its uuid, one of the two"
+            findings.append(error(where + ".match", message))
+        elif item.get("split_count", 2) < 2:
+            findings.append(error(where + ".split_count", "replicas are at least 2 in NVIDIA's file"))
+        else:
+            split = item.get("split_count", clean["vgpu_split_count"])
+            entries.append({"name": RESOURCE_NAME, "devices": [str(named[0])], "replicas": split})
+    if clean["vgpu_split_count"] < 2:
+        findings.append(
+            error("vgpu_split_count", "replicas are at least 2 in NVIDIA's file; or use vgpu_sharing: none")
+        )
+    if findings:
+        raise ConfigError("variables", findings)
+    entries.append({"name": RESOURCE_NAME, "replicas": clean["vgpu_split_count"]})
+    section = {"renameByDefault": clean["vgpu_rename_by_default"], "resources": entries}
+    # Left out where false: for MPS the default of NVIDIA's plugin is true.
+    if clean["vgpu_fail_requests_greater_than_one"] or clean["vgpu_sharing"] != "mps":
+        section["failRequestsGreaterThanOne"] = clean["vgpu_fail_requests_greater_than_one"]
+    return section
+
+
+def read(config: Any, findings: list[Finding]) -> Any:
+    """The clean form of a node.yaml that was parsed; every fault goes to ``findings``."""
+    clean = FILE.read(config, "", findings)
+    sharing = clean.get("sharing") if isinstance(clean, dict) else None
+    if isinstance(sharing, dict) and len(sharing) > 1:
+        # The one that takes what is left: vcuda, else at most one of the others.
+        greedy = [key for key in sorted(sharing) if key == "vcuda" or not _names_devices(sharing[key])]
+        if len(greedy) > 1:
+            both = " and ".join("sharing." + key for key in greedy)
+            message = f"{both} exclude each other; keep one, or name the devices of each entry"
+            findings.append(error("sharing", message))
+    return clean
+
+
+def _names_devices(section: Any) -> bool:
+    entries = (section or {}).get("resources") if isinstance(section, dict) else None
+    return all(isinstance(one, dict) and one.get("devices", "all") != "all" for one in entries or [{}])
+
+
+def validate(config: Any) -> list[Finding]:
+    """Every fault of a node.yaml that was parsed; an unknown key names the nearest valid one."""
+    findings: list[Finding] = []
+    read(config, findings)
+    return findings
+
+
+def load(text: str, origin: str = PATH) -> dict[str, Any]:
+    """The configuration of a file's text. Raises ConfigError naming the file, the key and what was expected."""
+    try:
+        config = json.loads(text, parse_float=str)  # a scaling keeps the digits of its text
+    except RecursionError:
+        raise ConfigError(origin, [error("text", "nested too deeply to be a configuration")]) from None
+    except ValueError as fault:
+        raise ConfigError(origin, [error("text", f"not valid JSON: {fault}")]) from None
+    return check(config, origin)[0]
+
+
+def check(config: Any, origin: str = PATH) -> tuple[dict[str, Any], list[Finding]]:
+    """The clean form of a parsed configuration, with warnings. Raises ConfigError with every error.
+
+    Strict, but for a file that says ``compat: nvidia-v1``: that is read as NVIDIA's plugin reads it, and every place
+    where strictness would have refused or acted otherwise is a warning.
+    """
+    findings: list[Finding] = []
+    if isinstance(config, dict) and config.get("compat") == NVIDIA_V1:
+        relaxed = _relaxed(FILE, config, "", findings)
+        clean = FILE.read(dict(relaxed, version=relaxed.get("version") or "v1"), "", findings)
+        if not errors(findings):
+            clean = read(_as_nvidia(clean, findings), findings)
+    else:
+        clean = read(config, findings)
+    if errors(findings):
+        raise ConfigError(origin, errors(findings))
+    return clean, findings
+
+
+def _as_nvidia(clean: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
+    """What NVIDIA's plugin makes of a file that it accepts: mps before timeSlicing, and no selection or renaming of
+    resources.
+    """
+    sharing = clean.get("sharing") or {}
+    if "mps" in sharing and "timeSlicing" in sharing:
+        findings.append(warning("sharing", "mps and timeSlicing are both set; mps wins, as in NVIDIA's plugin"))
+        del sharing["timeSlicing"]
+    if clean.pop("resources", None):
+        findings.append(warning("resources", "has no effect, as in NVIDIA's plugin"))
+    for key, section in sharing.items():
+        for n, entry in enumerate(section.get("resources") or []):
+            for name in ("devices", "rename"):
+                if entry.pop(name, "all") != "all":
+                    where = f"sharing.{key}.resources[{n}].{name}"
+                    findings.append(warning(where, "has no effect, as in NVIDIA's plugin"))
+    return clean
+
+
+def _relaxed(kind: Kind, value: Any, path: str, findings: list[Finding]) -> Any:
+    """Keys in any case, unknown ones dropped with a warning, null as left out."""
+    if isinstance(kind, ListOf) and isinstance(value, (list, tuple)):
+        return [_relaxed(kind.kind, one, f"{path}[{n}]", findings) for n, one in enumerate(value)]
+    if not isinstance(kind, Record) or not isinstance(value, dict):
+        return value
+    keys = {key.lower(): key for key in kind.fields}
+    clean = {}
+    for key, item in value.items():
+        known = keys.get(str(key).lower())
+        where = f"{path}.{key}" if path else str(key)
+        if known is None:
+            findings.append(warning(where, "is unknown and has no effect, as in NVIDIA's plugin"))
+        elif item is not None:
+            clean[known] = _relaxed(kind.fields[known], item, where, findings)
+    return clean
+
+
+def dump(config: dict[str, Any]) -> str:
+    """The text of the file: stable, so that equal configurations are equal bytes."""
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def resource_name(config: dict[str, Any]) -> str:
+    """The resource under which the slices of this node are advertised; the first, where there are several."""
+    sharing = config.get("sharing") or {}
+    if "vcuda" in sharing:
+        return sharing["vcuda"].get("resourceName") or RESOURCE_NAME
+    for key in ("timeSlicing", "mps"):
+        for entry in (sharing.get(key) or {}).get("resources") or []:
+            name = entry.get("rename") or entry["name"]
+            name = name if "/" in name else "nvidia.com/" + name
+            return name + (".shared" if sharing[key].get("renameByDefault") and not entry.get("rename") else "")
+    return RESOURCE_NAME
+
+
+def _set(config: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for key in path[:-1]:
+        config = config.setdefault(key, {})
+    config[path[-1]] = value
+
+
+def _exception(item: dict[str, Any]) -> dict[str, Any]:
+    return {schema.camel(key): value for key, value in item.items()}

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which driver a host gets, and what comes with it: decided from facts alone, before anything is installed. Pure.
+
+``choose`` takes what ``host_state`` read and what the role's variables want. What cannot work is refused with a
+sentence that names the host's part, what was found and the way out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..host import distribution
+from ..host.distribution import System
+from . import packages as driver_packages
+from . import support as driver_support
+from .facts import NOUVEAU_FILE
+
+SOURCES = ("distribution", "cuda", "mirror", "file", "present")
+# nova is the successor of nouveau in new kernels and takes the GPUs the same way.
+NOUVEAU_TEXT = """\
+# Managed by vgpu.fleet: the GPUs belong to NVIDIA's driver.
+blacklist nouveau
+options nouveau modeset=0
+blacklist nova_core
+blacklist nova_drm
+"""
+GRIDD_FILE = "/etc/nvidia/gridd.conf"
+TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
+# NVIDIA's documentation has its owner execute it, too.
+TOKEN_MODE = "0744"
+# Ubuntu's unit starts the daemon with persistence mode off, so that it keeps no driver loaded.
+PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/vgpu.conf"
+PERSISTENCE_TEXT = """\
+# Managed by vgpu.fleet: the driver stays loaded while nobody uses a GPU.
+[Unit]
+StopWhenUnneeded=no
+
+[Service]
+ExecStart=
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-mode --verbose
+"""
+# What a service reads as it starts, and never again.
+REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
+FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
+
+SUBNET_MANAGER = "nvlsm"
+UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
+# What is loaded, in this order; the rest comes along.
+MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
+# What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
+FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
+UNITS = ["nvidia-persistenced.service", "nvidia-fabricmanager.service", "nvidia-gridd.service"]
+PACKAGE_PATTERNS = ["*nvidia*", "libcuda1", "linux-*", "kernel-devel*", "kernel-*-devel", "kernel-headers", "nvlsm"]
+
+DEFAULTS: dict[str, Any] = {
+    "source": "distribution",
+    "branch": "",
+    "version": "",
+    "kernel_module": "auto",
+    "prebuilt": "auto",
+    "packages": [],
+    "repository": {},
+    "files": [],
+    "persistenced": True,
+    "fabric_manager": "auto",
+    "hold": True,
+    "vgpu_guest": False,
+    "vgpu_feature": "vcs",
+    "vgpu_license_server": "",
+    "vgpu_token_file": "",
+    "vgpu_token_sha256": "",
+}
+
+
+class Choice(NamedTuple):
+    """What the role carries out. ``refusals`` empty: it may start. Every part is plain data."""
+
+    branch: int | None
+    kernel_module: str
+    manager: str
+    packages: list[str]
+    repository: dict[str, Any]
+    files_of_packages: list[str]
+    module_stream: str
+    components: list[str]
+    holds: list[str]
+    files: dict[str, str]
+    initramfs: list[str]
+    kernel_arguments: list[str]
+    services: list[str]
+    rereads: dict[str, list[str]]
+    modules: list[str]
+    reboot: str
+    warnings: list[str]
+    refusals: list[str]
+    # Packages that must not come along.
+    refuse: Sequence[str] = ()
+
+
+NOTHING = Choice(None, "none", "", [], {}, [], "", [], [], {}, [], [], [], {}, [], "", [], [])
+
+
+def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
+    """``state``: ``os``, ``pci_gpus``, ``nvswitches``, ``driver`` of host_state; ``wanted``: as DEFAULTS."""
+    wanted = {**DEFAULTS, **{key: value for key, value in wanted.items() if key in DEFAULTS}}
+    refusals = _inputs(wanted)
+    host = distribution.system(state["os"])
+    if refusals:
+        return NOTHING._replace(refusals=refusals)
+    if wanted["source"] == "present":
+        return _present(state, wanted)
+    if host is None:
+        name = state["os"].get("name") or state["os"].get("id") or "an unknown system"
+        if wanted["packages"]:
+            kind = str(wanted["kernel_module"])
+            reboot = reboot_reason(state["driver"], kind, str(wanted["version"]))
+            modules = [] if kind == "none" else MODULES
+            return NOTHING._replace(packages=_pinned(wanted), kernel_module=kind, modules=modules, reboot=reboot)
+        return NOTHING._replace(
+            refusals=[f"{name} has no driver packages that are known; supported are {distribution.SUPPORTED}"]
+        )
+    return _install(host, state, wanted)
+
+
+def _inputs(wanted: dict[str, Any]) -> list[str]:
+    """What is wrong with the wish itself, whatever the host."""
+    said = []
+    source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
+    if source not in SOURCES:
+        said.append(f"nvidia_driver_source: expected one of {', '.join(SOURCES)}, found {source}")
+    if driver_support.too_old(version) or (branch.isdigit() and int(branch) < driver_support.OLDEST_DRIVER[0]):
+        said.append(f"driver {version or branch} is too old; the first that works here is 384.81")
+    if branch and not branch.isdigit():
+        said.append(f"nvidia_driver_branch: expected a number such as 580, found {branch}")
+    of_version = driver_support.branch_of(version) if version else None
+    if branch.isdigit() and of_version is not None and of_version != int(branch):
+        said.append(f"nvidia_driver_version {version} is not of nvidia_driver_branch {branch}; leave one of them out")
+    if source in ("mirror", "file") and not (wanted["repository"] or wanted["files"]):
+        need = "nvidia_driver_files" if source == "file" else "nvidia_driver_repository"
+        said.append(f"nvidia_driver_source is {source} and {need} is empty; say where the packages are")
+    if wanted["vgpu_guest"] and source in ("distribution", "cuda"):
+        said.append(
+            "a vGPU guest needs NVIDIA's guest driver of the branch of its host, which no public repository has; "
+            "set nvidia_driver_source to mirror or file"
+        )
+    if wanted["vgpu_feature"] not in FEATURE_TYPES:
+        features = ", ".join(FEATURE_TYPES)
+        said.append(f"nvidia_driver_vgpu_feature: expected one of {features}, found {wanted['vgpu_feature']}")
+    return said
+
+
+def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
+    """The driver comes from elsewhere (an image, a driver container): only look whether it is there and new enough."""
+    loaded = state["driver"].get("loaded_version") or state.get("nvml", {}).get("driver_version")
+    if loaded is None and wanted["kernel_module"] != "none":
+        found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"
+        return NOTHING._replace(refusals=[found])
+    if loaded and driver_support.too_old(loaded):
+        return NOTHING._replace(
+            refusals=[f"driver {loaded} is loaded and too old; the first that works here is 384.81"]
+        )
+    branch = driver_support.branch_of(loaded or "")
+    return NOTHING._replace(branch=branch)
+
+
+def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
+    driver, gpus = state["driver"], state.get("pci_gpus") or []
+    host = host._replace(headers=bool(driver.get("headers")))
+    found = driver_support.generations(gpus)
+    warnings = [
+        f"the GPU {device} is not in the table of GPUs, so nothing is known of it"
+        for device in driver_support.unknown_gpus(gpus)
+    ]
+    branch, refusals = _branch(host, wanted, found)
+    kind = str(wanted["kernel_module"])
+    if kind == "auto":
+        kind = driver_support.modules_for(branch, found)
+    if branch is not None:
+        refusals += driver_support.unsupported(branch, found)
+    if kind != "none":
+        refusals += driver_support.wrong_modules(kind, branch, found)
+    refusals += _in_the_way(host, driver)
+    refusals += _sources(host, wanted, kind, branch)
+    prebuilt = _prebuilt(host, wanted)
+    if not refusals:
+        more, less = _secure_boot(host, driver, kind, prebuilt)
+        refusals += more
+        warnings += less
+    names = _pinned(wanted)
+    if not names and wanted["files"]:
+        names = [package_of(path) for path in wanted["files"]]
+    elif not names:
+        names = driver_packages.packages(host, wanted["source"], branch, kind, prebuilt, str(wanted["version"]))
+    services = ["nvidia-persistenced.service"] if kind != "none" and wanted["persistenced"] else []
+    if _wants_fabric_manager(state, wanted):
+        more, said = _fabric_manager(host, wanted, branch, names)
+        names += more
+        refusals += said
+        services.append("nvidia-fabricmanager.service")
+        if driver.get("nvlink5") and not (state.get("packages") or {}).get(SUBNET_MANAGER):
+            warnings.append(
+                f"the NVSwitches of this host are of NVLink 5, so the fabric manager also needs {SUBNET_MANAGER} and "
+                "infiniband-diags (CUDA repository) and the kernel module ib_umad; this role does not bring them"
+            )
+    files, initramfs, arguments = _host_files(host, wanted, kind)
+    if wanted["vgpu_guest"]:
+        services.append("nvidia-gridd.service")
+    if refusals:
+        return NOTHING._replace(branch=branch, kernel_module=kind, warnings=warnings, refusals=refusals)
+    return Choice(
+        branch=branch,
+        kernel_module=kind,
+        manager=host.manager,
+        packages=names,
+        repository=_repository(host, wanted),
+        files_of_packages=list(wanted["files"]),
+        module_stream=driver_packages.module_stream(host, branch, kind) if wanted["source"] == "cuda" else "",
+        components=_components(host, wanted),
+        holds=driver_packages.hold_patterns(host, names) if wanted["hold"] else [],
+        files=files,
+        initramfs=initramfs,
+        kernel_arguments=arguments,
+        services=services,
+        rereads={name: files for name, files in REREADS.items() if name in services},
+        modules=[] if kind == "none" else MODULES,
+        reboot=reboot_reason(driver, kind, str(wanted["version"])),
+        warnings=warnings,
+        refusals=[],
+        refuse=driver_packages.other_branches(host, wanted["source"], branch) if not wanted["packages"] else [],
+    )
+
+
+def _pinned(wanted: dict[str, Any]) -> list[str]:
+    """The packages that were named, each at the version that was named unless it has its own."""
+    version = str(wanted["version"])
+    return [name if "=" in name or not version else f"{name}={version}" for name in wanted["packages"]]
+
+
+def package_of(path: str) -> str:
+    """The package in a file's name: ``name_version_arch.deb`` or ``name-version-release.arch.rpm``."""
+    base = path.rpartition("/")[2]
+    return base.partition("_")[0] if base.endswith(".deb") else base.rsplit("-", 2)[0]
+
+
+def _branch(
+    host: System, wanted: dict[str, Any], found: Sequence[tuple[str, driver_support.Generation]]
+) -> tuple[int | None, list[str]]:
+    """The branch that was asked for, or the newest that drives every GPU of the host."""
+    offered = driver_packages.offered(host, wanted["source"])
+    asked = int(wanted["branch"]) if wanted["branch"] else driver_support.branch_of(str(wanted["version"]))
+    if offered == ():
+        way_out = "set nvidia_driver_source to cuda, mirror or file"
+        return asked, [f"{host.name} has no NVIDIA driver of its own; {way_out}"]
+    if asked is not None:
+        if offered is not None and asked not in offered and not wanted["packages"]:
+            have = ", ".join(str(one) for one in offered)
+            return asked, [f"{host.name} has the branches {have} and not {asked}; choose one, or source cuda or mirror"]
+        return asked, []
+    if wanted["source"] in ("mirror", "file"):
+        return None, []
+    usual = offered or driver_support.BRANCHES
+    if host.family == "debian" and wanted["source"] == "distribution" and not found:
+        return next(one for one, part in driver_packages.DEBIAN[host.release].items() if not part), []
+    branch = driver_support.newest_branch(found, usual)
+    if branch is None:
+        kinds = ", ".join(sorted({one.name for _address, one in found}))
+        where = f"{host.name} has" if offered else "NVIDIA has"
+        return None, [
+            f"{where} no branch that drives all GPUs of this host together ({kinds}); split them, or see source"
+        ]
+    return branch, []
+
+
+def _in_the_way(host: System, driver: dict[str, Any]) -> list[str]:
+    """Another way of installing the driver that this one must not be mixed with."""
+    said = []
+    if driver.get("container"):
+        said.append(
+            "a driver container provides the driver below /run/nvidia/driver; set nvidia_driver_source to present, or "
+            "take the container away first"
+        )
+    if driver.get("runfile"):
+        said.append(
+            "NVIDIA's runfile installed a driver here (/usr/bin/nvidia-uninstall belongs to no package); run "
+            "nvidia-uninstall first, or set nvidia_driver_source to present"
+        )
+    return said
+
+
+def _sources(host: System, wanted: dict[str, Any], kind: str, branch: int | None) -> list[str]:
+    """Combinations of system, source and modules that have no packages."""
+    if wanted["packages"]:
+        return []
+    source, said = wanted["source"], []
+    if source == "distribution" and host.family == "debian":
+        part = driver_packages.DEBIAN[host.release].get(branch or 0, "")
+        if part and kind == "open":
+            said.append(
+                f"{host.name} has branch {branch} with proprietary kernel modules alone; use proprietary or cuda"
+            )
+    if source == "cuda" and host.family == "ubuntu" and host.release == "20.04" and branch and branch > 570:
+        said.append(f"the CUDA repository of Ubuntu 20.04 is frozen and ends with branch 570; {branch} is not there")
+    if source == "cuda" and host.family == "ubuntu" and branch is not None and branch >= 590:
+        said.append(
+            f"the package names of branch {branch} in the CUDA repository of Ubuntu are not known to this "
+            f"version; name "
+            "them in nvidia_driver_packages, or use branch 580"
+        )
+    if source == "cuda" and host.family == "debian" and branch is not None and branch < 560:
+        said.append(f"the CUDA repository of Debian has compute-only packages from branch 560 on, not for {branch}")
+    return said
+
+
+def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
+    """Whether modules come built and signed by the distribution instead of being built on the host by DKMS."""
+    if host.family != "ubuntu" or wanted["source"] != "distribution" or not host.kernel:
+        return False
+    return wanted["prebuilt"] in ("auto", True)
+
+
+def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+    """With Secure Boot a kernel loads only modules whose signer it knows: found out before anything is installed."""
+    if kind == "none" or not driver.get("secure_boot") or prebuilt:
+        return [], []
+    if host.family == "sles" and kind == "open":
+        return [], []
+    signing = driver.get("signing_key")
+    if signing == "enrolled":
+        return [], []
+    key = "/var/lib/shim-signed/mok/MOK.der" if host.family == "ubuntu" else "/var/lib/dkms/mok.pub"
+    enrol = f"mokutil --import {key}, reboot, and confirm it on the console"
+    if host.family == "ubuntu":
+        enrol = f"set nvidia_driver_prebuilt to auto for modules that Ubuntu signed; or {enrol}"
+    state = (
+        "no signing key is there yet (dkms generate_mok makes one)" if signing is None else "its key is not enrolled"
+    )
+    return [
+        f"Secure Boot is on, the kernel modules are built on the host, and {state}; the kernel would refuse them. "
+        f"{enrol}; or switch Secure Boot off"
+    ], []
+
+
+def _wants_fabric_manager(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    if wanted["kernel_module"] == "none" or wanted["fabric_manager"] is False:
+        return False
+    return wanted["fabric_manager"] is True or bool(state.get("nvswitches"))
+
+
+def _fabric_manager(
+    host: System, wanted: dict[str, Any], branch: int | None, names: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Without a fabric manager of exactly the driver's version, CUDA fails with 802 on machines with NVSwitch."""
+    why = "this host has NVSwitch, which needs a fabric manager of exactly the driver's version"
+    if host.family == "debian" and wanted["source"] == "distribution":
+        return [], [f"{why}, and Debian has none; set nvidia_driver_source to cuda"]
+    if branch is None:
+        return [], [f"{why}; set nvidia_driver_branch, for its package is named by the branch"]
+    version = str(wanted["version"])
+    if host.manager != "apt" and (not version or "*" in version):
+        return [], [f"{why}; set nvidia_driver_version to an exact one"]
+    user = names[0].partition("=")[0] if names else ""
+    return driver_packages.fabric_manager(host, branch, user, version if "*" not in version else ""), []
+
+
+def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[str, str], list[str], list[str]]:
+    """Files that the driver needs beside its packages, how the initramfs is rebuilt, and what the kernel is told."""
+    files: dict[str, str] = {}
+    initramfs: list[str] = []
+    arguments: list[str] = []
+    if kind != "none":
+        files[NOUVEAU_FILE] = NOUVEAU_TEXT
+        if host.manager == "apt":
+            initramfs = ["update-initramfs", "-u", "-k", "all"]
+        else:
+            initramfs = ["dracut", "--force", "--regenerate-all"]
+            # dracut's image may load nouveau before the root file system, with its modprobe.d, is there.
+            arguments = ["rd.driver.blacklist=nouveau", "modprobe.blacklist=nouveau"]
+    if host.family == "sles" and kind != "none":
+        files[UNSUPPORTED_FILE] = "allow_unsupported_modules 1\n"
+    # Packages that were named may start it in another way.
+    if host.family == "ubuntu" and kind != "none" and wanted["persistenced"] and not wanted["packages"]:
+        files[PERSISTENCE_FILE] = PERSISTENCE_TEXT
+    if wanted["vgpu_guest"]:
+        files[GRIDD_FILE] = gridd_conf(wanted)
+    return files, initramfs, arguments
+
+
+def gridd_conf(wanted: dict[str, Any]) -> str:
+    """NVIDIA's licence client of a vGPU guest: a token of the licence service, or an old licence server."""
+    lines = ["# Managed by vgpu.fleet.", f"FeatureType={FEATURE_TYPES[wanted['vgpu_feature']]}"]
+    if wanted["vgpu_license_server"]:
+        server, _colon, port = str(wanted["vgpu_license_server"]).partition(":")
+        lines += [f"ServerAddress={server}", f"ServerPort={port or 7070}"]
+    return "\n".join(lines) + "\n"
+
+
+def _repository(host: System, wanted: dict[str, Any]) -> dict[str, Any]:
+    if wanted["repository"]:
+        return dict(wanted["repository"])
+    return driver_packages.cuda_repository(host) if wanted["source"] == "cuda" else {}
+
+
+def _components(host: System, wanted: dict[str, Any]) -> list[str]:
+    if wanted["source"] != "distribution":
+        return []
+    # Ubuntu keeps branches that NVIDIA no longer supports in multiverse.
+    ubuntu = ["restricted", "multiverse"]
+    return {"debian": ["contrib", "non-free", "non-free-firmware"], "ubuntu": ubuntu}.get(host.family, [])
+
+
+def touches_host(wanted: dict[str, Any]) -> bool:
+    """Whether there is more to do on the host than packages: files, modules, services."""
+    return wanted["kernel_module"] != "none" or bool(wanted.get("vgpu_guest"))
+
+
+def reboot_reason(driver: dict[str, Any], kind: str, version: str = "") -> str:
+    """Why the driver on disk can come into force only by a reboot, empty where a reload of modules may do."""
+    if kind == "none":
+        return ""
+    if driver.get("nouveau"):
+        return "nouveau holds the GPUs, and its console keeps it from being unloaded"
+    if not driver.get("loaded_version"):
+        return ""
+    users = driver.get("in_use") or []
+    replaced = version and "*" not in version and driver["loaded_version"] != driver_support.upstream(version)
+    on_disk = driver.get("disk_version")
+    if (replaced or (on_disk and on_disk != driver["loaded_version"])) and users:
+        return f"driver {driver['loaded_version']} is loaded and in use by {', '.join(users)}"
+    return ""

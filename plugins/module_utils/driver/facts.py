@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's side of a host, read through ``hardware.Host``: what is loaded, on disk, in the way, and trusted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Sequence
+
+from ..host.host import NVIDIA_VENDOR, Host
+from . import support as driver_support
+
+SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+# Where the tools that build modules keep the key that they sign with: dkms, and Ubuntu's.
+SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
+DRIVER_CONTAINER = "/run/nvidia/driver"
+RUNFILE = "/usr/bin/nvidia-uninstall"
+# What keeps nouveau from the GPUs; a copy of it must be in the initramfs.
+NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
+# In the order in which they must be unloaded: each uses those after it.
+MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
+# Services that hold the driver open beside the work of users. A reload of the modules stops them and starts them again,
+# so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
+# the unloading.
+HOLDERS = (
+    "nvidia-cdi-refresh.path",
+    "nvidia-cdi-refresh.service",
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-imex.service",
+    "nvidia-gridd.service",
+    "nvidia-topologyd.service",
+    "nvidia-dcgm.service",
+    "vgpu-mps.service",
+    "vgpu-device-plugin.service",
+)
+
+
+def read(host: Host) -> dict[str, Any]:
+    """``driver`` of host_state."""
+    found = host.driver()
+    text = host.text("/proc/driver/nvidia/version") or ""
+    modules = loaded_modules(host)
+    secure = secure_boot(host)
+    return {
+        **found,
+        "open_module": "Open Kernel Module" in text if found["loaded_version"] else None,
+        "disk_version": disk_version(host) if found["loaded_version"] or host.pci_gpus() else None,
+        "modules": [name for name in MODULES if name in modules],
+        "in_use": users(host, modules, HOLDERS),
+        "secure_boot": secure,
+        "signing_key": signing_key(host) if secure else None,
+        "container": bool(host.names(DRIVER_CONTAINER)),
+        "runfile": host.file(RUNFILE) is not None,
+        "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
+        "nvlink5": nvlink5(host),
+        # The link is there with the kernel, what it points to with the headers.
+        "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
+    }
+
+
+def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
+    """Reference count and direct users of each of NVIDIA's modules that is loaded."""
+    found = {}
+    for line in (host.text("/proc/modules") or "").splitlines():
+        fields = line.split()
+        if len(fields) >= 3 and fields[0] in MODULES and fields[2].isdigit():
+            by = fields[3].rstrip(",").split(",") if len(fields) > 3 and fields[3] != "-" else []
+            found[fields[0]] = (int(fields[2]), [name for name in by if name])
+    return found
+
+
+def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
+    """Whether somebody besides other modules holds one of them: more references than modules that use it."""
+    return any(count > len(by) for count, by in modules.values())
+
+
+def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
+    """Who holds the driver, as ``name (pid)``; where nobody can be named, what is known of it.
+
+    ``besides``: units whose processes do not count.
+    """
+    if not busy(modules):
+        return []
+    found, holders = [], 0
+    for pid in host.names("/proc"):
+        if not pid.isdigit():
+            continue
+        links = (host.link(f"/proc/{pid}/fd/{number}") or "" for number in host.names(f"/proc/{pid}/fd"))
+        if not any(link.startswith("/dev/nvidia") for link in links):
+            continue
+        if {*re.split("[/\n]", host.text(f"/proc/{pid}/cgroup") or "")} & {*besides}:
+            holders += 1
+        else:
+            found.append(f"{(host.text(f'/proc/{pid}/comm') or '?').strip()} ({pid})")
+    return found if found or holders else ["a user inside the kernel"]
+
+
+def disk_version(host: Host) -> str | None:
+    """The version of the module that modprobe would load; Debian's alternatives call it nvidia-current."""
+    for name in ("nvidia", "nvidia-current"):
+        answer = host.run(["modinfo", "-F", "version", name])
+        version = answer.out.strip()
+        if answer.rc == 0 and re.match(r"^\d+\.\d+", version):
+            return version
+    return None
+
+
+def initramfs_old(host: Host, path: str) -> bool:
+    """Whether the initramfs of the running kernel was made before a file that belongs into it."""
+    kernel = host.os_release()["kernel"]
+    names = (f"/boot/initrd.img-{kernel}", f"/boot/initramfs-{kernel}.img", f"/boot/initrd-{kernel}")
+    images = [one for one in (host.file(name) for name in names) if one is not None]
+    wanted = host.file(path)
+    return wanted is not None and any(image["mtime"] < wanted["mtime"] for image in images)
+
+
+def secure_boot(host: Host) -> bool:
+    """Whether the firmware enforces Secure Boot; a host that did not boot by EFI has none."""
+    value = host.text(SECURE_BOOT)
+    if value is not None:
+        return value.endswith("\x01")
+    if not host.names("/sys/firmware/efi"):
+        return False
+    return "SecureBoot enabled" in host.run(["mokutil", "--sb-state"]).out
+
+
+def signing_key(host: Host) -> str | None:
+    """``enrolled`` or ``missing`` of the key that modules built here are signed with; None where there is no key."""
+    for path in SIGNING_KEYS:
+        if host.file(path) is not None:
+            answer = host.run(["mokutil", "--test-key", path])
+            return "enrolled" if "already enrolled" in answer.out + answer.err else "missing"
+    return None
+
+
+def nvswitches(host: Host) -> int:
+    """How many NVSwitches the host has: as PCI bridges, or (with NVLink 5) behind an InfiniBand device."""
+    count = 0
+    for address in host.names("/sys/bus/pci/devices"):
+        folder = f"/sys/bus/pci/devices/{address}"
+        if (host.text(f"{folder}/vendor") or "").strip() == NVIDIA_VENDOR:
+            device = driver_support.device_id(host.text(f"{folder}/device") or "")
+            count += device in driver_support.NVSWITCH_IDS
+    return count + _behind_infiniband(host)
+
+
+def nvlink5(host: Host) -> bool:
+    """Whether there are NVSwitches of NVLink 5, which a subnet manager has to route before the fabric manager runs."""
+    return _behind_infiniband(host) > 0
+
+
+def _behind_infiniband(host: Host) -> int:
+    vpds = (host.text(f"/sys/class/infiniband/{name}/device/vpd") or "" for name in host.names("/sys/class/infiniband"))
+    return sum("SW_MNG" in vpd for vpd in vpds)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver's parts are called in each distribution and repository. Pure.
+
+``name=version`` pins; ``name=*`` takes any version; ``name=@other`` takes the driver version that ``other`` has, which
+the fabric manager must equal to the last digit.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..host.distribution import System
+from .support import OPEN_FIRST
+
+CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
+# Where the repository of CUDA keeps its key; NVIDIA revoked the one before (7fa2af80) in 2022.
+CUDA_DEB_KEY, CUDA_RPM_KEY = "3bf863cc.pub", "D42D0685.pub"
+# Branches that Debian carries, with the part of the package names that tells one from the other.
+DEBIAN = {"12": {535: "", 470: "tesla-470-"}, "13": {550: "", 535: "tesla-535-"}}
+UBUNTU_SERVER = {
+    "20.04": (390, 418, 450, 470, 515, 525, 535, 550, 570),
+    "22.04": (390, 418, 450, 470, 515, 525, 535, 550, 570, 580),
+    "24.04": (470, 535, 550, 570, 580),
+}
+# What Ubuntu built and signed for one kernel.
+PREBUILT = "linux-modules-nvidia-"
+# Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
+UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
+# Sources of which the packages' names do not tell the branch.
+REPOSITORIES = ("cuda", "mirror", "file")
+ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
+DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+def offered(host: System, source: str) -> tuple[int, ...] | None:
+    """The branches that a source has on this system; None where any may be there."""
+    if source != "distribution":
+        return None
+    if host.family == "debian":
+        return tuple(sorted(DEBIAN[host.release]))
+    return UBUNTU_SERVER[host.release] if host.family == "ubuntu" else ()
+
+
+def packages(host: System, source: str, branch: int | None, kind: str, prebuilt: bool, version: str) -> list[str]:
+    """All packages of the driver without the fabric manager. ``kind``: open, proprietary, none.
+
+    ``version``: exact or a pattern, for the packages that carry the driver's version; empty takes the branch's newest.
+    """
+    names, others = NAMES[host.family](host, source, branch, kind, prebuilt)
+    pin = version
+    if not pin and branch is not None and source in REPOSITORIES:
+        # Of several branches; a stream of dnf says which ones come, and not that what is there is of another.
+        pin = f"{branch}.*"
+    pinned = [name if not pin or "=" in name else f"{name}={pin}" for name in names]
+    return pinned + [name if not pin or "=" in name else f"{name}=*" for name in others]
+
+
+def _debian(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+    if source == "distribution":
+        part = DEBIAN[host.release].get(branch or 0, "")
+        user = [f"nvidia-{part}smi", f"lib{'nvidia-' if part else ''}{part}cuda1", f"libnvidia-{part}ml1"]
+        module = {"open": "nvidia-open-kernel-dkms", "proprietary": f"nvidia-{part}kernel-dkms"}
+    else:
+        user = ["nvidia-driver-cuda"]
+        module = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
+    if kind == "none":
+        return user, []
+    arch = DEBIAN_ARCHITECTURES.get(host.arch, host.arch)
+    # The headers' package of the kernel that runs, and the one that follows its updates: dkms only recommends both.
+    cloud = "cloud-" if "-cloud-" in host.kernel else ""
+    headers = [f"linux-headers-{host.kernel}"] if host.kernel else []
+    return [*user, module[kind]], [*headers, f"linux-headers-{cloud}{arch}", "nvidia-persistenced"]
+
+
+def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+    suffix = f"-{branch}-server" if source == "distribution" else f"-{branch}"
+    user = [f"nvidia-utils{suffix}", f"libnvidia-compute{suffix}"]
+    if kind == "none":
+        return user, []
+    flavour = "-open" if kind == "open" else ""
+    # nvidia-persistenced and nvidia-cuda-mps-control are in nvidia-compute-utils.
+    user.append(f"nvidia-compute-utils{suffix}")
+    if not prebuilt:
+        return [*user, f"nvidia-headless{suffix}{flavour}"], [f"linux-headers-{host.kernel}"] if host.kernel else []
+    metas = [f"{PREBUILT}{suffix[1:]}{flavour}-{host.kernel}", _ubuntu_meta(host, suffix, flavour)]
+    return [*user, f"nvidia-headless-no-dkms{suffix}{flavour}"], metas
+
+
+def other_branches(host: System, source: str, branch: int | None) -> list[str]:
+    """Patterns of what must not come with a branch.
+
+    Ubuntu lets the packages of a retired branch bring those of a later one, under versions of the retired one.
+    """
+    if host.family != "ubuntu" or source != "distribution" or branch is None:
+        return []
+    return ["nvidia-utils-*", "libnvidia-compute-*", f"!*-{branch}-server"]
+
+
+def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
+    """The package that brings the signed module of every later kernel of this flavour."""
+    return f"{PREBUILT}{suffix[1:]}{flavour}-{_ubuntu_kernel(host)}"
+
+
+def _ubuntu_kernel(host: System) -> str:
+    """How the packages end that follow the newest kernel of this flavour: generic, generic-hwe-24.04, aws."""
+    kernel = re.sub(r"^[\d.]+-\d+-", "", host.kernel)
+    newer = f"-hwe-{host.release}" if not host.kernel.startswith(UBUNTU_KERNEL[host.release]) else ""
+    return kernel + (newer if kernel == "generic" else "")
+
+
+def _el(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+    user = ["nvidia-driver-cuda"]
+    if kind == "none":
+        return user, []
+    module = "kmod-nvidia-open-dkms" if kind == "open" else "kmod-nvidia-latest-dkms"
+    return [*user, module], [*_el_headers(host), "kernel-headers", "nvidia-persistenced"]
+
+
+def _el_headers(host: System) -> list[str]:
+    """What a module for the running kernel is built with. ``kernel-devel-matched`` would bring the newest kernel along.
+
+    Nothing where it is there: rpm keeps several versions of such a package, of which only the newest is told.
+    """
+    if host.headers:
+        return []
+    kernel, _plus, flavour = host.kernel.partition("+")
+    version = kernel[: -len(host.arch) - 1] if kernel.endswith("." + host.arch) else kernel
+    flavour = "uek" if "uek" in version else flavour
+    name = f"kernel-{flavour}-devel" if flavour else "kernel-devel"
+    # Of a kernel that is none of the distribution's the package has another name.
+    return [f"{name}={version}" if re.search(r"\.el\d", version) else name]
+
+
+def _sles(host: System, source: str, branch: int | None, kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+    user = ["nvidia-compute-utils-G06", "nvidia-compute-G06"]
+    if kind == "none":
+        return user, []
+    flavour = host.kernel.rpartition("-")[2] or "default"
+    module = (
+        f"nvidia-open-driver-G06-signed-cuda-kmp-{flavour}" if kind == "open" else f"nvidia-driver-G06-kmp-{flavour}"
+    )
+    return [module, *user], ["nvidia-persistenced"]
+
+
+NAMES = {"debian": _debian, "ubuntu": _ubuntu, "el": _el, "sles": _sles}
+
+
+def module_stream(host: System, branch: int | None, kind: str) -> str:
+    """The module stream of dnf, empty where the release has none (RHEL 10 and later)."""
+    if host.family != "el" or host.release not in ("8", "9"):
+        return ""
+    if kind == "open":
+        return f"{branch}-open" if branch and branch >= OPEN_FIRST else "open-dkms"
+    return f"{branch}-dkms" if branch else "latest-dkms"
+
+
+def fabric_manager(host: System, branch: int, user_space: str, version: str) -> list[str]:
+    """Fabric manager and its library at exactly the driver's version; ``user_space``: a package that has it."""
+    suffix = f"-{branch}" if branch < 580 and host.manager == "apt" else ""
+    manager = "nvidia-fabricmanager" if host.manager == "apt" else "nvidia-fabric-manager"
+    pin = f"{version}*" if version and host.manager == "apt" and "*" not in version else version or f"@{user_space}"
+    return [f"{manager}{suffix}={pin}", f"libnvidia-nscq{suffix}={pin}"]
+
+
+def cuda_repository(host: System) -> dict[str, Any]:
+    """NVIDIA's CUDA repository for this release; ``key_url`` is fetched by the controller or by the package "
+    "manager."""
+    base = f"{CUDA}/{host.cuda_name}/{ARCHITECTURES.get(host.arch, host.arch)}/"
+    if host.manager == "apt":
+        return {"uris": [base], "suites": ["/"], "components": [], "key_url": base + CUDA_DEB_KEY}
+    return {"baseurl": base, "key_url": base + CUDA_RPM_KEY}
+
+
+def hold_patterns(host: System, names: list[str]) -> list[str]:
+    """What is held: exact names for apt and zypper, for dnf patterns of what comes along too.
+
+    The container toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
+    """
+    if host.manager == "apt":
+        held = {name.partition("=")[0] for name in names if not name.startswith("linux-headers-")}
+        if any(name.startswith(PREBUILT) for name in held):
+            # A kernel that comes without the module that is held beside it boots without GPUs.
+            held |= {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-")}
+        return sorted(held)
+    if host.manager == "dnf":
+        return ["*nvidia*", "!*nvidia-container*", "!nvidia-docker2"]
+    return sorted({name.partition("=")[0] for name in names})

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a driver needs on a host beside its packages, carried out and taken back.
+
+Modprobe files, initramfs, kernel arguments, kernel modules, services. Each step is derived from the host's state, so a
+run that was cut off is finished by the next one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, Iterable, NamedTuple, Sequence
+
+from ..host.files import read_bytes, write_bytes
+from ..host.host import Host
+from . import facts as driver_facts
+
+# Files of the initramfs, and of units.
+MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
+CDI_REFRESH = "nvidia-cdi-refresh.service"
+# Key of the record: what a reload has stopped and not started again yet.
+STOPPED = "stopped"
+
+
+class SetupError(Exception):
+    """A step failed; the text says which, what was found, and what to do."""
+
+
+class Wish(NamedTuple):
+    files: dict[str, str]
+    initramfs: Sequence[str] = ()
+    kernel_arguments: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    services: Sequence[str] = ()
+    rereads: dict[str, Sequence[str]] = {}
+    record: str | None = None
+
+
+def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) -> list[str]:
+    """Which of the files were changed after ``started``; ``files`` as host_state has them."""
+    if not started:
+        return []
+    return [path for path in paths if files.get(path) and files[path]["mtime"] > started]
+
+
+class Setup:
+    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) tell what was done, or would be."""
+
+    def __init__(self, wish: Wish, host: Host, check_mode: bool = False) -> None:
+        self.wish, self.host, self.check_mode = wish, host, check_mode
+        self.plan: list[str] = []
+        self.warnings: list[str] = []
+        self.reboot = ""
+        self.files: dict[str, tuple[str | None, str | None]] = {}
+
+    def present(self) -> None:
+        facts = driver_facts.read(self.host)
+        self._start_stopped()
+        self._write(dict(self.wish.files))
+        self._read_units(self.wish.files)
+        if self.wish.initramfs and (self._wrote(MODPROBE) or facts["initramfs_old"]):
+            if not self.check_mode:
+                self._remember("initramfs", {"argv": list(self.wish.initramfs)})
+            self._do("rebuild the initramfs", self.wish.initramfs)
+        self._arguments()
+        self._modules(facts)
+        self._services()
+
+    def absent(self) -> None:
+        self._start_stopped()
+        record = self._record()
+        former, initramfs = record.get("files", {}), record.get("initramfs", {})
+        argv = initramfs.get("argv")
+        late = [path for path, text in former.items() if path.startswith(MODPROBE) and self.host.text(path) != text]
+        if argv and not self.check_mode and late:
+            # Before the files: once they are as they were, nothing else tells that the initramfs is not.
+            self._remember("initramfs", {"due": True})
+        self._write(former)
+        for unit in self._read_units(former):
+            self._do(f"restart {unit}, if it runs", ["systemctl", "try-restart", unit])
+        if argv and (late or initramfs.get("due")):
+            self._do("rebuild the initramfs", argv)
+        added = record.get("kernel_arguments", [])
+        if added:
+            self._do(f"take {' '.join(added)} from the kernel's arguments", self._grubby("remove-args", added))
+        for name in record.get("services", []):
+            if self.host.units([name])[name]["enabled"]:
+                self._do(f"disable and stop {name}", ["systemctl", "disable", "--now", name])
+        if self.wish.record and not self.check_mode and os.path.exists(self.host.path(self.wish.record)):
+            os.unlink(self.host.path(self.wish.record))
+
+    # Files ----------------------------------------------------------------------------------------------------------
+
+    def _write(self, wanted: dict[str, str | None]) -> None:
+        for path, text in wanted.items():
+            before = self.host.text(path)
+            if before != text:
+                self.files[path] = (before, text)
+                verb = "remove" if text is None else "write" if before is None else "change"
+                self.plan.append(f"{verb} {path}")
+        if self.check_mode or not self.files:
+            return
+        self._remember("files", {path: before for path, (before, _after) in self.files.items()})
+        for path, (_before, after) in self.files.items():
+            if after is None:
+                os.unlink(self.host.path(path))
+                if path.startswith(UNITS):
+                    # The folder of a unit's drop-ins, where nothing else is in it.
+                    with contextlib.suppress(OSError):
+                        os.rmdir(os.path.dirname(self.host.path(path)))
+            else:
+                write_bytes(self.host.path(path), after.encode("utf-8"), 0o644)
+
+    def _wrote(self, folder: str) -> bool:
+        return any(path.startswith(folder) for path in self.files)
+
+    def _read_units(self, paths: Iterable[str]) -> list[str]:
+        """Let systemd read drop-ins that it has not read; returns their units.
+
+        Only then: a reload of systemd takes the GPUs from containers that got them in NVIDIA's legacy mode.
+        """
+        drop_ins = {path: os.path.basename(os.path.dirname(path))[:-2] for path in paths if path.startswith(UNITS)}
+        found = self.host.units(sorted(set(drop_ins.values())))
+        units = sorted({unit for path, unit in drop_ins.items() if path in self.files or found[unit]["stale"]})
+        if units:
+            self._do(f"let systemd read the unit files of {', '.join(units)}", ["systemctl", "daemon-reload"])
+        return units
+
+    def _arguments(self) -> None:
+        """Kernel arguments through grubby, which every release of RHEL has; elsewhere a person must add them."""
+        wanted = list(self.wish.kernel_arguments)
+        if not wanted:
+            return
+        shown = self.host.run(["grubby", "--info=ALL"])
+        if shown.rc != 0:
+            words = " ".join(wanted)
+            if any(word not in (self.host.text("/proc/cmdline") or "") for word in wanted):
+                self.warnings.append(
+                    f"add {words} to the kernel's arguments of the boot loader; this host has no grubby"
+                )
+            return
+        lines = [line for line in shown.out.splitlines() if line.startswith("args=")]
+        missing = [word for word in wanted if not lines or any(word not in line for line in lines)]
+        if missing:
+            if not self.check_mode:
+                self._remember("kernel_arguments", missing)
+            self._do(f"add {' '.join(missing)} to the kernel's arguments", self._grubby("args", missing))
+
+    @staticmethod
+    def _grubby(option: str, words: Sequence[str]) -> list[str]:
+        return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
+
+    # Kernel modules -------------------------------------------------------------------------------------------------
+
+    def _modules(self, facts: dict[str, Any]) -> None:
+        """Bring the module on disk into the kernel: load it, or reload it where nobody uses the old one."""
+        if not self.wish.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
+            return
+        if facts["nouveau"]:
+            self.reboot = "nouveau holds the GPUs, and its console keeps it from being unloaded"
+            return
+        loaded, on_disk = facts["loaded_version"], facts["disk_version"]
+        if loaded is None:
+            self._load("load the kernel modules")
+        elif on_disk is not None and on_disk != loaded:
+            self._reload(loaded, on_disk)
+
+    def _reload(self, loaded: str, on_disk: str) -> None:
+        # Before anything is stopped: a fabric manager that goes ends the CUDA programs of its machine.
+        modules = driver_facts.loaded_modules(self.host)
+        if self._in_use(loaded, driver_facts.users(self.host, modules, driver_facts.HOLDERS)):
+            return
+        self.plan.append(f"reload the kernel modules, from {loaded} to {on_disk}")
+        if self.check_mode:
+            return
+        stopped = [name for name, unit in self.host.units(driver_facts.HOLDERS).items() if unit["active"]]
+        if stopped:
+            self._remember(STOPPED, stopped)
+            self._run("stopping what holds the driver", ["systemctl", "stop", *stopped])
+        try:
+            self._swap(loaded)
+        except SetupError:
+            # What failed is told, and not what cannot start without it; the next run starts the rest.
+            if stopped and self.host.run(["systemctl", "start", *stopped]).rc == 0:
+                self._forget(STOPPED)
+            raise
+        if stopped:
+            self._start_again(stopped)
+        if not self.reboot and self.host.units([CDI_REFRESH])[CDI_REFRESH]["enabled"]:
+            # It does its work and ends; its files name libraries of the former driver.
+            answer = self.host.run(["systemctl", "restart", CDI_REFRESH])
+            if answer.rc != 0:
+                self.warnings.append(
+                    f"{CDI_REFRESH} failed, so CDI files may name the former driver: {answer.err.strip()}"
+                )
+
+    def _in_use(self, loaded: str, users: Sequence[str]) -> bool:
+        if users:
+            self.reboot = f"driver {loaded} is loaded and in use by {', '.join(users)}"
+        return bool(users)
+
+    def _swap(self, loaded: str) -> None:
+        """The modules out of the kernel and those on disk into it."""
+        modules = driver_facts.loaded_modules(self.host)
+        if self._in_use(loaded, driver_facts.users(self.host, modules)):
+            return
+        there = [name for name in driver_facts.MODULES if name in modules]
+        # Of other people, such as GPUDirect's: they come back as they went, the last first.
+        others = [name for name in reversed(there) if name not in self.wish.modules]
+        for name in there:
+            if self.host.run(["rmmod", name]).rc != 0:
+                self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
+                # Those that went fit the one that stays only where they are not of another version.
+                for one in [*self.wish.modules, *others]:
+                    self.host.run(["modprobe", one])
+                return
+        for name in self.wish.modules:
+            self._run(f"loading the kernel module {name}", ["modprobe", name])
+        for name in others:
+            if self.host.run(["modprobe", name]).rc != 0:
+                self.warnings.append(
+                    f"the kernel module {name} was loaded beside driver {loaded} and does not load beside the new one; "
+                    "look at dkms status and dmesg"
+                )
+
+    def _start_again(self, stopped: Sequence[str]) -> None:
+        argv = ["systemctl", "start", *stopped]
+        if not self.reboot:
+            self._run("starting what used the driver", argv)
+        elif self.host.run(argv).rc != 0:
+            # Their programs are new and the module is not: they start with the boot that this host needs.
+            self.warnings.append(f"{', '.join(stopped)} did not start again; they need the driver that a reboot brings")
+        self._forget(STOPPED)
+
+    def _start_stopped(self) -> None:
+        """Start what a reload stopped that was cut off before it started it again."""
+        stopped = self._record().get(STOPPED, [])
+        if not stopped:
+            return
+        found = self.host.units(stopped)
+        idle = [name for name in stopped if found[name]["present"] and not found[name]["active"]]
+        if idle:
+            self._do(f"start {' '.join(idle)}, which a run that was cut off had stopped", ["systemctl", "start", *idle])
+        if not self.check_mode:
+            self._forget(STOPPED)
+
+    def _load(self, line: str) -> None:
+        self.plan.append(line)
+        if self.check_mode:
+            return
+        for name in self.wish.modules:
+            self._run(f"loading the kernel module {name}", ["modprobe", name])
+
+    # Services -------------------------------------------------------------------------------------------------------
+
+    def _services(self) -> None:
+        for name, unit in self.host.units(list(self.wish.services)).items():
+            if not unit["present"]:
+                if not self.check_mode:
+                    self.warnings.append(
+                        f"{name} is not there, though it was asked for; its package may have another name"
+                    )
+            elif not (unit["enabled"] and unit["active"]):
+                if not unit["enabled"] and not self.check_mode:
+                    self._remember("services", [name])
+                # Before the reboot that brings the module, a service of the driver cannot start.
+                now = [] if self.reboot else ["--now"]
+                verb = "enable" if self.reboot else "enable and start"
+                if not (self.reboot and unit["enabled"]):
+                    self._do(f"{verb} {name}", ["systemctl", "enable", *now, name])
+            else:
+                self._reread(name, unit)
+
+    def _reread(self, name: str, unit: dict[str, Any]) -> None:
+        """Restart a service that started before a file was changed that it reads at its start alone."""
+        paths = list(self.wish.rereads.get(name, ()))
+        late = [path for path in paths if path in self.files]
+        late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])
+        if late:
+            self._do(f"restart {name}, which has not read {late[0]}", ["systemctl", "restart", name])
+
+    # Doing ----------------------------------------------------------------------------------------------------------
+
+    def _do(self, line: str, argv: Sequence[str]) -> None:
+        self.plan.append(line)
+        if not self.check_mode:
+            self._run(line, argv)
+
+    def _run(self, what: str, argv: Sequence[str]) -> None:
+        answer = self.host.run(list(argv))
+        if answer.rc == 0:
+            return
+        said = "\n".join((answer.err.strip() or answer.out.strip()).splitlines()[-6:])
+        hint = ""
+        if "Key was rejected" in said or "Required key not available" in said:
+            hint = "; Secure Boot is on and the kernel does not know this module's key: enrol it with mokutil --import"
+        elif argv[0] == "modprobe":
+            hint = "; look at dkms status and dmesg"
+        raise SetupError(f"{what} failed ({' '.join(argv)}, exit status {answer.rc}): {said}{hint}")
+
+    # Record ---------------------------------------------------------------------------------------------------------
+
+    def _record(self) -> dict[str, Any]:
+        raw = read_bytes(self.host.path(self.wish.record)) if self.wish.record else None
+        try:
+            return {} if raw is None else dict(json.loads(raw.decode("utf-8")))
+        except (ValueError, TypeError) as fault:
+            raise SetupError(
+                f"the record {self.wish.record} cannot be read ({fault}); restore it or remove it"
+            ) from None
+
+    def _remember(self, key: str, more: Any) -> None:
+        """Add to the record before the change that it describes; what it holds of a file is what was there first."""
+        if not self.wish.record:
+            return
+        record = self._record()
+        if isinstance(more, dict):
+            record[key] = {**more, **record.get(key, {})}
+        else:
+            record[key] = sorted({*record.get(key, []), *more})
+        self._keep(record)
+
+    def _forget(self, key: str) -> None:
+        record = self._record()
+        if record.pop(key, None) is not None:
+            self._keep(record)
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        write_bytes(
+            self.host.path(str(self.wish.record)),
+            (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"),
+            0o600,
+        )

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the wish for a runtime to a containerd that runs with it, or with the former file.
+
+``prepare`` reads, merges and asks ``containerd config dump`` about the candidate; it changes nothing, so check mode
+stops after it. ``carry_out`` writes, restarts and looks, and puts the former file back where containerd does not come
+up. Pods live through a restart: their shims are processes of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+from ..host import host as hardware
+from ..host.files import read_bytes, write_text
+from ..text import toml_text
+from . import containerd_text
+from .containerd_text import ConfigError, Wish
+from .docker_host import run
+
+# Seconds that a containerd must stay up after a restart to count as started.
+SETTLE = 2.0
+
+
+class Options(NamedTuple):
+    path: str
+    wish: Wish
+    absent: bool = False
+    record: str | None = None
+    service: str = "containerd"
+    restart: str = "always"
+    apply: bool = True
+    timeout: float = 60.0
+    program: str = "containerd"
+
+
+class Applier:
+    """One run. After ``prepare`` the attributes tell all that a report needs."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.target = options.path
+        self.before: str | None = None
+        self.after: str | None = None
+        self.changes: list[str] = []
+        self.applied = "none"
+        self.warnings: list[str] = []
+
+    def prepare(self, check_mode: bool = False) -> None:
+        daemon = self.version()
+        main = text_of(self.options.path)
+        record = self.load_record()
+        if self.options.absent:
+            self.target = str(record.get("target") or self.options.path)
+            self.before = text_of(self.target)
+            self.after = self.before
+            if record and self.before is not None:
+                self.after = containerd_text.undo(self.before, record["former"], record["ours"], self.options.wish)
+            if self.after != self.before:
+                self.changes = [f"take NVIDIA's runtime out of {self.target}"]
+        else:
+            base = main if main is not None else containerd_text.fresh(daemon)
+            found = containerd_text.problems(base, daemon)
+            if found:
+                raise ConfigError("nothing was written to {}: {}".format(self.options.path, "; ".join(found)))
+            self.target = containerd_text.place(self.options.path, base)
+            self.before = text_of(self.target)
+            if self.target == self.options.path:
+                self.after, self.changes = containerd_text.merge(base, self.options.wish)
+                self.after = self.after if self.changes else self.before
+            else:
+                self.after = containerd_text.drop_in(base, self.options.wish)
+                self.changes = [] if self.after == self.before else [f"write {self.target}"]
+            self.validate(base, daemon, check_mode)
+        self.decide()
+
+    def validate(self, main: str, daemon: tuple[int, ...], check_mode: bool) -> None:
+        """Ask the program itself what it would make of the candidate. Without the program there is nothing to ask."""
+        if not daemon:
+            self.warnings.append(f"no program {self.options.program} on this host, so nothing could validate the file")
+            return
+        if not self.changes or self.after is None:
+            return
+        if self.options.path.endswith(".tmpl"):
+            self.warnings.append(f"{self.options.path} is a template, so nothing could validate it")
+            return
+        with tempfile.TemporaryDirectory(prefix="containerd-") as folder:
+            candidate = os.path.join(folder, "config.toml")
+            write_text(candidate, self.after, 0o600)
+            if self.target != self.options.path:
+                ours = os.path.join(folder, containerd_text.DROP_IN)
+                write_text(ours, self.after, 0o600)
+                write_text(candidate, toml_text.put(main, "imports", json.dumps([ours])), 0o600)
+            code, said = run([self.options.program, "--config", candidate, "config", "dump"])
+        if code != 0:
+            raise ConfigError(f"nothing was written to {self.target}, for containerd says: {said.splitlines()[-1]}")
+        missing = containerd_text.lacks(said[said.find("\n[") :] if said.find("\n[") >= 0 else said, self.options.wish)
+        if missing:
+            raise ConfigError(f"nothing was written to {self.target}: " + "; ".join(missing))
+        if not check_mode and not os.access(self.options.wish.path, os.X_OK):
+            raise ConfigError(
+                f"nothing was written to {self.target}: {self.options.wish.path} is no program on this host; install "
+                "NVIDIA's container toolkit first (role nvidia_docker)"
+            )
+
+    def version(self) -> tuple[int, ...]:
+        code, said = run([self.options.program, "--version"])
+        found = re.search(r" v?(\d+)\.(\d+)", said) if code == 0 else None
+        return tuple(int(one) for one in found.groups()) if found else ()
+
+    def decide(self) -> None:
+        """Whether containerd must be started again; one that started before the file was changed never read it."""
+        if not self.options.apply:
+            return
+        unit = self.unit()
+        if not unit["present"] or (self.options.absent and not unit["active"]):
+            return
+        if not unit["active"]:
+            self.applied = "start"
+        elif self.changes or self.older(unit["started"]):
+            if self.options.restart == "never":
+                raise ConfigError(
+                    f"nothing was written to {self.target}: {self.options.service} must be restarted to read it, and "
+                    "restart is never; pods live through a restart, so allow it"
+                )
+            self.applied = "restart"
+
+    def older(self, started: float | None) -> bool:
+        # Our record is written with the file, so a file that somebody else changed later asks for nothing of us.
+        record = self.options.record
+        if not record or not os.path.exists(record):
+            return False
+        if self.options.absent:
+            # Our record goes last, so a run was killed between its file and its restart. A containerd that still starts
+            # everything by NVIDIA's program would start nothing once that program is removed.
+            return True
+        return bool(started) and os.stat(record).st_mtime > float(started or 0)
+
+    def unit(self) -> dict[str, Any]:
+        return hardware.Host().units([self.options.service + ".service"])[self.options.service + ".service"]
+
+    def plan(self) -> list[str]:
+        return [*self.changes, *([f"{self.applied} {self.options.service}"] if self.applied != "none" else [])]
+
+    def carry_out(self) -> None:
+        former = read_bytes(self.target)
+        record = read_bytes(self.options.record) if self.options.record else None
+        if self.before != self.after:
+            self.write()
+        if self.applied != "none":
+            fault = self.restart()
+            if fault:
+                self.put_back(former, record)
+                again = self.restart()
+                state = f"does NOT run: see journalctl -u {self.options.service}" if again else "runs with it"
+                raise ConfigError(
+                    f"containerd did not come up with the new file: {fault}; the former file is back, and containerd "
+                    f"{state}"
+                )
+        if self.options.absent and self.options.record:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.options.record)
+
+    def write(self) -> None:
+        if self.after is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.target)
+            return
+        if not self.options.absent and self.options.record:
+            former = self.load_record().get("former", self.before)
+            kept = {"target": self.target, "former": former, "ours": self.after}
+            write_text(self.options.record, json.dumps(kept, indent=1) + "\n", 0o600)
+        write_text(self.target, self.after)
+
+    def put_back(self, former: bytes | None, record: bytes | None) -> None:
+        if former is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.target)
+        else:
+            write_text(self.target, former.decode("utf-8", "surrogateescape"))
+        if self.options.absent or not self.options.record:
+            return
+        if record is not None:
+            # Of an earlier run: without it nobody could take its keys back.
+            write_text(self.options.record, record.decode("utf-8"), 0o600)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.options.record)
+
+    def restart(self) -> str:
+        """Starts containerd with what lies there; empty where it is up and stays up."""
+        unit = self.options.service + ".service"
+        run(["systemctl", "reset-failed", unit])
+        code, said = run(["systemctl", "restart", unit], self.options.timeout)
+        if code != 0:
+            return said.splitlines()[0] if said else f"systemctl restart ended with {code}"
+        time.sleep(SETTLE)
+        return "" if self.unit()["active"] else "it ended right after its start"
+
+    def load_record(self) -> dict[str, Any]:
+        raw = read_bytes(self.options.record) if self.options.record else None
+        if raw is None:
+            return {}
+        try:
+            return dict(json.loads(raw.decode("utf-8")))
+        except (ValueError, TypeError) as fault:
+            raise ConfigError(
+                f"the record {self.options.record} cannot be read ({fault}); restore or remove it"
+            ) from None
+
+
+def text_of(path: str) -> str | None:
+    raw = read_bytes(path)
+    try:
+        return None if raw is None else raw.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        raise ConfigError(f"{path} is not UTF-8 text ({fault}); mend it") from None

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's runtime in the text of a containerd configuration, of versions 1, 2 and 3. Pure.
+
+containerd 1.6 and 1.7 merge drop-in files by plugin: one that names the CRI plugin replaces its whole section, cgroup
+driver, sandbox image and CNI folders included. So there the keys are set in the main file. From 2.0 tables are merged,
+and where the main file imports a folder, a file of our own in it has only our keys, in the main file's version.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, NamedTuple
+
+from ..text import toml_text
+
+# Where the CRI plugin has its keys, by version of the file.
+SECTIONS = {
+    1: "plugins.cri",
+    2: 'plugins."io.containerd.grpc.v1.cri"',
+    3: 'plugins."io.containerd.cri.v1.runtime"',
+}
+DROP_IN = "99-vgpu.toml"
+TEMPLATE_LINE = re.compile(r"^\s*\{\{.*\}\}\s*$")
+
+
+class ConfigError(Exception):
+    """A configuration that is not changed; says what was found and what to do."""
+
+
+class Wish(NamedTuple):
+    """A runtime by name and absolute path of its program; ``default``: for containers that name none."""
+
+    name: str = "nvidia"
+    path: str = "/usr/bin/nvidia-container-runtime"
+    default: bool = True
+    # None: as the file has it for runc.
+    systemd_cgroup: bool | None = None
+
+
+def _get(text: str, key: str) -> str | None:
+    """The value of a key as it is written, also in a template."""
+    return toml_text.get(hide_template(text)[0], key)
+
+
+def version_of(text: str) -> int:
+    """The version that a file says it has; without one it is of version 1."""
+    written = _get(text, "version")
+    if written is None:
+        return 1
+    if written not in ("1", "2", "3"):
+        raise ConfigError(
+            f"version: expected 1, 2 or 3, found {written}; this version of containerd's file is not known"
+        )
+    return int(written)
+
+
+def fresh(daemon: tuple[int, ...]) -> str:
+    """The text of a file where there is none, of the version that the daemon has as its own."""
+    return f"version = {3 if daemon >= (2,) else 2}\n"
+
+
+def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
+    """Why containerd of this version would not do what the file says."""
+    version, shown, found = version_of(text), ".".join(map(str, daemon)), []
+    if daemon and version == 3 and daemon < (2,):
+        found.append(
+            f"the file is of version 3, and containerd {shown} would leave its runtimes out without a word; write it "
+            "in version 2 (containerd config default)"
+        )
+    if daemon >= (2,) and version == 1:
+        found.append(
+            f"the file is of version 1, of which containerd {shown} discards the runtimes; write it anew in version 2 "
+            "or 3 (containerd config migrate)"
+        )
+    if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", _get(text, "disabled_plugins") or ""):
+        found.append('disabled_plugins names "cri", so no kubelet can use this containerd; take it out of the list')
+    return found
+
+
+def keys(text: str, wish: Wish, version: int | None = None) -> dict[str, toml_text.Value]:
+    """The keys that are ours, with their values."""
+    base = SECTIONS[version or version_of(text)] + ".containerd"
+    runtime = f"{base}.runtimes.{wish.name}"
+    wanted: dict[str, toml_text.Value] = {
+        f"{runtime}.runtime_type": "io.containerd.runc.v2",
+        f"{runtime}.options.BinaryName": wish.path,
+    }
+    # It must be what the kubelet has; what runc uses is what works on this host.
+    cgroup = wish.systemd_cgroup
+    if cgroup is None:
+        written = _get(text, f"{base}.runtimes.runc.options.SystemdCgroup")
+        cgroup = None if written is None else written == "true"
+    if cgroup is not None:
+        wanted[f"{runtime}.options.SystemdCgroup"] = cgroup
+    if wish.default:
+        wanted[f"{base}.default_runtime_name"] = wish.name
+    return wanted
+
+
+def imported_folder(text: str) -> str | None:
+    """A folder of which the file imports every .toml file, None where there is none."""
+    try:
+        globs = re.findall(r"""["']([^"']+)["']""", _get(text, "imports") or "")
+    except toml_text.TomlError:
+        return None
+    folders = [os.path.dirname(one) for one in globs if one.startswith("/") and os.path.basename(one) == "*.toml"]
+    return folders[0] if folders else None
+
+
+def place(path: str, text: str) -> str:
+    """The file that our keys belong into: the main file, or one of our own in a folder that it imports."""
+    folder = imported_folder(text) if version_of(text) == 3 else None
+    return os.path.join(folder, DROP_IN) if folder else path
+
+
+def merge(text: str, wish: Wish) -> tuple[str, list[str]]:
+    """The main file's text with our keys, and what changed. Every other byte stays."""
+    hidden, lines = hide_template(text)
+    if any('template "base"' in line for line in lines.values()):
+        raise ConfigError(
+            "this template takes k3s's or RKE2's own base in, which has NVIDIA's runtime where that is installed; set "
+            " default-runtime in config.yaml.d instead"
+        )
+    try:
+        merged, changes = toml_text.merge(hidden, keys(hidden, wish))
+    except toml_text.TomlError as fault:
+        raise ConfigError(str(fault)) from None
+    return show_template(merged, lines), changes
+
+
+def drop_in(main: str, wish: Wish) -> str:
+    """The text of a file of our own beside the main file, of the main file's version."""
+    return toml_text.merge(f"version = {version_of(main)}\n", keys(main, wish))[0]
+
+
+def hide_template(text: str) -> tuple[str, dict[str, str]]:
+    """A Go template with its lines of commands as comments, and those lines by their comment."""
+    lines: dict[str, str] = {}
+    out = []
+    for number, line in enumerate(text.split("\n")):
+        if TEMPLATE_LINE.match(line):
+            mark = f"# template line {number}"
+            lines[mark] = line
+            line = mark
+        out.append(line)
+    return "\n".join(out), lines
+
+
+def show_template(text: str, lines: dict[str, str]) -> str:
+    return "\n".join(lines.get(line, line) for line in text.split("\n"))
+
+
+def undo(text: str, former: str | None, ours: str, wish: Wish) -> str | None:
+    """The text without us. ``former``: what was there before, ``ours``: what we wrote.
+
+    Where nobody changed the file since, it is byte for byte the former one; else only our keys go, and a key that had
+    another value gets it back.
+    """
+    if text == ours:
+        return former
+    for key in keys(ours, wish):
+        if _get(text, key) != _get(ours, key):
+            continue
+        before = _get(former or "", key)
+        text = toml_text.remove(text, key) if before is None else toml_text.put(text, key, before)
+    runtime = f"{SECTIONS[version_of(ours)]}.containerd.runtimes.{wish.name}"
+    for table in (f"{runtime}.options", runtime):
+        text = without_empty_table(text, table)
+    return text
+
+
+def without_empty_table(text: str, table: str) -> str:
+    """An empty table of a runtime is a runtime without a type, with which containerd does not start."""
+    found = toml_text.scan(text)
+    path = toml_text.split_key(table)
+    if path not in found.tables or any(key[: len(path)] == path for key in found.entries):
+        return text
+    lines = text.split("\n")
+    first = found.tables[path][0]
+    del lines[first]
+    while first < len(lines) and first > 0 and not lines[first].strip() and not lines[first - 1].strip():
+        del lines[first]
+    return "\n".join(lines)
+
+
+def lacks(dump: str, wish: Wish) -> list[str]:
+    """What of the wish is not in force according to ``containerd config dump``, in whatever version that prints."""
+    found: dict[tuple[str, ...], Any] = {key: entry.value for key, entry in toml_text.scan(dump).entries.items()}
+
+    def value(*tail: str) -> str | None:
+        return next((text for key, text in found.items() if key[0] == "plugins" and key[-len(tail) :] == tail), None)
+
+    rows: list[tuple[tuple[str, ...], str]] = [
+        (("containerd", "runtimes", wish.name, "options", "BinaryName"), wish.path)
+    ]
+    if wish.default:
+        rows.append((("containerd", "default_runtime_name"), wish.name))
+    return [
+        "{}: expected {}, containerd would use {}".format(".".join(tail), expected, value(*tail) or "nothing")
+        for tail, expected in rows
+        if (value(*tail) or "").strip("\"'") != expected
+    ]
+
+
+def crio(wish: Wish) -> str:
+    """A drop-in file of CRI-O, which merges by table."""
+    head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
+    default = f'[crio.runtime]\ndefault_runtime = "{wish.name}"\n\n' if wish.default else ""
+    return head + default + f'[crio.runtime.runtimes.{wish.name}]\nruntime_path = "{wish.path}"\nruntime_type = "oci"\n'
+
+
+def rancher(wish: Wish) -> str:
+    """A drop-in file of k3s or RKE2. Both find NVIDIA's program when they start and name its runtime nvidia."""
+    head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
+    return head + (f"default-runtime: {wish.name}\n" if wish.default else "")

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker's daemon.json owned key by key: read, merge, what a change needs, what the running daemon lacks.
+
+Pure functions over text and data. The module docker_daemon applies them to a host, the plan predicts with them.
+Writing daemon.json as text goes through json_text, so foreign keys keep their bytes. daemon_record.py undoes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, NamedTuple, Sequence
+
+from ..text import json_text
+from ..text.json_text import JsonTextError, Path, same
+
+BOM = "\ufeff"
+
+# What dockerd takes over on SIGHUP. Whatever is not here is read at start only. A key that is taken out of the file
+# keeps its old value through a reload, so a removal needs a restart whatever the key.
+RELOADABLE = frozenset(
+    (
+        "authorization-plugins",
+        "debug",
+        "default-cgroupns-mode",
+        "default-ipc-mode",
+        "default-runtime",
+        "default-shm-size",
+        "features",
+        "insecure-registries",
+        "labels",
+        "live-restore",
+        "max-concurrent-downloads",
+        "max-concurrent-uploads",
+        "max-download-attempts",
+        "network-diagnostic-port",
+        "registry-mirrors",
+        "runtimes",
+        "shutdown-timeout",
+    )
+)
+# A feature of these names is registered when the daemon starts, though the map itself is reloaded.
+START_FEATURES = frozenset(("cdi", "containerd-snapshotter"))
+# Runtimes that a daemon has without being told.
+BUILTIN_RUNTIMES = frozenset(
+    ("runc", "io.containerd.runc.v1", "io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
+)
+
+# Exists from before the file is written until the daemon has taken it over: a change that the daemon's answers do not
+# show (default-shm-size) is so finished after a kill all the same. In /run, for a reboot takes the file over anyway.
+PENDING = "/run/vgpu-docker-daemon.pending"
+
+_MISSING = object()
+
+
+class DaemonJsonError(ValueError):
+    """daemon.json cannot be used. ``line`` and ``column`` are None where the fault has no place in the text."""
+
+    def __init__(self, message: str, line: int | None = None, column: int | None = None) -> None:
+        super().__init__(message)
+        self.line, self.column = line, column
+
+
+class Change(NamedTuple):
+    """One key whose value differs. ``apply`` says what makes the running daemon take it over: reload or restart."""
+
+    path: Path
+    action: str  # add, change or remove
+    before: Any
+    after: Any
+    apply: str
+
+    def __str__(self) -> str:
+        name = ".".join(self.path)
+        if self.action == "add":
+            return f"set {name} to {show(self.after)}"
+        if self.action == "remove":
+            return f"remove {name} (was {show(self.before)})"
+        return f"change {name} from {show(self.before)} to {show(self.after)}"
+
+
+class Lack(NamedTuple):
+    """A key that the running daemon does not show as the file has it."""
+
+    key: str
+    expected: Any
+    found: Any
+    apply: str
+
+    def __str__(self) -> str:
+        return f"the running daemon has {self.key} {show(self.found)}, the file says {show(self.expected)}"
+
+
+def show(value: Any) -> str:
+    text = f'"{value}"' if isinstance(value, str) else json_text.json.dumps(value, default=str)
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+def decode(raw: bytes | None) -> str | None:
+    """The text of the file's bytes; None where there is no file."""
+    if raw is None:
+        return None
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as fault:
+        line = raw.count(b"\n", 0, fault.start) + 1
+        raise DaemonJsonError(
+            f"line {line}: byte 0x{raw[fault.start]:02x} is not UTF-8; save the file as UTF-8", line
+        ) from None
+
+
+def split(text: str | None) -> tuple[str, str]:
+    """The byte order mark (or nothing) and the rest. dockerd takes an empty file, and a mark only since 23.0."""
+    text = text or ""
+    return (BOM, text[1:]) if text.startswith(BOM) else ("", text)
+
+
+def parse(text: str | None) -> dict[str, Any]:
+    """The document. None (no file), an empty file and a byte order mark are accepted."""
+    body = split(text)[1]
+    if not body.strip():
+        return {}
+    try:
+        root = json_text.read(body)
+    except JsonTextError as fault:
+        raise DaemonJsonError(f"not valid JSON: {fault}\n{fault.pointer()}", fault.line, fault.column) from None
+    if root.members is None:
+        raise DaemonJsonError(f"expected an object in braces at the top, found {show(root.value)}", 1, 1)
+    return dict(root.value)
+
+
+def merge(
+    text: str | None, settings: dict[str, Any], remove: Iterable[Sequence[str]] = ()
+) -> tuple[str | None, list[Change]]:
+    """The text with ``settings`` merged in and ``remove`` taken out, and the changes that makes.
+
+    Objects are merged key by key, anything else is replaced. Without a change the very same text comes back. What is
+    written has no byte order mark: dockerd 20.10 does not start with one.
+    """
+    check_settings(settings)
+    body = split(text)[1]
+    before = parse(text)
+    changed = body
+    for path in remove:
+        if changed.strip():
+            changed = json_text.delete(changed, path)
+    if changed.strip():
+        changed = assign_all(changed, (), settings)
+    elif settings:
+        changed = json_text.assign("{}", (), settings) + "\n"
+    after = parse(changed)
+    changes = compare(before, after)
+    return (changed, changes) if changes else (text, [])
+
+
+def check_settings(settings: dict[str, Any], path: Path = ()) -> None:
+    if not isinstance(settings, dict):
+        raise DaemonJsonError(f"the settings must be a mapping, found {show(settings)}")
+    for key, value in settings.items():
+        name = ".".join((*path, str(key)))
+        if not isinstance(key, str) or not key:
+            raise DaemonJsonError(f"the settings hold the key {show(key)}; keys are non-empty strings")
+        if value is None:
+            raise DaemonJsonError(f'the setting "{name}" has no value; to take a key out, name it in remove')
+        if isinstance(value, dict):
+            check_settings(value, (*path, key))
+
+
+def assign_all(text: str, path: Path, settings: dict[str, Any]) -> str:
+    for key, value in settings.items():
+        here = (*path, str(key))
+        held = lookup(json_text.read(text).value, here)
+        if isinstance(value, dict) and isinstance(held, dict):
+            text = assign_all(text, here, value)
+        else:
+            text = json_text.assign(text, here, value)
+    return text
+
+
+def lookup(document: Any, path: Sequence[str], default: Any = None) -> Any:
+    for key in path:
+        if not isinstance(document, dict) or key not in document:
+            return default
+        document = document[key]
+    return document
+
+
+def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> list[Change]:
+    """The changes from one document to the other, each as deep as it goes."""
+    changes: list[Change] = []
+    for key in [*before, *(key for key in after if key not in before)]:
+        here = (*path, key)
+        old, new = before.get(key, _MISSING), after.get(key, _MISSING)
+        if old is _MISSING:
+            changes.append(Change(here, "add", None, new, how_to_apply(here, new)))
+        elif new is _MISSING:
+            # The map that stays is taken over whole; only a top-level key that vanishes keeps its old value.
+            apply = "restart" if not path else how_to_apply(here, old)
+            changes.append(Change(here, "remove", old, None, apply))
+        elif isinstance(old, dict) and isinstance(new, dict):
+            changes.extend(compare(old, new, here))
+        elif not same(old, new):
+            changes.append(Change(here, "change", old, new, how_to_apply(here, new)))
+    return changes
+
+
+def how_to_apply(path: Sequence[str], value: Any = None) -> str:
+    if path[0] == "features":
+        names = [path[1]] if len(path) > 1 else list(value if isinstance(value, dict) else ())
+        return "restart" if START_FEATURES.intersection(names) else "reload"
+    return "reload" if path[0] in RELOADABLE else "restart"
+
+
+def needs_restart(changes: Iterable[Any]) -> list[str]:
+    """The keys, of changes or lacks, that only a restart applies; empty where a reload (SIGHUP) is enough."""
+    names = [".".join(one.path) if isinstance(one, Change) else one.key for one in changes if one.apply == "restart"]
+    return list(dict.fromkeys(names))
+
+
+def lacks(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Lack]:
+    """What the running daemon (the JSON of ``docker info``) does not show of the file's document.
+
+    Only what docker info tells can be seen: default-shm-size, for one, is in no answer of the daemon.
+    A play that was killed between the write and the reload is found by this.
+    """
+    found: list[Lack] = []
+    running = dict(info.get("Runtimes") or {})
+    for name, wanted in dict(document.get("runtimes") or {}).items():
+        held = running.get(name)
+        path = wanted.get("path") if isinstance(wanted, dict) else None
+        if held is None:
+            found.append(Lack("runtimes." + name, path or wanted, None, "reload"))
+        elif path and held.get("path") and held["path"] != path:
+            found.append(Lack("runtimes." + name, path, held["path"], "reload"))
+    flags = flag_values(argv)
+    known = set(document.get("runtimes") or {}) | BUILTIN_RUNTIMES
+    known.update(value.split("=", 1)[0] for value in flags.get("runtimes", ()))
+    for name in running:
+        if name not in known:
+            left = "reload" if "runtimes" in document else "restart"
+            found.append(Lack("runtimes." + name, None, (running[name] or {}).get("path"), left))
+    for key, shown, default in (
+        ("default-runtime", info.get("DefaultRuntime"), "runc"),
+        ("live-restore", info.get("LiveRestoreEnabled"), False),
+    ):
+        wanted = document.get(key, default)
+        # A flag on the command line rules where the file is silent.
+        if shown is not None and wanted != shown and (key in document or key not in flags):
+            found.append(Lack(key, wanted, shown, "reload" if key in document else "restart"))
+    return found
+
+
+# Flags whose key in the file has another name. All others share it: --data-root is data-root.
+FLAG_KEYS = {
+    "-H": "hosts",
+    "-D": "debug",
+    "-G": "group",
+    "-g": "data-root",
+    "-b": "bridge",
+    "-s": "storage-driver",
+    "-l": "log-level",
+    "-p": "pidfile",
+    "--add-runtime": "runtimes",
+    "--host": "hosts",
+    "--label": "labels",
+    "--exec-opt": "exec-opts",
+    "--log-opt": "log-opts",
+    "--storage-opt": "storage-opts",
+    "--insecure-registry": "insecure-registries",
+    "--registry-mirror": "registry-mirrors",
+    "--default-ulimit": "default-ulimits",
+    "--authorization-plugin": "authorization-plugins",
+    "--dns-opt": "dns-opts",
+    "--dns-search": "dns-search",
+    "--cdi-spec-dir": "cdi-spec-dirs",
+}
+
+
+def flag_values(argv: Sequence[str]) -> dict[str, list[str]]:
+    """The keys that dockerd's command line sets, with their values as text."""
+    flags: dict[str, list[str]] = {}
+    words = list(argv)[1:]
+    for place, word in enumerate(words):
+        if not word.startswith("-") or word in ("-", "--"):
+            continue
+        name, equals, value = word.partition("=")
+        if not name.startswith("--") and len(name) > 2:
+            name, value, equals = name[:2], name[2:] + equals + value, "="
+        key = FLAG_KEYS.get(name, name.lstrip("-"))
+        if not equals and place + 1 < len(words) and not words[place + 1].startswith("-"):
+            value = words[place + 1]
+        flags.setdefault(key, []).append(value)
+    return flags

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of what was changed in daemon.json, and the way back.
+
+Where nobody touched the file since, the way back gives the very bytes that were there (or no file). Where somebody
+did, each key of ours that still holds our value gets its former value back, and theirs stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Iterable
+
+from ..text import json_text
+from ..text.json_text import Path, same
+from .daemon_json import Change, compare, lookup, parse, split
+
+VERSION = 1
+_MISSING = object()
+
+
+def digest(text: str | None) -> str:
+    return hashlib.sha256((text or "").encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def leaves(path: Path, value: Any) -> Iterable[tuple[Path, Any]]:
+    """The parts of a value that are no objects; an empty object counts as one."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from leaves((*path, key), item)
+    else:
+        yield path, value
+
+
+def update(
+    record: dict[str, Any] | None, text: str | None, new_text: str | None, changes: list[Change]
+) -> dict[str, Any]:
+    """The record after ``text`` becomes ``new_text``. What an earlier record knows of the first state stays.
+
+    It is written before the file: after a kill in between, the file still equals ``before`` and nothing is lost.
+    """
+    fresh = record is None
+    known: dict[str, Any] = record or {"version": VERSION, "before": text, "exact": True, "members": []}
+    touched = text != known["before"] and digest(text) != known.get("written")
+    members = {tuple(one["path"]): dict(one) for one in known["members"]}
+    for change in changes:
+        for path, value in leaves(change.path, change.before if change.action == "remove" else change.after):
+            former = lookup(parse(text), path, _MISSING)
+            member = members.setdefault(path, {"path": list(path), "had": former is not _MISSING})
+            if member["had"] and "before" not in member:
+                member["before"] = former
+            member["ours_removed"] = change.action == "remove"
+            member["ours"] = None if change.action == "remove" else value
+    return {
+        "version": VERSION,
+        "before": known["before"],
+        "exact": bool(known["exact"] and (fresh or not touched)),
+        "written": digest(new_text),
+        "members": list(members.values()),
+    }
+
+
+def undo(text: str | None, record: dict[str, Any]) -> tuple[str | None, list[Change]]:
+    """The text with our changes taken back, and the changes that makes; None where no file was there before."""
+    before = record["before"]
+    document = parse(text)
+    if record["exact"] and digest(text) == record["written"]:
+        return before, compare(document, parse(before))
+    mark, body = split(text)
+    for member in record["members"]:
+        body = undo_member(body, member)
+    after = parse(body)
+    if before is None and not after:
+        return None, compare(document, after)
+    changes = compare(document, after)
+    return (mark + body if changes else text), changes
+
+
+def undo_member(body: str, member: dict[str, Any]) -> str:
+    path = tuple(member["path"])
+    held = lookup(parse(body), path, _MISSING)
+    ours = _MISSING if member["ours_removed"] else member["ours"]
+    if held is not ours and (held is _MISSING or ours is _MISSING or not same(held, ours)):
+        return body
+    if member["had"]:
+        return json_text.assign(body if body.strip() else "{}\n", path, member["before"])
+    return drop(body, path)
+
+
+def drop(body: str, path: Path) -> str:
+    """The text without this member, and without the objects around it that thereby become empty."""
+    if not body.strip() or lookup(parse(body), path, _MISSING) is _MISSING:
+        return body
+    body = json_text.delete(body, path)
+    parent = path[:-1]
+    return drop(body, parent) if parent and lookup(parse(body), parent) == {} else body
+
+
+def take_out(text: str | None, settings: dict[str, Any]) -> tuple[str | None, list[Change]]:
+    """The text without the members of ``settings`` that hold the given value: the way back without a record."""
+    mark, body = split(text)
+    for path, value in leaves((), settings):
+        held = lookup(parse(body), path, _MISSING) if path else _MISSING
+        if held is not _MISSING and same(held, value):
+            body = drop(body, path)
+    changes = compare(parse(text), parse(body))
+    return (mark + body if changes else text), changes

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker on this host, behind one narrow seam: its unit, its command line, its answers, its signals.
+
+The engine's socket is asked directly (docker_api), for Debian 13 has the docker command in a package of its own, and
+some versions of the command exit 0 while the daemon is down. Nothing here starts a stopped daemon but ``restart``: the
+socket unit would, on the first connection, so the socket is only asked while the service is active.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from typing import Any, Callable
+
+from ..host import host as hardware
+from . import docker_api
+
+
+class DockerHostError(Exception):
+    """The daemon did not do what was asked of it."""
+
+
+def run(arguments: list[str], timeout: float = 120.0) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            arguments,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            check=False,
+        )
+    except FileNotFoundError:
+        return 127, f"no program {arguments[0]}"
+    except subprocess.TimeoutExpired:
+        return 124, f"no end of {arguments[0]} after {timeout:.0f} s"
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
+
+class DockerHost:
+    """The real host; tests put another object in its place."""
+
+    def __init__(self, service: str = "docker", address: str = docker_api.SOCKET, proc: str = "/proc") -> None:
+        self.service, self.address, self.proc = service, address, proc
+
+    def unit(self) -> dict[str, str]:
+        """LoadState, ActiveState, SubState, UnitFileState, MainPID and Result of the service; empty without systemd."""
+        wanted = "LoadState,ActiveState,SubState,UnitFileState,MainPID,Result"
+        code, text = run(["systemctl", "show", self.service + ".service", "--property", wanted])
+        return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line) if code == 0 else {}
+
+    def facts(self) -> dict[str, bool]:
+        """Whether the service is present, masked, enabled, active or failed: the same words as in the plan."""
+        return hardware.unit_facts(self.unit())
+
+    def active(self) -> bool:
+        return self.facts()["active"]
+
+    def enable(self) -> None:
+        self.systemctl("enable")
+
+    def argv(self) -> list[str]:
+        """The live daemon's command line, in which the unit's variables are expanded."""
+        pid = self.unit().get("MainPID", "0")
+        try:
+            with open(f"/proc/{int(pid)}/cmdline", "rb") as stream:
+                return [word.decode("utf-8", "replace") for word in stream.read().split(b"\0")[:-1]]
+        except (OSError, ValueError):
+            return []
+
+    def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
+        """What ``docker info`` shows, or None while the daemon does not answer within so many seconds."""
+        return docker_api.info(self.address, timeout) if self.active() else None
+
+    def containers(self, answers: bool = True) -> list[str]:
+        """The names of the running containers; of a daemon that does not answer, the ids that its shims hold."""
+        named = docker_api.containers(self.address) if answers else None
+        return shims(self.proc) if named is None else named
+
+    def is_program(self, path: str) -> bool:
+        return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
+
+    def validate(self, path: str, argv: list[str]) -> str | None:
+        """What ``dockerd --validate`` has against a file; None where it has nothing or cannot be asked (20.10)."""
+        program = shutil.which("dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+        if program is None:
+            return None
+        flags = without_config_file(argv[1:])
+        # Without docker-proxy in PATH the check would fail for a reason that the file has not.
+        proxy = (
+            [] if shutil.which("docker-proxy") or "--userland-proxy" in " ".join(flags) else ["--userland-proxy=false"]
+        )
+        code, text = run([program, "--validate", "--config-file", path, *flags, *proxy])
+        if code == 0 or "unknown flag: --validate" in text:
+            return None
+        return text.splitlines()[-1] if text else f"exit status {code}"
+
+    def reload(self) -> None:
+        self.systemctl("reload")
+
+    def restart(self) -> None:
+        # A unit that failed a few times in a minute refuses every start until its counter is cleared.
+        run(["systemctl", "reset-failed", self.service + ".service"])
+        self.systemctl("restart")
+
+    def systemctl(self, verb: str) -> None:
+        code, text = run(["systemctl", verb, self.service + ".service"])
+        if code != 0:
+            raise DockerHostError(
+                f"systemctl {verb} {self.service}: exit status {code}: {text}\n{self.journal()}".strip()
+            )
+
+    def journal(self) -> str:
+        """What the daemon said last that was no routine."""
+        code, text = run(["journalctl", "-u", self.service + ".service", "-n", "40", "--no-pager", "-o", "cat"])
+        lines = [line for line in text.splitlines() if code == 0 and ("level=" not in line or "level=info" not in line)]
+        return "\n".join(lines[-8:])
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], timeout: float) -> dict[str, Any]:
+        """The daemon's info once it fulfils the condition; DockerHostError when it does not in time, or has failed."""
+        end = time.monotonic() + timeout
+        seen = None
+        while True:
+            info = self.info(max(1.0, end - time.monotonic()))
+            if info is not None and condition(info):
+                return info
+            seen = info or seen
+            if self.facts()["failed"] or time.monotonic() >= end:
+                what = "answers, but not with what the file says" if seen else "does not answer"
+                raise DockerHostError(f"the daemon {what} after {timeout:.0f} s\n{self.journal()}".strip())
+            time.sleep(0.25)
+
+
+def shims(proc: str = "/proc") -> list[str]:
+    """Docker's containers by the programs that hold them, which live and die without the daemon: the first twelve
+    digits of each id. containerd's namespace of docker is moby; before containerd 1.3 the id was in the work folder.
+    """
+    found = []
+    for pid in filter(str.isdigit, os.listdir(proc)):
+        try:
+            with open(os.path.join(proc, pid, "cmdline"), "rb") as stream:
+                words = stream.read().decode("utf-8", "replace").split("\0")
+        except OSError:
+            continue
+        options = dict(zip(words[1:], words[2:]))
+        if os.path.basename(words[0]).startswith("containerd-shim") and options.get("-namespace") == "moby":
+            found.append((options.get("-id") or os.path.basename(options.get("-workdir", "unknown")))[:12])
+    return sorted(found)
+
+
+def without_config_file(flags: list[str]) -> list[str]:
+    kept, skip = [], False
+    for flag in flags:
+        if skip:
+            skip = False
+        elif flag == "--config-file":
+            skip = True
+        elif not flag.startswith("--config-file="):
+            kept.append(flag)
+    return kept

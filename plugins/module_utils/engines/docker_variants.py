@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker that /etc/docker/daemon.json does not configure: a snap, somebody's rootless daemon, podman's stand-in.
+
+A role that wrote daemon.json on such a host would report success and change nothing that runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..host.host import Host
+
+SNAP_FOLDERS = ("/snap/docker/current", "/var/snap/docker/current")
+PODMAN_PACKAGE = "/usr/share/doc/podman-docker"
+
+
+def find(host: Host) -> dict[str, Any]:
+    """``{"snap": bool, "podman": bool, "rootless": [user or uid]}`` from the host's files."""
+    rootless = {uid for uid in host.names("/run/user") if "docker.sock" in host.names(f"/run/user/{uid}")}
+    named = {
+        user
+        for user in host.names("/home")
+        if host.file(f"/home/{user}/.config/systemd/user/docker.service") is not None
+    }
+    # One daemon may show both ways: as a running socket, by number, and as a unit, by name.
+    numbers = _uids(host)
+    return {
+        "snap": any(host.names(folder) for folder in SNAP_FOLDERS),
+        "podman": bool(host.names(PODMAN_PACKAGE)),
+        "rootless": sorted(named | {numbers.get(uid, uid) for uid in rootless}),
+    }
+
+
+def _uids(host: Host) -> dict[str, str]:
+    rows = [line.split(":") for line in (host.text("/etc/passwd") or "").splitlines()]
+    return {row[2]: row[0] for row in rows if len(row) > 2}
+
+
+def told(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What stops the host, and what its people should know."""
+    faults, notes = [], []
+    if kinds["snap"]:
+        faults.append(
+            "docker is installed as a snap, which reads a daemon.json of its own and does not see the host's nvidia "
+            "runtime; remove it with: snap remove docker, or take the role container_runtime out of the play"
+        )
+    if kinds["podman"]:
+        faults.append(
+            "the command docker is podman's stand-in (package podman-docker), so there is no daemon to configure; "
+            "remove that package, or take the role container_runtime out of the play"
+        )
+    if kinds["rootless"]:
+        users = ", ".join(kinds["rootless"])
+        notes.append(
+            f"docker runs rootless for {users}; its daemon.json is theirs (~/.config/docker) and is not changed; their "
+            "containers get no GPU slices"
+        )
+    return faults, notes

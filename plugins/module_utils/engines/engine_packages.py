@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which packages bring the engine that starts containers, on a host where it is not there yet. Pure.
+
+An engine that somebody else installed, such as Docker's own docker-ce, is used as it is: another package of it would
+take its place under the containers that run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..host import distribution
+
+# What the distribution itself has. RHEL and its kin have podman alone.
+DISTRIBUTION = {
+    "debian": {"docker": ["docker.io"], "containerd": ["containerd"]},
+    "ubuntu": {"docker": ["docker.io"], "containerd": ["containerd"]},
+    "sles": {"docker": ["docker"], "containerd": ["containerd"]},
+    "el": {},
+}
+# What Docker's repositories have, for every system, and so their mirrors.
+REPOSITORY = {"docker": ["docker-ce", "docker-ce-cli", "containerd.io"], "containerd": ["containerd.io"]}
+UNITS = {"docker": "docker.service", "containerd": "containerd.service"}
+DOCKER_UNIT = "docker.service"
+# The services of each other engine; a node of k3s or RKE2 runs one of its two.
+ENGINE_UNITS = {
+    "containerd": ["containerd.service"],
+    "crio": ["crio.service"],
+    "k3s": ["k3s.service", "k3s-agent.service"],
+    "rke2": ["rke2-server.service", "rke2-agent.service"],
+}
+# The variables of the role container_runtime that a choice looks at, with the value of one that is unset.
+DEFAULTS: dict[str, Any] = {
+    "packages": [],
+    "repository": {},
+    "docker_config": "/etc/docker/daemon.json",
+    "docker_settings": {},
+    "engine": "docker",
+    "default_runtime": "nvidia",
+    "runtimes": {},
+    "containerd_config": "/etc/containerd/config.toml",
+    "containerd_record": "",
+    "drop_in_path": "",
+    "drop_in_text": "",
+    "restart": "if_idle",
+    "packages_record": "",
+    "docker_record": "",
+}
+# Systems that are not in the driver's tables and take packages of one that is.
+APT_LIKE = {"debian", "ubuntu"}
+
+
+class Choice(NamedTuple):
+    """``manager``: apt, dnf, zypper; ``packages``: none where the engine is there; ``refusal``: why there is no way;
+    ``components``: of the distribution, where apt may have to look for them.
+    """
+
+    manager: str
+    packages: list[str]
+    refusal: str = ""
+    components: Sequence[str] = ()
+
+
+def names(wanted: dict[str, Any]) -> list[str]:
+    """All packages whose versions ``choose`` must know: those of the wish, or every one that may be chosen."""
+    if wanted["packages"]:
+        return [str(package) for package in wanted["packages"]]
+    engine = wanted["engine"]
+    found = {name for family in (*DISTRIBUTION.values(), REPOSITORY) for name in family.get(engine, [])}
+    return sorted(found)
+
+
+def family_of(system: dict[str, str]) -> str:
+    """``debian``, ``ubuntu``, ``el``, ``sles`` of ``host_state``'s ``os``; empty where the collection knows no way."""
+    known = distribution.system(system)
+    if known:
+        return known.family
+    alike = [one for one in (system["id"], *system["id_like"].split()) if one in APT_LIKE]
+    return alike[0] if alike else ""
+
+
+def manager_of(system: dict[str, str]) -> str:
+    """The package manager of a host, empty where it is not known."""
+    known = distribution.system(system)
+    if known:
+        return known.manager
+    return "apt" if family_of(system) else ""
+
+
+def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
+    """What is to be installed. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
+    manager = manager_of(state["os"])
+    if wanted["packages"]:
+        named = [str(package) for package in wanted["packages"]]
+        return Choice(manager, named, "", distribution.community(state["os"]))
+    engine = wanted["engine"]
+    if engine not in UNITS:
+        return Choice(manager, [])
+    by_system = REPOSITORY if wanted["repository"] else DISTRIBUTION.get(family_of(state["os"]), {})
+    brings = by_system.get(engine, [])
+    there = bool((state["units"].get(UNITS[engine]) or {}).get("present"))
+    # Packages that were begun and not finished are still ours to bring to their end: the record comes before them.
+    ours = state["files"].get(wanted["packages_record"] or "") is not None
+    has = {name for name in names(wanted) if state["packages"].get(name)}
+    if there and not has & set(brings) and (has or not ours):
+        return Choice(manager, [])
+    if not brings and not there:
+        system = state["os"]["name"] or state["os"]["id"]
+        way_out = "name Docker's repository, or a mirror of it, in container_runtime_repository, or install it first"
+        return Choice(manager, [], f"{system} has no package of {engine}, and {engine} is not installed; {way_out}")
+    return Choice(manager, list(brings), "", distribution.community(state["os"]) if brings else ())

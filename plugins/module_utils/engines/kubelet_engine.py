@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine starts the containers of this host's pods, as its kubelet was told.
+
+A role that gives NVIDIA's runtime to another engine reports success, and no pod gets a GPU; and docker that is
+installed beside the engine of a node's pods changes the firewall under them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Sequence
+
+from ..host.host import Host
+
+FLAG = "--container-runtime-endpoint"
+# In a configuration file, which is YAML or JSON.
+IN_CONFIG = re.compile(
+    r"""(?:^|[{,])\s*["']?containerRuntimeEndpoint["']?\s*:[ \t]*["']?([^\s"'#,}]+)""",
+    re.MULTILINE,
+)
+# From this version on there is no dockershim, and a kubelet that is told nothing takes containerd.
+WITHOUT_DOCKERSHIM = (1, 24)
+CONTAINERD = "unix:///run/containerd/containerd.sock"
+# Programs with a kubelet in them, which have a containerd of their own.
+RANCHER = {"k3s-server": "k3s", "k3s-agent": "k3s", "rke2": "rke2"}
+RANCHER_SOCKET = "/run/k3s/containerd/containerd.sock"
+
+
+def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
+    """``{"engine", "endpoint"}`` of the kubelet that runs, None where none does. ``version``: of the host's kubelet.
+
+    ``engine``: docker, containerd, crio, k3s, rke2; empty of an endpoint that nobody knows.
+    """
+    running: dict[str, str] = {}
+    network = host.link("/proc/1/ns/net")
+    for pid in host.names("/proc"):
+        comm = (host.text(f"/proc/{pid}/comm") or "").strip() if pid.isdigit() else ""
+        # One with a network of its own is another node's, such as kind's.
+        if (comm == "kubelet" or comm in RANCHER) and host.link(f"/proc/{pid}/ns/net") == network:
+            running[comm] = pid
+    rancher = sorted({RANCHER[comm] for comm in running if comm in RANCHER})
+    if "kubelet" not in running:
+        return {"engine": rancher[0], "endpoint": f"unix://{RANCHER_SOCKET}"} if rancher else None
+    endpoint = _endpoint(host, host.argv(int(running["kubelet"])))
+    if not endpoint:
+        # Before, it was dockershim that no endpoint stands for.
+        endpoint = "dockershim" if version and tuple(version[:2]) < WITHOUT_DOCKERSHIM else CONTAINERD
+    return {"engine": engine_of(endpoint, rancher), "endpoint": endpoint}
+
+
+def _endpoint(host: Host, argv: Sequence[str]) -> str:
+    """What the flag says, or the configuration with its drop-ins, of which the last counts; empty where none does."""
+    flag, path, folder = _option(argv, FLAG), _option(argv, "--config"), _option(argv, "--config-dir")
+    if flag:
+        return flag
+    drop_ins = [f"{folder}/{name}" for name in host.names(folder) if name.endswith(".conf")] if folder else []
+    said = ""
+    for one in [*([path] if path else []), *drop_ins]:
+        told = IN_CONFIG.search(host.text(one) or "")
+        said = told.group(1) if told else said
+    return said
+
+
+def _option(argv: Sequence[str], name: str) -> str:
+    """The value of an option in ``--name=value`` or ``--name value``; the last counts."""
+    value = ""
+    for word, after in zip(argv, [*argv[1:], ""]):
+        if word == name:
+            value = after
+        elif word.startswith(name + "="):
+            value = word[len(name) + 1 :]
+    return value
+
+
+def engine_of(endpoint: str, rancher: Sequence[str] = ()) -> str:
+    path = endpoint.partition("://")[2] or endpoint
+    if path.endswith(RANCHER_SOCKET):
+        return rancher[0] if rancher else "k3s"
+    if os.path.basename(path) in ("dockershim", "dockershim.sock", "cri-dockerd.sock"):
+        return "docker"
+    if os.path.basename(path) == "crio.sock":
+        return "crio"
+    return "containerd" if path in ("/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock") else ""
+
+
+def told(found: dict[str, Any] | None, wanted: str, there: bool) -> tuple[list[str], list[str]]:
+    """What stops the host, and what its people should know. ``there``: whether the wanted engine is on the host."""
+    engine = (found or {}).get("engine")
+    if not found or not engine or engine == wanted:
+        return [], []
+    text = (
+        f"the kubelet of this host starts containers with {engine} ({found['endpoint']}), and container_runtime_engine "
+        f"is {wanted}: its pods would get no GPU from that; set container_runtime_engine: {engine}"
+    )
+    if there:
+        return [], [f"{text}, unless {wanted} is there for containers outside Kubernetes"]
+    return [f"{text}. {wanted} is not on this host, and nothing was installed beside {engine}"], []

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes a MIG geometry again at boot: a file with it, a program of this collection's own sources, a unit.
+
+MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+GEOMETRY = "/etc/vgpu/mig.json"
+FOLDER = "/usr/local/lib/vgpu-mig"
+UNIT = "vgpu-mig.service"
+UNIT_PATH = "/etc/systemd/system/" + UNIT
+# The modules that the program consists of. They are read, not imported: the plan needs their text alone.
+SOURCES = ("config/kinds", "config/slices", "gpu/nvml", "gpu/mig_nvml", "gpu/mig_plan", "gpu/mig_apply")
+
+CDI_REFRESH = "nvidia-cdi-refresh.service"
+MAIN = """\
+# Managed by vgpu.fleet. Brings the GPUs to the MIG geometry of a file: python3 -m vgpu_mig /etc/vgpu/mig.json
+import json
+import sys
+
+from .gpu import mig_apply, mig_nvml, nvml
+
+
+def main(path):
+    with open(path, encoding="utf-8") as stream:
+        wanted = json.load(stream)
+    session = mig_nvml.Mig()
+    session.start()
+    try:
+        done = mig_apply.apply(session, wanted["geometry"], of_gpu=wanted.get("of_gpu"))
+    finally:
+        session.stop()
+    for line in done.plan + done.warnings or ["the GPUs have their geometry"]:
+        print(line)
+
+
+try:
+    main(sys.argv[1])
+except (mig_apply.MigError, nvml.NvmlError, OSError, ValueError, KeyError) as fault:
+    sys.exit("vgpu-mig: {}: {}".format(sys.argv[1], fault))
+"""
+
+UNIT_TEXT = f"""\
+# Managed by vgpu.fleet.
+[Unit]
+Description=MIG geometry of the GPUs (vgpu.fleet)
+After=nvidia-persistenced.service nvidia-fabricmanager.service
+Before=docker.service containerd.service crio.service kubelet.service k3s.service k3s-agent.service
+Before=rke2-server.service rke2-agent.service vgpu-device-plugin.service nvidia-dcgm.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+WorkingDirectory={FOLDER}
+ExecStart=@PYTHON@ -B -m vgpu_mig {GEOMETRY}
+# CDI specifications name MIG devices, and nothing else notices that they changed.
+ExecStartPost=-/bin/sh -c 'one={CDI_REFRESH}; systemctl -q is-enabled $$one && systemctl --no-block restart $$one'
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[str, str]:
+    """The text of every file, by path. The program is the text of modules of the core."""
+    package = f"{FOLDER}/vgpu_mig"
+    found = {f"{package}/{path}.py": source(path.replace("/", ".")) for path in SOURCES}
+    found[f"{package}/__init__.py"] = "# Managed by vgpu.fleet.\n"
+    found[f"{package}/__main__.py"] = MAIN
+    found[UNIT_PATH] = UNIT_TEXT.replace("@PYTHON@", python)
+    found[GEOMETRY] = json.dumps({"geometry": geometry}, indent=1, sort_keys=True) + "\n"
+    return found
+
+
+def source(name: str) -> str:
+    """The text of a module of the core, also where Ansible packed it into a zip file."""
+    full = f"{__name__.rpartition('.gpu.')[0]}.{name}"
+    spec = find_spec(full)
+    text = spec.loader.get_source(full) if spec and spec.loader else None  # type: ignore[attr-defined]
+    if text is None:
+        raise ImportError(f"{full}: its source cannot be read, and {UNIT} consists of it")
+    return str(text)

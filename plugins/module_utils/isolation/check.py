@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One slice that the device plugin has leased, looked at from all sides: the probe and nvidia-smi inside, the host's
+NVML and the node's watcher outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from typing import Any, Callable, Mapping
+
+from ..host.mount_namespace import Mount
+from . import observer, verdicts, watcher
+from . import pair as isolation_pair
+from .engines import NAMESPACE, Engines, Lease
+from .runner import ASK_S, START_S, RunnerError
+
+LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
+# Where the probe appears in the slice; no workload ever gets it.
+PROBE = "/usr/local/lib/vgpu/vgpu-probe"
+# A fill that is held so long is hit by a look also on a busy host, where looks come seconds apart.
+HOLD_MS = 3000
+# What is read of the answers of vgpuctl.
+KEYS = {
+    "status": frozenset(("gpus", "slices")),
+    "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
+    "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
+}
+# Of a slice for each way round that is gone beside others: a context of a large card, and what is taken.
+ROOM_MIB = 512
+# A share beside another is measured for so long; a slice of all SMs has none.
+BESIDE_S = 5.0
+# Two slices meet, fill, hand over and judge.
+MEET_S = 2.0
+# What slow engines take of the second lease beside the program: each is told to create, start, end and remove a
+# container, and one container waits for the other's.
+ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
+NO_LIMIT_PERCENT = 100
+MOST_TTL_S = 3600  # the plugin's longest lease
+QUERY = ["--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
+
+
+READ_BY_PYNVML = """
+import sys
+try:
+    import pynvml
+except ImportError:
+    sys.exit(127)
+pynvml.nvmlInit()
+for n in range(pynvml.nvmlDeviceGetCount()):
+    one = pynvml.nvmlDeviceGetHandleByIndex(n)
+    uuid = pynvml.nvmlDeviceGetUUID(one)
+    uuid = uuid.decode() if isinstance(uuid, bytes) else uuid
+    print("%s, %d" % (uuid, pynvml.nvmlDeviceGetMemoryInfo(one).total >> 20))
+"""
+
+
+class PluginError(Exception):
+    """The device plugin did not do what was asked; ``rc`` is the exit status of vgpuctl."""
+
+    def __init__(self, rc: int, message: str) -> None:
+        self.rc = rc
+        super().__init__(message)
+
+
+class Plugin:
+    """The device plugin of this host, through vgpuctl."""
+
+    def __init__(self, program: str, socket: str) -> None:
+        self._command = [program, "--socket", socket]
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        try:
+            done = subprocess.run(
+                [*self._command, *arguments, "--json"], capture_output=True, text=True, timeout=60, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as fault:
+            raise PluginError(
+                1, f"{self._command[0]} {arguments[0]}: {fault}; the role device_plugin installs it"
+            ) from None
+        if done.returncode != 0:
+            raise PluginError(
+                done.returncode, done.stderr.strip() or f"vgpuctl {arguments[0]} ended with {done.returncode}"
+            )
+        try:
+            answer = json.loads(done.stdout)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict) or not KEYS.get(arguments[0], frozenset()) <= set(answer):
+            said = " ".join((done.stdout + " " + done.stderr).split())[:200] or "nothing"
+            raise PluginError(
+                1, f"{self._command[0]} {arguments[0]} answered {said}, expected a JSON object; is it vgpuctl?"
+            )
+        return answer
+
+
+class BadOption(Exception):
+    """An option asks for what is not there."""
+
+
+class SliceCheck:
+    """One leased slice, looked at from all sides."""
+
+    def __init__(
+        self,
+        params: Mapping[str, Any],
+        plugin: Plugin,
+        lease: dict[str, Any],
+        status: dict[str, Any],
+        engines: Engines | None = None,
+    ) -> None:
+        """``params``: the options of the module vgpu_isolation; ``engines``: those of its run. Raises BadOption and
+        RunnerError.
+        """
+        self._engines = engines or Engines(params)
+        self._plugin = plugin
+        self._params = params
+        self._begun = time.monotonic()
+        self._lease = lease
+        self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
+        gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
+        self._minors = [gpu["minor"]]
+        self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
+        every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
+        # A mount of /dev/null is a word to the NVIDIA runtime, which names a GPU, and no file for the process.
+        self._promised = [one for one in every if one.host_path != "/dev/null"]
+        self._words = [one for one in every if one.host_path == "/dev/null"]
+        paths = [one.container_path for one in self._promised]
+        strangers = [one for one in self._params["omit_mounts"] if one not in paths]
+        if strangers:
+            raise BadOption(
+                f"omit_mounts: {', '.join(strangers)} is not mounted; the plugin's answer has {', '.join(paths)}"
+            )
+        self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
+        self.runner = self._choose_runner()
+        self.smi_table = ""
+        # Ways round that were not tried, or not shown to the watcher long enough, because ``duration`` had passed.
+        self.left_out: list[str] = []
+
+    def _choose_runner(self) -> Any:
+        return self._engines.runner(self._as_leased())
+
+    def _as_leased(self, *more: Mount) -> Lease:
+        """``more``: mounts beside those of the plugin's answer."""
+        lease, probe = self._lease, self._probe_mount()
+        environment = {name: str(value) for name, value in self._params["environment"].items()}
+        return Lease(
+            self.slice["uuid"],
+            self._minors,
+            probe.host_path,
+            [*self._mounts, probe, *more],
+            self._words,
+            dict(lease["envs"], **environment),
+            lease["devices"],
+            lease["cdi_devices"],
+        )
+
+    def _probe_mount(self) -> Mount:
+        folders = [os.path.dirname(one.host_path) for one in self._promised if one.container_path == LIBRARY]
+        if not folders:
+            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY}; the GPU is not shared by vcuda")
+        return Mount(PROBE, os.path.join(folders[0], os.path.basename(PROBE)), True)
+
+    def run(self) -> list[dict[str, Any]]:
+        """The checks that a slice must hold are run to their end; ways round only as far as ``duration`` goes."""
+        asked = [name for name in self._params["checks"] if name not in verdicts.OWN]
+        ways = [name for name in asked if name.startswith(verdicts.BYPASS)]
+        wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(verdicts.PROBE_CHECKS))
+        checks = self._run_probe(wanted)
+        checks += [self._run_nvidia_smi(), self._run_nvidia_ml_py()]
+        checks += self._try_ways_round(ways if asked else list(verdicts.PROBE_BYPASSES))
+        named = self._params["checks"]
+        if not named or verdicts.IMPORT in named:
+            checks.append(self._import_beside())
+        if verdicts.BESIDE in named:  # it takes a second slice, so only where it is asked for
+            checks.append(self._share_beside())
+        return [one for one in checks if not named or one["name"] in [*named, "probe"]]
+
+    def _left_s(self) -> float:
+        """Seconds that are left of ``duration`` for a program, where its container is made and removed in them too;
+        without one as many as a run may take.
+        """
+        duration, timeout = self._params["duration"], float(self._params["timeout"])
+        left = self._begun + duration - time.monotonic() - self.runner.overhead_s
+        return min(left, timeout) if duration else timeout
+
+    def _run_probe(self, wanted: list[str]) -> list[dict[str, Any]]:
+        seen: dict[str, Any] = {"missing": None, "nodes": None}
+        watch = observer.watch(self._expected.uuid)
+
+        def before_start(pid: int) -> None:
+            seen["missing"] = observer.missing_mounts(pid, self._promised)
+            seen["nodes"] = observer.gpu_device_nodes(pid)
+
+        def while_running(pid: int) -> None:
+            if watch is not None:
+                watch.look(pid)
+
+        # The lease is long enough for one more run of the probe after this.
+        deadline = time.monotonic() + self._params["timeout"]
+        argv = [PROBE, "--json", "--checks", ",".join(wanted)]
+        outcome = self.runner.run(argv, float(self._params["timeout"]), before_start, while_running)
+        checks = [verdicts.of_mounts(seen["missing"], [one.container_path for one in self._promised])]
+        checks.append(verdicts.of_device_nodes(seen["nodes"], len(self._minors)))
+        checks += verdicts.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, wanted)
+        checks = verdicts.of_namespace(checks) if self.runner.name == NAMESPACE else checks
+        filled = verdicts.filled(checks)
+        if watch is None:
+            checks.append(verdicts.of_outside(None, 0, "the host has no libnvidia-ml.so.1", self._expected, filled))
+        else:
+            checks += self._fill_until_seen(watch, filled, while_running, deadline)
+            watch.close()
+            checks.append(verdicts.of_outside(watch.most_bytes, watch.looks, watch.fault, self._expected, filled))
+        return checks
+
+    def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
+        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks, and a
+        whole run of few checks too. Answers what that fill found violated.
+        """
+        blind = not filled or watch.fault or watch.untold
+        if blind or verdicts.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
+            return []
+        names = verdicts.FILLS[:1]
+        argv = [PROBE, "--json", "--checks", ",".join(names), "--hold", str(HOLD_MS)]
+        outcome = self.runner.run(argv, float(self._params["timeout"]), while_running=look)
+        checks = verdicts.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, names)
+        return [one for one in checks if one["verdict"] == verdicts.VIOLATED]
+
+    def _try_ways_round(self, ways: list[str]) -> list[dict[str, Any]]:
+        """Those that must be stopped, beside a process that filled the slice: none is granted anything then. Those that
+        cannot be stopped get what they ask for, so they ask in an empty slice, and nobody beside it is short of memory.
+        """
+        closed = [name for name in ways if name not in verdicts.MAY_BE_OPEN]
+        rest = [name for name in ways if name in verdicts.MAY_BE_OPEN]
+        at_once = self._expected.memory_mib >= ROOM_MIB * len(rest)
+        groups = [rest] if at_once else [[name] for name in rest]
+        checks = self._try(closed) + [one for group in groups for one in self._show(group)]
+        self.left_out += [one["name"] for one in checks if one["left_out"]]
+        return checks
+
+    def _try(self, ways: list[str]) -> list[dict[str, Any]]:
+        left = self._left_s()
+        if not ways or left < 1.0:
+            return [verdicts.left_out(name, self._params["duration"]) for name in ways]
+        return self._ask_probe(ways, "--seconds", str(int(left)))
+
+    def _ask_probe(self, ways: list[str], *options: str, look: Any = None) -> list[dict[str, Any]]:
+        argv = [PROBE, "--json", *options, "--checks", ",".join(ways)]
+        more = {"while_running": look} if look else {}
+        outcome = self.runner.run(argv, float(self._params["timeout"]), **more)
+        checks = verdicts.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, ways)
+        return [one for one in checks if one["name"] in ways or one["name"] == "probe"]
+
+    def _show(self, ways: list[str]) -> list[dict[str, Any]]:
+        """Goes ways round that may be open at once, and holds what they get until the node's watcher named each."""
+        left = self._left_s()
+        if not ways or left < 1.0:
+            return [verdicts.left_out(name, self._params["duration"]) for name in ways]
+        names = {name: name[len(verdicts.BYPASS) :] for name in ways}
+        witness = watcher.Witness(self._ask_watcher, self._lease["allocation"], names)
+        if witness.absent:
+            found = self._ask_probe(ways, "--together")
+            return [
+                verdicts.of_watcher(one, None, 0, 1, witness.absent) if one["verdict"] == verdicts.OPEN else one
+                for one in found
+            ]
+        hold_ms = str(int(min(witness.hold_s, left) * 1000))
+        try:
+            found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=witness.look)
+        except watcher.AllNamed:
+            found = [verdicts.open_way(name) for name in ways]
+        cut = f"the {self._params['duration']} s of this slice had passed" if left < witness.hold_s else ""
+        out = [self._judge(one, witness, cut) for one in found]
+        if cut:
+            self.left_out += [one["name"] for one in out if one["verdict"] == verdicts.OPEN]
+        return out
+
+    def _judge(self, one: dict[str, Any], witness: watcher.Witness, cut: str) -> dict[str, Any]:
+        """``cut``: why it was held for less than the watcher needs; looks at a start that took long are no matter."""
+        if one["name"] in witness.named:
+            seconds, text = witness.named[one["name"]]
+            return verdicts.of_watcher(one, seconds, witness.looks, witness.needed, "", text)
+        if one["verdict"] != verdicts.OPEN:
+            return one  # it held nothing that could be seen
+        return verdicts.of_watcher(one, None, witness.looks, witness.needed, witness.fault or cut)
+
+    def _ask_watcher(self) -> dict[str, Any] | None:
+        try:
+            return self._plugin.ask("watch")
+        except PluginError:
+            return None
+
+    def _share_beside(self) -> dict[str, Any]:
+        """The share once more, beside a tenant of our own in another free slice of the GPU: both are busy at once."""
+        percent = self.slice["sm_percent"]
+        if not 0 < percent < NO_LIMIT_PERCENT:
+            # As the probe says of the share alone: nothing to hold.
+            return verdicts.check(verdicts.BESIDE, verdicts.HELD, 0, 0, "shares", "no share is set")
+
+        def measure(other: SliceCheck) -> dict[str, Any]:
+            argv = [PROBE, "--json", "--checks", verdicts.SHARE]
+            mine, theirs = isolation_pair.run_both(self.runner, other.runner, argv, float(self._params["timeout"]))
+            return verdicts.of_beside(mine.out, theirs.out)
+
+        return self._beside(verdicts.BESIDE, BESIDE_S, measure)
+
+    def _import_beside(self) -> dict[str, Any]:
+        """Whether this slice can have what another one made and handed over, by a folder that both are given."""
+
+        def meet(other: SliceCheck) -> dict[str, Any]:
+            timeout = float(self._params["timeout"])
+            with isolation_pair.meeting(os.path.dirname(self._params["socket"])) as folder:
+                ours, theirs = (self._engines.runner(one._as_leased(folder)) for one in (self, other))
+                argv = [PROBE, "--json", "--beside", f"{folder.container_path}/socket", "--checks"]
+                taker, maker = [*argv, verdicts.IMPORT], [*argv, verdicts.LEND]
+                taken, made = isolation_pair.run_both(ours, theirs, taker, timeout, maker)
+            return verdicts.of_import(taken.out, made.out, f"{taken.err} {made.err}")
+
+        return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
+
+    def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
+        """What ``work`` finds, which is given another free slice of this GPU; ``least_s`` of the time must be left."""
+        if self._left_s() < least_s:
+            self.left_out.append(name)
+            return verdicts.left_out(name, self._params["duration"])
+        ttl = str(min(int(self._params["timeout"] + ENGINE_S), MOST_TTL_S))
+        try:
+            lease = self._plugin.ask("lease", "--ttl", ttl, "--uuid", self.slice["uuid"])
+        except PluginError as fault:
+            return verdicts.check(name, verdicts.NOT_RUN, "another slice", "none", detail=str(fault))
+        try:
+            return work(SliceCheck(self._params, self._plugin, lease, self._plugin.ask("status"), self._engines))
+        except (RunnerError, PluginError) as fault:
+            self._engines.heed(fault)
+            return verdicts.check(name, verdicts.NOT_RUN, "two slices", "one", detail=str(fault))
+        finally:
+            with contextlib.suppress(PluginError):  # it ends by itself
+                self._plugin.ask("release", lease["allocation"])
+
+    def _run_nvidia_smi(self) -> dict[str, Any]:
+        program = self._params["nvidia_smi"]
+        outcome = self.runner.run([program, *QUERY], float(self._params["timeout"]))
+        if outcome.rc == 0:
+            self.smi_table = self.runner.run([program], float(self._params["timeout"])).out
+        return verdicts.of_reader("nvidia-smi", outcome.rc, outcome.out, outcome.err, self._expected)
+
+    def _run_nvidia_ml_py(self) -> dict[str, Any]:
+        """By the Python of the node's programs, which has the package and is in no image: so it always sees the slice
+        from a namespace of the host.
+        """
+        python = interpreter_of(self._params["vgpuctl"])
+        if not python:
+            return verdicts.of_reader("nvidia-ml-py", 127, "", "", self._expected)
+        runner = self.runner if self.runner.name == NAMESPACE else self._engines.namespace(self._as_leased())
+        outcome = runner.run([python, "-I", "-c", READ_BY_PYNVML], float(self._params["timeout"]))
+        return verdicts.of_reader("nvidia-ml-py", outcome.rc, outcome.out, outcome.err, self._expected)
+
+
+def interpreter_of(program: str) -> str:
+    """The Python that the first line of a script names, empty where it names none."""
+    try:
+        with open(program, "rb") as stream:
+            first = stream.readline(256).decode("utf-8", "replace")
+    except OSError:
+        return ""
+    words = first[2:].split() if first.startswith("#!") else []
+    return words[0] if words and os.path.basename(words[0]).startswith("python") else ""

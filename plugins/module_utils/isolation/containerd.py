@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs in a leased slice as a container of containerd, through ctr. No image: its root is a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from typing import Any, Sequence
+
+from ..host import run_id
+from ..host.mount_namespace import Mount
+from .runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine
+
+# containerd's word for what docker and the kubelet keep apart too; nothing of theirs is listed or touched.
+NAMESPACE = "vgpu-isolation"
+PREFIX = "vgpu-isolation-"
+# What containerd, its shim and runc make for a name and do not take away with the last container of it.
+EMPTY_FOLDERS = (
+    f"/sys/fs/cgroup/{NAMESPACE}",
+    f"/sys/fs/cgroup/*/{NAMESPACE}",
+    f"/run/containerd/runc/{NAMESPACE}",
+    f"/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
+    f"/var/lib/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
+)
+# What ctr's commands print of a task that runs: its name, its pid, its state.
+TASK_WORDS = 3
+
+
+class ContainerdRunner(EngineRunner):
+    """``root``: a folder with a root for containers, of slice_image. ``runtime``: the program that hands the GPU in,
+    named as runc's.
+    """
+
+    name = "containerd"
+    _made = 0
+
+    def __init__(self, ctr: str, root: str, runtime: str, mounts: Sequence[Mount], environment: dict[str, str]) -> None:
+        self._ctr = [ctr, "--namespace", NAMESPACE]
+        self._root = root
+        # As docker starts them: a setuid program gets its owner's rights, else a check of it would show nothing.
+        self._options = ["--rm", "--rootfs", "--allow-new-privs", "--runc-binary", runtime, "--label", f"{LABEL}=1"]
+        for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
+            self._options += ["--env", f"{name}={value}"]
+        for mount in mounts:
+            # ctr splits at commas and knows no way to quote one.
+            if "," in mount.host_path + mount.container_path:
+                raise RunnerError(f"ctr cannot mount {mount.host_path}: there is a comma in its path")
+            access = "ro" if mount.read_only else "rw"
+            self._options += [
+                "--mount",
+                f"type=bind,src={mount.host_path},dst={mount.container_path},options=rbind:{access}",
+            ]
+
+    def _say(self, *arguments: str) -> Any:
+        return ask_engine(self._ctr[0], *self._ctr[1:], *arguments)
+
+    def _tell(self, *arguments: str) -> None:
+        try:
+            self._say(*arguments)
+        except RunnerError:
+            return
+
+    def _create(self, argv: Sequence[str]) -> str:
+        ContainerdRunner._made += 1
+        return f"{PREFIX}{run_id.own()}-{ContainerdRunner._made}"
+
+    def _start(self, container: str, argv: Sequence[str]) -> list[str]:
+        return [*self._ctr, "run", *self._options, self._root, container, SHELL, "-c", WAIT_FOR_GO, *argv]
+
+    def _pid_now(self, container: str) -> int:
+        for line in self._say("tasks", "list").stdout.splitlines():
+            words = line.split()
+            if len(words) == TASK_WORDS and words[0] == container and words[2] == "RUNNING":
+                return int(words[1])
+        return 0
+
+    def _kill(self, container: str) -> None:
+        self._tell("tasks", "kill", "--signal", "SIGKILL", container)
+
+    def _remove(self, container: str) -> None:
+        """A container that ended by itself is gone, for it was run with --rm."""
+        try:
+            known = self._say("containers", "list", "--quiet").stdout.split()
+        except RunnerError:
+            return
+        if container in known:
+            self._tell("tasks", "delete", "--force", container)
+            self._tell("containers", "delete", container)
+
+
+def forget(ctr: str, over: str = "") -> bool:
+    """Takes away our containers and those that killed runs left, and our name at containerd where no run uses it.
+    ``over``: the mark of a run that is known to have ended. Whether containerd said which there are; other faults are
+    not told.
+    """
+    ask = [ctr, "--namespace", NAMESPACE]
+    try:
+        listed = ask_engine(*ask, "containers", "list", "--quiet")
+        for container in listed.stdout.split():
+            mark = container[len(PREFIX) :].split("-")[0] if container.startswith(PREFIX) else ""
+            if mark in (run_id.own(), over or None) or run_id.is_over(mark):
+                ask_engine(*ask, "tasks", "delete", "--force", container)
+                ask_engine(*ask, "containers", "delete", container)
+        ask_engine(ctr, "namespaces", "remove", NAMESPACE)
+        return bool(listed.returncode == 0)
+    except RunnerError:
+        return False
+    finally:
+        for pattern in EMPTY_FOLDERS:
+            for folder in glob.glob(pattern):
+                with contextlib.suppress(OSError):  # somebody uses it
+                    os.rmdir(folder)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine of a host runs the isolation check in a real container, and the root that the container gets.
+
+Where no image is named one is made of the host's own files (slice_image.py): an image of docker or podman, a folder
+for containerd. It is named after the run that made it (run_mark.py), and is gone with it; what a killed run left, the
+next one takes away (slice_left.py).
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from ..host import run_id
+from ..host.mount_namespace import Mount
+from . import containerd as isolation_containerd
+from . import image as isolation_image
+from .leftovers import CLIENTS, CONTAINERD, DOCKER, ENGINES, PODMAN, begin, listed_by, own_image, own_root, record
+from .runner import (
+    LABEL,
+    DockerRunner,
+    EngineHangs,
+    NamespaceRunner,
+    PodmanRunner,
+    RunnerError,
+    ask_engine,
+    image_at_hand,
+)
+
+AUTO, NAMESPACE = "auto", "namespace"
+RUNTIMES = (AUTO, DOCKER, PODMAN, CONTAINERD, NAMESPACE)
+OWN_FILES = "the host's own files"
+CDI_KIND = "vgpu.fleet/gpu"
+
+
+class Lease(NamedTuple):
+    """What a container of a slice gets. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
+
+    uuid: str
+    minors: Sequence[int]
+    probe: str
+    mounts: Sequence[Mount]
+    words: Sequence[Mount]
+    environment: dict[str, str]
+    devices: Sequence[dict[str, Any]]
+    cdi_devices: Sequence[str]
+
+
+class Engines:
+    """One run of the module. ``params``: its options. ``close`` removes what was made."""
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self._params = params
+        self._made: dict[str, str] = {}  # engine → image or folder
+        self._begun: set[str] = set()
+        self._silent: dict[str, str] = {}  # client → how it did not answer
+        # What the containers are of, and why nothing better was taken; for people.
+        self.image = ""
+        self.reasons: list[str] = []
+
+    def runner(self, lease: Lease) -> Any:
+        """Raises RunnerError where the runtime that is asked for cannot run a container with a GPU."""
+        wanted = self._params["runtime"]
+        self.image, self.reasons = "", []
+        if wanted == NAMESPACE:
+            return self.namespace(lease)
+        engines = ENGINES if wanted == AUTO else (wanted,)
+        for engine in engines:
+            try:
+                return self._container(engine, lease)
+            except (RunnerError, isolation_image.ImageError, OSError) as fault:
+                self.reasons.append(str(fault))
+                self.heed(fault)
+        if wanted == AUTO:
+            self.image = ""
+            return self.namespace(lease)
+        raise RunnerError(f"runtime: {wanted} is asked for, and {'; '.join(self.reasons)}")
+
+    def heed(self, fault: Exception) -> None:
+        """An engine that hung once is not asked again in this run: each slice would wait for it anew."""
+        if isinstance(fault, EngineHangs):
+            self._silent.setdefault(fault.program, str(fault))
+
+    @staticmethod
+    def namespace(lease: Lease) -> NamespaceRunner:
+        return NamespaceRunner(lease.mounts, lease.minors, lease.environment)
+
+    def _container(self, engine: str, lease: Lease) -> Any:
+        client, image = self._params[CLIENTS[engine]], self._params["image"]
+        if not os.path.exists(client):
+            raise RunnerError(f"{client} does not exist")
+        if client in self._silent:
+            raise RunnerError(f"{self._silent[client]}; it is not asked again in this run")
+        named = engine != CONTAINERD and bool(image)
+        if named:
+            reason = image_at_hand(client, image)
+            if reason:
+                raise RunnerError(reason)
+        devices = list(lease.cdi_devices)
+        if engine == PODMAN:
+            devices = devices or [cdi_device(lease.uuid, self._params["cdi_folders"])]
+        elif engine == DOCKER and not named and not devices and not has_runtime(client):
+            raise RunnerError("docker has no runtime nvidia, so its containers get no GPU")
+        runtime = self._params["nvidia_runtime"]
+        if engine == CONTAINERD and not os.path.exists(runtime):
+            raise RunnerError(f"{runtime} does not exist, so containers of containerd get no GPU")
+        self._begin(engine, client)
+        root = image if named else self._own(engine, client, lease.probe)
+        self.image = image if named else OWN_FILES
+        if engine == CONTAINERD:
+            # Its runtime is asked by the variable where the answer of the plugin asks the kubelet's way.
+            asked = dict({"NVIDIA_VISIBLE_DEVICES": lease.uuid}, **lease.environment)
+            if asked["NVIDIA_VISIBLE_DEVICES"] == "void":
+                asked["NVIDIA_VISIBLE_DEVICES"] = lease.uuid
+            mounts = [*lease.mounts, *lease.words]
+            return isolation_containerd.ContainerdRunner(client, root, runtime, mounts, asked)
+        maker = DockerRunner if engine == DOCKER else PodmanRunner
+        words = lease.words if engine == DOCKER else ()
+        return maker(client, root, [*lease.mounts, *words], lease.environment, lease.devices, devices)
+
+    def _begin(self, engine: str, client: str) -> None:
+        """Once for all slices of a run. Of a named image too: a container that was left may still hold memory."""
+        if engine in self._begun:
+            return
+        begin(engine, client)
+        self._begun.add(engine)
+
+    def _own(self, engine: str, client: str, probe: str) -> str:
+        """The image, or the folder, of the host's own files; made once for all slices of a run."""
+        if engine not in self._made:
+            tar = isolation_image.pack(probe)
+            if engine == CONTAINERD:
+                folder = own_root()
+                isolation_image.lay_out(tar, folder)
+                self._made[engine] = folder
+            else:
+                name = own_image()
+                done = ask_engine(client, "import", "--change", f"LABEL {LABEL}=image", "-", name, given=tar)
+                if done.returncode != 0:
+                    raise RunnerError(f"{engine} import: {done.stderr.strip()}")
+                self._made[engine] = name
+        return self._made[engine]
+
+    def close(self) -> None:
+        """What is not gone then, because its engine hangs or refuses, stays recorded for a later sweep."""
+        for engine in self._begun:
+            client = self._params[CLIENTS[engine]]
+            if client in self._silent:
+                continue
+            made = self._made.pop(engine, "")
+            if engine == CONTAINERD:
+                if isolation_containerd.forget(client):
+                    shutil.rmtree(made, ignore_errors=True)
+            elif _has_nothing(client, made):
+                os.unlink(record(engine))
+        self._begun = set()
+
+
+def _has_nothing(client: str, made: str) -> bool:
+    """Whether an engine has nothing of this run any more. An image with a container of ours is not removed."""
+    try:
+        if made:
+            return bool(ask_engine(client, "rmi", made).returncode == 0)
+        return not listed_by(client, "ps", "--all", "--quiet", "--filter", f"label={LABEL}={run_id.own()}")
+    except RunnerError:
+        return False
+
+
+def has_runtime(docker: str) -> bool:
+    """Whether docker's daemon knows NVIDIA's runtime. Raises RunnerError where it does not answer."""
+    done = ask_engine(docker, "info", "--format", "{{json .Runtimes}}")
+    if done.returncode != 0:
+        raise RunnerError(f"docker info: {done.stderr.strip()}")
+    return DockerRunner.runtime in done.stdout
+
+
+def cdi_device(uuid: str, folders: Sequence[str]) -> str:
+    """The name by which podman hands the GPU in: the device plugin writes what it means. Raises RunnerError."""
+    for path in [one for folder in folders for one in sorted(glob.glob(f"{folder}/*.json"))]:
+        try:
+            with open(path, encoding="utf-8") as stream:
+                spec = json.load(stream)
+            if spec["kind"] == CDI_KIND and uuid in [one["name"] for one in spec["devices"]]:
+                return f"{CDI_KIND}={uuid}"
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    raise RunnerError(f"no CDI file in {' or '.join(folders)} has {CDI_KIND}={uuid}, so podman hands in no GPU")

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs of the isolation check that were killed left at the engines of a host: found by its mark, and taken away.
+
+A run that has docker or podman make something leaves a record of that first, so that an engine without a record is not
+asked: podman lays out its storage when it is asked for the first time. Former versions left no record; what they left,
+``sweep`` alone looks for, where an engine has something to ask for.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import time
+from datetime import datetime
+from typing import Any, Mapping, NamedTuple
+
+from ..host import run_id
+from . import containerd as isolation_containerd
+from .runner import LABEL, RunnerError, ask_engine
+
+DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
+# In the order in which a host of ours has them below its kubelet. Podman is never there; it is for hosts without one.
+ENGINES = (DOCKER, CONTAINERD, PODMAN)
+CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
+REPOSITORY = "localhost/vgpu-isolation"
+# Roots of containerd's containers; not below /run, which may forbid programs.
+ROOTS = "/var/lib/vgpu/isolation-"
+# Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
+# its folder says the same.
+RECORDS = "/var/lib/vgpu/check-"
+# What is there where an engine can be asked without a change: the daemon of docker, a storage of podman with an image.
+IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
+# As docker and podman write a container's time of birth; podman adds parts of a second.
+CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
+
+
+def begin(engine: str, client: str) -> None:
+    """Before a run has an engine make something. Raises RunnerError where the engine does not answer."""
+    sweep_engine(engine, client)
+    if engine != CONTAINERD:
+        os.makedirs(os.path.dirname(RECORDS), 0o755, exist_ok=True)
+        with open(record(engine), "w", encoding="utf-8"):
+            pass
+
+
+def record(engine: str) -> str:
+    """Of this run."""
+    return f"{RECORDS}{engine}-{run_id.own()}"
+
+
+def own_root() -> str:
+    """The folder of this run's root for containerd."""
+    return f"{ROOTS}{run_id.own()}"
+
+
+def own_image() -> str:
+    """A name for an image of this run."""
+    return f"{REPOSITORY}:{run_id.own()}-{time.time_ns()}"
+
+
+def listed_by(client: str, *arguments: str) -> list[str]:
+    """Lines of an answer. Raises RunnerError where there is none."""
+    done = ask_engine(client, *arguments)
+    if done.returncode != 0:
+        raise RunnerError(f"{os.path.basename(client)} {arguments[0]}: {done.stderr.strip()}")
+    return [line for line in str(done.stdout).splitlines() if line.strip()]
+
+
+class Left(NamedTuple):
+    """What runs that do not live any more left at an engine."""
+
+    containers: list[str]
+    roots: list[str]
+    records: list[str]
+
+
+def _records(engine: str) -> list[str]:
+    start = f"{RECORDS}{engine}-"
+    return [one for one in sorted(glob.glob(f"{start}*")) if run_id.is_over(one[len(start) :])]
+
+
+def _left(engine: str, client: str, former: bool) -> Left:
+    """``former``: of former versions too. Raises RunnerError where the engine has something of ours, by a record, and
+    does not say what.
+    """
+    if engine == CONTAINERD:
+        # Its containers are never without their folder.
+        return Left([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _is_root_over(one)], [])
+    records = _records(engine)
+    ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
+    if not ask or not os.path.exists(client):  # what an engine had is gone with it
+        return Left([], [], records)
+    try:
+        return Left(_containers(client), _images(client), records)
+    except RunnerError:
+        if records:
+            raise
+        return Left([], [], [])
+
+
+def _is_root_over(path: str) -> bool:
+    try:
+        made = os.lstat(path).st_ctime
+    except FileNotFoundError:  # its run has ended meanwhile
+        return False
+    return run_id.is_over(path[len(ROOTS) :], made=made)
+
+
+def _containers(client: str) -> list[str]:
+    """Those of runs that are over."""
+    shown = "{{.ID}} {{.CreatedAt}} {{.Labels}}"
+    listed = listed_by(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", shown)
+    # Docker writes labels as name=value, podman as name:value in brackets.
+    found = [(line, re.search(rf"{re.escape(LABEL)}[=:]([^,\s\]]*)", line)) for line in listed]
+    return [line.split()[0] for line, maker in found if maker and run_id.is_over(maker[1], made=_created(line))]
+
+
+def _created(line: str) -> float | None:
+    found = CREATED.search(line)
+    return datetime.strptime(f"{found[1]} {found[2]}", "%Y-%m-%d %H:%M:%S %z").timestamp() if found else None
+
+
+def _images(client: str) -> list[str]:
+    """Those of runs that are over; their tag is the mark of the run, and when it was made."""
+    listed = listed_by(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
+    found = []
+    for one in [line.strip() for line in listed]:
+        repository, tag = one.rpartition(":")[::2]
+        mark, made = tag.partition("-")[::2]
+        moment = int(made) / 1e9 if made.isdigit() else None
+        if repository == REPOSITORY and mark and run_id.is_over(mark, made=moment):
+            found.append(one)
+    return found
+
+
+def sweep_engine(engine: str, client: str, former: bool = False) -> tuple[list[str], list[str]]:
+    """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays. Raises
+    RunnerError where the engine does not answer.
+    """
+    left = _left(engine, client, former)
+    gone = [one for one in left.containers if ask_engine(client, "rm", "--force", one).returncode == 0]
+    for one in left.roots:
+        if engine == CONTAINERD:
+            if not os.path.exists(client) or isolation_containerd.forget(client, one[len(ROOTS) :]):
+                shutil.rmtree(one, ignore_errors=True)
+            gone += [] if os.path.exists(one) else [one]
+        elif ask_engine(client, "rmi", one).returncode == 0:
+            gone.append(one)
+    stays = [one for one in (*left.containers, *left.roots) if one not in gone]
+    if stays:
+        return gone, stays
+    for one in left.records:
+        os.unlink(one)
+    return gone + left.records, []
+
+
+def left_behind(params: Mapping[str, Any]) -> list[str]:
+    """What ``sweep`` would take away, as far as the engines say it."""
+    names: list[str] = []
+    for engine in ENGINES:
+        try:
+            names += [name for part in _left(engine, params[CLIENTS[engine]], True) for name in part]
+        except RunnerError:
+            names += _records(engine)
+    return names
+
+
+def sweep(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The same at any engine of the host; one that does not answer is known by its records, which stay."""
+    all_gone: list[str] = []
+    all_stays: list[str] = []
+    for engine in ENGINES:
+        try:
+            gone, stays = sweep_engine(engine, params[CLIENTS[engine]], True)
+        except RunnerError as fault:
+            gone, stays = [], [f"{', '.join(_records(engine)) or engine} ({fault})"]
+        all_gone += gone
+        all_stays += stays
+    return all_gone, all_stays

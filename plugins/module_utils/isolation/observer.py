@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host sees of processes in a slice: their GPU memory by the driver's account, and what is mounted for them.
+
+Nothing here asks the processes themselves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, Sequence
+
+from ..gpu.nvml import CtypesReader, NvmlError
+
+NOT_AVAILABLE = 2**64 - 1  # NVML's word for "this platform does not tell the memory of a process"
+INSUFFICIENT_SIZE = 7
+
+
+class _Process(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    ]
+
+
+class ProcessReader(CtypesReader):
+    """Adds the process list to the calls of the NVML reader."""
+
+    def processes(self, handle: Any) -> dict[int, int | None]:
+        """Bytes by pid; None for a process whose memory the platform does not tell."""
+        capacity = 64
+        while True:
+            count = ctypes.c_uint(capacity)
+            table = (_Process * capacity)()
+            try:
+                self._call("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), table)
+            except NvmlError as fault:
+                if fault.code == INSUFFICIENT_SIZE and capacity < 65536:
+                    capacity *= 4
+                    continue
+                raise
+            return {one.pid: None if one.used == NOT_AVAILABLE else int(one.used) for one in table[: count.value]}
+
+
+class MemoryWatch:
+    """The greatest memory that the processes of one mount namespace held on one GPU at any look, by NVML."""
+
+    def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
+        self._reader = reader
+        self._proc = proc
+        self._handle: Any = None
+        self.fault = ""
+        self.looks = 0
+        self.most_bytes: int | None = None
+        # A process of the slice was listed without its memory, which this platform does not tell.
+        self.untold = False
+        try:
+            reader.start()
+            found = [reader.handle(index) for index in range(reader.count())]
+            self._handle = next((one for one in found if reader.uuid(one) == uuid), None)
+            if self._handle is None:
+                self.fault = f"NVML on the host lists no GPU {uuid}"
+        except NvmlError as fault:
+            self.fault = str(fault)
+
+    def look(self, pid: int) -> None:
+        """``pid``: any process of the namespace that is watched."""
+        if self._handle is None:
+            return
+        inside = namespace_of(pid, self._proc)
+        try:
+            listed = self._reader.processes(self._handle)
+        except NvmlError as fault:
+            self.fault = str(fault)
+            return
+        self.looks += 1
+        if not inside:
+            return
+        mine = [used for one, used in listed.items() if namespace_of(one, self._proc) == inside]
+        ours = [used for used in mine if used is not None]
+        self.untold = self.untold or len(ours) < len(mine)
+        if ours:
+            self.most_bytes = max(self.most_bytes or 0, sum(ours))
+
+    def close(self) -> None:
+        try:
+            self._reader.stop()
+        except NvmlError:
+            self._handle = None
+
+
+def watch(uuid: str) -> MemoryWatch | None:
+    """A watch through the host's NVML; None where the host has none."""
+    try:
+        return MemoryWatch(ProcessReader(), uuid)
+    except NvmlError:
+        return None
+
+
+def namespace_of(pid: int, proc: str = "/proc") -> str:
+    """The mount namespace of a process, empty where it is gone."""
+    try:
+        return os.readlink(f"{proc}/{pid}/ns/mnt")
+    except OSError:
+        return ""
+
+
+def gpu_device_nodes(pid: int, proc: str = "/proc") -> list[str] | None:
+    """Names of the device nodes of GPUs in the process's /dev; None where it is gone."""
+    try:
+        names = os.listdir(f"{proc}/{pid}/root/dev")
+    except OSError:
+        return None
+    return sorted(name for name in names if name.startswith("nvidia") and name[len("nvidia") :].isdigit())
+
+
+def missing_mounts(pid: int, mounts: Sequence[Any], proc: str = "/proc") -> list[str] | None:
+    """Container paths where the process does not see the very file of the host; None where the process is gone."""
+    if not namespace_of(pid, proc):
+        return None
+    missing = []
+    for mount in mounts:
+        try:
+            inside = os.stat(f"{proc}/{pid}/root{mount.container_path}")
+            outside = os.stat(mount.host_path)
+        except OSError:
+            missing.append(mount.container_path)
+            continue
+        if (inside.st_dev, inside.st_ino) != (outside.st_dev, outside.st_ino):
+            missing.append(mount.container_path)
+    return missing

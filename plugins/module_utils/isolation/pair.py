@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs programs in two slices at once: neither begins before both are laid out, and one a little after the other,
+so that both do not measure at the same moment what a kernel takes by itself. And a folder where they can meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import threading
+import time
+from typing import Any, Iterator, Sequence
+
+from ..host import run_id
+from ..host.mount_namespace import Mount, Outcome
+from .runner import RunnerError
+
+# Until the other is laid out; longer than an engine takes to start a container, which it ends with a word of its own.
+WAIT_S = 90.0
+AHEAD_S = 0.7
+# Where both have the folder, and its name on the host, beside the socket of the device plugin, before the run's mark.
+MEETING = "/run/vgpu/beside"
+FOLDER = "beside-"
+
+
+@contextlib.contextmanager
+def meeting(run_folder: str) -> Iterator[Mount]:
+    """A folder of this run for two slices, as two pods have one by a volume; gone in any case, and where the run is
+    killed, with the next one or ``sweep``. Raises RunnerError.
+    """
+    sweep(run_folder)
+    path = os.path.join(run_folder, FOLDER + run_id.own())
+    try:
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o777)  # the containers' users may be others than the host's
+    except OSError as fault:
+        raise RunnerError(f"no folder for two slices to meet in: {path}: {fault.strerror}") from None
+    try:
+        yield Mount(MEETING, path, False)
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def left_behind(run_folder: str) -> list[str]:
+    """Folders of runs that do not live any more."""
+    start = os.path.join(run_folder, FOLDER)
+    return [one for one in sorted(glob.glob(f"{glob.escape(start)}*")) if run_id.is_over(one[len(start) :])]
+
+
+def sweep(run_folder: str) -> list[str]:
+    """Takes them away; answers those that are gone."""
+    left = left_behind(run_folder)
+    for one in left:
+        shutil.rmtree(one, ignore_errors=True)
+    return [one for one in left if not os.path.lexists(one)]
+
+
+def run_both(
+    ours: Any, theirs: Any, argv: Sequence[str], timeout: float, their_argv: Sequence[str] = ()
+) -> tuple[Outcome, Outcome]:
+    """What became of each. Both run ``argv`` where ``their_argv`` is empty, else they wait for each other themselves.
+    Where one could not be laid out the program is started in neither, and that fault is raised, a RunnerError or
+    another; one of them that is at work already is waited for.
+
+    Theirs is laid out in a thread, and ours when theirs waits for its word: a runner may fork, and a fork beside a
+    thread at work may copy a lock that nobody will ever open.
+    """
+    laid_out, go, given_up = threading.Event(), threading.Event(), threading.Event()
+    found: list[Outcome] = []
+    faults: list[Exception] = []
+
+    def wait(_pid: int) -> None:
+        laid_out.set()
+        if not go.wait(WAIT_S) or given_up.is_set():
+            raise RunnerError("the neighbour of this slice was not started")
+
+    def run_theirs() -> None:
+        try:
+            found.append(theirs.run(their_argv or argv, timeout, wait))
+        except Exception as fault:
+            faults.append(fault)  # told by the caller's thread
+        finally:
+            laid_out.set()
+
+    thread = threading.Thread(target=run_theirs, daemon=True)
+    thread.start()
+    laid_out.wait()
+
+    def follow(_pid: int) -> None:
+        go.set()
+        if not their_argv:
+            time.sleep(AHEAD_S)
+
+    try:
+        if faults:
+            raise faults[0]
+        mine = ours.run(argv, timeout, follow)
+    finally:
+        if not go.is_set():
+            given_up.set()
+            go.set()
+        thread.join()
+    if faults:
+        raise faults[0]
+    return mine, found[0]

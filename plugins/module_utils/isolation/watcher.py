@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the node's watcher names a way round while it is gone: the plugin is asked again and again beside the probe.
+
+A finding counts where it is of the leased allocation and one of its processes lives in the mount namespace of this very
+run, so that what was found of an earlier one proves nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Mapping
+
+from .observer import namespace_of
+
+# Between two questions; each starts vgpuctl.
+ASK_S = 0.5
+# Looks that the watcher is given beyond those that it needs; below, nothing is said against it.
+MORE_LOOKS = 3
+LEAST_HOLD_S = 8.0
+
+
+# Of a process's name in the kernel.
+NAME_BYTES = 15
+
+
+class AllNamed(Exception):
+    """The watcher named every way. Raised out of the runner, which ends the run."""
+
+
+class Witness:
+    """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: way round → name of
+    the process that goes it. ``named``: way round → seconds from the begin until it was named, and what was said.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[], dict[str, Any] | None],
+        allocation: str,
+        names: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+        proc: str = "/proc",
+    ) -> None:
+        self._ask, self._allocation, self._clock, self._proc = ask, allocation, clock, proc
+        self._ways = {name[:NAME_BYTES]: way for way, name in names.items()}
+        self.named: dict[str, tuple[float, str]] = {}
+        self._begun = self._asked = clock()
+        self._first = ask()
+        self.last = self._first
+
+    @property
+    def absent(self) -> str:
+        """Why no watcher can name anything; empty where one looks."""
+        if self._first is None:
+            return "this device plugin has no watcher"
+        if not self._first["interval_s"]:
+            return "the watcher is switched off (--watch-interval 0)"
+        return ""
+
+    @property
+    def needed(self) -> int:
+        """Looks after which a way round that was held must be named."""
+        return int(self._first["looks_to_name"]) + MORE_LOOKS if self._first else 0
+
+    @property
+    def hold_s(self) -> float:
+        """How long a way round is to be held."""
+        return max(LEAST_HOLD_S, self.needed * float(self._first["interval_s"])) if self._first else 0.0
+
+    @property
+    def looks(self) -> int:
+        """Looks of the watcher since the run began, as far as was asked."""
+        return int(self.last["looks"]) - int(self._first["looks"]) if self.last and self._first else 0
+
+    @property
+    def fault(self) -> str:
+        return str(self.last["fault"]) if self.last else "the device plugin does not answer"
+
+    def look(self, pid: int) -> None:
+        """``pid``: any process of the run. Raises AllNamed."""
+        if self._clock() - self._asked < ASK_S:
+            return
+        inside = namespace_of(pid, self._proc)
+        self.last = self._ask()
+        self._asked = self._clock()
+        for finding in (self.last or {}).get("findings") or []:
+            if finding["allocation"] != self._allocation:
+                continue
+            for one in finding["processes"]:
+                way = self._ways.get(self._name(one["pid"])) if self._is_inside(one["pid"], inside) else None
+                if way and way not in self.named:
+                    said = f"process {one['pid']} was named: {finding['text']}"
+                    self.named[way] = (self._clock() - self._begun, said)
+        if len(self.named) == len(self._ways):
+            raise AllNamed()
+
+    def _is_inside(self, pid: int, namespace: str) -> bool:
+        return bool(namespace) and namespace_of(pid, self._proc) == namespace
+
+    def _name(self, pid: int) -> str:
+        """A process may be gone since the watcher looked."""
+        try:
+            with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
+                return stream.read().rstrip("\n")
+        except OSError:
+            return ""

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The versions of the vGPU library on a node: put beside one another, switched by one rename, never overwritten.
+
+Running containers have the files of their version mounted. Writing into such a file would change code under a running
+process; a new folder and a rename leave the old inodes to those who hold them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import tarfile
+import zlib
+from typing import Any
+
+from ..host.host import Host
+from . import versions
+
+LIBRARY = "libvgpu.so"
+
+
+class StoreError(Exception):
+    """An archive that must not be deployed on this host."""
+
+
+def deploy(root: str, version: str, archive: str) -> list[str]:
+    """Makes the version present and current. Returns what was changed, in sentences."""
+    os.makedirs(root, mode=0o755, exist_ok=True)
+    sweep(root)
+    done = []
+    folder = os.path.join(root, version)
+    if not versions.is_whole(Host(), folder):
+        unpacked = _unpack(root, version, archive)
+        if os.path.isdir(folder):
+            _put_away(root, version)
+        os.rename(unpacked, folder)
+        _sync(root)
+        done.append(f"deployed {folder}")
+    if switch(root, version):
+        done.append(f"switched {root}/current to {version}")
+    return done
+
+
+def remove(root: str) -> list[str]:
+    """Takes every version away. Containers that run keep the files that they have mounted."""
+    host, done = Host(), []
+    current = os.path.join(root, "current")
+    if os.path.islink(current):
+        os.unlink(current)
+        done.append(f"removed {current}")
+    for version in versions.folders(host, root):
+        _put_away(root, version)
+        done.append(f"removed {root}/{version}")
+    if os.path.isdir(root):
+        sweep(root)
+        # A foreign file in it is none of ours to delete.
+        if not os.listdir(root):
+            os.rmdir(root)
+    return done
+
+
+def collect(root: str, keep: str) -> list[str]:
+    """Takes away every version but ``keep`` and the current one that nothing uses any more."""
+    host, done = Host(), []
+    current = versions.version_of(host.link(os.path.join(root, "current")))
+    for version in versions.unused(host, root, [keep, current or keep]):
+        _put_away(root, version)
+        done.append(f"removed {root}/{version}")
+    return done
+
+
+def switch(root: str, version: str) -> bool:
+    """Lets ``current`` name a version, by one rename. Returns whether it named another."""
+    current = os.path.join(root, "current")
+    try:
+        if os.readlink(current) == version:
+            return False
+    except OSError:
+        pass
+    fresh = os.path.join(root, f".current.{os.getpid()}")
+    os.symlink(version, fresh)
+    os.replace(fresh, current)
+    _sync(root)
+    return True
+
+
+def sweep(root: str) -> None:
+    """Deletes what a run that was killed left unfinished."""
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if name.startswith("."):
+            shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
+
+
+def _put_away(root: str, version: str) -> None:
+    """A version disappears by a rename, so that it is never seen half deleted."""
+    away = os.path.join(root, f".{version}.old")
+    os.rename(os.path.join(root, version), away)
+    shutil.rmtree(away)
+
+
+def _unpack(root: str, version: str, archive: str) -> str:
+    folder = os.path.join(root, f".{version}.new")
+    os.mkdir(folder, 0o755)
+    try:
+        with tarfile.open(archive) as bundle:
+            for member in bundle:
+                name = os.path.basename(member.name)
+                source = bundle.extractfile(member) if member.isfile() else None
+                if source is None or member.name not in (name, "./" + name):
+                    if member.isdir() and name in ("", "."):
+                        continue
+                    raise StoreError(f"{archive}: expected plain files, found {member.name}")
+                _write(os.path.join(folder, name), source.read())
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as fault:
+        raise StoreError(f"{archive} cannot be unpacked: {fault}") from None
+    _check(folder, version, archive)
+    _sync(folder)
+    return folder
+
+
+def _write(path: str, content: bytes) -> None:
+    with open(path, "xb") as stream:
+        stream.write(content)
+        os.fchmod(stream.fileno(), 0o644 if path.endswith(".json") else 0o755)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _check(folder: str, version: str, archive: str) -> None:
+    """The archive must be whole, of the version that is wanted, and built for this machine."""
+    text = Host().text(os.path.join(folder, versions.MANIFEST))
+    try:
+        manifest: dict[str, Any] = json.loads(text or "")
+    except ValueError:
+        raise StoreError(f"{archive} holds no readable {versions.MANIFEST}") from None
+    if not os.path.exists(os.path.join(folder, LIBRARY)) or not versions.is_whole(Host(), folder):
+        raise StoreError(f"{archive}: its files differ from its {versions.MANIFEST}; delete it and build again")
+    if manifest.get("version") != version:
+        raise StoreError("{}: expected version {}, found {}".format(archive, version, manifest.get("version")))
+    if manifest.get("arch") != platform.machine():
+        raise StoreError(
+            "{}: built for {}, this host is {}; set vcuda_build_host to a host of this architecture".format(
+                archive, manifest.get("arch"), platform.machine()
+            )
+        )
+
+
+def _sync(folder: str) -> None:
+    """A rename survives a power cut only once its folder is on the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

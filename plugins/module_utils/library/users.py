@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of the vGPU library are in use on a node: mapped, mounted, or promised to a container.
+
+A version may go only when all three say no. A process maps it (a container that runs, the arbiter); a mount namespace
+holds it (a container whose processes have not loaded it yet); the device plugin's records name it (the kubelet starts a
+container that ended again with the mounts of its first answer, so the version's folder must still be there).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Sequence
+
+from ..host.host import Host
+
+RECORDS = "/var/lib/vgpu/allocations.json"
+
+
+def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
+    """Those of ``versions`` below ``root`` that something uses. Reads the maps of every process, so ask it seldom.
+
+    Records that are there and cannot be read keep every version: what they name is not known.
+    """
+    # Where the root is reached through a link, the kernel names files by the folder behind it.
+    roots = sorted({root.rstrip("/"), host.real(root)})
+    promised = _promised(host, roots)
+    if promised is None:
+        return list(versions)
+    files = {version: host.names(os.path.join(root, version)) for version in versions}
+    inodes = {
+        f" {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x} {status.st_ino} ": version
+        for version, names in files.items()
+        for status in (_status(host, os.path.join(root, version, name)) for name in names)
+        if status is not None
+    }
+    # A bind mount is listed with its place inside its file system, so only the end of the path is known.
+    ends = {f"/{version}/{name}": version for version, names in files.items() for name in names}
+    found = set(promised)
+    for maps, mounts in _processes(host):
+        found |= {version for mark, version in inodes.items() if mark in maps}
+        # Where the root is an overlay, maps may name the device of a lower layer; the path tells then.
+        found |= {version for version in versions if any(f"{one}/{version}/" in maps for one in roots)}
+        found |= {version for end, version in ends.items() if f"{end} " in mounts}
+    return [version for version in versions if version in found]
+
+
+def _status(host: Host, path: str) -> os.stat_result | None:
+    try:
+        return os.stat(host.path(path))
+    except OSError:
+        return None
+
+
+def _processes(host: Host) -> list[tuple[str, str]]:
+    """Maps of every process, each mount table only once a namespace."""
+    seen: set[str] = set()
+    found = []
+    for pid in host.names("/proc"):
+        if not pid.isdigit():
+            continue
+        namespace = host.link(f"/proc/{pid}/ns/mnt") or f"of {pid}"
+        mounts = "" if namespace in seen else host.text(f"/proc/{pid}/mountinfo") or ""
+        seen.add(namespace)
+        found.append((host.text(f"/proc/{pid}/maps") or "", mounts))
+    return found
+
+
+def _promised(host: Host, roots: Sequence[str]) -> list[str] | None:
+    """The versions that the device plugin's records name, None where the file is there and cannot be read."""
+    if not os.path.lexists(host.path(RECORDS)):
+        return []
+    try:
+        folders = [str(one.get("library") or "") for one in json.loads(host.text(RECORDS) or "")["allocations"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return [os.path.basename(folder) for folder in folders if os.path.dirname(folder) in roots]

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""apt and dpkg of this host, behind one narrow seam. Tests put another object in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import tempfile
+import time
+from typing import Any, Sequence
+
+from . import apt_text
+from . import manager as package_manager
+
+SOURCES = "/etc/apt/sources.list.d"
+MAIN_LIST = "/etc/apt/sources.list"
+KEYRINGS = "/etc/apt/keyrings"
+# Keys that apt takes for any source.
+TRUSTED = "/etc/apt/trusted.gpg.d"
+PREFERENCES = "/etc/apt/preferences"
+LOCK = "/var/lib/dpkg/lock-frontend"
+
+
+class AptError(package_manager.PackageError):
+    """apt refused, or would do what was not asked; the text says what and what to do."""
+
+
+class AptHost:
+    def __init__(self, lock_timeout: int = 300) -> None:
+        self.lock_timeout = lock_timeout
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        quiet = {"DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES_FRONTEND": "none", "NEEDRESTART_SUSPEND": "1"}
+        try:
+            done = package_manager.run(*arguments, environment=quiet, together=True)
+        except FileNotFoundError:
+            raise AptError(
+                f"this host has no {arguments[0]} ({self.os_name()}); supported so far are Debian and Ubuntu"
+            ) from None
+        return done.code, done.out
+
+    def must(self, what: str, *arguments: str) -> str:
+        code, text = self.run(*arguments)
+        if code != 0:
+            raise AptError(f"{what} failed ({arguments[0]}, exit status {code}):\n{faults_of(text)}")
+        return text
+
+    def os_release(self) -> dict[str, str]:
+        fields: dict[str, str] = {}
+        with contextlib.suppress(OSError), open("/etc/os-release", encoding="utf-8") as stream:
+            for line in stream:
+                key, equals, value = line.strip().partition("=")
+                if equals:
+                    fields[key] = value.strip("\"'")
+        return fields
+
+    def os_name(self) -> str:
+        fields = self.os_release()
+        return fields.get("PRETTY_NAME") or fields.get("ID") or "unknown system"
+
+    def codename(self) -> str:
+        return self.os_release().get("VERSION_CODENAME", "")
+
+    def source_files(self) -> dict[str, str]:
+        """The text of every source file, by path."""
+        found = {}
+        for path in [MAIN_LIST, *sorted(glob.glob(SOURCES + "/*.list") + glob.glob(SOURCES + "/*.sources"))]:
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as stream:
+                found[path] = stream.read()
+        return found
+
+    def policy(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        return apt_text.parse_policy(self.must("asking apt for the packages", "apt-cache", "policy", *names))
+
+    def leftovers(self, names: Sequence[str]) -> list[str]:
+        """Which of the packages are gone and have left files of settings and traces in dpkg's own."""
+        # One that dpkg does not know makes it fail; it answers for the others.
+        text = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\\n", *names)[1] if names else ""
+        return [name for name in names if f"{name} config-files" in text.splitlines()]
+
+    def control(self, path: str) -> str:
+        """The control file of a package file."""
+        return self.must(f"reading the package file {path}", "dpkg-deb", "--field", path)
+
+    def wait_for_lock(self) -> None:
+        """Wait until nobody else changes packages: what a killed play started on the host may still be running."""
+        end = time.monotonic() + self.lock_timeout
+        with open(LOCK, "a", encoding="ascii") as stream:
+            while True:
+                try:
+                    fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return
+                except OSError:
+                    if time.monotonic() >= end:
+                        raise AptError(
+                            f"another program has held {LOCK} for {self.lock_timeout} s; look with: fuser -v {LOCK}"
+                        ) from None
+                    time.sleep(0.5)
+
+    def half_done(self) -> bool:
+        """Whether an interrupted dpkg left packages unpacked and not configured."""
+        return bool(self.run("dpkg", "--audit")[1].strip()) or bool(glob.glob("/var/lib/dpkg/updates/[0-9]*"))
+
+    def finish_half_done(self) -> None:
+        """Configure what was unpacked; where it lacks something that never came (a full disk), let apt bring that."""
+        configure = ("dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
+        if self.run(*configure)[0] == 0:
+            return
+        what = "finishing an interrupted apt"
+        words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
+        words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "--fix-broken"]
+        going = apt_text.parse_simulation(self.must(what, *words, "--simulate", "install")).remove
+        unfinished = self.run("dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n")[1]
+        whole = [name for name in going if f"{name} installed" in unfinished.splitlines()]
+        if whole:
+            raise AptError(
+                f"{what} would remove {', '.join(whole)}; look with: dpkg --audit, and mend it by hand with: "
+                "apt-get --fix-broken install"
+            )
+        self.must(what, *words, "install")
+        self.must(what, *configure)
+
+    def update(self) -> None:
+        # Without this option a source that cannot be fetched is a warning, and the run goes on with old lists.
+        self.must(
+            "reading the package lists", "apt-get", "-q", *self.options(), "-o", "APT::Update::Error-Mode=any", "update"
+        )
+
+    def options(self) -> list[str]:
+        return ["-o", f"DPkg::Lock::Timeout={self.lock_timeout}"]
+
+    def held(self) -> list[str]:
+        """The packages that are kept at their version."""
+        return self.must("asking for held packages", "apt-mark", "showhold").split()
+
+    def mark(self, verb: str, names: Sequence[str]) -> None:
+        """``verb`` is hold or unhold."""
+        self.must(f"the {verb} of {', '.join(names)}", "apt-mark", verb, *names)
+
+    def change(self, verb: str, packages: Sequence[str], simulate: bool, held: bool = False) -> str:
+        """One transaction; ``verb`` is install or purge. ``held``: packages that are held may change too."""
+        words = ["apt-get", "-q", "-y", *self.options(), "--no-install-recommends", "--no-auto-remove"]
+        words += ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
+        if simulate:
+            words.append("--simulate")
+        if held:
+            words.append("--allow-change-held-packages")
+        what = ("simulating " if simulate else "") + f"the {verb} of {', '.join(packages)}"
+        pins = apt_text.preferences(packages)
+        if verb != "install" or not pins:
+            return self.must(what, *words, verb, *packages)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="apt-preferences-") as stream:
+            with contextlib.suppress(OSError), open(PREFERENCES, encoding="utf-8") as own:
+                stream.write(own.read() + "\n")
+            stream.write(pins)
+            stream.flush()
+            # The folder preferences.d is read as before.
+            words += ["--allow-downgrades", "-o", f"Dir::Etc::Preferences={stream.name}"]
+            return self.must(what, *words, verb, *packages)
+
+
+def faults_of(text: str) -> str:
+    """The lines of apt's or dpkg's output that say what is wrong."""
+    lines = text.splitlines()
+    for place, line in enumerate(lines):
+        if line.endswith("unmet dependencies:"):
+            # What follows names the versions that do not go together; the line with E: does not.
+            return "\n".join(lines[place : place + 12])
+    faults = []
+    for place, line in enumerate(lines):
+        if line.startswith(("E:", "W:", "dpkg:", "Err:")):
+            faults.append(line)
+            # The reason stands on the next line: "(No space left on device)", "404  Not Found".
+            if (
+                line.startswith(("dpkg: error", "Err:"))
+                and lines[place + 1 : place + 2]
+                and lines[place + 1].startswith(" ")
+            ):
+                faults.append(lines[place + 1])
+    return "\n".join((faults or lines)[-8:])

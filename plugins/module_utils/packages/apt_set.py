@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set of packages with its source, brought to a host and taken away again without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import Any, NamedTuple, Sequence
+
+from ..host.files import read_bytes, write_bytes
+from . import apt_index, apt_keys, apt_text, rpm_text
+from . import manager as package_manager
+from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
+from .apt_text import Source, Transaction
+from .pins import split_pin
+
+
+class Wish(NamedTuple):
+    packages: Sequence[str]
+    name: str
+    source: dict[str, Any] | None = None
+    components: Sequence[str] = ()
+    stale_sources: Sequence[str] = ()
+    stale_keys: Sequence[str] = ()
+    may_remove: Sequence[str] = ()
+    refuse: Sequence[str] = ()
+    keep_files: Sequence[str] = ()
+    hold: Sequence[str] = ()
+    record: str | None = None
+
+
+class PackageSet:
+    """One run; after it the attributes tell what was done, or in check mode would be."""
+
+    def __init__(self, wish: Wish, host: AptHost, check_mode: bool = False) -> None:
+        self.wish, self.host, self.check_mode = wish, host, check_mode
+        self.transaction = Transaction({}, {}, [])
+        self.plan: list[str] = []
+        self.warnings: list[str] = []
+        self.record_before: str | None = None
+        self.files_before: dict[str, str | None] = {}
+        self.files_after: dict[str, str | None] = {}
+
+    @property
+    def source_changed(self) -> bool:
+        return self.files_before != self.files_after
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.plan)
+
+    def diff(self) -> list[dict[str, str]]:
+        """One entry for each file of apt's sources and one for the packages."""
+        entries = []
+        for path, before in self.files_before.items():
+            after = self.files_after.get(path)
+            if before != after:
+                entries.append(package_manager.difference(path, shown(before), shown(after)))
+        moved = self.transaction
+        if moved.lines():
+            gone = [f"{name}\n" for name in sorted(moved.remove)]
+            old = gone + [f"{name} {old}\n" for name, (old, _new) in sorted(moved.change.items())]
+            new = [f"{name} {new}\n" for name, (_old, new) in sorted(moved.change.items())]
+            new += [f"{name} {version}\n" for name, version in sorted(moved.install.items())]
+            entries.append(package_manager.difference("packages", "".join(old), "".join(new)))
+        return entries
+
+    # Present --------------------------------------------------------------------------------------------------------
+
+    def present(self) -> None:
+        self.heal()
+        self.record_before = package_manager.read_text(self.wish.record)
+        names = [split_pin(package)[0] for package in self.wish.packages]
+        policy = self.host.policy(names)
+        wanted_files = self.wanted_files(policy)
+        lacking = self.lacking(policy)
+        self.put_files(wanted_files)
+        if lacking:
+            self.bring(lacking, names, policy)
+        self.hold()
+
+    def lacking(self, policy: dict[str, dict[str, Any]]) -> list[str]:
+        wanted = apt_text.same_version(self.wish.packages, policy)
+        return [one for one in wanted if not apt_text.satisfied(one, installed(policy, one))]
+
+    def bring(self, lacking: list[str], names: list[str], policy: dict[str, dict[str, Any]]) -> None:
+        if self.check_mode and self.source_changed:
+            # apt cannot simulate from lists that it has not read.
+            self.plan += [f"install {one}" for one in lacking]
+            self.transaction = Transaction({split_pin(one)[0]: "" for one in lacking}, {}, [])
+            return
+        if apt_text.unavailable(lacking, policy) and not self.source_changed:
+            if self.check_mode:
+                self.plan += ["read the package lists", *(f"install {one}" for one in lacking)]
+                return
+            self.host.update()
+        policy = self.host.policy(names)
+        lacking = self.lacking(policy)
+        self.refuse_unavailable(lacking, policy)
+        self.install([apt_text.resolve(one, policy) for one in lacking])
+
+    def heal(self) -> None:
+        self.host.wait_for_lock()
+        if self.host.half_done():
+            self.plan.append("finish the interrupted dpkg")
+            if not self.check_mode:
+                self.host.finish_half_done()
+
+    def refuse_unavailable(self, lacking: Sequence[str], policy: dict[str, dict[str, Any]]) -> None:
+        unavailable = apt_text.unavailable(lacking, policy)
+        if unavailable:
+            self.take_files_back()
+            raise AptError(
+                f"on {self.host.os_name()} these packages cannot be installed:\n- " + "\n- ".join(unavailable)
+            )
+
+    def install(self, lacking: Sequence[str]) -> None:
+        try:
+            self.simulate("install", lacking)
+            self.refuse_removals()
+            self.refuse_companions(lacking)
+        except AptError:
+            self.take_files_back()
+            raise
+        self.plan += self.transaction.lines()
+        if self.check_mode:
+            return
+        self.remember({"packages": sorted(self.transaction.install)})
+        with self.kept_files():
+            self.host.change("install", lacking, simulate=False, held=self.own_holds != [])
+
+    @property
+    def own_holds(self) -> list[str]:
+        """The packages that we hold ourselves and may therefore change."""
+        return list(self.load_record().get("holds", []))
+
+    def simulate(self, verb: str, packages: Sequence[str]) -> None:
+        """What apt would do. Packages that somebody else holds are his: a transaction that needs them is refused."""
+        ours = self.own_holds
+        self.transaction = apt_text.parse_simulation(self.host.change(verb, packages, simulate=True, held=ours != []))
+        touched = {*self.transaction.change, *self.transaction.remove}
+        foreign = sorted(touched & {*self.host.held()} - {*ours}) if touched else []
+        if foreign:
+            raise AptError(
+                f"nothing was changed: {', '.join(foreign)} would change and somebody holds it; release it with: "
+                f"apt-mark unhold {' '.join(foreign)}"
+            )
+
+    def hold(self) -> None:
+        """Keep the packages at their version against upgrades of the whole system."""
+        if not self.wish.hold:
+            return
+        there = {name for name, known in self.host.policy(self.wish.hold).items() if known.get("installed")}
+        there.update(name for name in self.wish.hold if name in self.transaction.install)
+        changed = set(self.transaction.change) if not self.check_mode else set()
+        todo = sorted(there - {*self.host.held()} | there & changed)
+        lines = [f"hold {name}" for name in todo if name not in changed]
+        self.plan += lines
+        if todo and not self.check_mode:
+            self.remember({"holds": todo})
+            self.host.mark("hold", todo)
+
+    def refuse_removals(self) -> None:
+        # What this set brought may make way for what it brings now, such as another branch of a driver.
+        ours = self.load_record().get("packages", [])
+        foreign = [name for name in self.transaction.remove if name not in self.wish.may_remove and name not in ours]
+        if foreign:
+            raise AptError(
+                f"nothing was installed: apt would remove {', '.join(foreign)} for it; remove or hold them by hand, or "
+                "choose versions that go together"
+            )
+
+    def refuse_companions(self, lacking: Sequence[str]) -> None:
+        came = rpm_text.matching(self.transaction.install, self.wish.refuse)
+        if came:
+            asked = ", ".join(split_pin(one)[0] for one in lacking)
+            raise AptError(
+                f"nothing was installed: {', '.join(came)} would come along with {asked}, for this archive has put it "
+                "in the place of what was asked; ask for it by its own name, or take another source"
+            )
+
+    # Sources --------------------------------------------------------------------------------------------------------
+
+    def wanted_files(self, policy: dict[str, dict[str, Any]]) -> dict[str, str | None]:
+        """Every file of apt's sources that must change, with its text; None where it must go."""
+        files = self.host.source_files()
+        ours = f"{SOURCES}/{self.wish.name}.sources"
+        stale = [
+            path
+            for path, text in files.items()
+            if path != ours and any(mark in text for mark in self.wish.stale_sources)
+        ]
+        # Keys first: a run that is killed in between finds them by the source files that name them.
+        wanted: dict[str, str | None] = dict.fromkeys([*self.stale_keys(files, stale), *stale])
+        if self.wish.source is not None:
+            source, more = self.own_source(self.wish.source)
+            wanted[ours] = apt_text.source_file([source])
+            wanted.update(more)
+        elif ours not in files and any(candidate(policy, one) is None for one in self.wish.packages):
+            entries = [one for path, text in files.items() for one in apt_text.parse_sources(path, text)]
+            added = apt_text.missing_components(entries, self.host.codename(), self.wish.components)
+            if added:
+                wanted[ours] = apt_text.source_file(added)
+        return wanted
+
+    def stale_keys(self, files: dict[str, str], stale: Sequence[str]) -> list[str]:
+        """Key files that hold stale keys and no other: those for every source, and those that a stale source names.
+
+        One that another source names stays, and so does ours. Those for every source stay, too, where a source that is
+        left over may be signed with them: it names no key and is flat, as NVIDIA's is and each site's copy of it.
+        """
+        if not self.wish.stale_keys:
+            return []
+        given = self.wish.source or {"trusted": True}
+        named: dict[bool, set[str]] = {True: set(), False: {str(given.get("key") or "")}}
+        unnamed = not (given.get("key") or given["trusted"] or given.get("files")) and flat(given["suites"])
+        for path, text in files.items():
+            entries = apt_text.parse_sources(path, text)
+            named[path in stale].update(one.signed_by for one in entries)
+            if path not in stale and path != f"{SOURCES}/{self.wish.name}.sources":
+                unnamed = unnamed or any(not one.signed_by and not one.trusted and flat(one.suites) for one in entries)
+        everywhere = {os.path.join(TRUSTED, name) for name in os.listdir(TRUSTED)} if os.path.isdir(TRUSTED) else set()
+        found = []
+        for path in sorted((everywhere | {one for one in named[True] if one.startswith("/")}) - named[False]):
+            ids = apt_keys.key_ids(read_bytes(path) or b"") if os.path.isfile(path) else []
+            if ids and {*ids} <= {*self.wish.stale_keys} and not (unnamed and path in everywhere):
+                found.append(path)
+        return found
+
+    def own_source(self, given: dict[str, Any]) -> tuple[Source, dict[str, str]]:
+        """The entry of our repository, and the text of the files that it needs: its key, or the index of its files."""
+        key, more = str(given.get("key") or "").strip(), {}
+        uris, suites, trusted = tuple(given["uris"] or ()), tuple(given["suites"]), bool(given["trusted"])
+        if key.startswith("-----BEGIN"):
+            more[f"{KEYRINGS}/{self.wish.name}.asc"] = key + "\n"
+            key = f"{KEYRINGS}/{self.wish.name}.asc"
+        if given.get("files"):
+            uri, suite, index = apt_index.build(self.wish.name, given["files"], self.host.control)
+            more[f"{apt_index.FOLDER}/{self.wish.name}/Packages"] = index
+            uris, suites, trusted = (uri,), (suite,), True
+        return Source(("deb",), uris, suites, tuple(given["components"]), key, trusted), more
+
+    def put_files(self, wanted: dict[str, str | None]) -> None:
+        """Write and remove source files, and read the lists anew; when they cannot be read, all is put back."""
+        for path, text in wanted.items():
+            now = package_manager.read_text(path)
+            if now != text:
+                self.files_before[path], self.files_after[path] = now, text
+                self.plan.append(f"{'remove' if text is None else 'write'} {path}")
+        if self.check_mode or not self.source_changed:
+            return
+        self.remember({"files": self.files_before})
+        try:
+            self.write_files(self.files_after)
+            self.host.update()
+        except AptError as fault:
+            self.take_files_back()
+            raise AptError(f"{fault}\nThe sources of apt are as they were.") from None
+
+    def write_files(self, files: dict[str, str | None]) -> None:
+        package_manager.write_texts(files)
+        for path, text in files.items():
+            if text is None and path.startswith(apt_index.FOLDER):
+                with contextlib.suppress(OSError):
+                    os.removedirs(os.path.dirname(path))
+
+    def take_files_back(self) -> None:
+        if self.source_changed and not self.check_mode:
+            self.write_files(self.files_before)
+            self.write_files({str(self.wish.record): self.record_before} if self.wish.record else {})
+            with contextlib.suppress(AptError):
+                self.host.update()
+
+    # Absent ---------------------------------------------------------------------------------------------------------
+
+    def absent(self) -> None:
+        self.heal()
+        record = self.load_record()
+        if self.wish.record:
+            # Without an entry in the record, a package was there before us and stays.
+            names = list(record.get("packages", []))
+        else:
+            names = [split_pin(one)[0] for one in self.wish.packages]
+        policy = self.host.policy(names) if names else {}
+        there = [name for name in names if policy.get(name, {}).get("installed") is not None]
+        # What made way for another of ours is removed already, and its settings are not.
+        there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
+        if there:
+            self.remove(there)
+        holds = sorted({*record.get("holds", [])} & {*self.host.held()} - {*self.transaction.remove})
+        if holds:
+            self.plan += [f"release {name}" for name in holds]
+            if not self.check_mode:
+                self.host.mark("unhold", holds)
+        files = dict(record.get("files", {f"{SOURCES}/{self.wish.name}.sources": None}))
+        wanted = {path: text for path, text in files.items() if text is None or read_bytes(path) is None}
+        for path, text in wanted.items():
+            now = package_manager.read_text(path)
+            if now != text:
+                self.files_before[path], self.files_after[path] = now, text
+                self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
+        if self.check_mode:
+            return
+        if self.source_changed:
+            self.write_files(self.files_after)
+            try:
+                self.host.update()
+            except AptError as fault:
+                self.warnings.append(str(fault))
+        if self.wish.record:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.wish.record)
+
+    def remove(self, there: list[str]) -> None:
+        self.simulate("purge", there)
+        foreign = [name for name in self.transaction.remove if name not in there and name not in self.wish.may_remove]
+        if foreign:
+            raise AptError(
+                f"nothing was removed: {', '.join(foreign)} would go too, which this role did not install; remove them "
+                "first if they are not needed"
+            )
+        self.plan += self.transaction.lines()
+        if not self.check_mode:
+            with self.kept_files():
+                self.host.change("purge", there, simulate=False, held=self.own_holds != [])
+
+    # Record ---------------------------------------------------------------------------------------------------------
+
+    def load_record(self) -> dict[str, Any]:
+        return package_manager.read_record(self.wish.record)
+
+    def remember(self, more: dict[str, Any]) -> None:
+        """Add to the record, before the change that it describes: a kill in between loses nothing."""
+        if not self.wish.record:
+            return
+        record = self.load_record()
+        record["packages"] = sorted({*record.get("packages", []), *more.get("packages", [])})
+        record["holds"] = sorted({*record.get("holds", []), *more.get("holds", [])})
+        record["files"] = {**more.get("files", {}), **record.get("files", {})}
+        package_manager.write_record(self.wish.record, record)
+
+    @contextlib.contextmanager
+    def kept_files(self) -> Any:
+        """Put back the bytes and mode of each kept file that the transaction changed or deleted."""
+        held = {}
+        for path in self.wish.keep_files:
+            data = read_bytes(path)
+            if data is not None:
+                held[path] = (data, stat.S_IMODE(os.stat(path).st_mode))
+        try:
+            yield
+        finally:
+            for path, (data, mode) in held.items():
+                if read_bytes(path) != data:
+                    write_bytes(path, data, mode)
+
+
+def flat(suites: Sequence[str]) -> bool:
+    """Whether a source is a folder of packages, without a suite of a distribution."""
+    return any(suite.endswith("/") for suite in suites)
+
+
+def shown(text: str | None) -> str:
+    """A file's text in a diff; a key that is not armoured is no text."""
+    if text is None:
+        return ""
+    return "(not a text)\n" if any("\udc80" <= one <= "\udcff" for one in text) else text
+
+
+def candidate(policy: dict[str, dict[str, Any]], package: str) -> str | None:
+    version = policy.get(split_pin(package)[0], {}).get("candidate")
+    return None if version is None else str(version)
+
+
+def installed(policy: dict[str, dict[str, Any]], package: str) -> str | None:
+    version = policy.get(split_pin(package)[0], {}).get("installed")
+    return None if version is None else str(version)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What package managers have in common: how they are called, and the record of what a role brought to a host."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from typing import Any, Mapping, NamedTuple
+
+from ..host.files import read_bytes, write_bytes
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class PackageError(Exception):
+    """A package manager refused; the text says what and what to do."""
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    fault: str
+
+
+def run(*arguments: str, environment: Mapping[str, str], together: bool = False) -> Done:
+    """Run a program without a terminal, with messages as they are written in English. ``together``: its faults stand
+    among its output, in the order in which it said them. Raises FileNotFoundError where there is no such program."""
+    done = subprocess.run(
+        arguments,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "PATH": PATH, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if together else subprocess.PIPE,
+        check=False,
+    )
+    return Done(
+        done.returncode, done.stdout.decode("utf-8", "replace"), (done.stderr or b"").decode("utf-8", "replace")
+    )
+
+
+def read_text(path: str | None) -> str | None:
+    """The text of a file, None where it is not there; every byte survives ``write_texts``."""
+    data = read_bytes(path) if path else None
+    return None if data is None else data.decode("utf-8", "surrogateescape")
+
+
+def write_texts(files: Mapping[str, str | None]) -> None:
+    """Write each file, or take it away where its text is None."""
+    for path, text in files.items():
+        if text is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        else:
+            write_bytes(path, text.encode("utf-8", "surrogateescape"))
+
+
+def read_record(path: str | None) -> dict[str, Any]:
+    """What a role brought to this host; empty where nothing is noted. Raises PackageError for what is no record."""
+    text = read_text(path)
+    if text is None:
+        return {}
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as fault:
+        raise PackageError(f"the record {path} cannot be read ({fault}); restore it or remove it") from None
+
+
+def write_record(path: str, record: Mapping[str, Any]) -> None:
+    write_bytes(path, (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+
+
+def difference(title: str, before: str, after: str) -> dict[str, str]:
+    """One entry of a diff as Ansible shows it."""
+    return {"before_header": title, "after_header": title, "before": before, "after": after}

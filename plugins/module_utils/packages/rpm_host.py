@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""rpm with dnf or zypper of this host, behind one narrow seam. Tests put another object in its place.
+
+By their command lines: what dnf gives to Python is there for the system's own Python alone, which on RHEL 8 is older
+than what Ansible needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import http.client
+import os
+from typing import Container, Sequence
+
+from ansible.module_utils.urls import open_url
+
+from ..host.files import write_bytes
+from . import manager as package_manager
+from . import rpm_text
+
+KEYS = "/etc/pki/rpm-gpg"
+MODULES = "/etc/dnf/modules.d"
+VERSIONLOCK_CONF = "/etc/dnf/plugins/versionlock.conf"
+VERSIONLOCK_LIST = "/etc/dnf/plugins/versionlock.list"
+ZYPPER_LOCKS = "/etc/zypp/locks"
+REPOSITORIES = {"dnf": "/etc/yum.repos.d", "zypper": "/etc/zypp/repos.d"}
+# zypper: a reboot or restart is advised, updates are there; nothing failed.
+ZYPPER_FINE = (0, 100, 101, 102, 103)
+ZYPPER_NOTHING_FOUND = 104
+# Another repository than ours could not be read and was left out; what was asked for was done.
+ZYPPER_LEFT_OUT = 106
+QUERY = "%{NAME} %|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
+
+
+class RpmError(package_manager.PackageError):
+    """dnf, zypper or rpm refused; the text says what and what to do."""
+
+
+class RpmHost:
+    """``manager``: dnf or zypper; auto looks at os-release."""
+
+    def __init__(self, manager: str, lock_timeout: int = 300) -> None:
+        self.lock_timeout = lock_timeout
+        self.manager = manager if manager != "auto" else rpm_text.manager_of(self.read("/etc/os-release") or "")
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        try:
+            return package_manager.run(*arguments, environment={"ZYPP_LOCK_TIMEOUT": str(self.lock_timeout)})
+        except FileNotFoundError:
+            raise RpmError(f"this host has no {arguments[0]}; it was taken for a host of {self.manager}") from None
+
+    def must(self, what: str, *arguments: str) -> str:
+        code, out, fault = self.run(*arguments)
+        # A refresh is asked for one repository, which must be read.
+        fine = ZYPPER_FINE if "refresh" in arguments else (*ZYPPER_FINE, ZYPPER_LEFT_OUT)
+        if code != 0 and not (arguments[0] == "zypper" and code in fine):
+            said = rpm_text.faults_of(out + "\n" + fault)
+            raise RpmError(f"{what} failed ({arguments[0]}, exit status {code}):\n{said}")
+        return out
+
+    # What is there ------------------------------------------------------------------------------------------------
+
+    def installed(self) -> dict[str, str]:
+        """Every installed package; of one that is there in several versions, as kernels are, the newest."""
+        text = self.must("asking rpm for the packages", "rpm", "-qa", "--qf", QUERY)
+        return {name: rpm_text.newest(found) for name, found in rpm_text.parse_versions(text).items()}
+
+    def keys(self) -> list[str]:
+        """The public keys that rpm trusts, as packages gpg-pubkey-<id>-<date>."""
+        return sorted(self.run("rpm", "-q", "gpg-pubkey")[1].split()) if "gpg-pubkey" in self.installed() else []
+
+    def available(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Name → versions that the repositories have; locks hide none."""
+        if not names:
+            return {}
+        if self.manager == "dnf":
+            # dnf 5 ends no line by itself; of dnf 4's empty lines nothing is read.
+            query = ["repoquery", "--qf", "%{name} %{evr}\\n", *names]
+            return rpm_text.parse_versions(self.must("asking dnf for the packages", "dnf", *self.quiet(), *query))
+        arguments = [
+            "zypper",
+            "--non-interactive",
+            "--xmlout",
+            "search",
+            "-s",
+            "--match-exact",
+            "-t",
+            "package",
+            *names,
+        ]
+        code, out, fault = self.run(*arguments)
+        if code not in (*ZYPPER_FINE, ZYPPER_NOTHING_FOUND, ZYPPER_LEFT_OUT):
+            said = rpm_text.faults_of(out + "\n" + fault)
+            raise RpmError(f"asking zypper for the packages failed (exit status {code}):\n{said}")
+        return rpm_text.parse_zypper_search(out)
+
+    def of_files(self, paths: Sequence[str]) -> dict[str, str]:
+        """Name → version of package files."""
+        text = self.must("reading the package files", "rpm", "-qp", "--nosignature", "--qf", QUERY, *paths)
+        return {name: found[0] for name, found in rpm_text.parse_versions(text).items()}
+
+    def repository_files(self) -> dict[str, str]:
+        """The text of every repository file, by path."""
+        found = {}
+        for path in sorted(glob.glob(REPOSITORIES[self.manager] + "/*.repo")):
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="surrogateescape") as stream:
+                found[path] = stream.read()
+        return found
+
+    def read(self, path: str) -> str | None:
+        return package_manager.read_text(path)
+
+    def fetch(self, address: str) -> str:
+        """A key: from the web with the proxies of the environment, or from a file of this host."""
+        if address.startswith("file://"):
+            address = address[len("file://") :]
+        if address.startswith("/"):
+            text = self.read(address)
+            if text is None:
+                raise RpmError(f"the key {address} is not on this host")
+            return text
+        try:
+            return bytes(open_url(address, timeout=30).read()).decode("utf-8", "replace")
+        except (OSError, ValueError, http.client.HTTPException) as fault:
+            raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
+
+    # Changes ------------------------------------------------------------------------------------------------------
+
+    def quiet(self) -> list[str]:
+        """Without the plugin that keeps versions: our own locks are for other people's transactions."""
+        return ["-y", "-q", "--disableplugin=versionlock"]
+
+    def refresh(self, name: str = "") -> None:
+        """Read the index of one repository anew, or of all."""
+        what = f"reading the repository {name}" if name else "reading the repositories"
+        if self.manager == "dnf":
+            # A dnf.conf may say that a repository which cannot be read is left out in silence.
+            only = ["--disablerepo=*", f"--enablerepo={name}", f"--setopt={name}.skip_if_unavailable=0"] if name else []
+            # Not quiet: the reason, such as a 404, is only told among what goes well.
+            loud = [word for word in self.quiet() if word != "-q"]
+            self.must(what, "dnf", *loud, *only, "--refresh", "makecache")
+        else:
+            # Without --gpg-auto-import-keys: that takes whatever key the repository itself offers.
+            self.must(what, "zypper", "--non-interactive", "refresh", "--force", *([name] if name else []))
+
+    def trust(self, path: str) -> None:
+        self.must(f"importing the key {path}", "rpm", "--import", path)
+
+    def distrust(self, key: str) -> None:
+        self.must(f"taking the key {key} away", "rpm", "-e", "--allmatches", key)
+
+    def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
+        """One transaction for exactly these versions, up or down, and nothing that is only recommended.
+
+        ``keep``: packages that must not come along in another version. zypper keeps what is locked by itself; dnf's
+        plugin is off, for it would keep our own as well.
+        """
+        what = "installing " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
+        if self.manager == "dnf":
+            words = [*self.quiet(), "--setopt=install_weak_deps=False", "install"]
+            words[:0] = [f"--exclude={name}" for name in keep]
+            self.must(what, "dnf", *words, *(files or [f"{name}-{version}" for name, version in packages.items()]))
+            return
+        words = ["--non-interactive", "install", "--auto-agree-with-licenses", "--no-recommends", "--oldpackage"]
+        words += ["--allow-unsigned-rpm"] if files else []
+        self.must(what, "zypper", *words, *(files or [f"{name}={version}" for name, version in packages.items()]))
+
+    def needed_by_others(self, names: Sequence[str]) -> str:
+        """What rpm says against removing these packages, empty where nothing else needs them."""
+        code, out, fault = self.run("rpm", "-e", "--test", *names)
+        return "" if code == 0 else rpm_text.faults_of(out + "\n" + fault)
+
+    def remove(self, names: Sequence[str]) -> None:
+        if self.manager == "dnf":
+            words = [*self.quiet(), "--setopt=clean_requirements_on_remove=False", "remove"]
+            self.must(f"removing {', '.join(names)}", "dnf", *words, *names)
+        else:
+            self.must(f"removing {', '.join(names)}", "zypper", "--non-interactive", "remove", *names)
+
+    def module(self, verb: str, spec: str) -> None:
+        """``verb`` is enable or reset, of a module of dnf."""
+        self.must(f"the {verb} of the module {spec}", "dnf", *self.quiet(), "module", verb, spec)
+
+    # Locks --------------------------------------------------------------------------------------------------------
+
+    def can_lock(self) -> bool:
+        return self.manager == "zypper" or self.read(VERSIONLOCK_CONF) is not None
+
+    def locks(self) -> list[str]:
+        """The names of the packages that are kept at their version."""
+        if self.manager == "zypper":
+            return rpm_text.locked_by_zypper(self.read(ZYPPER_LOCKS))
+        return [name for _line, name in self._locked() if name]
+
+    def lock(self, packages: dict[str, str]) -> None:
+        """Keep these packages at these versions; an older entry of the same package goes."""
+        if self.manager == "zypper":
+            self.must("locking the packages", "zypper", "--non-interactive", "addlock", *sorted(packages))
+            return
+        lines = self._lines_without(packages)
+        lines += [rpm_text.lock_line(name, version) for name, version in sorted(packages.items())]
+        write_bytes(VERSIONLOCK_LIST, ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape"))
+
+    def unlock(self, names: Sequence[str]) -> None:
+        """Take the locks of these packages away; a lock that is gone already is no fault."""
+        if self.manager == "zypper":
+            self.must("releasing the packages", "zypper", "--non-interactive", "removelock", *names)
+            if self.read(ZYPPER_LOCKS) == "":
+                # zypper makes the file with the first lock and leaves it behind.
+                os.unlink(ZYPPER_LOCKS)
+        elif self.read(VERSIONLOCK_LIST) is not None:
+            text = "".join(line + "\n" for line in self._lines_without(names))
+            write_bytes(VERSIONLOCK_LIST, text.encode("utf-8", "surrogateescape"))
+
+    def _lines_without(self, names: Container[str]) -> list[str]:
+        return [line for line, name in self._locked() if not name or name not in names]
+
+    def _locked(self) -> list[tuple[str, str]]:
+        """Each line of the versionlock list with the package that it is about."""
+        lines = (self.read(VERSIONLOCK_LIST) or "").splitlines()
+        there = self.installed() if any(rpm_text.is_loose(line) for line in lines) else {}
+        return [(line, rpm_text.lock_name(line, there)) for line in lines]

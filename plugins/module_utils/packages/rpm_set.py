@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set of packages with its repository, brought to an RPM system and taken away again without a trace.
+
+What ``apt_set`` is for apt: one transaction, a record before each change, and the host as it was where it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, NamedTuple, Sequence
+
+from . import manager as package_manager
+from . import rpm_text
+from .pins import split_pin
+from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
+
+# What keeps packages at their version, where that is a package of its own.
+LOCKER = "python3-dnf-plugin-versionlock"
+
+
+class Wish(NamedTuple):
+    packages: Sequence[str]
+    name: str
+    source: dict[str, Any] | None = None
+    files: Sequence[str] = ()
+    module_stream: str = ""
+    stale_sources: Sequence[str] = ()
+    hold: Sequence[str] = ()
+    record: str | None = None
+
+
+class PackageSet:
+    """One run; after it the attributes tell what was done, or in check mode would be."""
+
+    def __init__(self, wish: Wish, host: RpmHost, check_mode: bool = False) -> None:
+        self.wish, self.host, self.check_mode = wish, host, check_mode
+        self.plan: list[str] = []
+        self.before: dict[str, str] = {}
+        self.after: dict[str, str] = {}
+        self.files_before: dict[str, str | None] = {}
+        self.files_after: dict[str, str | None] = {}
+        self.keys_before: list[str] = []
+        self.stream_before: dict[str, str | None] = {}
+        self.stream_switched = False
+        self.record_before: str | None = None
+
+    @property
+    def source_changed(self) -> bool:
+        return self.files_before != self.files_after
+
+    @property
+    def changed(self) -> bool:
+        return bool(self.plan)
+
+    @property
+    def installed(self) -> dict[str, str]:
+        return {name: version for name, version in self.after.items() if self.before.get(name) != version}
+
+    @property
+    def removed(self) -> list[str]:
+        return sorted(set(self.before) - set(self.after))
+
+    def diff(self) -> list[dict[str, str]]:
+        """One entry for each file and one for the packages."""
+        entries = []
+        for path, before in self.files_before.items():
+            entries.append(package_manager.difference(path, before or "", self.files_after.get(path) or ""))
+        moved = {*self.installed, *self.removed} - {"gpg-pubkey"}
+        sides = (self.before, self.after)
+        texts = ["".join(f"{one} {there[one]}\n" for one in sorted(moved & {*there})) for there in sides]
+        entries.append(package_manager.difference("packages", *texts))
+        return [entry for entry in entries if entry["before"] != entry["after"]]
+
+    # Present --------------------------------------------------------------------------------------------------------
+
+    def present(self) -> None:
+        self.record_before = package_manager.read_text(self.wish.record)
+        self.before = self.host.installed()
+        self.keys_before = self.host.keys()
+        self.settle()
+        self.after = dict(self.before)
+        packages = [*self.wish.packages]
+        if self.wish.hold and self.host.manager == "dnf" and not self.host.can_lock():
+            packages.append(LOCKER)
+        if self.wish.files:
+            self.refuse_missing_files()
+        try:
+            self.put_files()
+            self.switch_stream()
+            self.bring(packages)
+        except (package_manager.PackageError, OSError) as fault:
+            if self.check_mode or not self.take_back():
+                raise
+            raise RpmError(f"{fault}\nRepositories, keys and packages are as they were.") from None
+        self.hold()
+
+    def bring(self, packages: Sequence[str]) -> None:
+        if self.wish.files:
+            wanted = self.host.of_files(self.wish.files)
+            more = [one for one in packages if split_pin(one)[0] == LOCKER]
+            todo = {name: version for name, version in wanted.items() if self.before.get(name) != version}
+            if todo:
+                self.change(todo, self.wish.files)
+            packages = more
+        names = [split_pin(one)[0] for one in packages]
+        lacking = rpm_text.lacking(rpm_text.follow(packages, self.before, {}), self.before)
+        if not lacking:
+            return
+        if self.check_mode and (self.source_changed or self.stream_switched):
+            # What is not written cannot be asked.
+            self.foretell({split_pin(one)[0]: split_pin(one)[1].lstrip("@") for one in lacking})
+            return
+        names += [name for name in self.load_record().get("packages", []) if name not in names and name in self.before]
+        known = self.host.available(names)
+        if not self.source_changed and rpm_text.unavailable(lacking, known) and not self.check_mode:
+            self.host.refresh(self.wish.name if self.wish.source else "")
+            known = self.host.available(names)
+        lacking = rpm_text.lacking(rpm_text.follow(packages, self.before, known), self.before)
+        unavailable = rpm_text.unavailable(lacking, known)
+        if unavailable:
+            raise RpmError("these packages cannot be installed:\n- " + "\n- ".join(unavailable))
+        changes = rpm_text.resolve(lacking, known)
+        self.change({**rpm_text.companions(changes, self.before, known), **changes}, ())
+
+    def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
+        """Bring these versions. Packages that somebody else locked are his: a change of one is refused."""
+        ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
+        # Somebody else's entry may be a pattern.
+        keep = sorted({*rpm_text.matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
+        foreign = [name for name in keep if name in packages]
+        if foreign:
+            release = "dnf versionlock delete" if self.host.manager == "dnf" else "zypper removelock"
+            raise RpmError(
+                f"nothing was installed: {', '.join(foreign)} would change and somebody locked it; release it with: "
+                f"{release} {' '.join(foreign)}"
+            )
+        self.foretell(packages)
+        if self.check_mode:
+            return
+        # The dependencies that come along are known only afterwards; a kill in between leaves this for the next run.
+        self.remember({"packages": sorted(set(packages) - set(self.before)), "unsettled": sorted(self.before)})
+        blocking = sorted(set(ours) & set(packages)) if self.host.manager == "zypper" else []
+        if blocking:
+            self.host.unlock(blocking)
+        try:
+            self.host.install(packages, files, keep)
+        finally:
+            if blocking:
+                self.host.lock({name: packages[name] for name in blocking})
+            self.after = self.host.installed()
+        self.note_keys()
+        self.settle()
+
+    def foretell(self, packages: dict[str, str]) -> None:
+        for name, version in sorted(packages.items()):
+            old = self.before.get(name)
+            self.plan.append(f"{'change' if old else 'install'} {name} {old + ' to ' if old else ''}{version}".rstrip())
+            self.after[name] = version
+
+    def settle(self) -> None:
+        """Note the dependencies that came with a transaction of ours, of this run or of one that was killed."""
+        record = self.load_record()
+        if "unsettled" in record and not self.check_mode:
+            there = self.after or self.before
+            came = set(_without_keys(there)) - set(record["unsettled"])
+            self.remember({"packages": sorted(came), "unsettled": None})
+
+    def hold(self) -> None:
+        """Keep the packages at their version against upgrades of the whole system."""
+        names = rpm_text.matching(_without_keys(self.after), self.wish.hold)
+        ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
+        moved = [name for name in self.installed if name in ours]
+        todo = sorted((set(names) - set(self.host.locks())) | set(moved))
+        self.plan += [f"lock {name}" for name in todo if name not in moved]
+        if todo and not self.check_mode:
+            self.remember({"locks": todo})
+            if self.host.manager == "dnf" or set(todo) - set(moved):
+                self.host.lock({name: self.after[name] for name in todo if name in self.after})
+
+    def refuse_missing_files(self) -> None:
+        missing = [path for path in self.wish.files if not os.path.exists(path)]
+        if missing:
+            raise RpmError(f"these package files are not on the host: {', '.join(missing)}")
+
+    # Repository, key, stream ----------------------------------------------------------------------------------------
+
+    def put_files(self) -> None:
+        """Write and remove repository files, and read the index; ``take_back`` undoes it where that fails."""
+        files = self.host.repository_files()
+        ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.wish.name}.repo", ""
+        wanted: dict[str, str | None] = {
+            path: None
+            for path, text in files.items()
+            if path != ours and any(mark in text for mark in self.wish.stale_sources)
+        }
+        if self.wish.source:
+            key_path = f"{KEYS}/{self.wish.name}.asc" if self.wish.source.get("key") else ""
+            wanted[ours] = rpm_text.repository_file(self.wish.name, self.wish.source, key_path)
+            if key_path:
+                wanted[key_path] = self.key_text(files.get(ours) == wanted[ours], key_path)
+        for path, text in wanted.items():
+            now = self.host.read(path)
+            if now != text:
+                self.files_before[path], self.files_after[path] = now, text
+                self.plan.append(f"{'remove' if text is None else 'write'} {path}")
+        if self.check_mode or not self.source_changed:
+            return
+        # What has our name is ours, also where an earlier version of the collection wrote it: the way back removes it.
+        mine = {ours, key_path}
+        self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
+        package_manager.write_texts(self.files_after)
+        if self.wish.source:
+            # zypper asks nobody for a key that rpm knows already, and refuses every other one.
+            if self.wish.source.get("key") and self.host.manager == "zypper":
+                self.host.trust(f"{KEYS}/{self.wish.name}.asc")
+            self.host.refresh(self.wish.name)
+            self.note_keys()
+
+    def key_text(self, same: bool, key_path: str) -> str:
+        """The key; one that is named by its address is fetched again only when the repository changed."""
+        key = str((self.wish.source or {})["key"]).strip()
+        there = self.host.read(key_path)
+        if key.startswith("-----BEGIN"):
+            return key + "\n"
+        return there if same and there is not None else self.host.fetch(key)
+
+    def note_keys(self) -> None:
+        came = sorted(set(self.host.keys()) - set(self.keys_before))
+        if came:
+            self.remember({"keys": came})
+
+    def switch_stream(self) -> None:
+        if not self.wish.module_stream:
+            return
+        module, _colon, stream = self.wish.module_stream.partition(":")
+        path = f"{MODULES}/{module}.module"
+        text = self.host.read(path)
+        now = rpm_text.stream_of(text, module)
+        if now == stream:
+            return
+        self.plan.append(f"enable the stream {self.wish.module_stream}" + (f" instead of {now}" if now else ""))
+        self.stream_switched = True
+        if self.check_mode:
+            return
+        self.stream_before = {path: text}
+        self.remember({"stream": self.stream_before})
+        if now:
+            # dnf refuses to enable a stream beside another one.
+            self.host.module("reset", module)
+        self.host.module("enable", f"{module}:{stream}")
+
+    def take_back(self) -> bool:
+        """Undo what came before the packages; False where packages came, which the next run goes on from."""
+        if _without_keys(self.host.installed()) != _without_keys(self.before):
+            return False
+        for key in sorted(set(self.host.keys()) - set(self.keys_before)):
+            self.host.distrust(key)
+        package_manager.write_texts({**self.stream_before, **self.files_before})
+        if self.wish.record:
+            package_manager.write_texts({self.wish.record: self.record_before})
+        return True
+
+    # Absent ---------------------------------------------------------------------------------------------------------
+
+    def absent(self) -> None:
+        self.before = self.host.installed()
+        self.after = dict(self.before)
+        self.settle()
+        record = self.load_record()
+        names = record.get("packages", []) if self.wish.record else [split_pin(one)[0] for one in self.wish.packages]
+        there = [name for name in names if name in self.before]
+        self.refuse_dependents(there)
+        # Before the packages, for a lock keeps them.
+        locked = rpm_text.matching(self.host.locks(), record.get("locks", []))
+        if locked:
+            self.plan += [f"release {name}" for name in locked]
+            if not self.check_mode:
+                self.host.unlock(locked)
+        if there:
+            self.plan += [f"remove {name} {self.before[name]}" for name in sorted(there)]
+            self.after = {name: version for name, version in self.before.items() if name not in there}
+            if not self.check_mode:
+                self.host.remove(there)
+                self.after = self.host.installed()
+        self.absent_source(record)
+        if self.wish.record and not self.check_mode:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.wish.record)
+
+    def refuse_dependents(self, there: Sequence[str]) -> None:
+        needed = self.host.needed_by_others(there) if there else ""
+        if needed:
+            raise RpmError(f"nothing was removed, for other packages need what this role installed:\n{needed}")
+
+    def absent_source(self, record: dict[str, Any]) -> None:
+        for path, text in (record.get("stream") or {}).items():
+            if self.host.read(path) != text:
+                self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
+                if not self.check_mode:
+                    package_manager.write_texts({path: text})
+        for key in sorted(set(record.get("keys", [])) & set(self.host.keys())):
+            self.plan.append(f"distrust {key}")
+            if not self.check_mode:
+                self.host.distrust(key)
+        files = dict(record.get("files", {f"{REPOSITORIES[self.host.manager]}/{self.wish.name}.repo": None}))
+        for path, text in files.items():
+            now_text = self.host.read(path)
+            # A file that somebody wrote anew since stays.
+            if now_text != text and (text is None or now_text is None):
+                self.files_before[path], self.files_after[path] = now_text, text
+                self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
+        if not self.check_mode:
+            package_manager.write_texts(self.files_after)
+
+    # Record ---------------------------------------------------------------------------------------------------------
+
+    def load_record(self) -> dict[str, Any]:
+        return package_manager.read_record(self.wish.record)
+
+    def remember(self, more: dict[str, Any]) -> None:
+        """Add to the record, before the change that it describes. What was first kept of a file or stream stays."""
+        if not self.wish.record:
+            return
+        record = self.load_record()
+        for part in ("packages", "locks", "keys"):
+            record[part] = sorted({*record.get(part, []), *more.get(part, [])})
+        record["files"] = {**more.get("files", {}), **record.get("files", {})}
+        if "stream" in more:
+            record.setdefault("stream", more["stream"])
+        if "unsettled" in more:
+            if more["unsettled"] is None:
+                record.pop("unsettled", None)
+            else:
+                record["unsettled"] = more["unsettled"]
+        package_manager.write_record(self.wish.record, record)
+
+
+def _without_keys(packages: dict[str, str]) -> dict[str, str]:
+    """rpm keeps the public keys that it trusts as packages."""
+    return {name: version for name, version in packages.items() if name != "gpg-pubkey"}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a host's group wants, collected from the variables of the roles in the play and from the ``vgpu_*`` variables.
+
+A role whose ``<role>_state`` is not defined is not in the play, and nothing is wished of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config import node_config
+from ..config import variables as schema
+from ..driver import choice as driver_choice
+from ..engines import daemon_json, engine_packages
+from ..gpu import mig_unit, mps, time_slice
+from ..packages.pins import name_of
+from . import plugin_python
+
+# The order in which roles run; each builds on those before it.
+ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
+
+# The variables of each role that the plan looks at, without the role's prefix, with the value of one that is unset.
+INPUTS: dict[str, dict[str, Any]] = {
+    "nvidia_driver": {
+        **driver_choice.DEFAULTS,
+        "kernel_module": "none",
+        "reboot": "never",
+        "record": "",
+        "setup_record": "",
+    },
+    "nvidia_docker": {
+        "packages": [],
+        "record": "",
+        "config": {},
+        "config_path": "/etc/nvidia-container-runtime/config.toml",
+        "config_record": "",
+    },
+    "container_runtime": engine_packages.DEFAULTS,
+    "vcuda": {
+        "version": "",
+        "root": node_config.LIBRARY_ROOT,
+        "arbiter_unit": "vgpu-arbiter.service",
+        "arbiter_unit_path": "/etc/systemd/system/vgpu-arbiter.service",
+        "arbiter_unit_text": "",
+    },
+    "mig": {"geometry": {}, "boot": True, "python": plugin_python.AUTO, "record": ""},
+    "mps": {"replicas": 2, "root": mps.ROOT, "resource": mps.RESOURCE, "exclusive": True},
+    "time_slicing": {"slice": "default"},
+    "device_plugin": {
+        "version": "",
+        "root": "/opt/vgpu/plugin",
+        "unit": "vgpu-device-plugin.service",
+        "unit_path": "/etc/systemd/system/vgpu-device-plugin.service",
+        "unit_text": "",
+        "config_path": node_config.PATH,
+        "kubeconfig": "",
+        "rivals": "refuse",
+        "rivals_remove": [],
+        "deploy": "systemd",
+        "daemonset_path": "/etc/vgpu/daemonset.json",
+        "daemonset_text": "",
+        "python": plugin_python.AUTO,
+        "packages": [plugin_python.AUTO],
+        "packages_record": "",
+    },
+}
+
+
+def collect(variables: dict[str, Any]) -> dict[str, Any]:
+    """The wish of a host. ``variables`` holds valid values of ``vgpu_*`` and of the roles.
+
+    Raises node_config.ConfigError where the ``vgpu_*`` variables are not valid.
+    """
+    settings = schema.read(variables, [])
+    roles = {}
+    for role in ROLES:
+        if variables.get(role + "_state") is None:
+            continue
+        # Whole GPUs need no library; one that is there stays for the containers that use it.
+        if role == "vcuda" and settings["vgpu_sharing"] != "vcuda" and variables["vcuda_state"] == "present":
+            continue
+        part = {name: variables.get(f"{role}_{name}", default) for name, default in INPUTS[role].items()}
+        part["state"] = variables[role + "_state"]
+        roles[role] = part
+    root = roles["vcuda"]["root"] if "vcuda" in roles else node_config.LIBRARY_ROOT
+    return {
+        "roles": roles,
+        "sharing": settings["vgpu_sharing"],
+        "verify": settings["vgpu_verify"],
+        "node_config": node_config.from_vars(variables, root),
+        "node_configs": node_config.named_from_vars(variables, root),
+    }
+
+
+def reads(wish: dict[str, Any]) -> dict[str, Any]:
+    """The options of host_state: what of the host must be read to compare it with this wish."""
+    roles = wish["roles"]
+    # Which packages bring the device plugin's Python is decided by what is read here.
+    asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
+    asked += [part.get("packages") or [] for role, part in roles.items() if role != "device_plugin"]
+    packages = [name_of(package) for names in asked for package in names]
+    options: dict[str, Any] = {"packages": packages, "units": [], "files": [], "texts": []}
+    options["files"] += [record for part in roles.values() for record in records(part)]
+    if "nvidia_driver" in roles:
+        if driver_choice.touches_host(roles["nvidia_driver"]):
+            options["units"] += driver_choice.UNITS
+            options["files"] += driver_choice.FILES
+            if roles["nvidia_driver"]["setup_record"]:
+                options["texts"].append(roles["nvidia_driver"]["setup_record"])
+        if not roles["nvidia_driver"]["packages"]:
+            # Which names they have is decided by what is read here.
+            options["packages"] += driver_choice.PACKAGE_PATTERNS
+    # What is not set there is warned of where cards are sold in slices.
+    if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or wish["sharing"] == "vcuda"):
+        options["texts"].append(roles["nvidia_docker"]["config_path"])
+    if "container_runtime" in roles:
+        part = roles["container_runtime"]
+        options["units"].append(engine_packages.DOCKER_UNIT)
+        options["files"].append(daemon_json.PENDING)
+        options["docker_config"] = part["docker_config"]
+        options["packages"] += [name_of(package) for package in engine_packages.names(part)]
+        if part["engine"] != "docker":
+            options["units"] += engine_packages.ENGINE_UNITS[part["engine"]]
+            options["files"] += [part["drop_in_path"]] if part["drop_in_path"] else []
+            options["containerd_config"] = part["containerd_config"]
+    if "vcuda" in roles:
+        part = roles["vcuda"]
+        options["library_root"] = part["root"]
+        options["units"].append(part["arbiter_unit"])
+        options["files"].append(part["arbiter_unit_path"])
+    if roles.get("mig", {}).get("state") == "present":
+        options["mig"] = True
+        options["files"] += list(mig_unit.files({}))
+        options["units"].append(mig_unit.UNIT)
+    if "mps" in roles:
+        options["files"] += [mps.UNIT_PATH, mps.START_PATH]
+        options["units"].append(mps.UNIT)
+    if "time_slicing" in roles:
+        options["files"].append(time_slice.UNIT_PATH)
+        options["units"].append(time_slice.UNIT)
+    if "device_plugin" in roles:
+        part = roles["device_plugin"]
+        options["units"].append(part["unit"])
+        options["files"] += [part["unit_path"], part["daemonset_path"]]
+        options["plugin_root"] = part["root"]
+        options["node_config"] = part["config_path"]
+    options["packages"] = sorted(set(options["packages"]))
+    return options
+
+
+def records(part: dict[str, Any]) -> list[str]:
+    """Where a role keeps what it needs to undo its work; such a file exists as long as there is something to undo."""
+    names = ("record", "setup_record", "packages_record", "docker_record", "config_record", "containerd_record")
+    return [part[name] for name in names if part.get(name)]

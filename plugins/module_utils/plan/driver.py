@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's part of the role nvidia_driver: packages, host files, kernel modules, reboot. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from ..driver import choice as driver_choice
+from ..driver import setup as driver_setup
+from ..driver.choice import Choice
+from ..driver.setup import STOPPED
+from ..driver.support import branch_of
+from ..host.digest import sha256
+from .part import NOTHING, PRESENT, Part, packages, undone
+
+# What comes beside a driver of any branch, and takes the place of none.
+BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
+# Packages that hold the driver's user space, under the names of any repository.
+USER_SPACE = re.compile(
+    r"(nvidia-utils-\d|libnvidia-compute-\d|nvidia-driver-cuda\Z|nvidia-(tesla-\d+-)?smi\Z|nvidia-compute-G)"
+)
+
+
+def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    if wanted["state"] != PRESENT:
+        changes = undone(wanted, state)
+        return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))
+    choice = driver_choice.choose(state, wanted)
+    if choice.refusals:
+        return NOTHING._replace(errors=choice.refusals, warnings=choice.warnings)
+    changes = packages(choice.packages, "", state)
+    replaced = any(map(replaces, changes)) or _takes_over(changes, choice, wanted, state)
+    reason = "driver packages are missing or of another version"
+    kernel, reboot = _kernel_side(choice, wanted, state, replaced)
+    host = [
+        *_host_files(choice, state),
+        *_token(wanted, state),
+        *_holds(choice, state),
+        *_services(choice, state),
+        *kernel,
+        *_cut_off(wanted, state),
+    ]
+    if host and not changes:
+        reason = "the driver is installed and not in force as wanted"
+    faults = _reboot_faults(reboot, wanted)
+    notes = list(choice.warnings)
+    if not (changes or host or faults or state["nvml"]["ok"]):
+        notes.append("NVML does not answer: " + state["nvml"]["error"])
+    if not reboot and wanted.get("reboot") == "always" and (changes or host):
+        reboot = "nvidia_driver_reboot is always"
+    notes += _of_others(changes, choice, wanted, state)
+    if replaced and state["nvml"]["ok"] and _other_branch(choice, state) and not _named(wanted):
+        runs = state["nvml"]["driver_version"]
+        notes.append(
+            f"driver {runs} runs, and {choice.branch} is the newest branch for these GPUs here; no branch is named, so "
+            f'it comes in its place; to keep the one that runs set nvidia_driver_branch: "{branch_of(runs)}"'
+        )
+    if choice.refuse and choice.modules and _other_branch(choice, state) and not (changes or host):
+        runs = state["driver"]["loaded_version"]
+        notes.append(
+            f"branch {choice.branch} is asked for and installed, and driver {runs} runs: where the packages of "
+            f"{choice.branch} here bring another branch, name that, or choose another source"
+        )
+    if reboot and not faults:
+        host.append(f"reboot, for {reboot}")
+    # Replacing the files under a loaded driver breaks running CUDA programs ("version mismatch").
+    disturbs = bool(reboot and not faults) or (state["nvml"]["ok"] and replaced)
+    return Part(reason, changes + host, disturbs, notes, faults)
+
+
+def replaces(change: str) -> bool:
+    """Whether a change of this step is another version of one of the driver's own packages: files have paths."""
+    foreign = change.startswith(("change /", "change the mode ")) or BESIDE.match(change) is not None
+    return change.startswith("change ") and not foreign
+
+
+def _other_branch(choice: Choice, state: dict[str, Any]) -> bool:
+    """Whether a driver of another branch runs, whose packages may have other names, and make way for those to come."""
+    runs = state["driver"].get("loaded_version") or state["nvml"].get("driver_version") or ""
+    branch = branch_of(runs)
+    return choice.branch is not None and branch is not None and branch != choice.branch
+
+
+def _named(wanted: dict[str, Any]) -> bool:
+    """Whether the group itself says which branch it wants."""
+    return any(wanted.get(name) for name in ("branch", "version", "packages"))
+
+
+def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
+    """Whether what is installed takes the place of a driver of another branch that runs, under other names."""
+    if wanted.get("packages") and not wanted.get("branch"):
+        # Nobody knows the branch of packages that were named; one that changes its version is told by that.
+        return False
+    return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
+
+
+def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """What to say of a driver that runs and that other packages brought, before ours come in its place."""
+    ours = {text.partition("=")[0] for text in choice.packages}
+    if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
+        return []
+    if wanted.get("packages"):
+        # What was named may have brought them.
+        return []
+    there = sorted(name for name, version in state["packages"].items() if version and USER_SPACE.match(name))
+    others = [name for name in there if name not in ours]
+    if not others or any(name in ours for name in there):
+        return []
+    return [
+        f"driver {state['nvml']['driver_version']} runs, and {', '.join(others)} brought it; to keep it set "
+        "nvidia_driver_source: present, to replace it remove those packages first"
+    ]
+
+
+def _host_files(choice: Choice, state: dict[str, Any]) -> list[str]:
+    changes = []
+    for path, text in choice.files.items():
+        found = state["files"].get(path)
+        if found is None:
+            changes.append(f"write {path}")
+        elif found["sha256"] != sha256(text):
+            changes.append(f"change {path}")
+    # A changed file of modprobe.d brings it along.
+    if state["driver"].get("initramfs_old") and not any(driver_setup.MODPROBE in text for text in changes):
+        changes.append("rebuild the initramfs, which is older than the file that keeps nouveau away")
+    return changes
+
+
+def _token(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The licence token of a vGPU guest, known by its digest alone."""
+    if not (wanted.get("vgpu_guest") and wanted.get("vgpu_token_sha256")):
+        return []
+    found = state["files"].get(driver_choice.TOKEN_FILE)
+    if found is None:
+        return [f"write {driver_choice.TOKEN_FILE}"]
+    if found["sha256"] != wanted["vgpu_token_sha256"]:
+        return [f"change {driver_choice.TOKEN_FILE}"]
+    if found["mode"] != driver_choice.TOKEN_MODE:
+        return [f"change the mode of {driver_choice.TOKEN_FILE} from {found['mode']} to {driver_choice.TOKEN_MODE}"]
+    return []
+
+
+def _holds(choice: Choice, state: dict[str, Any]) -> list[str]:
+    """Packages that are there and not held; those that the role installs are held by it at once."""
+    if choice.manager != "apt":
+        return []
+    held = state.get("held") or []
+    return [f"hold {name}" for name in choice.holds if state["packages"].get(name) and name not in held]
+
+
+def _services(choice: Choice, state: dict[str, Any]) -> list[str]:
+    """Units that are there and do not run; before the packages are, there is nothing to say of them."""
+    changes = []
+    for name in choice.services:
+        unit = state["units"].get(name) or {}
+        if unit.get("present") and not (unit.get("active") and unit.get("enabled")):
+            changes.append(f"enable and start {name}")
+        elif unit.get("present"):
+            newer = driver_setup.newer(choice.rereads.get(name, []), state["files"], unit.get("started"))
+            changes += [f"restart {name}, which has not read {path}" for path in newer[:1]]
+    return changes
+
+
+def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Services that a reload of the modules stopped, where it was killed before it started them again."""
+    text = (state.get("texts") or {}).get(wanted.get("setup_record") or "")
+    try:
+        stopped = json.loads(text or "{}").get(STOPPED) or []
+    except (ValueError, AttributeError):
+        # The role's module names a record that cannot be read; nothing is known of it here.
+        return []
+    return [f"start {name}, which a run that was cut off had stopped" for name in stopped]
+
+
+def _kernel_side(
+    choice: Choice, wanted: dict[str, Any], state: dict[str, Any], replaced: bool
+) -> tuple[list[str], str]:
+    """Changes of the kernel's modules, and why a reboot is needed for them, empty where none is."""
+    driver = state["driver"]
+    if choice.kernel_module == "none" or wanted.get("source") == "present":
+        return [], ""
+    if state["nvml"]["ok"]:
+        users = ", ".join(driver.get("in_use") or [])
+        if not replaced or driver["loaded_version"] is None:
+            return [], ""
+        busy = f"driver {driver['loaded_version']} is loaded and in use by {users}" if users else ""
+        return ([] if busy else ["reload the kernel modules"]), busy
+    if choice.reboot:
+        return [], choice.reboot
+    loaded, on_disk = driver["loaded_version"], driver.get("disk_version")
+    if loaded is not None:
+        reload = replaced or (on_disk is not None and on_disk != loaded)
+        return (["reload the kernel modules"] if reload else []), ""
+    if not state["pci_gpus"]:
+        return [], ""
+    return ["load the kernel modules"], ""
+
+
+def _reboot_faults(reboot: str, wanted: dict[str, Any]) -> list[str]:
+    """A reboot that is needed and not allowed stops the host before it is changed."""
+    if not reboot or wanted.get("reboot", "never") != "never":
+        return []
+    way_out = "set it to if_required on a host that may be rebooted"
+    if "nouveau" in reboot:
+        way_out += ", or write 'blacklist nouveau' to /etc/modprobe.d, rebuild the initramfs and reboot it yourself"
+    return [f"{reboot}; so a reboot is needed, and nvidia_driver_reboot is never: {way_out}"]

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's part of the role container_runtime: docker, containerd, CRI-O, k3s and RKE2. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..engines import containerd_text, daemon_check, daemon_json, docker_variants, engine_packages, kubelet_engine
+from ..engines.containerd_text import ConfigError, Wish
+from ..engines.engine_packages import DOCKER_UNIT, ENGINE_UNITS
+from ..host.digest import sha256
+from ..text import toml_text
+from .part import NOTHING, PRESENT, Part, packages, undone
+
+
+def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
+    if wanted["state"] != PRESENT:
+        changes = [*undone(wanted, state), *absent(wanted, state)]
+        return Part("the container runtime's changes are to be undone", changes)
+    engine = engine_packages.choose(state, wanted)
+    if engine.refusal:
+        return NOTHING._replace(errors=[engine.refusal])
+    units = ENGINE_UNITS.get(wanted["engine"], [DOCKER_UNIT])
+    there = any((state["units"].get(name) or {}).get("present") for name in units)
+    others, kubelet = kubelet_engine.told(state.get("kubelet_engine"), wanted["engine"], there)
+    if others:
+        return NOTHING._replace(errors=others)
+    if wanted["engine"] != "docker":
+        missing = packages(engine.packages, "", state)
+        reason, changes, faults = look(wanted, state)
+        reason = "packages are missing or of another version" if missing else reason
+        return Part(reason, [*missing, *changes], warnings=kubelet, errors=faults)
+    if unit.get("masked"):
+        way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
+        return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])
+    faults, notes = docker_variants.told(docker["kinds"])
+    if faults:
+        return NOTHING._replace(errors=faults)
+    changes = packages(engine.packages, "", state)
+    reason = "packages are missing or of another version"
+    path = wanted["docker_config"]
+    try:
+        text, merged = daemon_json.merge(docker["config_text"], wanted["docker_settings"])
+        document = daemon_json.parse(text)
+    except daemon_json.DaemonJsonError as fault:
+        return NOTHING._replace(errors=[f"{path}: {fault}"])
+    argv = unit.get("argv") or []
+    faults = daemon_check.problems(document, argv)
+    if faults:
+        return NOTHING._replace(errors=[f"{path}: {fault}" for fault in faults])
+    todo: list[Any] = list(merged)
+    if merged:
+        changes += [f"{path}: {change}" for change in merged]
+        reason = f"{path} differs"
+    elif docker["info"] is not None:
+        todo = daemon_json.lacks(docker["info"], document, argv)
+        if todo:
+            changes += [str(lack) for lack in todo]
+            reason = f"the running daemon has not taken {path} over"
+    elif unit.get("active"):
+        changes.append(f"restart {DOCKER_UNIT}, which does not answer")
+        reason = f"{DOCKER_UNIT} is active and does not answer on its socket"
+    if not todo and state["files"].get(daemon_json.PENDING) is not None:
+        changes.append("finish an interrupted change of the running daemon")
+        reason = f"a run was interrupted before docker had taken {path} over"
+    if unit.get("present") and not unit.get("active"):
+        changes.append(f"start {DOCKER_UNIT}")
+        reason = f"{DOCKER_UNIT} is not running" if len(changes) == 1 else reason
+    if unit.get("present") and not unit.get("enabled"):
+        changes.append(f"enable {DOCKER_UNIT}")
+        reason = f"{DOCKER_UNIT} is not enabled" if len(changes) == 1 else reason
+    part = Part(reason, changes, warnings=[*kubelet, *notes])
+    return _docker_restart(part, wanted, state, daemon_json.needs_restart(todo)) if unit.get("active") else part
+
+
+def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
+    """What a restart of the running docker means for its containers, and whether the role may do it."""
+    info = state["docker"]["info"]
+    pending = state["files"].get(daemon_json.PENDING) or {}
+    if not keys and pending.get("sha256") == sha256("restart\n"):
+        keys = ["what an interrupted run changed"]
+    if not keys and info is None:
+        keys = ["a daemon that does not answer"]
+    if not keys:
+        return part
+    names = ", ".join(keys)
+    if wanted["restart"] == "never":
+        return part._replace(
+            errors=[f"a restart of docker is needed for {names}, and container_runtime_restart is never; allow it"]
+        )
+    if info is None:
+        return part._replace(
+            disturbs=True, warnings=[*part.warnings, "docker does not answer, so what it runs is not known"]
+        )
+    running = int(info.get("ContainersRunning") or 0)
+    if not running or info.get("LiveRestoreEnabled"):
+        return part
+    stops = f"a restart of docker for {names} stops {running} running containers"
+    if wanted["restart"] == "always":
+        return part._replace(disturbs=True, warnings=[*part.warnings, stops])
+    way_out = "stop them, set live-restore, or allow it with container_runtime_restart: always"
+    return part._replace(disturbs=True, errors=[f"{stops}, and container_runtime_restart is if_idle; {way_out}"])
+
+
+def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """What is left of a file of our own; what records hold is the plan's own business."""
+    path = wanted["drop_in_path"]
+    return [f"remove {path}"] if path and state["files"].get(path) is not None else []
+
+
+def look(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
+    """The reason, the changes, and the errors that stop this host."""
+    engine = wanted["engine"]
+    try:
+        changes, written = _containerd(wanted, state) if engine == "containerd" else _drop_in(wanted, state)
+    except (ConfigError, toml_text.TomlError) as fault:
+        return "", [], ["{}: {}".format(wanted["containerd_config"], fault)]
+    units = {name: state["units"].get(name) or {} for name in ENGINE_UNITS[engine]}
+    active = [name for name, unit in units.items() if unit.get("active")]
+    if changes:
+        if active and wanted["restart"] == "never":
+            way_out = f"{active[0]} must be restarted to read it, and container_runtime_restart is never; allow it"
+            return "", [], [f"{changes[0]}: {way_out}"]
+        return "the configuration of the engine differs", changes, []
+    for name in active:
+        if written and units[name].get("started") and written > units[name]["started"]:
+            return "the configuration is newer than the running engine", [f"restart {name}"], []
+    if engine == "containerd" and units["containerd.service"].get("present") and not active:
+        return "containerd.service is not running", ["start containerd.service"], []
+    return "", [], []
+
+
+def _containerd(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], float]:
+    path, found = wanted["containerd_config"], state["containerd"]
+    runtime = (wanted["runtimes"].get("nvidia") or {}).get("path") or Wish().path
+    wish = Wish(path=runtime, default=wanted["default_runtime"] == "nvidia")
+    record = state["files"].get(wanted["containerd_record"]) or {}
+    text = found["config_text"]
+    if text is None:
+        return [f"write {path} with NVIDIA's runtime"], 0.0
+    installed = state["packages"].get("containerd") or state["packages"].get("containerd.io") or ""
+    faults = containerd_text.problems(text, version(installed))
+    if faults:
+        raise ConfigError("; ".join(faults))
+    target = containerd_text.place(path, text)
+    if target == path:
+        changes = [f"{path}: {change}" for change in containerd_text.merge(text, wish)[1]]
+    else:
+        changes = [] if found["drop_in_text"] == containerd_text.drop_in(text, wish) else [f"write {target}"]
+    return changes, float(record.get("mtime") or 0.0)
+
+
+def _drop_in(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], float]:
+    path = wanted["drop_in_path"]
+    on_disk = state["files"].get(path)
+    if on_disk is None:
+        return [f"write {path}"], 0.0
+    changed = on_disk["sha256"] != sha256(wanted["drop_in_text"])
+    return [f"change {path}"] if changed else [], float(on_disk["mtime"])
+
+
+def version(package: str) -> tuple[int, ...]:
+    """The version of a package as numbers, empty where there is none."""
+    found = re.match(r"(?:\d+:)?(\d+)\.(\d+)", package)
+    return tuple(int(one) for one in found.groups()) if found else ()

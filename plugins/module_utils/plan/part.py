@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plan of every role is made of: its part, and the comparison of packages. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..driver.support import upstream
+from ..engines.engine_packages import manager_of
+from ..packages.pins import name_of, version_of
+from ..packages.rpm_text import fits
+from .desired import records
+
+PRESENT = "present"
+
+
+class Part(NamedTuple):
+    """What one role has to do on a host; no changes: nothing. ``errors`` stop this host alone."""
+
+    reason: str
+    changes: list[str]
+    disturbs: bool = False
+    warnings: Sequence[str] = ()
+    errors: Sequence[str] = ()
+
+
+NOTHING = Part("", [])
+
+
+def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list[str]:
+    """The changes that bring every package to its version; without a pin any installed version will do."""
+    changes = []
+    meant = _matches_pattern if manager_of(state["os"]) == "apt" else fits
+    for package in wanted:
+        name, pin = name_of(package), version_of(package, version)
+        found = state["packages"].get(name)
+        if pin.startswith("@"):
+            # The version of another package, which a change of that one moves too.
+            leader = state["packages"].get(pin[1:])
+            pin = upstream(leader) + "*" if leader and (not found or upstream(found) != upstream(leader)) else ""
+        if found is None:
+            changes.append("install {}{}".format(name, f" {pin}" if pin.strip("*") else ""))
+        elif pin and found != pin and not meant(found, pin):
+            changes.append(f"change {name} from {found} to {pin}")
+    return changes
+
+
+def _matches_pattern(found: str, pin: str) -> bool:
+    """apt takes a pin that ends in * as a prefix."""
+    return pin.endswith("*") and found.startswith(pin[:-1])
+
+
+def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """What is left to take back of a role that is to be absent: that which its records hold."""
+    return [f"take back what {path} records" for path in records(wanted) if state["files"].get(path) is not None]

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: the ordered steps from a host's state to what its group wants, each with its reason. Pure.
+
+A step is derived from state alone, never from what a run remembers: a play that was killed anywhere leaves a state
+from which the next plan names what is still to do. So a unit that runs with an older file than the one on disk, or a
+daemon that did not take its file over, is a step too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from ..config import named_configs, sharing, slices
+from ..config.kinds import Finding, error, errors, warning
+from ..engines import engine_packages
+from ..host import distribution
+from ..host.digest import fingerprint, sha256
+from ..kube import version as kube_version
+from ..state import conflicting_on_host
+from . import plugin_python
+from .desired import ROLES
+from .driver import nvidia_driver, replaces
+from .engine import container_runtime
+from .modes import gpus_after_mig, mig, mps_part, time_slicing
+from .part import NOTHING, PRESENT, Part, undone
+from .toolkit import nvidia_docker
+
+# How the device plugin may be run besides a systemd service.
+DAEMONSET = "daemonset"
+# Said and not refused: docker and containerd start containers unconfined unless they are told otherwise.
+CONFINED = (
+    "SELinux is enforcing, with which nobody has tried slices: the files of a slice have the label of containers, and "
+    "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
+    "avc` after the first pod (docs/unverified.md)"
+)
+# Steps that no role of that name carries out: the proof, and what is cleared away after it.
+VERIFY, COLLECT = "verify", "collect"
+
+
+def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """``{steps, roles, warnings, errors, disturbs}``; roles are the names of the steps."""
+    steps: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    faults = refusals(wish, state)
+    if state["os"].get("selinux") == "enforcing" and "device_plugin" in wish["roles"]:
+        warnings.append(CONFINED)
+    for role in ROLES:
+        wanted = wish["roles"].get(role)
+        if wanted is None:
+            continue
+        part = PARTS[role](wanted, state, wish)
+        warnings += [f"{role}: {text}" for text in part.warnings]
+        faults += [f"{role}: {text}" for text in part.errors]
+        if part.changes:
+            steps.append(
+                {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
+            )
+    steps += _after_driver(wish, state, steps)
+    faults += _without_driver(wish, state, [step["role"] for step in steps])
+    reason = why_prove(wish, state, bool(steps))
+    if reason:
+        steps.append({"role": VERIFY, "reason": reason, "changes": [], "disturbs": False})
+    steps += _collect(wish, state)
+    return {
+        "steps": steps,
+        "roles": [step["role"] for step in steps],
+        "warnings": warnings,
+        "errors": faults,
+        "disturbs": any(step["disturbs"] for step in steps),
+    }
+
+
+def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """Why nothing at all can be done on this host."""
+    found: list[str] = []
+    host = state["os"]
+    if not wish["roles"]:
+        return found
+    if host["root"] != "true":
+        found.append("the host is reached without root rights, and every role needs them; set become: true")
+    if not engine_packages.family_of(host):
+        name = host["name"] or host["id"] or "an unknown distribution"
+        found.append(f"{name} is not supported; {distribution.SUPPORTED} are")
+    return found
+
+
+def _after_driver(wish: dict[str, Any], state: dict[str, Any], steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A device plugin that runs holds the driver that it started with: it is started again after one that changes."""
+    wanted = wish["roles"].get("device_plugin") or {}
+    changes = {step["role"]: step["changes"] for step in steps}
+    driver = changes.get("nvidia_driver", [])
+    # Packages of another branch may have other names.
+    replaced = any(map(replaces, driver))
+    disturbed = any(step["role"] == "nvidia_driver" and step["disturbs"] for step in steps)
+    replaced = replaced or (disturbed and any(change.startswith("install ") for change in driver))
+    running = wanted.get("state") == PRESENT and (state["units"].get(wanted["unit"]) or {}).get("active")
+    if not (replaced and running) or "device_plugin" in changes:
+        return []
+    todo = ["restart {}".format(wanted["unit"])]
+    return [{"role": "device_plugin", "reason": "the driver changes under it", "changes": todo, "disturbs": False}]
+
+
+def _without_driver(wish: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
+    """A device plugin that runs, though without NVML, would not start again: leave it until the driver answers."""
+    wanted = wish["roles"].get("device_plugin") or {}
+    waits = not wish["node_config"]["flags"]["failOnInitError"]
+    mended = "nvidia_driver" in roles or state["nvml"]["ok"]
+    if wanted.get("state") != PRESENT or "device_plugin" not in roles or mended or waits:
+        return []
+    fault = state["nvml"]["error"]
+    way_out = "look at nvidia-smi and dmesg, mend the driver, then run again"
+    return [f"device_plugin: it could not start, for NVML does not answer ({fault}) and no step mends it; {way_out}"]
+
+
+def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
+    """Why isolation is checked at the end, empty where it is not.
+
+    A run that was killed or that failed before the proof leaves a host that is as wanted and not proven.
+    """
+    plugin = wish["roles"].get("device_plugin") or {}
+    if wish["verify"] == "never" or wish["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
+        return ""
+    if wish["verify"] == "always":
+        return "vgpu_verify is always"
+    if changes:
+        return "the plan changes the host"
+    runs = fingerprint(state["plugin"]["status"], state["gpus"], state["nvml"]["driver_version"])
+    return "isolation is not proven for what runs now" if runs != state["proof"] else ""
+
+
+def _collect(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The last step: versions of the library that nothing uses go, once the version that follows them is proven."""
+    wanted, found = wish["roles"].get("vcuda"), state["vcuda"]
+    if not wanted or wanted["state"] != PRESENT:
+        return []
+    root, version = wanted["root"], wanted["version"]
+    changes = [f"remove {root}/{one}" for one in found["unused"] if one != version]
+    if found["current"] not in (None, version):
+        changes.append("remove {}/{} unless a container uses it".format(root, found["current"]))
+    step = {"role": COLLECT, "reason": "older versions of the library are left", "changes": changes, "disturbs": False}
+    return [step] if changes else []
+
+
+def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    """What the host's GPUs say about the wish. Before a driver is there, only their number on the bus is known."""
+    config, gpus = wish["node_config"], state["gpus"]
+    if state["nvml"]["ok"]:
+        if not gpus:
+            return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
+        after = gpus_after_mig(wish, state)
+        found = sharing.pieces_for(after, config)[1]
+        for name, other in sorted((wish.get("node_configs") or {}).items()):
+            found += [
+                fault._replace(path=f"vgpu_configs.{name}", message=str(fault))
+                for fault in errors(sharing.pieces_for(after, other)[1])
+            ]
+        return found
+    findings = []
+    on_bus = len(state["pci_gpus"])
+    for n, exception in enumerate((slices.vcuda_of(config) or {}).get("devices") or []):
+        where = f"sharing.vcuda.devices[{n}].match"
+        index = exception["match"].get("index")
+        later = [key for key in ("uuid", "model") if key in exception["match"]]
+        if index is not None and on_bus and index >= on_bus:
+            findings.append(error(where, f"no GPU with index {index}; the host has {on_bus} on its PCI bus"))
+        elif later:
+            findings.append(warning(where, f"{' and '.join(later)} can be checked only once the driver answers"))
+    return findings
+
+
+def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    found, version, root = state["vcuda"], wanted["version"], wanted["root"]
+    unit = state["units"].get(wanted["arbiter_unit"]) or {}
+    if wanted["state"] != PRESENT:
+        changes = [f"remove {root}/{one}" for one in found["versions"]]
+        if unit.get("present"):
+            changes.append("remove {}".format(wanted["arbiter_unit"]))
+        held = len(named_configs.held(state)) if changes else 0
+        notes = [f"{held} containers mount the library; they cannot be started again"] if held else []
+        return Part("the library is to be absent", changes, bool(held), notes)
+    changes = []
+    reason = "the library is not current"
+    if version not in found["versions"]:
+        changes.append(f"deploy {root}/{version}")
+    elif version not in found["whole"]:
+        changes.append(f"deploy {root}/{version} anew, its files differ from its manifest")
+        reason = "the library is damaged"
+    if found["current"] != version:
+        changes.append("switch current from {} to {}".format(found["current"] or "nothing", version))
+    text, path = wanted["arbiter_unit_text"], wanted["arbiter_unit_path"]
+    on_disk = state["files"].get(path)
+    if not text:
+        return Part(reason, changes)
+    if on_disk is None or on_disk["sha256"] != sha256(text):
+        changes.append("{} {}".format("write" if on_disk is None else "change", path))
+        reason = "the unit of the arbiter differs" if len(changes) == 1 else reason
+    return Part(reason, changes) if changes else _arbiter_running(wanted, unit, on_disk, found["real_root"])
+
+
+def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any, real_root: str) -> Part:
+    """All files are as wanted: does the arbiter that runs come from them? A restart leaves tenants their own share."""
+    name = wanted["arbiter_unit"]
+    program = "{}/{}/vgpu-arbiter".format(real_root, wanted["version"])
+    behind = _service_behind(name, unit, on_disk)
+    if behind:
+        return behind
+    if unit.get("exe") != program:
+        return Part("the running arbiter is {}".format(unit.get("exe") or "not known"), [f"restart {name}"])
+    return NOTHING
+
+
+def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | None:
+    """What keeps a service from running as its unit file says; None where it does."""
+    if unit.get("stale"):
+        return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
+    if not unit.get("enabled"):
+        return Part(f"{name} is not enabled", [f"enable {name}"])
+    if not unit.get("active"):
+        return Part(f"{name} is not running", [f"start {name}"])
+    if unit.get("started") and on_disk and on_disk["mtime"] > unit["started"]:
+        return Part("the unit file is newer than the running program", [f"restart {name}"])
+    return None
+
+
+def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
+    root, unit_name = wanted["root"], wanted["unit"]
+    if wanted["state"] != PRESENT:
+        changes = [f"remove {root}/{one}" for one in found["versions"]]
+        if unit.get("present"):
+            changes.append(f"remove {unit_name}")
+        if state["files"].get(wanted["daemonset_path"]):
+            changes.append("take this node from the DaemonSet")
+        changes += undone(wanted, state)
+        held = len(named_configs.held(state)) if changes else 0
+        notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
+        return Part("the device plugin is to be absent", changes, bool(held), notes)
+    resources = named_configs.resources(wish)
+    rivals, others = conflicting_on_host.said(found.get("rivals") or [], resources)
+    if wanted["rivals"] == "ignore" or wanted["rivals_remove"]:
+        # What is to be removed the role asks the cluster for, and it stops where something else is left.
+        rivals, others = [], [*rivals, *others]
+    kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
+    by_pod = wanted["deploy"] == DAEMONSET
+    faults = [*named_configs.faults(wish, "in-cluster" if by_pod else wanted["kubeconfig"]), *rivals]
+    faults += [kubelet] if kubelet else []
+    if wanted["version"] not in found["versions"]:
+        old = plugin_python.refusal(state["os"], _python(wanted, state))
+        faults += [old] if old else []
+    if not by_pod and state["files"].get(wanted["daemonset_path"]):
+        faults.append(
+            "this node runs the device plugin as a DaemonSet, and device_plugin_deploy is systemd; take it out first: "
+            "device_plugin_state: absent with device_plugin_deploy: daemonset"
+        )
+    if faults:
+        return NOTHING._replace(errors=faults)
+    part = _device_plugin(wanted, state, wish)
+    return part._replace(warnings=[*part.warnings, *others])
+
+
+def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
+    version, root = wanted["version"], wanted["root"]
+    changes = []
+    if version not in found["versions"]:
+        lacking = plugin_python.lacking(_python(wanted, state), state["packages"])
+        changes += [*(f"install {name}" for name in lacking), f"install {root}/{version}"]
+    if found["current"] != version:
+        changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
+    changes += named_configs.changes(wanted["config_path"], wish, state)
+    kind = "daemonset" if wanted["deploy"] == DAEMONSET else "unit"
+    path, text = wanted[kind + "_path"], wanted[kind + "_text"]
+    on_disk = state["files"].get(path)
+    if on_disk is None:
+        changes.append(f"write {path}")
+    elif text and on_disk["sha256"] != sha256(text):
+        changes.append(f"change {path}")
+    if kind == "daemonset" and unit.get("present"):
+        changes.append(f"replace {wanted['unit']} by the DaemonSet")
+    if changes:
+        held = named_configs.reshaped(wanted["config_path"], wish, state)
+        notes = [f"{held} containers hold slices of the former size until they end"] if held else []
+        return Part("the device plugin or its configuration differs", changes, bool(held), notes)
+    return _plugin_running(wanted, unit, state, on_disk)
+
+
+def _python(wanted: dict[str, Any], state: dict[str, Any]) -> plugin_python.Choice:
+    return plugin_python.choose(state["os"], wanted["python"], wanted["packages"])
+
+
+def _plugin_running(wanted: dict[str, Any], unit: dict[str, Any], state: dict[str, Any], on_disk: Any) -> Part:
+    """All files are as wanted: does the program that runs use them?"""
+    name, status = wanted["unit"], state["plugin"]["status"]
+    if wanted["deploy"] == DAEMONSET:
+        name = "the pod of the DaemonSet"
+    else:
+        behind = _service_behind(name, unit, on_disk)
+        if behind:
+            return behind
+        if unit.get("old_driver"):
+            return Part("the running program holds a driver that was replaced", [f"restart {name}"])
+    if status is None:
+        return Part("the device plugin does not answer vgpuctl", [f"restart {name}"])
+    if status.get("version") not in (None, wanted["version"]):
+        return Part(f"the running program is version {status['version']}", [f"restart {name}"])
+    if named_configs.is_behind(wanted["config_path"], state):
+        return Part("the running program has an older configuration", [f"restart {name}"])
+    return NOTHING
+
+
+def describe(plan: dict[str, Any], state: dict[str, Any]) -> list[str]:
+    """The plan as lines that a person reads before it is carried out."""
+    lines = ["{} GPUs: {}".format(len(state["gpus"]), _models(state["gpus"]))]
+    if not plan["steps"]:
+        lines.append("nothing to do")
+    for number, step in enumerate(plan["steps"], 1):
+        mark = "  [disturbs running work]" if step["disturbs"] else ""
+        lines.append(f"{number}. {step['role']}: {step['reason']}{mark}")
+        lines += [f"     - {change}" for change in step["changes"]]
+    lines += [f"warning: {text}" for text in plan["warnings"]]
+    lines += [f"error: {text}" for text in plan["errors"]]
+    return lines
+
+
+def _models(gpus: Sequence[dict[str, Any]]) -> str:
+    counts: dict[str, int] = {}
+    for gpu in gpus:
+        name = "{} {} MiB".format(gpu["model"], gpu["memory_mib"])
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{number} x {name}" for name, number in counts.items()) or "none that NVML lists"
+
+
+PARTS = {
+    "nvidia_driver": nvidia_driver,
+    "nvidia_docker": nvidia_docker,
+    "container_runtime": container_runtime,
+    "vcuda": vcuda,
+    "mig": mig,
+    "mps": mps_part,
+    "time_slicing": time_slicing,
+    "device_plugin": device_plugin,
+}

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which Python of a host the device plugin runs on, and which of the host's own packages bring it. Pure.
+
+The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed beside it; the
+system's own is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from ..host import distribution
+
+AUTO = "auto"
+OLDEST = (3, 11)
+SYSTEM_PYTHON = "/usr/bin/python3"
+# What may run the modules of a play, and where it may be.
+OLDEST_OF_MODULES = (3, 8)
+CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(13, 7, -1))]
+
+
+class Choice(NamedTuple):
+    """``python``: empty where the distribution has none that is new enough. ``version``: what ``packages`` bring."""
+
+    python: str
+    packages: list[str]
+    version: str
+
+
+class Row(NamedTuple):
+    python: str
+    packages: tuple[str, ...]
+    version: str
+    # Of SYSTEM_PYTHON: what small programs without dependencies may run on.
+    system: str
+
+
+# Debian and Ubuntu keep ensurepip in a package of its own. RHEL has python3.12 from 8.10 and 9.4 on; SLES has python311
+# from 15 SP4 on, in the module Python 3.
+TABLE = {
+    ("debian", "12"): Row(SYSTEM_PYTHON, ("python3-venv",), "3.11", "3.11"),
+    ("debian", "13"): Row(SYSTEM_PYTHON, ("python3-venv",), "3.13", "3.13"),
+    ("ubuntu", "20.04"): Row("", (), "", "3.8"),
+    ("ubuntu", "22.04"): Row("/usr/bin/python3.11", ("python3.11", "python3.11-venv"), "3.11", "3.10"),
+    ("ubuntu", "24.04"): Row(SYSTEM_PYTHON, ("python3-venv",), "3.12", "3.12"),
+    ("el", "8"): Row("/usr/bin/python3.12", ("python3.12",), "3.12", "3.6"),
+    ("el", "9"): Row("/usr/bin/python3.12", ("python3.12",), "3.12", "3.9"),
+    ("el", "10"): Row(SYSTEM_PYTHON, ("python3",), "3.12", "3.12"),
+    ("sles", "15"): Row("/usr/bin/python3.11", ("python311",), "3.11", "3.6"),
+}
+# Derivatives and releases that are not in the table: what Debian and Ubuntu have had for long, or nothing.
+LIKE_DEBIAN = Row(SYSTEM_PYTHON, ("python3-venv",), "", "")
+OTHERS = Row(SYSTEM_PYTHON, (), "", "")
+EVERY_PACKAGE = sorted({package for row in (*TABLE.values(), LIKE_DEBIAN) for package in row.packages})
+
+
+def choose(host: dict[str, Any], python: str = AUTO, packages: str | Sequence[str] = AUTO) -> Choice:
+    """``host``: the ``os`` of host_state. A Python that was named needs no package, unless packages are named too."""
+    row = _row(host)
+    own = python in (AUTO, row.python)
+    chosen = row.python if python == AUTO else python
+    if is_auto(packages):
+        names = list(row.packages) if own else []
+    else:
+        names = [str(name) for name in packages]
+    return Choice(chosen, names, row.version if own else "")
+
+
+def small_program(host: dict[str, Any], python: str = AUTO) -> str:
+    """The Python for a program of ours that needs nothing but 3.8: the system's own where it is new enough."""
+    if python != AUTO:
+        return python
+    row = _row(host)
+    return row.python if row.system and _numbers(row.system) < (3, 8) else SYSTEM_PYTHON
+
+
+def is_auto(packages: str | Sequence[str]) -> bool:
+    return packages in (AUTO, [AUTO])
+
+
+def may_need(packages: str | Sequence[str]) -> list[str]:
+    """The packages whose state must be read before it is known what the host is."""
+    return EVERY_PACKAGE if is_auto(packages) else [str(name) for name in packages]
+
+
+def lacking(choice: Choice, found: dict[str, Any]) -> list[str]:
+    """``found``: the installed version of each package, None where it is not installed."""
+    return [name for name in choice.packages if not found.get(name)]
+
+
+def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], versions: Mapping[str, str]) -> str:
+    """The Python for the rest of a play whose own goes with the packages; empty where it stays, or no other is there.
+
+    ``running``: what runs the play's modules here. ``real``: where each path leads. ``versions``: what each candidate
+    says of itself. ansible-core takes the newest Python of a host that is told none: once it is there, the plugin's.
+    """
+    gone = real.get(choice.python, choice.python)
+    if choice.python in ("", SYSTEM_PYTHON) or real.get(running, running) != gone:
+        return ""
+    stays = [one for one in CANDIDATES if real.get(one, one) != gone]
+    return next((one for one in stays if _numbers(versions.get(one, "")) >= OLDEST_OF_MODULES), "")
+
+
+def refusal(host: dict[str, Any], choice: Choice, version: str | None = None) -> str:
+    """Why this Python will not do, empty where it does or where nothing speaks against it yet.
+
+    ``version``: what the program says of itself, None where that is not known, empty where there is no such program.
+    """
+    way_out = "install one and name it in device_plugin_python"
+    need = "the device plugin needs Python {}.{} or newer".format(*OLDEST)
+    if not choice.python:
+        return f"{need}, and {host.get('name') or host.get('id') or 'this system'} has none in its archive; {way_out}"
+    if version == "":
+        return f"{choice.python} is not there, or does not run; {need}; {way_out}"
+    if version is not None and _numbers(version) < OLDEST:
+        return f"{choice.python} is Python {version}; {need}; {way_out}"
+    return ""
+
+
+def _row(host: dict[str, Any]) -> Row:
+    system = distribution.system(host)
+    if system is not None:
+        return TABLE[(system.family, system.release)]
+    like = {host.get("id", ""), *str(host.get("id_like", "")).split()}
+    return LIKE_DEBIAN if like & {"debian", "ubuntu"} else OTHERS
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

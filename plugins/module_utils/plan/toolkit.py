@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's part of the role nvidia_docker: the container toolkit, and whom its options let have a GPU. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..config.kinds import Finding, warning
+from ..text import toml_text
+from .part import NOTHING, PRESENT, Part, packages, undone
+
+# Keys of the toolkit's config.toml, with what holds where a key is not set.
+BY_ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+UNSET = {BY_ENVIRONMENT: "true", BY_MOUNTS: "false"}
+VARIABLE = "nvidia_docker_config"
+LEAK = "a container that runs with NVIDIA's runtime and sets NVIDIA_VISIBLE_DEVICES has every GPU, without a limit"
+
+
+def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+    if wanted["state"] != PRESENT:
+        return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
+    changes = packages(wanted["packages"], "", state)
+    reason = "packages are missing or of another version"
+    path = wanted["config_path"]
+    try:
+        merged = _merged(wanted, state)[1]
+    except toml_text.TomlError as fault:
+        return NOTHING._replace(errors=[f"{path}: {fault}"])
+    if merged and not changes:
+        reason = f"{path} differs"
+    return Part(reason, changes + [f"{path}: {change}" for change in merged])
+
+
+def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str]]:
+    """The toolkit's file as the role leaves it, and what that changes."""
+    return toml_text.merge((state.get("texts") or {}).get(wanted["config_path"]), wanted["config"])
+
+
+def check(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    """What the toolkit's options do to a host whose cards are sold in slices.
+
+    Nothing here is refused: a host may have containers that get whole cards by their environment on purpose.
+    """
+    wanted = wish["roles"].get("nvidia_docker") or {}
+    if wish["sharing"] != "vcuda" or wanted.get("state") != PRESENT:
+        return []
+    try:
+        text = _merged(wanted, state)[0]
+        found = {key: toml_text.get(text, key) for key in UNSET}
+    except toml_text.TomlError:
+        return []  # an error of the plan
+    in_force = {key: value or UNSET[key] for key, value in found.items()}
+    path = wanted["config_path"]
+    shown = {key: f"{value or f'none, which is {UNSET[key]},'} in {path}" for key, value in found.items()}
+    strategy = wish["node_config"]["flags"]["plugin"]["deviceListStrategy"]
+    by_environment = strategy == "envvar"
+    hidden = in_force[BY_ENVIRONMENT] == "false"
+    findings = []
+    if not hidden and by_environment:
+        way_out = "vgpu_handover: envvar needs it so; set vgpu_handover to auto, and the key to false"
+        message = f"{BY_ENVIRONMENT} is {shown[BY_ENVIRONMENT]}: {LEAK}; {way_out}"
+        findings.append(warning("vgpu_handover", message))
+    elif not hidden:
+        message = f"expected false, found {shown[BY_ENVIRONMENT]}: {LEAK}; set it to false"
+        findings.append(warning(f"{VARIABLE}.{BY_ENVIRONMENT}", message))
+    elif by_environment:
+        message = f"expected true, found {shown[BY_ENVIRONMENT]}: pods start without their GPU"
+        way_out = "vgpu_handover: envvar needs it true; set that to auto, or the key to true"
+        findings.append(warning(f"{VARIABLE}.{BY_ENVIRONMENT}", f"{message}; {way_out}"))
+    # auto falls back on the environment where neither CDI nor mounts are declared.
+    left = strategy == "auto" and hidden
+    if in_force[BY_MOUNTS] != "true" and (left or strategy == "volume-mounts"):
+        unless = "unless kubelet and engine hand devices in by CDI, " if left else ""
+        message = f"expected true, found {shown[BY_MOUNTS]}: {unless}pods start without their GPU; set it to true"
+        findings.append(warning(f"{VARIABLE}.{BY_MOUNTS}", message))
+    return findings

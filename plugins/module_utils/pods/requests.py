@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pod asks of GPUs, in the dialects of the field, read into one form.
+
+``read_pod`` takes a pod as the API server sends it and returns an ``Ask`` for each container that wants GPUs, or raises
+``DialectError`` with one finding for each fault, its path the field of the pod. An Ask says nothing about a node:
+``size_on`` computes what it means on one card.
+
+Dialects: ``hami`` (nvidia.com/gpumem and kin), ``alibaba`` (aliyun.com/gpu-mem), ``tencent`` (tencent.com/vcuda-core),
+``nvidia`` (nvidia.com/gpu alone, nvidia.com/gpu.shared) and ``4paradigm`` (nvidia.com/gpu alone, where ``plain`` says
+that it counts slices). One pod speaks one dialect; nvidia.com/gpu alone and HAMi's names are one family.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..config.kinds import Finding, error, errors, warning
+from . import resources as pod_resources
+from .preferences import Wish, read_wish
+from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
+
+__all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Size", "Wish", "read_pod", "size_on")
+
+FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
+
+
+class DialectError(ValueError):
+    """A pod that asks for what cannot be; ``findings`` name each field and the reason."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        self.findings = list(findings)
+        super().__init__("; ".join(str(finding) for finding in self.findings))
+
+
+class Card(NamedTuple):
+    """One GPU as sizes depend on it, in MiB and percent: ``memory_mib`` M of the card, ``capacity_mib`` what may be
+    given out (M*S), and the equal slice of the node's configuration."""
+
+    memory_mib: int
+    capacity_mib: int
+    slice_mib: int
+    slice_cores: int
+
+
+class Size(NamedTuple):
+    """What a container gets on one GPU. Cores 0: it takes what others leave; 100: the GPU is its own."""
+
+    memory_mib: int
+    cores: int
+
+
+class PodAsk(NamedTuple):
+    """``asks``: init containers first, in the pod's order. ``priority`` 0 high, 1 low, None where the pod says none."""
+
+    dialect: str
+    asks: tuple[Ask, ...]
+    wish: Wish
+    priority: int | None
+    warnings: tuple[Finding, ...]
+
+    @property
+    def wants_gpus(self) -> bool:
+        return bool(self.asks)
+
+
+def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
+    """Raises DialectError. A pod that asks for no GPU gives a PodAsk without asks and with the dialect ""."""
+    config = config or Config()
+    findings: list[Finding] = []
+    metadata, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
+    labels = _mapping(metadata.get("labels"))
+    asks: list[Ask] = []
+    for kind in ("initContainers", "containers"):
+        for n, container in enumerate(spec.get(kind) or []):
+            where = f"spec.{kind}[{n}]"
+            if not isinstance(container, dict):
+                findings.append(error(where, "expected a container"))
+                continue
+            sidecar = kind == "initContainers" and container.get("restartPolicy") == "Always"
+            init = kind == "initContainers" and not sidecar
+            ask = pod_resources.read_container(container, where, labels, config, findings)
+            if ask is not None:
+                asks.append(ask._replace(init=init, sidecar=sidecar))
+    _one_dialect(asks, findings)
+    _gpu_count_of_one_container(asks, labels, findings)
+    wish = read_wish(_mapping(metadata.get("annotations")), findings)
+    priorities = {ask.priority for ask in asks if ask.priority is not None}
+    if len(priorities) > 1:
+        findings.append(error(config.priority, "containers of one pod name different priorities; name one"))
+    if errors(findings) and (asks or _names_gpus(findings)):
+        raise DialectError(errors(findings))
+    if not asks:
+        return PodAsk("", (), wish, None, ())
+    dialect = next((ask.dialect for ask in asks if ask.dialect != "nvidia"), "nvidia")
+    warnings = tuple(finding for finding in findings if finding.level == "warning")
+    return PodAsk(dialect, tuple(asks), wish, priorities.pop() if priorities else None, warnings)
+
+
+def size_on(ask: Ask, card: Card) -> Size | None:
+    """What one GPU of an ask comes to on a card; None where this card cannot give it.
+
+    A unit of ``aliyun.com/gpu-mem`` by ``ack`` is the card over its whole GiB, so 4 units of 16160 MiB are
+    floor(4 * 16160 / 15) = 4309 MiB; of a card under 1 GiB there is none.
+    """
+    kind, amount = ask.memory
+    cores = ask.cores
+    if kind == CARD:
+        memory = card.capacity_mib
+    elif kind == SLICE:
+        memory, cores = card.slice_mib, limit_of(card.slice_cores)
+    elif kind == MIB:
+        memory = amount
+    elif kind == PERCENT:
+        memory = card.capacity_mib * amount // 100
+    elif kind == UNITS:
+        gib = card.memory_mib // 1024
+        memory = card.memory_mib * amount // gib if gib else 0
+    else:
+        raise ValueError(f"no kind of memory is named {kind}")
+    return Size(memory, cores) if 0 < memory <= card.capacity_mib else None
+
+
+def limit_of(slice_cores: int) -> int:
+    """The cores of an equal slice as an ask counts them: a slice of 100 % has no limit, and owns no GPU."""
+    return 0 if slice_cores >= 100 else slice_cores
+
+
+def needs(ask: Ask) -> str:
+    """The size on one GPU, in the unit of the pod."""
+    kind, amount = ask.memory
+    words = {
+        MIB: f"{amount} MiB",
+        PERCENT: f"{amount} % of the memory",
+        UNITS: f"{amount} GiB (as {ask.field} counts)",
+        CARD: "all of the memory",
+        SLICE: "an equal slice",
+    }[kind]
+    return words + (f" and {ask.cores} % of the compute" if ask.cores and kind != CARD else "")
+
+
+def asked(ask: PodAsk) -> list[str]:
+    """Lines for a person: the dialect, then each container."""
+    lines = [f"asks in the dialect of {ask.dialect}"]
+    for one in ask.asks:
+        many = f"{one.gpus} GPUs, each" if one.gpus > 1 else "1 GPU"
+        lines.append(f"container {one.container}: {many} {needs(one)}")
+    return lines
+
+
+def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
+    """What else is wrong with a pod that asks for GPUs: it leaves the scheduler or the library no say."""
+    findings: list[Finding] = []
+    if not ask.wants_gpus:
+        return findings
+    spec = _mapping(pod.get("spec"))
+    if spec.get("nodeName"):
+        message = f'names the node "{spec["nodeName"]}" itself, so nobody would plan its GPUs; use a nodeSelector'
+        findings.append(error("spec.nodeName", message))
+    wanting = {one.container for one in ask.asks}
+    for kind in ("initContainers", "containers"):
+        for n, container in enumerate(spec.get(kind) or []):
+            if container.get("name") in wanting and _mapping(container.get("securityContext")).get("privileged"):
+                where = f"spec.{kind}[{n}].securityContext.privileged"
+                message = "a privileged container sees every GPU of the node without a limit; leave it out"
+                findings.append(error(where, message))
+    return findings
+
+
+def _one_dialect(asks: list[Ask], findings: list[Finding]) -> None:
+    first: dict[str, Ask] = {}
+    for ask in asks:
+        first.setdefault(FAMILY.get(ask.dialect, ask.dialect), ask)
+    if len(first) > 1:
+        one, other = list(first.values())[:2]
+        message = (
+            f"{other.field} ({other.dialect}) in a pod whose container {one.container} asks by {one.field} "
+            f"({one.dialect}); use the names of one dialect in all containers of a pod"
+        )
+        findings.append(error(other.where, message))
+
+
+def _gpu_count_of_one_container(asks: list[Ask], labels: dict[str, Any], findings: list[Finding]) -> None:
+    """The label is the pod's, so with two containers nobody knows whose it is."""
+    mine = [ask for ask in asks if ask.dialect == "alibaba"]
+    label = pod_resources.GPU_COUNT_LABEL
+    where = f'metadata.labels["{label}"]'
+    if label in labels and asks and not mine:
+        message = f"has no effect: no container asks for {pod_resources.GPU_MEM}"
+        findings.append(warning(where, message))
+    elif len(mine) > 1 and any(ask.gpus > 1 for ask in mine):
+        names = ", ".join(ask.container for ask in mine)
+        message = f"says over how many GPUs the memory of one container goes, and here are several: {names}"
+        findings.append(error(where, message))
+
+
+def _names_gpus(findings: Sequence[Finding]) -> bool:
+    """Whether a fault is about GPUs at all; an annotation alone makes no GPU pod."""
+    return any(not finding.path.startswith("metadata.annotations") for finding in errors(findings))
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

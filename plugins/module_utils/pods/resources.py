@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resources of one container, read by the rules of each dialect.
+
+Values come from limits, else from requests, as every scheduler of the field has it. Units: HAMi MiB and percent of a
+card; Alibaba GiB in total over the GPUs of the pod label; Tencent hundredths of a GPU and 256 MiB.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ..config.kinds import Finding, error, nearest, show, warning
+from .quantity import QuantityError, whole
+
+GPU_MEM = "aliyun.com/gpu-mem"
+GPU_CORE = "aliyun.com/gpu-core.percentage"
+GPU_COUNT_LABEL = "aliyun.com/gpu-count"
+VCUDA_CORE = "tencent.com/vcuda-core"
+VCUDA_MEMORY = "tencent.com/vcuda-memory"
+VCUDA_UNIT_MIB = 256
+
+# What NVIDIA's own plugin offers: where our count has another name, these are its, and no typos.
+OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
+
+# What the amount of a Memory counts: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
+MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
+MAX_GPUS = 128
+MAX_MIB = 1 << 24  # 16 TiB: far above any card, far below where sums become a question
+
+
+class Memory(NamedTuple):
+    """Memory on each GPU; ``amount`` is 0 for CARD (all of it) and SLICE (an equal slice of the node)."""
+
+    kind: str
+    amount: int
+
+
+class Config(NamedTuple):
+    """Names and defaults. ``plain``: what ``gpu`` alone asks for, ``whole`` (each a whole GPU, as NVIDIA and HAMi
+    have it), ``slice`` (equal slices, as 4paradigm has it) or ``default`` (``default_memory_mib``).
+    ``default_memory_mib`` 0 is the whole card; ``default_count`` 0 refuses what names no count."""
+
+    gpu: str = "nvidia.com/gpu"
+    memory: str = "nvidia.com/gpumem"
+    memory_percentage: str = "nvidia.com/gpumem-percentage"
+    cores: str = "nvidia.com/gpucores"
+    cores_also: str = "nvidia.com/cores"
+    priority: str = "nvidia.com/priority"
+    default_memory_mib: int = 5000
+    default_cores: int = 0
+    default_count: int = 1
+    memory_factor: int = 1
+    plain: str = "whole"
+    gpu_mem_unit: str = "ack"
+
+    @property
+    def shared(self) -> str:
+        return self.gpu + ".shared"
+
+
+class Ask(NamedTuple):
+    """What one container wants: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
+
+    ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
+    say what a message should name.
+    ``compute``: limited, or shared with whoever is there.
+    """
+
+    container: str
+    gpus: int
+    memory: Memory
+    cores: int
+    dialect: str
+    field: str
+    where: str
+    priority: int | None = None
+    init: bool = False
+    sidecar: bool = False
+
+    @property
+    def compute(self) -> str:
+        return "limited" if self.cores else "shared"
+
+
+class _Values:
+    """The resources of a container by name; faults are collected, and a faulty value reads as None."""
+
+    def __init__(self, container: dict[str, Any], where: str, findings: list[Finding]) -> None:
+        resources = _mapping(container.get("resources"))
+        self.limits, self.requests = _mapping(resources.get("limits")), _mapping(resources.get("requests"))
+        self.where, self.findings = where, findings
+        self.faulty = False
+
+    def named(self, *names: str) -> list[str]:
+        return [name for name in names if name in self.limits or name in self.requests]
+
+    def path(self, name: str) -> str:
+        kind = "requests" if name in self.requests and name not in self.limits else "limits"
+        return f'{self.where}.resources.{kind}["{name}"]'
+
+    def fault(self, name: str, message: str) -> None:
+        self.faulty = True
+        self.findings.append(error(self.path(name), message))
+
+    def number(self, name: str, low: int, high: int, unit: str = "") -> int | None:
+        """None where it is not named, and where it is wrong."""
+        if not self.named(name):
+            return None
+        value = self.limits[name] if name in self.limits else self.requests[name]
+        try:
+            number = whole(value, low, high, unit)
+            if name in self.limits and name in self.requests and whole(self.requests[name], low, high, unit) != number:
+                raise QuantityError(f"limit {show(value)} and request {show(self.requests[name])} differ; name one")
+        except QuantityError as fault:
+            self.fault(name, str(fault))
+            return None
+        return number
+
+
+def read_container(
+    container: dict[str, Any], where: str, labels: dict[str, Any], config: Config, findings: list[Finding]
+) -> Ask | None:
+    """What a container wants, None where it wants no GPU or where ``findings`` say what is wrong."""
+    values = _Values(container, where, findings)
+    name = str(container.get("name") or where)
+    _refuse_typos(values, config)
+    hami = values.named(config.memory, config.memory_percentage, config.cores, config.cores_also, config.priority)
+    alibaba = values.named(GPU_MEM, GPU_CORE)
+    tencent = values.named(VCUDA_CORE, VCUDA_MEMORY)
+    shared = values.named(config.shared)
+    spoken = [names for names in (hami, alibaba, tencent, shared) if names]
+    if len(spoken) > 1:
+        first, other = spoken[0][0], spoken[1][0]
+        values.fault(other, f"beside {first} of another dialect; use the names of one dialect")
+        return None
+    if hami:
+        return _hami(values, name, config, hami)
+    if alibaba:
+        return _alibaba(values, name, labels, config)
+    if tencent:
+        return _tencent(values, name, config)
+    if shared:
+        return _shared(values, name, config)
+    return _plain(values, name, config)
+
+
+def _refuse_typos(values: _Values, config: Config) -> None:
+    """A mistyped name would be no request to us and keep the pod waiting for ever, or run it without its limit."""
+    known, stems = _names(config)
+    for name in sorted({*values.limits, *values.requests} - {*known, *OF_NVIDIA}):
+        if str(name).startswith(stems):
+            message = f'is no resource of GPU sharing; did you mean "{nearest(name, known)}"?'
+            values.fault(name, message)
+
+
+@lru_cache(maxsize=8)
+def _names(config: Config) -> tuple[list[str], tuple[str, ...]]:
+    """Every name by which a pod may ask, and how names begin that are meant to be one of them."""
+    known = [config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also]
+    known += [config.priority, GPU_MEM, GPU_CORE, VCUDA_CORE, VCUDA_MEMORY]
+    return known, tuple(name.split("/")[0] + "/" + re.split("[-.]", name.split("/")[1])[0][:3] for name in known)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _ask(values: _Values, name: str, count: int, memory: Memory, cores: int, dialect: str, field: str) -> Ask | None:
+    return None if values.faulty else Ask(name, count, memory, cores, dialect, field, values.path(field))
+
+
+def _plain(values: _Values, name: str, config: Config) -> Ask | None:
+    """The count alone. 0 asks for none, as with every resource of Kubernetes."""
+    count = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
+    if not count:
+        return None
+    if config.plain == "slice":
+        return _ask(values, name, count, Memory(SLICE, 0), 0, "4paradigm", config.gpu)
+    if config.plain == "default":
+        memory = _default_memory(config)
+        return _ask(values, name, count, memory, config.default_cores, "hami", config.gpu)
+    return _ask(values, name, count, Memory(CARD, 0), 100, "nvidia", config.gpu)
+
+
+def _shared(values: _Values, name: str, config: Config) -> Ask | None:
+    count = values.number(config.shared, 0, MAX_GPUS, "slices")
+    if not count:
+        return None
+    _agree(values, config, count, config.shared)
+    return _ask(values, name, count, Memory(SLICE, 0), 0, "nvidia", config.shared)
+
+
+def _hami(values: _Values, name: str, config: Config, named: list[str]) -> Ask | None:
+    count = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
+    mib = values.number(config.memory, 1, MAX_MIB // config.memory_factor, "MiB" if config.memory_factor == 1 else "")
+    # 0 percent and 0 cores are HAMi's ways to say "not set".
+    percent = values.number(config.memory_percentage, 0, 100, "%")
+    cores = values.number(config.cores, 0, 100, "%")
+    also = values.number(config.cores_also, 0, 100, "%")
+    priority = values.number(config.priority, 0, 1, "(0 high, 1 low)")
+    if cores is not None and also is not None and cores != also:
+        values.fault(config.cores_also, f"is {also}, and {config.cores} says {cores}; name one")
+    if mib is not None and percent:
+        values.fault(config.memory_percentage, f"beside {config.memory}; name one of them")
+    if not values.named(config.gpu):
+        count = config.default_count
+        if not count:
+            values.fault(named[0], f"without {config.gpu}; say how many GPUs")
+        elif named == [config.priority]:
+            values.fault(config.priority, f"without a GPU; name {config.gpu} too")
+    elif count == 0:
+        values.fault(config.gpu, f"is 0 beside {named[0]}; say how many GPUs, or leave both out")
+    if mib is not None:
+        memory = Memory(MIB, mib * config.memory_factor)
+    elif percent:
+        memory = Memory(PERCENT, percent)
+    else:
+        memory = _default_memory(config)
+    chosen = cores if cores is not None else also
+    chosen = config.default_cores if chosen is None else chosen
+    ask = _ask(values, name, count or 0, memory, chosen, "hami", named[0])
+    return ask and ask._replace(priority=priority)
+
+
+def _default_memory(config: Config) -> Memory:
+    return Memory(MIB, config.default_memory_mib) if config.default_memory_mib else Memory(CARD, 0)
+
+
+def _alibaba(values: _Values, name: str, labels: dict[str, Any], config: Config) -> Ask | None:
+    total = values.number(GPU_MEM, 1, MAX_MIB // 1024, "GiB")
+    cores = values.number(GPU_CORE, 1, 100, "%")
+    if not values.named(GPU_MEM):
+        values.fault(GPU_CORE, f"without {GPU_MEM}; say how much memory")
+    label = f'metadata.labels["{GPU_COUNT_LABEL}"]'
+    gpus = 1
+    if GPU_COUNT_LABEL in labels:
+        try:
+            gpus = whole(labels[GPU_COUNT_LABEL], 1, MAX_GPUS, "GPUs")
+        except QuantityError as fault:
+            values.faulty = True
+            values.findings.append(error(label, str(fault)))
+    if gpus > 1 and cores is not None:
+        message = f"with {GPU_COUNT_LABEL} {gpus}: over several GPUs memory alone is divided; leave it out"
+        values.fault(GPU_CORE, message)
+    if total is not None and not values.faulty and total % gpus:
+        message = f"{total} GiB over {gpus} GPUs gives no whole GiB each; expected a multiple of {gpus}"
+        values.fault(GPU_MEM, message)
+    _agree(values, config, gpus, GPU_MEM)
+    each = (total or 0) // gpus
+    memory = Memory(UNITS, each) if config.gpu_mem_unit == "ack" else Memory(MIB, each * 1024)
+    return _ask(values, name, gpus, memory, cores or 0, "alibaba", GPU_MEM)
+
+
+def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
+    hundredths = values.number(VCUDA_CORE, 1, 100 * MAX_GPUS)
+    units = values.number(VCUDA_MEMORY, 1, MAX_MIB // VCUDA_UNIT_MIB, "units of 256 MiB")
+    if not values.named(VCUDA_CORE):
+        values.fault(VCUDA_MEMORY, f"without {VCUDA_CORE}; say how much of a GPU, 100 is a whole one")
+    if hundredths is None or values.faulty:
+        return None
+    if hundredths < 100:
+        if units is None:
+            values.fault(VCUDA_CORE, f"is under 100, a part of a GPU, and needs {VCUDA_MEMORY} beside it")
+        _agree(values, config, 1, VCUDA_CORE)
+        memory = Memory(MIB, (units or 0) * VCUDA_UNIT_MIB)
+        return _ask(values, name, 1, memory, hundredths, "tencent", VCUDA_CORE)
+    if hundredths % 100:
+        values.fault(VCUDA_CORE, f"is {hundredths}; above 100 expected a multiple of 100, for whole GPUs")
+    elif units is not None:
+        message = f"has no effect: {VCUDA_CORE} {hundredths} takes whole GPUs with all of their memory"
+        values.findings.append(warning(values.path(VCUDA_MEMORY), message))
+    _agree(values, config, hundredths // 100, VCUDA_CORE)
+    return _ask(values, name, hundredths // 100, Memory(CARD, 0), 100, "tencent", VCUDA_CORE)
+
+
+def _agree(values: _Values, config: Config, count: int, field: str) -> None:
+    """The count may stand beside another dialect's names (the webhook adds it), if it says the same."""
+    if not values.named(config.gpu):
+        return
+    named = values.number(config.gpu, 0, MAX_GPUS, "GPUs")
+    if named is not None and named != count and not values.faulty:
+        message = f"is {named}, and {field} asks for {count} GPU{'s' if count > 1 else ''}; leave it out"
+        values.fault(config.gpu, message)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other programs that hand out a host's GPUs to the kubelet: found by their sockets, named by process and static pod.
+
+The kubelet keeps one owner of a resource, the last that registered: two take it from each other at every restart, and a
+pod gets a whole card where it was promised a slice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from typing import Any, Sequence
+
+from ..host.host import Host
+
+KUBELET_DIR = "/var/lib/kubelet/device-plugins"
+MANIFESTS = "/etc/kubernetes/manifests"
+# NVIDIA's plugin, and what was made of it: one socket for each resource nvidia.com/<name>.
+NVIDIA_SOCKET = re.compile(r"^nvidia-(.+)\.sock\Z")
+NVIDIA = "nvidia.com/"
+# Sockets of plugins with resources of their own → whose they are.
+OTHERS = {"aliyungpushare.sock": "gpushare", "vcore.sock": "gpu-manager", "vmemory.sock": "gpu-manager"}
+# Of /proc/<pid>/comm, which holds 15 characters.
+PROGRAMS = ("nvidia-device-plugin", "gpushare-device-plugin", "gpu-manager", "volcano-vgpu-device-plugin")
+IMAGE = re.compile(r"^\s*(?:-\s*)?image:\s*[\"']?(\S*(?:device-plugin|gpu-manager|gpushare|hami|vgpu)[^\s\"']*)", re.M)
+
+
+def find(host: Host, kubelet_dir: str = KUBELET_DIR) -> list[dict[str, Any]]:
+    """``[{"socket", "resource", "owner"}]`` of the plugins that answer on their sockets; ``resource`` is None where it
+    is one of their own. Reads only.
+    """
+    found = []
+    for name in host.names(kubelet_dir):
+        match = NVIDIA_SOCKET.match(name)
+        if not match and name not in OTHERS:
+            continue
+        path = os.path.join(kubelet_dir, name)
+        # A plugin that was killed leaves its socket behind.
+        if _answers(host.path(path)):
+            resource = NVIDIA + match.group(1) if match else None
+            found.append({"socket": path, "resource": resource, "owner": OTHERS.get(name, "")})
+    if found:
+        owners = "; ".join([*_processes(host), *_static_pods(host)])
+        found = [dict(one, owner=one["owner"] or owners) for one in found]
+    return found
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(5.0)
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def _processes(host: Host) -> list[str]:
+    """The programs of such plugins, with how they were started."""
+    out = []
+    for pid in host.names("/proc"):
+        comm = (host.text(f"/proc/{pid}/comm") or "").strip() if pid.isdigit() else ""
+        program = next((one for one in PROGRAMS if comm and one[:15] == comm), None)
+        if program:
+            in_pod = "kubepods" in (host.text(f"/proc/{pid}/cgroup") or "")
+            out.append(f"{program}, pid {pid}" + (", in a pod" if in_pod else ""))
+    return out
+
+
+def _static_pods(host: Host) -> list[str]:
+    out = []
+    for name in host.names(MANIFESTS):
+        path = os.path.join(MANIFESTS, name)
+        images = IMAGE.findall(host.text(path) or "")
+        out += [f"static pod {path} with image {image}" for image in images]
+    return out
+
+
+def said(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What to say of them, as (errors, warnings): of one that owns a resource of ours, and of one that hands out the
+    same GPUs under other names.
+    """
+    errors, warnings = [], []
+    for one in found:
+        who = " ({})".format(one["owner"]) if one["owner"] else ""
+        if one["resource"] in resources:
+            errors.append(
+                "another device plugin offers {}{} on {}; two owners take it from each other. Remove it first: delete "
+                "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
+                "device_plugin_rivals: ignore".format(one["resource"], who, one["socket"])
+            )
+        else:
+            text = "another device plugin{} answers on {}; what it gives out of the same GPUs is nobody's account here"
+            warnings.append(text.format(who, one["socket"]))
+    return errors, warnings

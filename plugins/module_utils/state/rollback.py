@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back of an upgrade: what was current before its first change, kept on the host until the upgrade is proven.
+
+Kept on the host and not in the play, because a play can be killed after it switched to the new version: the next one
+would take the version that was never proven for the former one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Sequence
+
+from ..config import node_config as configs
+from ..gpu import nvml
+from ..host import digest
+from ..host.files import write_bytes
+from ..host.host import Host
+from ..library import versions
+from . import host_state
+
+PATH = "/var/lib/vgpu/upgrade.json"
+
+
+def keep(
+    host: Host,
+    library_root: str,
+    plugin_root: str,
+    node_config: str,
+    units: Sequence[str],
+    check_mode: bool = False,
+    daemonset: str = "",
+) -> tuple[dict[str, Any], bool]:
+    """The point to return to, and whether an earlier upgrade that was cut off had kept it."""
+    found = kept(host)
+    if found is not None and _there(host, found, library_root, plugin_root) and not proven(host):
+        return found, True
+    point = {
+        "library": versions.version_of(host.link(os.path.join(library_root, "current"))),
+        "plugin": versions.version_of(host.link(os.path.join(plugin_root, "current"))),
+        "node_config": host.text(node_config),
+        "configs": named(host, node_config),
+        "units": {path: host.text(path) for path in units},
+        "daemonset": {daemonset: host.text(daemonset)} if daemonset else {},
+    }
+    if not check_mode:
+        write_bytes(host.path(PATH), (json.dumps(point, indent=1, sort_keys=True) + "\n").encode("utf-8"), 0o600)
+    return point, False
+
+
+def named(host: Host, node_config: str) -> dict[str, str]:
+    """The named configurations beside node.yaml, path → text. Those that an upgrade writes go by the same pattern."""
+    folder = configs.configs_folder(node_config)
+    shown = [name for name in host.names(folder) if not name.startswith(".")]
+    paths = [f"{folder}/{name}" for name in shown if name.endswith(configs.CONFIG_SUFFIX)]
+    texts = ((path, host.text(path)) for path in paths)
+    return {path: text for path, text in texts if text is not None}
+
+
+def forget(host: Host, check_mode: bool = False) -> bool:
+    """Takes the record away; returns whether there was one."""
+    if host.text(PATH) is None:
+        return False
+    if not check_mode:
+        os.unlink(host.path(PATH))
+    return True
+
+
+def kept(host: Host) -> dict[str, Any] | None:
+    """What an earlier upgrade kept, None where there is nothing that can be read."""
+    try:
+        found = json.loads(host.text(PATH) or "")
+    except ValueError:
+        return None
+    keys = ("library", "plugin", "node_config", "units")
+    if not isinstance(found, dict) or not all(key in found for key in keys):
+        return None
+    # A record of a version that did not keep these: they stay as they are then.
+    return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
+
+
+def proven(host: Host) -> bool:
+    """Whether what runs now has been proven: then it is itself the way back, and an older record is none."""
+    gpus = nvml.read()
+    runs = digest.fingerprint(host_state.plugin_status(host), gpus["gpus"], gpus["driver_version"])
+    return runs is not None and runs == host_state.proof(host)
+
+
+def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:
+    """Whether the versions of the record are still on the host."""
+    library, plugin = point["library"], point["plugin"]
+    whole = library is None or versions.is_whole(host, os.path.join(library_root, library))
+    return whole and (plugin is None or plugin in versions.folders(host, plugin_root))

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expected against advertised: each row starts from a host where both agree and spoils one thing."""
+
+from __future__ import annotations
+
+import copy
+import json
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
+from capacity_samples import CONFIG, GPUS, IDS, checkpoint, compared, plugin, slices
+
+
+def test_a_host_where_all_agree():
+    found = compared()
+    assert found["ok"] is True
+    assert found["drift"] == []
+    assert [piece["id"] for piece in found["expected"]] == IDS
+    assert {(piece["memory_mib"], piece["sm_percent"]) for piece in found["expected"]} == {(7680, 50)}
+    assert [(gpu["slices"], gpu["advertised"], gpu["slice_mib"]) for gpu in found["gpus"]] == [(2, 2, 7680)] * 2
+    assert [(gpu["sm_percent"], gpu["mode"]) for gpu in found["gpus"]] == [(50, "vcuda")] * 2
+    assert found["library"] == "0.1.0-x"
+
+
+WAITS = [
+    {
+        "id": f"GPU-a::{n}",
+        "uuid": "GPU-a",
+        "memory_mib": 5120,
+        "sm_percent": 33,
+        "resource": "nvidia.com/gpu",
+        "mode": "vcuda",
+        "device": "GPU-a",
+        "health": "Healthy",
+        "in_use": n == 2,
+    }
+    for n in range(3)
+]
+
+
+def test_a_gpu_that_waits_for_slices_in_use_is_no_difference_and_told():
+    ids = [one["id"] for one in WAITS] + IDS[2:]
+    status = plugin(waiting=["GPU-a"], slices=WAITS + slices()[2:])
+    found = compared(plugin=status, checkpoint_text=checkpoint(ids))
+    assert (found["ok"], found["drift"]) == (True, [])
+    assert [piece["id"] for piece in found["expected"]] == ids
+    assert [(gpu["slices"], gpu["advertised"], gpu["slice_mib"]) for gpu in found["gpus"]] == [
+        (3, 3, 5120),
+        (2, 2, 7680),
+    ]
+    assert [(one["what"], one["where"], one["expected"]) for one in found["notes"]] == [("split", "GPU-a", "2 slices")]
+
+
+def test_a_gpu_that_waits_for_nothing_is_a_difference():
+    idle = [{**one, "in_use": False} for one in WAITS]
+    found = compared(plugin=plugin(waiting=["GPU-a"], slices=idle + slices()[2:]))
+    assert found["ok"] is False
+    assert ("split", "GPU-a", "2 slices") in [(one["what"], one["where"], one["expected"]) for one in found["drift"]]
+
+
+def test_whole_gpus_are_slices_without_a_number():
+    text = node_config.dump(node_config.from_vars({"vgpu_sharing": "none"}))
+    whole = [{"id": gpu["uuid"], "uuid": gpu["uuid"], "memory_mib": 15360, "sm_percent": 100} for gpu in GPUS]
+    status = plugin(config_sha256=sha256(text), slices=whole)
+    found = compared(config_text=text, plugin=status, checkpoint_text=checkpoint(["GPU-a", "GPU-b"]))
+    assert (found["drift"], found["shared"]) == ([], False)
+    assert compared()["shared"] is True
+
+
+LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
+
+# What is spoiled, what the differences are about, a word of one of them.
+SPOILED = [
+    ({"config_text": None}, ["configuration"], "run playbooks/site.yml"),
+    ({"config_text": "{"}, ["configuration"], "not valid JSON"),
+    ({"nvml": {"ok": False, "error": "kernel module", "gpus": [], "lost": []}}, ["driver"], "kernel module"),
+    (
+        {"nvml": {"ok": True, "error": "", "gpus": GPUS, "lost": [{"index": 2, "error": "fallen off the bus"}]}},
+        ["GPU"],
+        "fallen off the bus",
+    ),
+    ({"nvml": {"ok": True, "error": "", "gpus": [], "lost": []}}, ["GPU"], "at least one GPU"),
+    ({"plugin": None}, ["device plugin"], "systemctl status vgpu-device-plugin"),
+    ({"plugin": plugin(config_sha256="older")}, ["configuration"], "systemctl restart vgpu-device-plugin"),
+    ({"plugin": plugin(slices=slices(memory_mib=15360))}, ["slice memory_mib"], "expected 7680, found 15360"),
+    ({"plugin": plugin(slices=slices(sm_percent=100))}, ["slice sm_percent"], "expected 50, found 100"),
+    ({"plugin": plugin(slices=slices(id="GPU-a::7"))}, ["slice", "slice"], "GPU-a::7"),
+    ({"plugin": plugin(slices=slices(health="Unhealthy"))}, ["slice health"], "Unhealthy"),
+    ({"checkpoint_text": checkpoint(IDS[:3])}, ["advertised"], "3 of 4; missing GPU-b::1"),
+    ({"checkpoint_text": checkpoint([*IDS, "GPU-c"])}, ["advertised"], "another device plugin"),
+    ({"checkpoint_text": checkpoint(IDS, "example.com/gpu")}, ["kubelet", "advertised"], "not in the checkpoint"),
+    ({"checkpoint_text": None}, ["kubelet", "advertised"], "not in the checkpoint"),
+    ({"checkpoint_text": "torn"}, ["kubelet", "advertised"], "not in the checkpoint"),
+    # The checkpoint outlives the kubelet, and so does the file of its socket where it was killed.
+    ({"kubelet_fault": "kubelet.sock: Connection refused"}, ["kubelet"], "Connection refused"),
+    ({"kubelet": False, "kubelet_fault": "No such file"}, ["kubelet"], "systemctl status kubelet"),
+    (
+        {"plugin": plugin(registered=False, kubelet_error="waiting for the kubelet")},
+        ["kubelet"],
+        "found waiting for the kubelet",
+    ),
+    ({"plugin": plugin(registered=False)}, ["kubelet"], "found not registered"),
+    ({"plugin": plugin(library="")}, ["library"], "every container is refused"),
+]
+
+
+@pytest.mark.parametrize("spoiled, about, words", SPOILED)
+def test_every_difference_is_told_with_a_remedy(spoiled, about, words):
+    found = compared(**spoiled)
+    assert found["ok"] is False
+    assert [one["what"] for one in found["drift"]] == about
+    assert words in "\n".join(capacity.sentence(one) for one in found["drift"])
+    assert all(one["remedy"] for one in found["drift"])
+
+
+def test_a_kubelet_that_is_dead_advertises_nothing_whatever_its_checkpoint_holds():
+    for spoiled in ({"kubelet_fault": "Connection refused"}, {"plugin": plugin(registered=False)}):
+        found = compared(**spoiled)
+        assert (found["kubelet"], found["advertised"], [gpu["advertised"] for gpu in found["gpus"]]) == (
+            True,
+            [],
+            [0, 0],
+        )
+
+
+def test_a_slice_that_the_isolation_check_holds_is_no_difference():
+    status = plugin(slices=slices(health="Unhealthy"), allocations=[LEASE])
+    found = compared(plugin=status, checkpoint_text=checkpoint([one for one in IDS if one != "GPU-a::1"]))
+    assert found["drift"] == []
+    assert found["gpus"][0]["advertised"] == 2
+
+
+def test_without_a_kubelet_the_device_plugin_stands_for_it():
+    status = plugin(registered=False, kubelet_error="waiting for the kubelet")
+    found = compared(kubelet=False, kubelet_fault="No such file", checkpoint_text=None, plugin=status)
+    assert (found["ok"], found["kubelet"], found["advertised"]) == (True, False, IDS)
+
+
+def test_whole_gpus_need_no_library():
+    text = node_config.dump(node_config.from_vars({"vgpu_sharing": "none"}))
+    whole = [{"id": gpu["uuid"], "uuid": gpu["uuid"], "memory_mib": 15360, "sm_percent": 100} for gpu in GPUS]
+    status = plugin(config_sha256=sha256(text), slices=whole, library="")
+    assert compared(config_text=text, plugin=status, checkpoint_text=checkpoint(["GPU-a", "GPU-b"]))["ok"] is True
+
+
+# What stands where the kubelet's socket should, whether there is a kubelet, what connecting says.
+SOCKETS = [
+    ("listening", True, ""),
+    ("killed", True, "Connection refused"),
+    ("absent", False, "No such file"),
+]
+
+
+@pytest.mark.parametrize("kind, present, words", SOCKETS)
+def test_a_kubelet_is_asked_and_not_believed_from_its_file(monkeypatch, kind, present, words):
+    monkeypatch.setattr(nvml, "read", lambda: {"ok": False})
+    # Not tmp_path: the path of a socket holds 107 bytes.
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+        if kind != "absent":
+            server.bind(str(Path(folder) / "kubelet.sock"))
+        if kind == "listening":
+            server.listen()
+        host = Host(folder, run=lambda argv: Answer(127, "", "absent"))
+        seen = capacity.observe(host, kubelet_dir="/")
+    assert seen["kubelet"] is present
+    assert words in seen["kubelet_fault"] and bool(words) is bool(seen["kubelet_fault"])
+
+
+def test_a_socket_without_a_checkpoint_is_a_kubelet_that_was_not_told():
+    found = compared(kubelet=True, checkpoint_text=None)
+    assert found["kubelet"] is True
+    assert found["ok"] is False
+
+
+# --- what runs (usage) and what the group wants ----------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def usage(used_mib, allocation="a1", uuid="GPU-a", pod="trainer"):
+    named = {"namespace": "default", "pod": pod, "container": "main"} if pod else {}
+    return {"allocation": allocation, "uuid": uuid, "memory_used": used_mib * MIB, "memory_limit": 7680 * MIB, **named}
+
+
+def given(*ids, resource="nvidia.com/gpu", uid="u1", numa=True):
+    text = json.loads(checkpoint(IDS))
+    entry = {
+        "PodUID": uid,
+        "ContainerName": "main",
+        "ResourceName": resource,
+        "DeviceIDs": {"-1": list(ids)} if numa else list(ids),
+    }
+    text["Data"]["PodDeviceEntries"] = [entry]
+    return json.dumps(text)
+
+
+def allocation(*ids, library="0.1.0-x", kind="kubelet", name="a1"):
+    return {"id": name, "kind": kind, "slice_ids": list(ids), "library": library}
+
+
+def used(mib):
+    return {"ok": True, "error": "", "lost": [], "gpus": [dict(GPUS[0], used_mib=mib), GPUS[1]]}
+
+
+FINDING = {
+    "allocation": "a1",
+    "kind": "kubelet",
+    "namespace": "default",
+    "pod": "trainer",
+    "container": "main",
+    "text": "process 7 (x) holds 64 MiB without a live slot",
+}
+LEGACY = node_config.dump(
+    node_config.from_vars({"vgpu_split_count": 2, "vgpu_cores_scaling": 1, "vgpu_legacy_preferred": True})
+)
+WATCHING = {"findings": [], "fault": "", "interval_s": 2.0}
+RUNS = {
+    "asked_usage": True,
+    "usage": [usage(3000)],
+    "nvml": used(3000),
+    "checkpoint_text": given("GPU-a::0"),
+    "plugin": plugin(allocations=[allocation("GPU-a::0")]),
+    "watch": WATCHING,
+}
+
+# About, what is spoiled of a host with one pod, what the differences are about, a word of one of them.
+RUNNING = [
+    ("all agree", {}, [], ""),
+    ("a ledger beyond what the driver has", {"nvml": used(2000)}, ["ledger"], "default/trainer/main"),
+    ("within what the library may charge too much", {"nvml": used(2820)}, [], ""),
+    ("the driver has more, for a process of the host", {"nvml": used(9000)}, [], ""),
+    (
+        "two ledgers that are too much together",
+        {"usage": [usage(2000), usage(2000, "b2", pod="")], "nvml": used(3000)},
+        ["ledger"],
+        "4000 MiB charged",
+    ),
+    ("a ledger of the other GPU", {"usage": [usage(3000, uuid="GPU-b")]}, ["ledger"], "GPU-b"),
+    (
+        "a record that no container has",
+        {"checkpoint_text": checkpoint(IDS)},
+        ["allocation"],
+        "expected a container of the kubelet",
+    ),
+    ("a container that has no record", {"plugin": plugin()}, ["allocation"], "a record of GPU-a::0"),
+    (
+        "a lease, of which the kubelet knows nothing",
+        {"plugin": plugin(allocations=[allocation("GPU-a::0"), allocation("GPU-b::0", kind="lease", name="l")])},
+        [],
+        "",
+    ),
+    (
+        "legacyPreferred: the kubelet knows the slice under another id",
+        {"config_text": LEGACY, "plugin": plugin(config_sha256=sha256(LEGACY), allocations=[allocation("GPU-a::1")])},
+        [],
+        "",
+    ),
+    ("and without it", {"plugin": plugin(allocations=[allocation("GPU-a::1")])}, ["allocation"] * 2, "GPU-a::0"),
+    ("another plugin's container", {"checkpoint_text": given("GPU-a::0", "NIC-1")}, [], ""),
+    ("a process that goes round the library", {"watch": {**WATCHING, "findings": [FINDING]}}, ["process"], "process 7"),
+    ("a check that runs now", {"watch": {**WATCHING, "findings": [dict(FINDING, kind="lease")]}}, [], ""),
+    ("an older kubelet's checkpoint", {"checkpoint_text": given("GPU-a::0", numa=False)}, [], ""),
+]
+
+
+@pytest.mark.parametrize(("about", "spoiled", "what", "words"), RUNNING, ids=[row[0] for row in RUNNING])
+def test_what_runs(about, spoiled, what, words):
+    found = compared(**{**copy.deepcopy(RUNS), **spoiled})
+    assert [one["what"] for one in found["drift"]] == what
+    assert words in "\n".join(capacity.sentence(one) for one in found["drift"])
+    assert all(one["remedy"] for one in found["drift"])
+    assert found["notes"] == []
+
+
+def test_nothing_is_said_of_what_was_not_asked():
+    found = compared(**{**copy.deepcopy(RUNS), "asked_usage": False, "nvml": used(0)})
+    assert (found["drift"], found["missing"]) == ([], {"ledgers": "not asked"})
+
+
+def test_memory_that_was_sold_twice_may_lie_elsewhere():
+    text = node_config.dump(node_config.from_vars({"vgpu_split_count": 2, "vgpu_memory_scaling": "2"}))
+    made = [{**one, "memory_mib": 15360, "sm_percent": 100} for one in slices()]
+    status = plugin(config_sha256=sha256(text), slices=made, allocations=[allocation("GPU-a::0")])
+    found = compared(**{**copy.deepcopy(RUNS), "nvml": used(10), "config_text": text, "plugin": status})
+    assert found["drift"] == []
+
+
+def test_older_library_that_is_still_mapped_is_named_and_no_fault():
+    status = plugin(allocations=[allocation("GPU-a::0", library="0.0.9-older")])
+    found = compared(**{**copy.deepcopy(RUNS), "plugin": status})
+    assert (found["ok"], found["drift"]) == (True, [])
+    (note,) = found["notes"]
+    assert (note["where"], note["expected"], note["found"]) == (
+        "default/trainer/main",
+        "0.1.0-x",
+        "0.0.9-older, still mapped",
+    )
+
+
+def test_split_that_differs_from_the_group_variables():
+    wanted = node_config.dump(node_config.from_vars({"vgpu_split_count": 7, "vgpu_cores_scaling": 1}))
+    found = compared(wanted_text=wanted, base_text=CONFIG, base_path="/etc/vgpu/node.yaml")
+    assert found["ok"] is False
+    (one,) = found["drift"]
+    assert (one["what"], one["where"]) == ("group variables", "/etc/vgpu/node.yaml: sharing.vcuda.splitCount")
+    assert (one["expected"], one["found"]) == ("7", "2")
+    assert compared(wanted_text=CONFIG, base_text=CONFIG, base_path="x")["ok"] is True
+
+
+def test_exception_that_only_the_group_has():
+    wanted = {"vgpu_split_count": 2, "vgpu_cores_scaling": 1}
+    wanted["vgpu_devices"] = [{"match": {"index": 1}, "split_count": 1}]
+    text = node_config.dump(node_config.from_vars(wanted))
+    found = compared(wanted_text=text, base_text=CONFIG, base_path="f")
+    assert [(one["where"], one["expected"], one["found"]) for one in found["drift"]] == [
+        ("f: sharing.vcuda.devices", "not set", "[]"),
+        ("f: sharing.vcuda.devices[0].match.index", "1", "not set"),
+        ("f: sharing.vcuda.devices[0].splitCount", "1", "not set"),
+    ]
+
+
+MISSING = [
+    ({"nvml": {"ok": False, "error": "no driver", "gpus": [], "lost": []}}, "nvml", "no driver"),
+    ({"plugin": None}, "device plugin", "does not answer"),
+    ({"plugin": None}, "ledgers", "does not answer"),
+    ({"kubelet": False, "checkpoint_text": None, "kubelet_fault": "x"}, "kubelet", "there is none"),
+    ({"kubelet_fault": "Connection refused"}, "kubelet", "Connection refused"),
+    ({"watch": None}, "watcher", "has none"),
+    ({"watch": {**WATCHING, "fault": "GPU is lost"}}, "watcher", "GPU is lost"),
+    ({"watch": {**WATCHING, "interval_s": 0.0}}, "watcher", "switched off"),
+]
+
+
+@pytest.mark.parametrize(("spoiled", "source", "words"), MISSING)
+def test_source_that_does_not_answer_is_named(spoiled, source, words):
+    assert words in compared(**{**copy.deepcopy(RUNS), **spoiled})["missing"][source]
+
+
+def test_no_source_is_missing_where_all_answer():
+    assert compared(**copy.deepcopy(RUNS))["missing"] == {}
+
+
+PROVEN = compared()["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("about", "spoiled", "proven"),
+    [
+        ("what runs was proven", {"proof": PROVEN}, True),
+        ("nothing was", {}, False),
+        ("something else was", {"proof": "f" * 64}, False),
+        ("another library runs since", {"proof": PROVEN, "plugin": plugin(library="0.2.0-y")}, False),
+        ("no plugin runs, and nothing was", {"plugin": None, "proof": None}, False),
+    ],
+)
+def test_isolation_is_proven_for_what_runs_alone(about, spoiled, proven):
+    """Where it is, no check is made: so nothing else may pass for it."""
+    assert compared(**spoiled)["proven"] is proven
+
+
+USES = [
+    ({}, "default/trainer/main"),
+    ({"pod": ""}, "default/main"),
+    ({"namespace": "", "pod": "", "container": ""}, "a1"),
+    ({"namespace": "", "pod": "", "container": "", "allocation": None}, ""),
+]
+
+
+@pytest.mark.parametrize(("changed", "by"), USES)
+def test_who_holds_a_slice(changed, by):
+    one = {**usage(3000), "slice_ids": ["GPU-a::0"], "processes": 2, **changed}
+    (found,) = compared(**{**copy.deepcopy(RUNS), "usage": [one]})["usage"]
+    assert found == {
+        "by": by,
+        "uuid": "GPU-a",
+        "slices": ["GPU-a::0"],
+        "limit_mib": 7680,
+        "used_mib": 3000,
+        "processes": 2,
+    }

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expected against advertised where a source says less than usual, or a label chose another configuration."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state
+from capacity_samples import AGREEING, GPUS, IDS, checkpoint, compared, plugin, slices
+
+LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
+HELD = {"id": "2", "kind": "kubelet", "slice_ids": ["GPU-a::1"]}
+WITHOUT_ONE = checkpoint([one for one in IDS if one != "GPU-a::1"])
+NVML_LOST = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
+
+# about, what is spoiled, the differences in words, in order
+SAID = [
+    ("a plugin that does not say its configuration", {"plugin": plugin(config_sha256="")}, []),
+    ("a plugin that does not say its library", {"plugin": plugin(library=None)}, []),
+    ("a slice without a word on its health", {"plugin": plugin(slices=slices(health="Healthy"))}, []),
+    (
+        "a slice that a lease holds, and is not healthy meanwhile",
+        {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[LEASE]), "checkpoint_text": WITHOUT_ONE},
+        [],
+    ),
+    (
+        "a slice that a container holds, and is not healthy",
+        {"plugin": plugin(slices=slices(health="Unhealthy"), allocations=[HELD]), "checkpoint_text": WITHOUT_ONE},
+        ["slice health GPU-a::1: expected Healthy, found Unhealthy", "found 3 of 4; missing GPU-a::1"],
+    ),
+    ("three slices that are missing", {"checkpoint_text": checkpoint(IDS[3:])},
+     ["found 1 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0"]),
+    ("four", {"checkpoint_text": checkpoint([])}, ["found 0 of 4; missing GPU-a::0, GPU-a::1, GPU-b::0 and 1 more"]),
+    ("a resource that the kubelet knows as null", {"checkpoint_text": checkpoint(None)},
+     ["found not in the checkpoint", "expected 4 slices, found 0 of 4"]),
+    ("a GPU that is gone, with its slices made and told", {"nvml": NVML_LOST},
+     ["slice GPU-b::0: expected not to exist", "slice GPU-b::1: expected not to exist", "found GPU-b::0, GPU-b::1"]),
+    # One cause is one difference.
+    ("no configuration, and so nothing expected", {"config_text": None}, ["configuration /etc/vgpu/node.yaml"]),
+    ("no configuration, and slices missing", {"config_text": None, "checkpoint_text": WITHOUT_ONE},
+     ["configuration /etc/vgpu/node.yaml"]),
+    ("a kubelet that does not answer, and slices missing",
+     {"kubelet_fault": "Connection refused", "checkpoint_text": WITHOUT_ONE}, ["kubelet its socket"]),
+    ("a plugin that does not say whether it is registered", {"plugin": plugin(registered=None)}, []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("about", "spoiled", "words"), SAID, ids=[one[0] for one in SAID])
+def test_what_is_said(about, spoiled, words):
+    found = compared(**spoiled)
+    said = [capacity.sentence(one) for one in found["drift"]]
+    assert len(said) == len(words), said
+    assert all(word in one for word, one in zip(words, said)), said
+    assert found["ok"] is (not words)
+
+
+# about, what is spoiled, what is said of the kubelet as a source
+KUBELETS = [
+    ("it answers and has a checkpoint", {}, None),
+    ("it answers and has none yet", {"checkpoint_text": None}, None),
+    ("its socket is gone, its checkpoint there", {"kubelet": False, "kubelet_fault": "No such file"}, "No such file"),
+    ("neither is there", {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None}, "there is none"),
+]
+
+
+@pytest.mark.parametrize(("about", "spoiled", "said"), KUBELETS, ids=[one[0] for one in KUBELETS])
+def test_the_kubelet_as_a_source(about, spoiled, said):
+    found = compared(**spoiled)["missing"].get("kubelet")
+    assert (found is None) if said is None else said in found
+    assert compared(**spoiled)["kubelet"] is (said != "there is none")
+
+
+def test_only_ledgers_are_missing_where_nobody_asked_for_what_runs():
+    """The watcher was not asked either, so nothing is said of it."""
+    assert compared()["missing"] == {"ledgers": "not asked"}
+
+
+def test_slices_of_a_plugin_without_a_kubelet_are_advertised_where_they_are_healthy():
+    spoiled = {"kubelet": False, "kubelet_fault": "No such file", "checkpoint_text": None}
+    found = compared(**spoiled, plugin=plugin(slices=slices(health="Unhealthy")))
+    assert found["advertised"] == [one for one in IDS if one != "GPU-a::1"]
+    assert [one["advertised"] for one in found["gpus"]] == [1, 2]
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_gpu_that_waits_and_is_to_have_no_slices(held):
+    """Those that it has are expected as long as one is held, behind those of the others."""
+    made = [{**one, "resource": "nvidia.com/gpu", "mode": "vcuda", "device": one["uuid"]} for one in slices()]
+    made[3]["in_use"] = bool(held)
+    only_a = {"ok": True, "error": "", "gpus": GPUS[:1], "lost": []}
+    found = compared(nvml=only_a, plugin=plugin(slices=made, waiting=["GPU-b"]))
+    assert [one["id"] for one in found["expected"]] == (IDS if held else IDS[:2])
+    assert [(one["what"], one["expected"]) for one in found["notes"]] == [("split", "0 slices")] * held
+
+
+@pytest.mark.parametrize(
+    ("status", "path"),
+    [
+        ({"config_path": "/etc/vgpu/configs/large.yaml", "config_name": "large"}, "/etc/vgpu/configs/large.yaml"),
+        ({"config_path": "/etc/vgpu/node.yaml"}, "/etc/vgpu/node.yaml"),
+        (None, "/etc/vgpu/node.yaml"),
+    ],
+)
+def test_the_configuration_that_a_label_chose_is_what_must_hold(tmp_path, monkeypatch, status, path):
+    monkeypatch.setattr(nvml, "read", lambda: copy.deepcopy(AGREEING["nvml"]))
+    monkeypatch.setattr(host_state, "plugin_status", lambda _host: status)
+    for name in ("node.yaml", "configs/large.yaml"):
+        file = tmp_path / "etc/vgpu" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"of": name}))
+    host = Host(str(tmp_path), run=lambda argv: Answer(127, "", "absent"))
+    seen = capacity.observe(host, wanted_text="{}")
+    assert (seen["config_path"], json.loads(seen["config_text"])["of"]) == (path, path[len("/etc/vgpu/") :])
+    assert (seen["base_path"], json.loads(seen["base_text"])["of"]) == ("/etc/vgpu/node.yaml", "node.yaml")
+    assert capacity.observe(host)["base_text"] is None

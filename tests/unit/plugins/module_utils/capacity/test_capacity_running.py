@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs against what is written of it: each rule by itself, at its edges. The whole is in test_capacity.py."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import running
+
+MIB = 1 << 20
+GPU = "nvidia.com/gpu"
+OWNER = {"namespace": "team", "pod": "train", "container": "main"}
+
+
+def usage(mib, allocation="a1", uuid="GPU-a", **named):
+    return {"allocation": allocation, "uuid": uuid, "memory_used": mib * MIB, **named}
+
+
+def gpu(used_mib, slices=2, slice_mib=7680):
+    return {"uuid": "GPU-a", "slices": slices, "slice_mib": slice_mib, "memory_mib": 15360, "used_mib": used_mib}
+
+
+WANTED = [
+    # about, what the group wants, what the node has, the keys that differ with what is expected and found
+    ("the same", {"a": {"b": 1}}, {"a": {"b": 1}}, []),
+    ("a number", {"a": {"b": 1}}, {"a": {"b": 2}}, [("f: a.b", "1", "2")]),
+    ("a key that the node lacks", {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}}, [("f: a.c", "2", "not set")]),
+    ("a key that only the node has", {"a": 1}, {"a": 1, "d": True}, [("f: d", "not set", "true")]),
+    ("a section that is empty", {"a": {}, "b": 1}, {"b": 1}, [("f: a", "{}", "not set")]),
+    ("a list that is empty", {"a": [1]}, {"a": []}, [("f: a", "not set", "[]"), ("f: a[0]", "1", "not set")]),
+    ("where the library lies", {"sharing": {"vcuda": {"libraryRoot": "/a", "splitCount": 2}}},
+     {"sharing": {"vcuda": {"libraryRoot": "/b", "splitCount": 3}}}, [("f: sharing.vcuda.splitCount", "2", "3")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("about", "ours", "theirs", "keys"), WANTED, ids=[one[0] for one in WANTED])
+def test_what_the_group_wants(about, ours, theirs, keys):
+    found = running.wanted(json.dumps(ours), json.dumps(theirs), "f")
+    assert [(one["where"], one["expected"], one["found"]) for one in found] == keys
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("", "{}"), (None, "{}"), ('{"a": 1}', None), ('{"a": 1}', "torn")])
+def test_a_file_that_is_not_asked_for_or_not_there_is_told_elsewhere(ours, theirs):
+    assert running.wanted(ours, theirs, "f") == []
+
+
+NAMED = [
+    (usage(1, **OWNER), {"a1": "team/train/main"}),
+    (usage(1, **{**OWNER, "container": ""}), {}),
+    (usage(1, **{**OWNER, "namespace": None}), {}),
+    (usage(1, allocation=None, **OWNER), {}),
+    (usage(1), {}),
+]
+
+
+@pytest.mark.parametrize(("one", "names"), NAMED)
+def test_names_are_whole_or_none(one, names):
+    assert running.names([one]) == names
+
+
+LEDGERS = [
+    # about, MiB charged by each container, what the driver has in use, whether a ledger is stale
+    ("as much as the driver has", [3000], 3000, False),
+    ("a sixteenth more, to the MiB", [3000], 3000 - 3000 // 16, False),
+    ("a MiB more than that", [3000], 3000 - 3000 // 16 - 1, True),
+    ("64 MiB more, where a sixteenth is less", [200], 136, False),
+    ("65 MiB more", [200], 135, True),
+    ("nobody uses it", [], 0, False),
+]
+
+
+@pytest.mark.parametrize(("about", "charged", "used", "stale"), LEDGERS, ids=[one[0] for one in LEDGERS])
+def test_ledger_against_the_driver(about, charged, used, stale):
+    assert bool(running.ledgers([usage(one) for one in charged], [gpu(used)])) is stale
+
+
+@pytest.mark.parametrize(("slice_mib", "stale"), [(7680, True), (7681, False)])
+def test_what_is_sold_more_than_once_may_lie_in_host_memory(slice_mib, stale):
+    assert bool(running.ledgers([usage(3000)], [gpu(10, slice_mib=slice_mib)])) is stale
+
+
+def test_the_one_that_is_charged_most_is_named():
+    small = usage(100, "a2", namespace="team", pod="small", container="main")
+    for usages in ([usage(3000, **OWNER), small], [small, usage(3000, **OWNER)]):
+        (one,) = running.ledgers(usages, [gpu(100)])
+        assert "most is charged to team/train/main: restart it" in one["remedy"]
+        assert one["found"] == "3100 MiB charged"
+
+
+HELD = [
+    # about, entries of the kubelet's checkpoint, what it has given
+    ("by NUMA node", [{"DeviceIDs": {"-1": ["a"], "0": ["b"]}}], {"u/c": ["a", "b"]}),
+    ("as older kubelets have it", [{"DeviceIDs": ["a"]}], {"u/c": ["a"]}),
+    ("of two entries of one container", [{"DeviceIDs": ["a"]}, {"DeviceIDs": {"0": ["b"]}}], {"u/c": ["a", "b"]}),
+    ("none on a NUMA node", [{"DeviceIDs": {"0": None, "1": ["b"]}}], {"u/c": ["b"]}),
+    ("null", [{"DeviceIDs": None}], {"u/c": []}),
+    ("of another resource", [{"DeviceIDs": ["a"], "ResourceName": "example.com/nic"}], {}),
+    ("no entries", [], {}),
+    ("no entries, as Go writes it", None, {}),
+    ("an entry without its pod", [{"PodUID": ...}], None),
+]
+
+
+@pytest.mark.parametrize(("about", "entries", "given"), HELD, ids=[one[0] for one in HELD])
+def test_what_the_kubelet_has_given(about, entries, given):
+    whole = {"PodUID": "u", "ContainerName": "c", "ResourceName": GPU, "DeviceIDs": []}
+    made = entries and [{key: one for key, one in {**whole, **entry}.items() if one is not ...} for entry in entries]
+    assert running.held(json.dumps({"Data": {"PodDeviceEntries": made}}), [GPU]) == given
+
+
+@pytest.mark.parametrize("text", [None, "", "torn", "[]", "{}", '{"Data": null}'])
+def test_checkpoint_that_cannot_be_read(text):
+    assert running.held(text, [GPU]) is None
+    assert running.allocations({"allocations": [{"id": "a1", "kind": "kubelet", "slice_ids": ["a"]}]}, None) == []
+
+
+LIBRARIES = [
+    # about, what new containers get, the allocation, whether it is named
+    ("an older one", "2", {}, True),
+    ("the same", "1", {}, False),
+    ("of a lease", "2", {"kind": "lease"}, False),
+    ("of a container that maps none", "2", {"library": ""}, False),
+    ("where nobody knows what new ones get", "", {}, False),
+]
+
+
+@pytest.mark.parametrize(("about", "current", "changed", "named"), LIBRARIES, ids=[one[0] for one in LIBRARIES])
+def test_older_libraries(about, current, changed, named):
+    one = {"id": "a1", "kind": "kubelet", "library": "1", **changed}
+    found = running.older_libraries({"library": current, "allocations": [one]}, {})
+    assert [note["where"] for note in found] == (["allocation a1"] if named else [])
+
+
+@pytest.mark.parametrize(
+    ("who", "where"), [(OWNER, "team/train/main"), ({"namespace": "", "pod": None}, "allocation a1")]
+)
+def test_whose_process_goes_round_the_library(who, where):
+    (one,) = running.watched({"findings": [{"allocation": "a1", "kind": "kubelet", "text": "process 7", **who}]})
+    assert (one["where"], one["found"]) == (where, "process 7")
+    assert running.watched(None) == [] and running.watched({"findings": None}) == []

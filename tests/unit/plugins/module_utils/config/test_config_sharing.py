@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node offers in each mode, and which files NVIDIA's plugin and ours accept."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import kinds, node_config, sharing
+
+U = "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16{}"
+MIG_U = "MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c1{}{}"
+
+
+def gpu(index, model="Tesla T4", memory=15360, mig=()):
+    """A GPU; ``mig``: the profiles of its MIG devices, which puts it in MIG mode."""
+    devices = [
+        {"index": n, "uuid": MIG_U.format(index, n), "profile": profile, "memory_mib": 1000 * (n + 1)}
+        for n, profile in enumerate(mig)
+    ]
+    return {
+        "index": index,
+        "uuid": U.format(index),
+        "model": model,
+        "memory_mib": memory,
+        "mig_enabled": bool(mig),
+        "mig": devices,
+    }
+
+
+def config(**parts):
+    clean, _warnings = node_config.check(dict({"version": "v1"}, **parts), "node.yaml")
+    return clean
+
+
+def offered(gpus, **parts):
+    """resource → ids, with the index of the GPU in place of its UUID."""
+    pieces, findings = sharing.pieces_for(gpus, config(**parts))
+    assert kinds.errors(findings) == []
+    out = {}
+    for piece in pieces:
+        short = piece.id
+        for one in gpus:
+            short = short.replace(one["uuid"], str(one["index"]))
+            for mig in one["mig"]:
+                short = short.replace(mig["uuid"], "{}:{}".format(one["index"], mig["index"]))
+        out.setdefault(piece.resource, []).append(short)
+    return out
+
+
+def entry(replicas=2, name="nvidia.com/gpu", **more):
+    return dict({"name": name, "replicas": replicas}, **more)
+
+
+def slicing(*entries, **more):
+    return {"timeSlicing": dict({"resources": list(entries)}, **more)}
+
+
+TWO = [gpu(0), gpu(1)]
+TABLE = [
+    ("nothing shared", TWO, {}, {"nvidia.com/gpu": ["0", "1"]}),
+    (
+        "time-slicing",
+        TWO,
+        {"sharing": slicing(entry(3))},
+        {"nvidia.com/gpu": ["0::0", "0::1", "0::2", "1::0", "1::1", "1::2"]},
+    ),
+    ("a short name", [gpu(0)], {"sharing": slicing(entry(2, "gpu"))}, {"nvidia.com/gpu": ["0::0", "0::1"]}),
+    (
+        "renamed by default",
+        [gpu(0)],
+        {"sharing": slicing(entry(), renameByDefault=True)},
+        {"nvidia.com/gpu.shared": ["0::0", "0::1"]},
+    ),
+    (
+        "renamed by the entry",
+        [gpu(0)],
+        {"sharing": slicing(entry(rename="gpu-light"), renameByDefault=True)},
+        {"nvidia.com/gpu-light": ["0::0", "0::1"]},
+    ),
+    (
+        "one GPU by its index, the other whole",
+        TWO,
+        {"sharing": slicing(entry(devices=[1]))},
+        {"nvidia.com/gpu": ["0", "1::0", "1::1"]},
+    ),
+    (
+        "a GPU each with its own count",
+        TWO,
+        {
+            "sharing": slicing(
+                entry(2, devices=["0"], rename="gpu-light"), entry(4, devices=[U.format(1)], rename="gpu-heavy")
+            )
+        },
+        {"nvidia.com/gpu-light": ["0::0", "0::1"], "nvidia.com/gpu-heavy": ["1::0", "1::1", "1::2", "1::3"]},
+    ),
+    (
+        "the first that matches wins",
+        TWO,
+        {"sharing": slicing(entry(2, devices=[0]), entry(3))},
+        {"nvidia.com/gpu": ["0::0", "0::1", "1::0", "1::1", "1::2"]},
+    ),
+    ("so many devices", TWO, {"sharing": slicing(entry(devices=1))}, {"nvidia.com/gpu": ["0::0", "0::1", "1"]}),
+    (
+        "an entry for what is not there",
+        [gpu(0)],
+        {"sharing": slicing(entry(7, "nvidia.com/mig-1g.10gb"), entry())},
+        {"nvidia.com/gpu": ["0::0", "0::1"]},
+    ),
+    (
+        "vcuda beside time-slicing",
+        TWO,
+        {"sharing": dict(slicing(entry(devices=[0])), vcuda={"splitCount": 3, "resourceName": "example.com/vgpu"})},
+        {"nvidia.com/gpu": ["0::0", "0::1"], "example.com/vgpu": ["1::0", "1::1", "1::2"]},
+    ),
+    (
+        "MPS beside time-slicing",
+        TWO,
+        {"sharing": dict(slicing(entry(devices=[0])), mps={"resources": [entry(2, devices=[1], rename="gpu.mps")]})},
+        {"nvidia.com/gpu": ["0::0", "0::1"], "nvidia.com/gpu.mps": ["1::0", "1::1"]},
+    ),
+    (
+        "names by model",
+        [gpu(0), gpu(1, "NVIDIA A100-SXM4-80GB")],
+        {"resources": {"gpus": [{"pattern": "*A100*", "name": "a100"}, {"pattern": "*", "name": "gpu"}]}},
+        {"nvidia.com/gpu": ["0"], "nvidia.com/a100": ["1"]},
+    ),
+    (
+        "MIG devices, not asked for",
+        [gpu(0, mig=["1g.10gb", "1g.10gb"])],
+        {"flags": {"migStrategy": "none"}},
+        {"nvidia.com/gpu": ["0"]},
+    ),
+    (
+        "single",
+        [gpu(0, mig=["1g.10gb", "1g.10gb"]), gpu(1, mig=["1g.10gb"])],
+        {"flags": {"migStrategy": "single"}},
+        {"nvidia.com/gpu": ["0:0", "0:1", "1:0"]},
+    ),
+    ("single without MIG", TWO, {"flags": {"migStrategy": "single"}}, {"nvidia.com/gpu": ["0", "1"]}),
+    (
+        "mixed",
+        [gpu(0, mig=["1g.10gb", "2g.20gb", "1g.10gb+me"]), gpu(1)],
+        {"flags": {"migStrategy": "mixed"}},
+        {
+            "nvidia.com/mig-1g.10gb": ["0:0"],
+            "nvidia.com/mig-2g.20gb": ["0:1"],
+            "nvidia.com/mig-1g.10gb.me": ["0:2"],
+            "nvidia.com/gpu": ["1"],
+        },
+    ),
+    (
+        "a MIG device shared by time",
+        [gpu(0, mig=["1g.10gb", "1g.10gb"])],
+        {"flags": {"migStrategy": "mixed"}, "sharing": slicing(entry(2, "mig-1g.10gb", devices=["0:1"]))},
+        {"nvidia.com/mig-1g.10gb": ["0:0", "0:1::0", "0:1::1"]},
+    ),
+    (
+        "vcuda beside MIG",
+        [gpu(0, mig=["1g.10gb"]), gpu(1)],
+        {"flags": {"migStrategy": "mixed"}, "sharing": {"vcuda": {"splitCount": 2}}},
+        {"nvidia.com/mig-1g.10gb": ["0:0"], "nvidia.com/gpu": ["1::0", "1::1"]},
+    ),
+]
+
+
+@pytest.mark.parametrize("about, gpus, parts, wanted", TABLE, ids=[row[0] for row in TABLE])
+def test_what_is_offered(about, gpus, parts, wanted):
+    assert offered(gpus, **parts) == wanted
+
+
+@pytest.mark.parametrize(
+    "parts, memory, percent, mode",
+    [
+        ({"sharing": slicing(entry(4))}, 15360, 100, "time-slicing"),  # it limits nothing
+        ({"sharing": {"mps": {"resources": [entry(4)]}}}, 3840, 25, "mps"),
+        ({"sharing": {"vcuda": {"splitCount": 4, "coresScaling": "2"}}}, 3840, 50, "vcuda"),
+        ({}, 15360, 100, "none"),
+    ],
+)
+def test_size_of_a_piece(parts, memory, percent, mode):
+    pieces, _findings = sharing.pieces_for([gpu(0)], config(**parts))
+    assert {(one.memory_mib, one.sm_percent, one.mode) for one in pieces} == {(memory, percent, mode)}
+    assert {(one.uuid, one.device) for one in pieces} == {(U.format(0), U.format(0))}
+
+
+def test_device_of_a_mig_piece():
+    pieces, _findings = sharing.pieces_for(
+        [gpu(0, mig=["1g.10gb"])], config(flags={"migStrategy": "mixed"}, sharing=slicing(entry(2, "mig-1g.10gb")))
+    )
+    assert [(one.id, one.device, one.uuid) for one in pieces] == [
+        (MIG_U.format(0, 0) + f"::{n}", MIG_U.format(0, 0), U.format(0)) for n in range(2)
+    ]
+
+
+REFUSED = [
+    (TWO, {"sharing": slicing(entry(devices=[5]))}, "sharing.timeSlicing.resources[0].devices", "no device 5"),
+    (TWO, {"sharing": slicing(entry(devices=3))}, "sharing.timeSlicing.resources[0].devices", "3 devices are wanted"),
+    (
+        TWO,
+        {"sharing": dict(slicing(entry(devices=[0])), mps={"resources": [entry(devices=[0])]})},
+        "sharing.mps.resources[0].devices",
+        "0 is shared by sharing.timeSlicing.resources[0] already",
+    ),
+    (
+        TWO,
+        {"sharing": slicing(entry(devices=[0]), entry(3, devices=["0"]))},
+        "sharing.timeSlicing.resources[1].devices",
+        "shared by sharing.timeSlicing.resources[0] already",
+    ),
+    (
+        [gpu(0, mig=["1g.10gb"])],
+        {"flags": {"migStrategy": "mixed"}, "sharing": {"mps": {"resources": [entry(name="mig-1g.10gb")]}}},
+        "sharing.mps.resources[0]",
+        "MPS does not share MIG devices",
+    ),
+    ([gpu(0, mig=["1g.10gb"])], {"sharing": {"vcuda": {}}}, "sharing.vcuda", "is in MIG mode"),
+    (
+        [gpu(0, mig=["1g.10gb", "2g.20gb"])],
+        {"flags": {"migStrategy": "single"}},
+        "flags.migStrategy",
+        "one MIG profile on all GPUs, found 1g.10gb, 2g.20gb",
+    ),
+    (
+        [gpu(0, mig=["1g.10gb"]), gpu(1)],
+        {"flags": {"migStrategy": "single"}},
+        "flags.migStrategy",
+        "every GPU in MIG mode; not in it: GPU 1",
+    ),
+    (
+        [dict(gpu(0), mig_enabled=True)],
+        {"flags": {"migStrategy": "mixed"}},
+        "flags.migStrategy",
+        "is in MIG mode and has no MIG device",
+    ),
+]
+
+
+@pytest.mark.parametrize("gpus, parts, path, words", REFUSED)
+def test_what_the_gpus_refuse(gpus, parts, path, words):
+    _pieces, findings = sharing.pieces_for(gpus, config(**parts))
+    assert [(one.path, words in one.message) for one in kinds.errors(findings)] == [(path, True)]
+
+
+@pytest.mark.parametrize(
+    "section, said, wanted",
+    [
+        ("timeSlicing", None, False),
+        ("timeSlicing", True, True),
+        ("mps", None, True),
+        ("mps", False, False),
+    ],
+)
+def test_fail_requests_greater_than_one(section, said, wanted):
+    more = {} if said is None else {"failRequestsGreaterThanOne": said}
+    whole = config(sharing={section: dict({"resources": [entry()]}, **more)})
+    mode = {"timeSlicing": "time-slicing"}.get(section, section)
+    assert sharing.refuses_several(mode, whole) is wanted
+
+
+# The inputs of the tests that NVIDIA publishes for its file, version v1, with its verdict on each: the resource of a
+# sharing section, its devices, the section, the flags.
+PLAIN = {"name": "valid", "replicas": 2}
+NVIDIA_ENTRIES = [
+    ({}, False),
+    ({"name": "valid"}, False),
+    ({"name": "valid", "devices": "all"}, False),
+    ({"name": "valid", "devices": "all", "rename": "valid-shared"}, False),
+    (dict(PLAIN, devices="all"), True),
+    (dict(PLAIN, devices="all", rename="valid"), True),
+    ({"name": "valid", "replicas": -1}, False),
+    ({"name": "valid", "replicas": 0}, False),
+    (PLAIN, True),
+    (dict(PLAIN, rename="valid-shared"), True),
+    ({"name": "$invalid$", "replicas": 2, "rename": "valid-shared"}, False),
+    (dict(PLAIN, rename="$invalid$"), False),
+]
+NVIDIA_DEVICES = [
+    ("not-all", False),
+    (-2, False),
+    ("2.0", False),
+    ([-1], False),
+    (["-1"], False),
+    (["invalid-UUID"], False),
+    (["GPU-UUID"], False),
+    (["MIG-UUID"], False),
+    (["MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"], False),
+    ("all", True),
+    (2, True),
+    ([0], True),
+    (["0"], True),
+    (["0:0"], True),
+    (["GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"], True),
+    (["MIG-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"], True),
+    (["MIG-GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c/0/0"], True),
+    ([0, "0:0", "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"], True),
+    (["0", "0:0", "GPU-4cf8db2d-06c0-7d70-1a51-e59b25b2c16c"], True),
+]
+NVIDIA_FLAGS = [
+    ({}, True),
+    ({"gfd": {}}, True),
+    ({"gfd": {"sleepInterval": 0}}, True),
+    ({"gfd": {"sleepInterval": "0s"}}, True),
+    ({"gfd": {"sleepInterval": 5}}, True),
+    ({"gfd": {"sleepInterval": "5s"}}, True),
+    ({"plugin": {"deviceListStrategy": "envvar"}}, True),
+    ({"plugin": {"deviceListStrategy": ["envvar", "cdi-annotations"]}}, True),
+]
+NVIDIA_FILES = (
+    [({"sharing": {"timeSlicing": {"resources": [one]}}}, verdict) for one, verdict in NVIDIA_ENTRIES]
+    + [({"sharing": slicing(dict(PLAIN, devices=one))}, verdict) for one, verdict in NVIDIA_DEVICES]
+    + [({"flags": one}, verdict) for one, verdict in NVIDIA_FLAGS]
+    + [
+        ({"sharing": {"timeSlicing": {}}}, False),
+        ({"sharing": slicing(dict(PLAIN, name="valid1"), dict(PLAIN, name="valid2"))}, True),
+        ({"sharing": slicing(dict(PLAIN, name="$invalid$"))}, False),
+        ({"sharing": {"mps": {"resources": [PLAIN]}}}, True),
+        ({"sharing": {"mps": {"failRequestsGreaterThanOne": False, "resources": [PLAIN]}}}, True),
+    ]
+)
+
+
+@pytest.mark.parametrize("compat", [False, True])
+@pytest.mark.parametrize("parts, accepted", NVIDIA_FILES, ids=[json.dumps(row[0]) for row in NVIDIA_FILES])
+def test_files_that_nvidia_publishes(parts, accepted, compat):
+    whole = dict({"version": "v1"}, **json.loads(json.dumps(parts)))
+    if compat:
+        whole["compat"] = "nvidia-v1"
+    try:
+        node_config.check(whole, "config.yaml")
+    except node_config.ConfigError:
+        assert not accepted
+    else:
+        assert accepted
+
+
+# Files that NVIDIA's plugin accepts and acts on in its own way: strict refuses, compat warns and does the same.
+LENIENT = [
+    ({"sharing": {"timeSlcing": {"resources": [entry()]}}}, "sharing.timeSlcing", {"nvidia.com/gpu": ["0", "1"]}),
+    (
+        {"sharing": dict(slicing(entry(4)), mps={"resources": [entry(2)]})},
+        "sharing",
+        {"nvidia.com/gpu": ["0::0", "0::1", "1::0", "1::1"]},
+    ),
+    ({"flags": {"migstrategy": "none", "unheardOf": 1}}, "flags.unheardOf", {"nvidia.com/gpu": ["0", "1"]}),
+    ({"version": None, "strange": {}}, "strange", {"nvidia.com/gpu": ["0", "1"]}),
+]
+
+
+@pytest.mark.parametrize("parts, path, wanted", LENIENT)
+def test_compat_accepts_with_a_warning_what_strict_refuses(parts, path, wanted):
+    with pytest.raises(node_config.ConfigError):
+        node_config.check(dict({"version": "v1"}, **json.loads(json.dumps(parts))), "config.yaml")
+    whole = dict({"version": "v1", "compat": "nvidia-v1"}, **json.loads(json.dumps(parts)))
+    clean, findings = node_config.check(whole, "config.yaml")
+    assert [(one.level, one.path) for one in findings] == [("warning", path)]
+    pieces, _findings = sharing.pieces_for(TWO, clean)
+    short = {}
+    for piece in pieces:
+        name = piece.id.replace(U.format(0), "0").replace(U.format(1), "1")
+        short.setdefault(piece.resource, []).append(name)
+    assert short == wanted
+
+
+def test_compat_ignores_selection_and_names_as_nvidias_plugin_does():
+    parts = {"sharing": slicing(entry(2, devices=[0], rename="light")), "resources": {"gpus": []}}
+    parts["resources"]["gpus"] = [{"pattern": "*", "name": "other"}]
+    whole = dict({"version": "v1", "compat": "nvidia-v1"}, **parts)
+    clean, findings = node_config.check(whole, "config.yaml")
+    where = "sharing.timeSlicing.resources[0]."
+    assert [one.path for one in findings] == ["resources", where + "devices", where + "rename"]
+    pieces, _findings = sharing.pieces_for(TWO, clean)
+    assert {one.resource for one in pieces} == {"nvidia.com/gpu"}
+    assert len(pieces) == 4
+
+
+@pytest.mark.parametrize(
+    "parts, name",
+    [
+        ({}, "nvidia.com/gpu"),
+        ({"sharing": {"vcuda": {"resourceName": "example.com/vgpu"}}}, "example.com/vgpu"),
+        ({"sharing": slicing(entry(), renameByDefault=True)}, "nvidia.com/gpu.shared"),
+        ({"sharing": slicing(entry(rename="light"))}, "nvidia.com/light"),
+    ],
+)
+def test_name_of_the_resource(parts, name):
+    assert node_config.resource_name(config(**parts)) == name
+    assert name in {one.resource for one in sharing.pieces_for(TWO, config(**parts))[0]}

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The slice arithmetic against tables worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import slices
+
+
+def gpus(memory_mib, count=2, model="Tesla V100-SXM2-16GB"):
+    return [{"index": n, "uuid": f"GPU-0000000{n}", "model": model, "memory_mib": memory_mib} for n in range(count)]
+
+
+def config(split=2, memory="1.0", cores=None, devices=()):
+    vcuda = {"splitCount": split, "memoryScaling": memory, "devices": list(devices)}
+    if cores is not None:
+        vcuda["coresScaling"] = cores
+    return {"version": "v1", "sharing": {"vcuda": vcuda}}
+
+
+# The worked table of the product's description: GPU MiB, K, S, C, slices of 2 GPUs, MiB each, SM % each.
+WORKED = [
+    (16160, 2, "1.0", "2", 4, 8080, 100),
+    (16160, 4, "2.0", "1", 8, 8080, 25),
+    (16160, 3, "1.0", "1", 6, 5386, 33),
+    (15360, 7, "1.0", "1", 14, 2194, 14),
+    (11178, 2, "1.5", "2", 4, 8383, 100),
+    # By hand: floats give 28 for 100 * 0.29 and 1 MiB too little for 3 * 1.1 * 10 ** n.
+    (16160, 1, "1.0", "0.29", 2, 16160, 29),
+    (30, 1, "1.1", "1", 2, 33, 100),
+    (81920, 4, "1.0", "1", 8, 20480, 25),
+    (81920, 7, "1.0", "7", 14, 11702, 100),
+    (81920, 7, "1.0", "6.99", 14, 11702, 99),
+    (81920, 3, "1.0", "9", 6, 27306, 100),
+    (7, 7, "1.0", "1", 14, 1, 14),
+    (16160, 100, "1.0", "1", 200, 161, 1),
+]
+
+
+@pytest.mark.parametrize("memory_mib, split, scaling, cores, number, slice_mib, sm_percent", WORKED)
+def test_worked_table(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
+    made = slices.slices_for(gpus(memory_mib), config(split, scaling, cores))
+    assert len(made) == number
+    assert {piece.memory_mib for piece in made} == {slice_mib}
+    assert {piece.sm_percent for piece in made} == {sm_percent}
+
+
+def test_ids_are_uuid_and_number_in_the_order_of_the_gpus():
+    made = slices.slices_for(gpus(16160), config(2))
+    assert [piece.id for piece in made] == ["GPU-00000000::0", "GPU-00000000::1", "GPU-00000001::0", "GPU-00000001::1"]
+    assert [piece.uuid for piece in made] == ["GPU-00000000", "GPU-00000000", "GPU-00000001", "GPU-00000001"]
+
+
+@pytest.mark.parametrize("split", [1, 2, 3, 7, 13])
+def test_cores_scaling_left_out_is_no_limit(split):
+    assert {piece.sm_percent for piece in slices.slices_for(gpus(16160), config(split))} == {100}
+
+
+def test_cores_scaling_left_out_follows_the_split_count_of_that_gpu():
+    # With the node's K of 2 as the C of both, GPU 0 would get 50 % a slice.
+    devices = [{"match": {"index": 0}, "splitCount": 4}]
+    made = slices.slices_for(gpus(16160), config(2, devices=devices))
+    assert [piece.sm_percent for piece in made] == [100] * 6
+
+
+def test_first_exception_that_matches_wins_and_leaves_the_rest_to_the_node():
+    devices = [
+        {"match": {"index": 0}, "splitCount": 1},
+        {"match": {"model": "V100"}, "splitCount": 5, "coresScaling": "1"},
+    ]
+    made = slices.slices_for(gpus(16160), config(3, "2.0", devices=devices))
+    assert [(piece.id, piece.memory_mib, piece.sm_percent) for piece in made] == [
+        ("GPU-00000000::0", 32320, 100),
+        *[(f"GPU-00000001::{n}", 6464, 20) for n in range(5)],
+    ]
+
+
+def test_unshared_host_gives_whole_gpus():
+    made = slices.slices_for(gpus(16160), {"version": "v1", "sharing": {}})
+    assert made == [("GPU-00000000", "GPU-00000000", 16160, 100), ("GPU-00000001", "GPU-00000001", 16160, 100)]
+
+
+@pytest.mark.parametrize(
+    "memory_mib, split, scaling, cores, words",
+    [
+        (16160, 0, "1.0", "1", ["cannot be split into 0"]),
+        (5, 6, "1.0", "6", ["less than 1 MiB", "no limit", "lower the split count"]),
+        (16160, 2, "0.0001", "2", ["less than 1 MiB"]),
+        (16160, 101, "1.0", "1", ["less than 1 %", "raise the cores scaling to at least 1.01"]),
+        (16160, 2, "0", "1", ['above 0, found "0"']),
+        (16160, 2, "-1", "1", ['above 0, found "-1"']),
+        (16160, 2, "nan", "1", ['above 0, found "nan"']),
+        (16160, 2, "1.0", "1/2", ['above 0, found "1/2"']),
+    ],
+)
+def test_what_cannot_be_carried_out_is_an_error(memory_mib, split, scaling, cores, words):
+    with pytest.raises(slices.SliceError) as caught:
+        slices.slices_for(gpus(memory_mib), config(split, scaling, cores))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pattern, model, same",
+    [
+        ("T4", "Tesla T4", True),
+        ("t4", "Tesla T4", True),
+        ("T4", "NVIDIA T400", False),
+        ("A100", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-80GB", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-40GB", "NVIDIA A100-SXM4-80GB", False),
+        ("V100-16GB", "Tesla V100-SXM2-16GB", True),
+        ("GTX 1080", "NVIDIA GeForce GTX 1080 Ti", False),
+        ("GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti", True),
+        ("NVIDIA GeForce GTX 1080 Ti", "NVIDIA GeForce GTX 1080 Ti", True),
+        ("80GB A100", "NVIDIA A100-SXM4-80GB", False),
+        ("", "Tesla T4", False),
+    ],
+)
+def test_model_named_by_a_person(pattern, model, same):
+    assert slices.model_matches(pattern, model) is same
+
+
+@pytest.mark.parametrize(
+    "match, found",
+    [
+        ({"index": 1}, [1]),
+        ({"uuid": "GPU-00000000"}, [0]),
+        ({"uuid": "gpu-00000001"}, [1]),
+        ({"model": "V100"}, [0, 1]),
+        ({"index": 0, "model": "V100"}, [0]),
+        ({"index": 0, "model": "T4"}, []),
+    ],
+)
+def test_every_condition_of_a_match_counts(match, found):
+    assert [gpu["index"] for gpu in gpus(16160) if slices.matches(match, gpu)] == found
+
+
+@pytest.mark.parametrize(
+    "model, split, warned",
+    [
+        ("Tesla T4", 7, False),
+        ("Tesla T4", 8, True),
+        ("NVIDIA A100-SXM4-80GB", 15, False),
+        ("NVIDIA A100-SXM4-80GB", 16, True),
+        ("NVIDIA GeForce GTX 1080 Ti", 6, True),
+        ("NVIDIA GeForce RTX 2080 Ti", 5, False),
+        ("NVIDIA GeForce GTX 1080", 6, False),
+        ("NVIDIA H200", 60, False),
+    ],
+)
+def test_advice_of_the_model_is_a_warning(model, split, warned):
+    found = slices.findings_for(gpus(16160, count=1, model=model), config(split))
+    assert [finding.level for finding in found] == (["warning"] if warned else [])
+
+
+def test_an_exception_that_matches_nothing_is_an_error_with_what_is_there():
+    (found,) = slices.findings_for(gpus(16160), config(2, devices=[{"match": {"index": 9}, "splitCount": 1}]))
+    assert found.level == "error"
+    assert found.path == "sharing.vcuda.devices[0].match"
+    assert "index 9" in found.message
+    assert "GPU-00000001" in found.message
+
+
+def test_an_exception_behind_another_is_a_warning():
+    devices = [{"match": {"model": "V100"}, "splitCount": 3}, {"match": {"index": 0}, "splitCount": 1}]
+    (found,) = slices.findings_for(gpus(16160), config(2, devices=devices))
+    assert (found.level, found.path) == ("warning", "sharing.vcuda.devices[1].match")
+
+
+@pytest.mark.parametrize("total, whole", [(16944988160, 16160), (16944988159, 16159), (1048576, 1), (1048575, 0)])
+def test_mib_is_floored(total, whole):
+    assert slices.mib(total) == whole

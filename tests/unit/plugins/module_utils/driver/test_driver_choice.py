@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of a host x wish -> driver: what is refused or allowed, what comes beside the packages, when to reboot."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import distribution
+from driver_samples import (
+    A100,
+    B200,
+    GH200,
+    H100,
+    H200,
+    HOSTS,
+    K80,
+    L4,
+    M60,
+    NEW,
+    NO_DRIVER,
+    P100,
+    T4,
+    V100,
+    chosen,
+    state,
+)
+
+# host, GPUs, facts of the driver, wish, words of the refusal
+REFUSED = [
+    ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; the first that works here is 384.81"),
+    ("debian12", [T4], {}, {"branch": "375"}, "too old"),
+    ("debian12", [T4], {}, {"branch": "five"}, "expected a number such as 580, found five"),
+    ("debian12", [T4], {}, {"branch": "535", "version": "550.54.15"}, "is not of nvidia_driver_branch 535"),
+    ("debian12", [T4], {}, {"source": "internet"}, "expected one of distribution, cuda, mirror, file, present"),
+    ("debian12", [T4], {}, {"source": "mirror"}, "nvidia_driver_repository is empty"),
+    ("debian12", [T4], {}, {"source": "file"}, "nvidia_driver_files is empty"),
+    ("debian12", [T4], {}, {"branch": "580"}, "has the branches 470, 535 and not 580"),
+    ("debian11", [T4], {}, {}, "supported are Debian 12 and 13"),
+    ("fedora", [T4], {}, {}, "Fedora Linux 42 has no driver packages that are known"),
+    ("rocky9", [T4], {}, {}, "has no NVIDIA driver of its own; set nvidia_driver_source to cuda"),
+    ("sles15", [T4], {}, {}, "has no NVIDIA driver of its own"),
+    # GPUs that a branch no longer, or not yet, drives
+    (
+        "ubuntu22",
+        [K80],
+        {},
+        {"branch": "535"},
+        "no longer supports the Kepler GPU at 0000:00:00.0; the last one that does is 470",
+    ),
+    ("debian13", [K80], {}, {}, "no branch that drives all GPUs of this host together (Kepler)"),
+    ("ubuntu24", [M60], {}, {"source": "mirror", "repository": {"uris": ["x"]}, "branch": "590"}, "Maxwell GPU"),
+    (
+        "rhel9",
+        [P100],
+        {},
+        {"source": "cuda", "branch": "590"},
+        "Pascal GPU at 0000:00:00.0; the last one that does is 580",
+    ),
+    ("rhel9", [T4, V100], {}, {"source": "cuda", "branch": "595"}, "Volta GPU at 0000:01:00.0"),
+    ("debian12", [B200], {}, {}, "no branch that drives all GPUs of this host together (Blackwell)"),
+    ("ubuntu22", [B200], {}, {"branch": "550"}, "is older than the Blackwell GPU at 0000:00:00.0, which needs 570"),
+    ("ubuntu22", [H200], {}, {"branch": "535"}, "which needs 550"),
+    ("ubuntu24", [K80, H100], {}, {}, "split them"),
+    # kernel modules
+    ("debian12", [V100], {}, {"kernel_module": "open"}, "open modules drive Turing and later"),
+    ("ubuntu24", [B200], {}, {"kernel_module": "proprietary"}, "do not drive the Blackwell GPU"),
+    ("ubuntu24", [GH200], {}, {"kernel_module": "proprietary"}, "Grace Hopper"),
+    ("ubuntu24", [V100, B200], {}, {}, "do not drive the Blackwell GPU"),
+    (
+        "ubuntu22",
+        [A100],
+        {},
+        {"kernel_module": "open", "branch": "470"},
+        "has no open kernel modules; they came with 515",
+    ),
+    ("debian12", [T4], {}, {"kernel_module": "open", "branch": "470"}, "470 has no open kernel modules"),
+    (
+        "rhel9",
+        [T4],
+        {},
+        {"source": "cuda", "kernel_module": "proprietary", "branch": "620"},
+        "open kernel modules alone",
+    ),
+    ("debian13", [T4], {}, {"kernel_module": "open", "branch": "535"}, "proprietary kernel modules alone"),
+    # Secure Boot
+    ("debian12", [T4], {"secure_boot": True}, {}, "Secure Boot is on"),
+    ("debian12", [T4], {"secure_boot": True, "signing_key": "missing"}, {}, "its key is not enrolled"),
+    ("rhel9", [T4], {"secure_boot": True}, {"source": "cuda"}, "no signing key is there yet"),
+    ("ubuntu22", [T4], {"secure_boot": True}, {"prebuilt": False}, "set nvidia_driver_prebuilt to auto"),
+    # what must not be mixed
+    ("debian12", [T4], {"container": True}, {}, "a driver container provides the driver"),
+    ("debian12", [T4], {"runfile": True}, {}, "run nvidia-uninstall first"),
+    ("debian12", [T4], {}, {"source": "present"}, "no driver is loaded"),
+    ("debian12", [T4], {"loaded_version": "367.57"}, {"source": "present"}, "too old"),
+    # repositories
+    ("ubuntu20", [T4], {}, {"source": "cuda", "branch": "580"}, "frozen and ends with branch 570"),
+    ("ubuntu24", [T4], {}, {"source": "cuda", "branch": "590"}, "not known to this version"),
+    ("debian12", [T4], {}, {"source": "cuda", "branch": "535"}, "compute-only packages from branch 560 on"),
+    # virtual GPUs
+    ("ubuntu22", [T4], {}, {"vgpu_guest": True}, "no public repository has"),
+    ("ubuntu22", [T4], {}, {"vgpu_feature": "gaming"}, "expected one of unlicensed, vgpu, vws, vcs"),
+]
+
+
+@pytest.mark.parametrize("host, gpus, driver, wanted, words", REFUSED)
+def test_refusals(host, gpus, driver, wanted, words):
+    found = chosen(host, gpus, driver, **wanted)
+    assert words in " | ".join(found.refusals)
+    assert (found.packages, found.files, found.services) == ([], {}, []), "a refused host is left as it is"
+
+
+# The nearest that is not refused: each row differs from one above in the fact that decides.
+ALLOWED = [
+    ("debian12", [T4], {}, {"version": "535.261.03-1"}),
+    ("ubuntu22", [K80], {}, {"branch": "470"}),
+    ("rhel9", [P100], {}, {"source": "cuda", "branch": "580"}),
+    ("rhel9", [T4], {}, {"source": "cuda", "branch": "595"}),
+    ("debian12", [T4], {}, {"kernel_module": "open"}),
+    ("ubuntu24", [GH200], {}, {"kernel_module": "open"}),
+    ("debian12", [T4], {"secure_boot": True, "signing_key": "enrolled"}, {}),
+    ("debian12", [T4], {"secure_boot": True}, {"kernel_module": "none"}),
+    ("ubuntu22", [T4], {"secure_boot": True}, {}),
+    ("sles15", [L4], {"secure_boot": True}, {"source": "cuda"}),
+    ("debian12", [T4], {"container": True, "loaded_version": "550.54.15"}, {"source": "present"}),
+    ("debian12", [T4], {"loaded_version": "384.81"}, {"source": "present"}),
+    ("ubuntu22", [T4], {}, {"vgpu_guest": True, "source": "file", "files": ["/x.deb"]}),
+]
+
+
+@pytest.mark.parametrize("host, gpus, driver, wanted", ALLOWED)
+def test_what_is_allowed(host, gpus, driver, wanted):
+    assert chosen(host, gpus, driver, **wanted).refusals == []
+
+
+def test_a_gpu_that_no_table_knows_is_said_and_not_refused():
+    found = chosen("ubuntu24", [NEW])
+    assert found.refusals == []
+    assert found.branch == 580
+    assert "0x9999 is not in the table" in found.warnings[0]
+
+
+# Switches of NVLink 5, wish, packages that are there -> whether what they need besides is told
+NVLINK5 = [
+    (True, {}, {}, True),
+    (True, {}, {"nvlsm": "2025.03.1-1"}, False),
+    (True, {"fabric_manager": False}, {}, False),
+    (False, {}, {}, False),
+]
+
+
+@pytest.mark.parametrize("switches, wanted, packages, told", NVLINK5)
+def test_switches_of_nvlink_5_need_more_than_a_fabric_manager(switches, wanted, packages, told):
+    host = {**state("ubuntu24", [B200], {"nvlink5": switches}, nvswitches=4), "packages": packages}
+    found = driver_choice.choose(host, {"source": "cuda", "branch": "580", **wanted})
+    assert found.refusals == []
+    assert ["nvlsm and infiniband-diags" in text for text in found.warnings] == [True] * told
+
+
+# host, wish, files, initramfs, kernel arguments, services
+HOST_SIDE = [
+    ("debian12", {}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, ["nvidia-persistenced.service"]),
+    ("ubuntu24", {"persistenced": False}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, []),
+    (
+        "ubuntu24",
+        {},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", driver_choice.PERSISTENCE_FILE},
+        "update-initramfs",
+        False,
+        ["nvidia-persistenced.service"],
+    ),
+    (
+        "ubuntu22",
+        {"source": "cuda", "branch": "580", "packages": ["theirs"]},
+        {"/etc/modprobe.d/vgpu-nouveau.conf"},
+        "update-initramfs",
+        False,
+        ["nvidia-persistenced.service"],
+    ),
+    (
+        "rhel9",
+        {"source": "cuda"},
+        {"/etc/modprobe.d/vgpu-nouveau.conf"},
+        "dracut",
+        True,
+        ["nvidia-persistenced.service"],
+    ),
+    (
+        "sles15",
+        {"source": "cuda"},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/modprobe.d/vgpu-unsupported.conf"},
+        "dracut",
+        True,
+        ["nvidia-persistenced.service"],
+    ),
+    ("debian12", {"kernel_module": "none"}, set(), "", False, []),
+    (
+        "ubuntu22",
+        {"vgpu_guest": True, "source": "file", "files": ["/x.deb"]},
+        {"/etc/modprobe.d/vgpu-nouveau.conf", "/etc/nvidia/gridd.conf", driver_choice.PERSISTENCE_FILE},
+        "update-initramfs",
+        False,
+        ["nvidia-persistenced.service", "nvidia-gridd.service"],
+    ),
+]
+
+
+@pytest.mark.parametrize("host, wanted, files, initramfs, arguments, services", HOST_SIDE)
+def test_what_comes_beside_the_packages(host, wanted, files, initramfs, arguments, services):
+    found = chosen(host, [T4], **wanted)
+    assert set(found.files) == files
+    assert (found.initramfs[:1] or [""])[0] == initramfs
+    assert bool(found.kernel_arguments) == arguments
+    assert found.services == services
+
+
+# The unit of nvidia-compute-utils-580-server 580.178.04-0ubuntu0.24.04.1.
+UBUNTU_UNIT = """\
+[Unit]
+Description=NVIDIA Persistence Daemon
+Wants=syslog.target
+StopWhenUnneeded=true
+Before=systemd-backlight@backlight:nvidia_0.service
+
+[Service]
+Type=forking
+ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --no-persistence-mode --verbose
+ExecStopPost=/bin/rm -rf /var/run/nvidia-persistenced
+"""
+
+
+def test_ubuntus_persistence_daemon_is_started_as_its_unit_does_and_with_the_mode_on():
+    (theirs,) = [line for line in UBUNTU_UNIT.splitlines() if line.startswith("ExecStart=")]
+    lines = chosen("ubuntu24", [T4]).files[driver_choice.PERSISTENCE_FILE].splitlines()
+    # The empty one takes theirs away: a service of this type has one command.
+    assert lines[-2:] == ["ExecStart=", theirs.replace("--no-persistence-mode", "--persistence-mode")]
+    assert "StopWhenUnneeded=no" in lines[: lines.index("[Service]")]
+    assert chosen("ubuntu24", [T4]).rereads["nvidia-persistenced.service"] == [driver_choice.PERSISTENCE_FILE]
+
+
+# loaded, on disk, in use, nouveau, wanted version -> words of the reason to reboot
+REBOOT = [
+    ({}, "", ""),
+    ({"nouveau": True}, "", "nouveau holds the GPUs"),
+    ({"loaded_version": "535.1", "disk_version": "535.1", "in_use": ["python (7)"]}, "", ""),
+    ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": []}, "", ""),  # a reload of modules will do
+    ({"loaded_version": "535.1", "disk_version": "535.2", "in_use": ["python (7)"]}, "", "in use by python (7)"),
+    ({"loaded_version": "535.1", "in_use": ["python (7)"]}, "535.2-1", "in use by python (7)"),
+    ({"loaded_version": "535.1", "in_use": ["python (7)"]}, "535.1-1", ""),
+    ({"loaded_version": "535.1", "in_use": ["python (7)"]}, "535.*", ""),
+]
+
+
+@pytest.mark.parametrize("driver, version, words", REBOOT)
+def test_reasons_to_reboot(driver, version, words):
+    reason = driver_choice.reboot_reason({**NO_DRIVER, **driver}, "open", version)
+    assert words in reason
+    assert bool(words) == bool(reason)
+    assert driver_choice.reboot_reason({**NO_DRIVER, **driver}, "none", version) == ""
+
+
+def test_every_system_that_is_promised_is_known():
+    for name in HOSTS:
+        known = distribution.system(state(name)["os"])
+        assert (known is None) == (name in ("debian11", "fedora"))

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Facts of a host x wish -> packages, repositories and holds of its driver.
+
+Names of Debian were read from the archives of bookworm and trixie, the others from the vendors' pages.
+"""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_text
+from driver_samples import (
+    A30,
+    A100,
+    B200,
+    H100,
+    H200,
+    K80,
+    L4,
+    P100,
+    T4,
+    V100,
+    chosen,
+    state,
+)
+
+# host, GPUs, wish, branch, kernel modules, packages (all of them, in order)
+PACKAGES = [
+    (
+        "debian12",
+        [T4],
+        {},
+        535,
+        "proprietary",
+        "nvidia-smi libcuda1 libnvidia-ml1 nvidia-kernel-dkms linux-headers-6.1.0-37-amd64 linux-headers-amd64 "
+        "nvidia-persistenced",
+    ),
+    (
+        "debian12cloud",
+        [T4],
+        {"kernel_module": "open"},
+        535,
+        "open",
+        "nvidia-smi libcuda1 libnvidia-ml1 nvidia-open-kernel-dkms linux-headers-6.1.0-37-cloud-amd64 "
+        "linux-headers-cloud-amd64 nvidia-persistenced",
+    ),
+    ("debian12", [T4], {"kernel_module": "none"}, 535, "none", "nvidia-smi libcuda1 libnvidia-ml1"),
+    ("debian12", [], {"kernel_module": "none"}, 535, "none", "nvidia-smi libcuda1 libnvidia-ml1"),
+    (
+        "debian12",
+        [T4],
+        {"kernel_module": "none", "version": "535.261.03-1"},
+        535,
+        "none",
+        "nvidia-smi=535.261.03-1 libcuda1=535.261.03-1 libnvidia-ml1=535.261.03-1",
+    ),
+    # Kepler needs 470, which Debian 12 carries under names of its own.
+    (
+        "debian12",
+        [K80],
+        {"kernel_module": "auto"},
+        470,
+        "proprietary",
+        "nvidia-tesla-470-smi libnvidia-tesla-470-cuda1 libnvidia-tesla-470-ml1 nvidia-tesla-470-kernel-dkms "
+        "linux-headers-6.1.0-37-amd64 linux-headers-amd64 nvidia-persistenced",
+    ),
+    (
+        "debian13",
+        [A100, L4],
+        {"kernel_module": "open"},
+        550,
+        "open",
+        "nvidia-smi libcuda1 libnvidia-ml1 nvidia-open-kernel-dkms linux-headers-6.12.43+deb13-amd64 "
+        "linux-headers-amd64 "
+        "nvidia-persistenced",
+    ),
+    (
+        "debian13",
+        [B200],
+        {"source": "cuda"},
+        580,
+        "open",
+        "nvidia-driver-cuda=580.* nvidia-kernel-open-dkms=580.* linux-headers-6.12.43+deb13-amd64=* "
+        "linux-headers-amd64=* "
+        "nvidia-persistenced=*",
+    ),
+    (
+        "ubuntu24",
+        [H100],
+        {},
+        580,
+        "open",
+        "nvidia-utils-580-server libnvidia-compute-580-server nvidia-compute-utils-580-server "
+        "nvidia-headless-no-dkms-580-server-open linux-modules-nvidia-580-server-open-6.8.0-84-generic "
+        "linux-modules-nvidia-580-server-open-generic",
+    ),
+    (
+        "ubuntu24aws",
+        [V100],
+        {},
+        580,
+        "proprietary",
+        "nvidia-utils-580-server libnvidia-compute-580-server nvidia-compute-utils-580-server "
+        "nvidia-headless-no-dkms-580-server "
+        "linux-modules-nvidia-580-server-6.8.0-1035-aws linux-modules-nvidia-580-server-aws",
+    ),
+    (
+        "ubuntu22hwe",
+        [T4],
+        {"branch": "535"},
+        535,
+        "proprietary",
+        "nvidia-utils-535-server libnvidia-compute-535-server nvidia-compute-utils-535-server "
+        "nvidia-headless-no-dkms-535-server "
+        "linux-modules-nvidia-535-server-6.8.0-84-generic linux-modules-nvidia-535-server-generic-hwe-22.04",
+    ),
+    (
+        "ubuntu22",
+        [T4],
+        {"prebuilt": False, "branch": "550"},
+        550,
+        "proprietary",
+        "nvidia-utils-550-server libnvidia-compute-550-server nvidia-compute-utils-550-server "
+        "nvidia-headless-550-server "
+        "linux-headers-5.15.0-153-generic",
+    ),
+    (
+        "ubuntu20",
+        [P100],
+        {},
+        570,
+        "proprietary",
+        "nvidia-utils-570-server libnvidia-compute-570-server nvidia-compute-utils-570-server "
+        "nvidia-headless-no-dkms-570-server "
+        "linux-modules-nvidia-570-server-5.4.0-216-generic linux-modules-nvidia-570-server-generic",
+    ),
+    (
+        "ubuntu22",
+        [A100],
+        {"source": "cuda", "version": "570.172.08"},
+        570,
+        "open",
+        "nvidia-utils-570=570.172.08 libnvidia-compute-570=570.172.08 nvidia-compute-utils-570=570.172.08 "
+        "nvidia-headless-570-open=570.172.08 linux-headers-5.15.0-153-generic=*",
+    ),
+    (
+        "rhel9",
+        [H200],
+        {"source": "cuda"},
+        580,
+        "open",
+        "nvidia-driver-cuda=580.* kmod-nvidia-open-dkms=580.* kernel-devel=5.14.0-570.12.1.el9_6 kernel-headers=* "
+        "nvidia-persistenced=*",
+    ),
+    (
+        "rocky8",
+        [V100],
+        {"source": "cuda"},
+        580,
+        "proprietary",
+        "nvidia-driver-cuda=580.* kmod-nvidia-latest-dkms=580.* kernel-devel=4.18.0-553.el8_10 kernel-headers=* "
+        "nvidia-persistenced=*",
+    ),
+    (
+        "rocky10",
+        [A30],
+        {"source": "cuda"},
+        580,
+        "open",
+        "nvidia-driver-cuda=580.* kmod-nvidia-open-dkms=580.* kernel-devel=6.12.0-55.12.1.el10_0 kernel-headers=* "
+        "nvidia-persistenced=*",
+    ),
+    (
+        "rocky10",
+        [A30],
+        {"source": "cuda", "kernel_module": "none"},
+        580,
+        "none",
+        "nvidia-driver-cuda=580.*",
+    ),
+    (
+        "sles15",
+        [L4],
+        {"source": "cuda"},
+        580,
+        "open",
+        "nvidia-open-driver-G06-signed-cuda-kmp-default=580.* nvidia-compute-utils-G06=580.* "
+        "nvidia-compute-G06=580.* nvidia-persistenced=*",
+    ),
+    ("fedora", [T4], {"packages": ["akmod-nvidia"]}, None, "auto", "akmod-nvidia"),
+    (
+        "ubuntu22",
+        [T4],
+        {"source": "file", "vgpu_guest": True, "files": ["/srv/nvidia-linux-grid-535_535.161.07_amd64.deb"]},
+        None,
+        "proprietary",
+        "nvidia-linux-grid-535",
+    ),
+    (
+        "rhel9",
+        [T4],
+        {"source": "file", "files": ["/srv/nvidia-linux-grid-535-535.161.07-1.x86_64.rpm"]},
+        None,
+        "proprietary",
+        "nvidia-linux-grid-535",
+    ),
+    ("debian12", [T4], {"packages": ["a", "b=2"], "version": "535.1*"}, 535, "proprietary", "a=535.1* b=2"),
+]
+
+
+@pytest.mark.parametrize("host, gpus, wanted, branch, kind, packages", PACKAGES)
+def test_packages(host, gpus, wanted, branch, kind, packages):
+    found = chosen(host, gpus, **wanted)
+    assert found.refusals == []
+    assert (found.branch, found.kernel_module, " ".join(found.packages)) == (branch, kind, packages)
+
+
+# kernel that runs, architecture, whether its headers are there -> packages of headers of an RPM system
+EL_HEADERS = [
+    ("4.18.0-553.el8_10.x86_64", "x86_64", False, ["kernel-devel=4.18.0-553.el8_10"]),
+    ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", False, ["kernel-devel=5.14.0-570.12.1.el9_6"]),
+    ("5.14.0-570.12.1.el9_6.x86_64", "x86_64", True, []),
+    ("5.14.0-570.12.1.el9_6.aarch64+64k", "aarch64", False, ["kernel-64k-devel=5.14.0-570.12.1.el9_6"]),
+    ("5.15.0-310.184.5.2.el9uek.x86_64", "x86_64", False, ["kernel-uek-devel=5.15.0-310.184.5.2.el9uek"]),
+    ("6.1.0-37-amd64", "x86_64", False, ["kernel-devel=*"]),
+]
+
+
+@pytest.mark.parametrize("kernel, arch, there, packages", EL_HEADERS)
+def test_headers_are_those_of_the_running_kernel_and_bring_no_other_one(kernel, arch, there, packages):
+    host = state("rhel9", driver={"headers": there}, arch=arch)
+    host["os"]["kernel"] = kernel
+    found = driver_choice.choose(host, {"source": "cuda"})
+    assert [name for name in found.packages if "devel" in name] == packages
+
+
+# host, wish -> of these, what must not come along. Ubuntu 24.04 has 535.309.01 as an empty package that brings 580.
+SERVER = ["nvidia-utils-535-server", "libnvidia-compute-535-server", "nvidia-utils-580-server", "nvidia-utils-570"]
+COMPANIONS = [
+    ("ubuntu24", {"branch": "535"}, ["nvidia-utils-570", "nvidia-utils-580-server"]),
+    ("ubuntu24", {"branch": "580"}, ["libnvidia-compute-535-server", "nvidia-utils-535-server", "nvidia-utils-570"]),
+    ("ubuntu24", {"branch": "535", "packages": ["theirs"]}, []),
+    ("ubuntu22", {"source": "cuda", "branch": "570"}, []),
+    ("debian12", {}, []),
+]
+
+
+@pytest.mark.parametrize("host, wanted, refused", COMPANIONS)
+def test_a_branch_does_not_bring_another_one(host, wanted, refused):
+    found = chosen(host, [T4], **wanted)
+    assert found.refusals == []
+    assert rpm_text.matching(SERVER, found.refuse) == refused
+    assert rpm_text.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
+
+
+# host, wish, switches, fabric manager's packages, words of the refusal
+FABRIC = [
+    (
+        "ubuntu22",
+        {"branch": "535"},
+        6,
+        "nvidia-fabricmanager-535=@nvidia-utils-535-server libnvidia-nscq-535=@nvidia-utils-535-server",
+        "",
+    ),
+    (
+        "ubuntu22",
+        {"branch": "535", "version": "535.216.01"},
+        6,
+        "nvidia-fabricmanager-535=535.216.01* libnvidia-nscq-535=535.216.01*",
+        "",
+    ),
+    (
+        "ubuntu24",
+        {"source": "cuda", "branch": "580"},
+        4,
+        "nvidia-fabricmanager=@nvidia-utils-580 libnvidia-nscq=@nvidia-utils-580",
+        "",
+    ),
+    (
+        "debian13",
+        {"source": "cuda"},
+        4,
+        "nvidia-fabricmanager=@nvidia-driver-cuda libnvidia-nscq=@nvidia-driver-cuda",
+        "",
+    ),
+    (
+        "rhel9",
+        {"source": "cuda", "version": "580.65.06"},
+        4,
+        "nvidia-fabric-manager=580.65.06 libnvidia-nscq=580.65.06",
+        "",
+    ),
+    ("ubuntu22", {}, 0, "", ""),
+    ("ubuntu22", {"fabric_manager": False}, 6, "", ""),
+    ("ubuntu22", {"kernel_module": "none"}, 6, "", ""),
+    ("debian12", {}, 6, "", "Debian has none; set nvidia_driver_source to cuda"),
+    ("rhel9", {"source": "cuda"}, 4, "", "set nvidia_driver_version to an exact one"),
+    ("ubuntu22", {"source": "mirror", "repository": {"uris": ["x"]}}, 4, "", "set nvidia_driver_branch"),
+]
+
+
+@pytest.mark.parametrize("host, wanted, switches, packages, words", FABRIC)
+def test_fabric_manager_of_exactly_the_drivers_version(host, wanted, switches, packages, words):
+    found = chosen(host, [A100], nvswitches=switches, **wanted)
+    if words:
+        assert words in " | ".join(found.refusals)
+        return
+    assert found.refusals == []
+    names = [name for name in found.packages if "fabric" in name or "nscq" in name]
+    assert " ".join(names) == packages
+    assert ("nvidia-fabricmanager.service" in found.services) == bool(packages)
+
+
+# host, architecture, repository of CUDA, stream of dnf for (branch, modules)
+REPOSITORIES = [
+    ("debian12", "x86_64", "debian12/x86_64", {("580", "open"): ""}),
+    ("ubuntu22", "aarch64", "ubuntu2204/sbsa", {("580", "open"): ""}),
+    ("rhel8", "x86_64", "rhel8/x86_64", {("580", "open"): "580-open", ("580", "proprietary"): "580-dkms"}),
+    ("rocky9", "aarch64", "rhel9/sbsa", {("575", "open"): "575-open"}),
+    ("rhel10", "x86_64", "rhel10/x86_64", {("580", "open"): ""}),
+    ("sles15", "x86_64", "sles15/x86_64", {("580", "open"): ""}),
+]
+
+
+@pytest.mark.parametrize("host, arch, folder, streams", REPOSITORIES)
+def test_repositories(host, arch, folder, streams):
+    for (branch, kind), stream in streams.items():
+        found = chosen(host, [T4], arch=arch, source="cuda", branch=branch, kernel_module=kind)
+        address = (found.repository.get("uris") or [found.repository.get("baseurl")])[0]
+        assert address == f"https://developer.download.nvidia.com/compute/cuda/repos/{folder}/"
+        assert found.module_stream == stream
+
+
+def test_a_repository_of_ones_own_is_taken_as_it_is():
+    own = {"uris": ["https://mirror.example.com/nvidia"], "key": "/k.asc"}
+    found = chosen("debian12", [T4], source="mirror", repository=own, branch="580")
+    assert (found.repository, found.components) == (own, [])
+
+
+def test_holds_name_the_packages_and_not_the_headers():
+    assert chosen("debian12", [T4]).holds == [
+        "libcuda1",
+        "libnvidia-ml1",
+        "nvidia-kernel-dkms",
+        "nvidia-persistenced",
+        "nvidia-smi",
+    ]
+    assert chosen("debian12", [T4], hold=False).holds == []
+
+
+# Ubuntu's host, wish -> what is held of its kernel
+KERNEL_HOLDS = [
+    ("ubuntu24", {}, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
+    (
+        "ubuntu22hwe",
+        {"branch": "535"},
+        ["linux-generic-hwe-22.04", "linux-headers-generic-hwe-22.04", "linux-image-generic-hwe-22.04"],
+    ),
+    ("ubuntu24aws", {}, ["linux-aws", "linux-headers-aws", "linux-image-aws"]),
+    ("ubuntu24", {"prebuilt": False}, []),  # DKMS builds a module for each kernel that comes
+    ("ubuntu24", {"kernel_module": "none"}, []),
+    ("ubuntu24", {"hold": False}, []),
+]
+
+
+@pytest.mark.parametrize("host, wanted, kernel", KERNEL_HOLDS)
+def test_a_kernel_is_held_with_the_module_that_was_built_for_it(host, wanted, kernel):
+    found = chosen(host, [T4], **wanted)
+    assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel
+    modules = [name for name in found.packages if name.startswith("linux-modules-nvidia-")]
+    assert set(modules) <= set(found.holds) or not wanted.get("hold", True)
+    assert bool(kernel) <= bool(modules)
+
+
+def test_what_is_locked_on_rhel_is_the_driver_and_not_the_container_toolkit():
+    driver = ["kmod-nvidia-open-dkms", "libnvidia-cfg", "libnvidia-ml", "nvidia-driver-cuda", "nvidia-persistenced"]
+    toolkit = ["libnvidia-container1", "nvidia-container-toolkit-base", "nvidia-container-runtime", "nvidia-docker2"]
+    holds = chosen("rhel9", [T4], source="cuda").holds
+    assert rpm_text.matching([*driver, *toolkit, "kernel-devel"], holds) == driver

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's host side on a double of kernel and systemd: check, apply, repeat, undo."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import SetupError, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
+from driver_machine import (
+    BLACKLIST,
+    CONF,
+    GRIDD,
+    IDLE,
+    PERSISTENCED,
+    RECORD,
+    TOKEN,
+    WISH,
+    Killed,
+    Machine,
+)
+
+
+def test_there_and_back(tmp_path):
+    machine = Machine(tmp_path)
+    before, units = machine.files(), dict(machine.units)
+    predicted = machine.setup(check=True)
+    assert (machine.files(), machine.calls) == (before, [])
+    run = machine.setup()
+    assert (
+        run.plan
+        == predicted.plan
+        == [
+            f"write {BLACKLIST}",
+            "rebuild the initramfs",
+            "load the kernel modules",
+            "enable and start nvidia-persistenced.service",
+        ]
+    )
+    assert machine.calls == [
+        "update-initramfs -u -k all",
+        "modprobe nvidia",
+        "modprobe nvidia_uvm",
+        "systemctl enable --now nvidia-persistenced.service",
+    ]
+    assert (run.reboot, (tmp_path / BLACKLIST[1:]).read_text()) == ("", "blacklist nouveau\n")
+    assert machine.setup().plan == []
+    gone = machine.setup("absent", check=True)
+    assert machine.setup("absent").plan == gone.plan
+    assert (machine.files(), machine.units) == (before, units)
+    assert machine.setup("absent").plan == []
+
+
+def test_a_file_that_was_there_comes_back(tmp_path):
+    machine = Machine(tmp_path, gpu=False)
+    machine.write(BLACKLIST[1:], "# theirs\n")
+    machine.setup()
+    machine.setup(wish=WISH._replace(files={BLACKLIST: "blacklist nouveau\noptions x\n"}))
+    machine.setup("absent")
+    assert (tmp_path / BLACKLIST[1:]).read_text() == "# theirs\n"
+
+
+def test_a_service_that_ran_before_is_left_running(tmp_path):
+    machine = Machine(tmp_path)
+    machine.units["nvidia-persistenced.service"] = [True, True, True]
+    machine.setup()
+    machine.setup("absent")
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True]
+
+
+# what fails, with which words, words of the message
+FAULTS = [
+    ("modprobe nvidia", "modprobe: ERROR: Key was rejected by service", "enrol it with mokutil --import"),
+    ("modprobe nvidia", "modprobe: FATAL: Module nvidia not found", "look at dkms status and dmesg"),
+    ("update-initramfs -u -k all", "No space left on device", "rebuild the initramfs failed"),
+]
+
+
+@pytest.mark.parametrize("call, said, words", FAULTS)
+def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, said, words):
+    machine = Machine(tmp_path)
+    before = machine.files()
+    machine.fails[call] = Answer(1, "", said)
+    with pytest.raises(SetupError, match=words) as caught:
+        machine.setup()
+    assert said in str(caught.value)
+    machine.fails.clear()
+    machine.setup()
+    assert (tmp_path / BLACKLIST[1:]).read_text() == "blacklist nouveau\n"
+    assert machine.units["nvidia-persistenced.service"] == [True, True, True]
+    assert machine.setup().plan == []
+    machine.setup("absent")
+    assert machine.files() == before
+
+
+def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
+    machine = Machine(tmp_path)
+    before = machine.files()
+    machine.setup()
+    machine.calls.clear()
+    machine.killed_at = "update-initramfs -u -k all"
+    with pytest.raises(Killed):
+        machine.setup("absent")
+    assert not (tmp_path / BLACKLIST[1:]).exists(), "killed after the file went"
+    machine.killed_at, machine.dead = "", False
+    machine.calls.clear()
+    assert machine.setup("absent", check=True).plan[0] == "rebuild the initramfs"
+    machine.setup("absent")
+    assert machine.calls[0] == "update-initramfs -u -k all"
+    assert machine.files() == before
+    machine.calls.clear()
+    assert (machine.setup("absent").plan, machine.calls) == ([], [])
+
+
+def test_a_host_without_grubby_is_told_what_to_add(tmp_path):
+    machine = Machine(tmp_path)
+    run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
+    assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.warnings[0]
+
+
+def test_kernel_arguments_through_grubby(tmp_path):
+    machine = Machine(tmp_path)
+    machine.fails["grubby"] = Answer(0, "", "")
+    run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
+    assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.plan
+    assert "grubby --update-kernel=ALL --args=modprobe.blacklist=nouveau" in machine.calls
+    machine.setup("absent")
+    assert "grubby --update-kernel=ALL --remove-args=modprobe.blacklist=nouveau" in machine.calls
+
+
+# What changes after the service started (its file by the run, its token by somebody, nothing), what it has not read.
+REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("what, path", REREAD)
+def test_a_service_reads_again_what_changed(tmp_path, what, path, killed):
+    machine = Machine(tmp_path, gpu=False)
+    machine.units = {GRIDD: [True, True, True]}
+    wish = Wish(files={CONF: "FeatureType=4\n"}, services=[GRIDD], rereads={GRIDD: [CONF, TOKEN]}, record=RECORD)
+    machine.write(TOKEN[1:], "first")
+    machine.setup(wish=wish)
+    machine.started[GRIDD] = time.time() + 60
+    assert machine.setup(wish=wish).plan == []
+    if what == "conf":
+        wish = wish._replace(files={CONF: "FeatureType=1\n"})
+    elif what:
+        machine.write(TOKEN[1:], "second")
+        os.utime(tmp_path / CONF[1:], (1, 1))
+    if what:
+        machine.started[GRIDD] = time.time() - 60
+    line = f"restart {GRIDD}, which has not read {path}"
+    predicted = machine.setup(check=True, wish=wish).plan
+    machine.calls.clear()
+    if killed and what:
+        machine.killed_at = f"systemctl restart {GRIDD}"
+        with pytest.raises(Killed):
+            machine.setup(wish=wish)
+        machine.killed_at, machine.dead = "", False
+    run = machine.setup(wish=wish)
+    assert (line in run.plan, line in predicted, f"systemctl restart {GRIDD}" in machine.calls) == (bool(what),) * 3
+    assert machine.setup(wish=wish).plan == []
+
+
+DROP_IN = f"/etc/systemd/system/{PERSISTENCED}.d/vgpu.conf"
+
+
+@pytest.mark.parametrize("theirs", [False, True])
+@pytest.mark.parametrize("killed", ["", "systemctl daemon-reload"])
+def test_a_drop_in_of_a_service_comes_into_force_and_goes_without_a_trace(tmp_path, killed, theirs):
+    machine = Machine(tmp_path)
+    machine.units[PERSISTENCED] = [True, True, True]
+    machine.started[PERSISTENCED] = time.time() - 60
+    machine.load("535.2", IDLE)
+    if theirs:
+        machine.write(DROP_IN[1:].replace("vgpu", "theirs"), "[Service]\n")
+    before, folders = machine.files(), sorted(map(str, tmp_path.rglob("*.d")))
+    wish = WISH._replace(files={DROP_IN: "[Service]\nExecStart=\n"}, rereads={PERSISTENCED: [DROP_IN]})
+    read = f"let systemd read the unit files of {PERSISTENCED}"
+    plan = [f"write {DROP_IN}", read, f"restart {PERSISTENCED}, which has not read {DROP_IN}"]
+    for state in ("present", "absent"):
+        assert machine.setup(state, check=True, wish=wish).plan[:2] == (
+            plan[:2] if state == "present" else [f"remove {DROP_IN}", read]
+        )
+        machine.unread = True
+        if killed:
+            machine.killed_at = killed
+            with pytest.raises(Killed):
+                machine.setup(state, wish=wish)
+            machine.killed_at, machine.dead = "", False
+        machine.calls.clear()
+        run = machine.setup(state, wish=wish)
+        assert read in run.plan
+        assert machine.calls == ["systemctl daemon-reload", machine.calls[-1]], (
+            "and no initramfs, for it has none of it"
+        )
+        assert PERSISTENCED in machine.calls[-1] and "restart" in machine.calls[-1]
+        if state == "present":
+            assert machine.setup(wish=wish).plan == []
+    assert (machine.files(), sorted(map(str, tmp_path.rglob("*.d")))) == (before, folders)
+    assert machine.setup("absent", wish=wish).plan == []

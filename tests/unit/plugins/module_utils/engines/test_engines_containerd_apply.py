@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left of containerd's file and of our record where a run is cut off, or containerd does not come up."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_apply import Applier, Options
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Wish
+
+MAIN = "version = 2\n"
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A containerd that runs and takes every file; ``calls`` are its restarts."""
+    program = tmp_path / "runtime"
+    program.write_text("")
+    program.chmod(0o755)
+    (tmp_path / "config.toml").write_text(MAIN)
+    started = [time.time() - 60]
+    calls: list[str] = []
+
+    class Run(Applier):
+        fail_restarts = 0
+
+        def version(self):
+            return ()
+
+        def unit(self):
+            return {"present": True, "active": True, "started": started[0]}
+
+        def restart(self):
+            calls.append("restart")
+            if Run.fail_restarts:
+                Run.fail_restarts -= 1
+                return "bad file"
+            started[0] = time.time() + 1
+            return ""
+
+    def run(absent=False, **wish):
+        options = Options(
+            str(tmp_path / "config.toml"), Wish(path=str(program), **wish), absent, str(tmp_path / "record.json")
+        )
+        applier = Run(options)
+        applier.prepare()
+        return applier
+
+    run.kind, run.calls, run.folder = Run, calls, tmp_path
+    return run
+
+
+def test_an_absent_run_that_was_killed_before_its_restart_is_healed(host, monkeypatch):
+    host().carry_out()
+    killed = host(absent=True)
+    monkeypatch.setattr(host.kind, "restart", lambda self: (unused for unused in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        killed.carry_out()
+    monkeypatch.undo()
+    assert (host.folder / "config.toml").read_text() == MAIN
+    # The file is as it was, and containerd still runs with NVIDIA's program, which is removed next.
+    again = host(absent=True)
+    assert again.plan() == ["restart containerd"]
+    host.calls.clear()
+    again.carry_out()
+    assert (host.calls, (host.folder / "record.json").exists()) == (["restart"], False)
+    assert host(absent=True).plan() == []
+
+
+def test_a_second_change_that_fails_leaves_the_way_back_of_the_first(host):
+    host().carry_out()
+    first = (host.folder / "config.toml").read_text()
+    host.kind.fail_restarts = 1
+    with pytest.raises(ConfigError, match="the former file is back, and containerd runs with it"):
+        host(systemd_cgroup=True).carry_out()
+    assert (host.folder / "config.toml").read_text() == first
+    assert json.loads((host.folder / "record.json").read_text())["former"] == MAIN
+    host(absent=True).carry_out()
+    assert (host.folder / "config.toml").read_text() == MAIN
+
+
+def test_a_first_change_that_fails_leaves_no_record(host):
+    host.kind.fail_restarts = 1
+    with pytest.raises(ConfigError):
+        host().carry_out()
+    assert ((host.folder / "config.toml").read_text(), (host.folder / "record.json").exists()) == (MAIN, False)

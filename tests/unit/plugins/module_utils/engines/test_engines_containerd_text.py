@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's runtime in containerd's configuration: check, apply, repeat, undo, on recorded files. What a text means is
+said by Python's own TOML reader."""
+
+from __future__ import annotations
+
+import pytest
+import tomllib
+import yaml
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import containerd_text
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Wish
+
+# Debian 12's package.
+DEBIAN = """\
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri"]
+    [plugins."io.containerd.grpc.v1.cri".cni]
+      bin_dir = "/usr/lib/cni"
+      conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.internal.v1.opt"]
+    path = "/var/lib/containerd/opt"
+"""
+# As kubeadm's documentation has people write it, with what people add.
+KUBEADM = """\
+# managed by the platform team: ask before you touch
+version = 2
+disabled_plugins = []
+oom_score = -999   # do not kill us first
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "registry.example/pause:3.9" # größe
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc" # the default
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = true
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "/etc/containerd/certs.d"
+"""
+ONE = """\
+oom_score = 0
+[plugins.cri]
+  [plugins.cri.containerd]
+    [plugins.cri.containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins.cri.containerd.runtimes.runc.options]
+        SystemdCgroup = false
+"""
+THREE = """\
+version = 3
+imports = ["/etc/containerd/conf.d/*.toml"]
+
+[plugins.'io.containerd.cri.v1.runtime']
+  enable_cdi = true
+  [plugins.'io.containerd.cri.v1.runtime'.containerd]
+    default_runtime_name = 'runc'
+    [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+      runtime_type = 'io.containerd.runc.v2'
+      [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+        SystemdCgroup = true
+"""
+# A whole template of k3s, not one that takes the base in.
+TEMPLATE = """\
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  enable_selinux = {{ .NodeConfig.SELinux }}
+{{ if .PrivateRegistryConfig }}
+[plugins."io.containerd.grpc.v1.cri".registry]
+  config_path = "x"
+{{ end }}
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+"""
+NAMES = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime"}
+
+# Text, its version, the runtime's SystemdCgroup that must come of it.
+FILES = [
+    (DEBIAN, 2, None),
+    (KUBEADM, 2, True),
+    (ONE, 1, False),
+    (THREE, 3, True),
+    ("version = 2\n", 2, None),
+    ("", 1, None),
+    (KUBEADM.replace("\n", "\n\n"), 2, True),
+    (KUBEADM.rstrip("\n"), 2, True),
+]
+IDS = ["debian", "kubeadm", "version 1", "version 3", "version alone", "empty", "blank lines", "no final newline"]
+
+
+def cri(text, version):
+    return tomllib.loads(text)["plugins"][NAMES[version]]
+
+
+@pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
+def test_apply_repeat_undo(text, version, cgroup):
+    wish = Wish()
+    assert containerd_text.version_of(text) == version
+    merged, changes = containerd_text.merge(text, wish)
+    found = cri(merged, version)["containerd"]
+    options = {"BinaryName": "/usr/bin/nvidia-container-runtime"}
+    options |= {} if cgroup is None else {"SystemdCgroup": cgroup}
+    assert found["default_runtime_name"] == "nvidia"
+    assert found["runtimes"]["nvidia"] == {"runtime_type": "io.containerd.runc.v2", "options": options}
+    assert changes
+    # Nothing else: without our keys it means what it meant, and no line of it is gone but the one that we changed.
+    del found["runtimes"]["nvidia"]
+    gone = [line for line in text.splitlines() if line not in merged.splitlines()]
+    assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
+    assert containerd_text.merge(merged, wish) == (merged, [])
+    assert containerd_text.undo(merged, text, merged, wish) == text
+
+
+@pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
+def test_undo_keeps_what_others_added_since(text, version, cgroup):
+    merged = containerd_text.merge(text, Wish())[0]
+    later = merged.rstrip("\n") + '\n\n[metrics]\naddress = "127.0.0.1:1338"\n'
+    undone = tomllib.loads(containerd_text.undo(later, text, merged, Wish()))
+    assert undone.pop("metrics") == {"address": "127.0.0.1:1338"}
+    before = tomllib.loads(text)
+    # Tables that hold nothing mean nothing.
+    assert prune(undone) == prune(before)
+
+
+def prune(value):
+    if not isinstance(value, dict):
+        return value
+    pruned = {key: prune(inner) for key, inner in value.items()}
+    return {key: inner for key, inner in pruned.items() if inner != {}}
+
+
+def test_a_comment_behind_a_changed_value_stays():
+    merged = containerd_text.merge(KUBEADM, Wish())[0]
+    (line,) = [line for line in merged.splitlines() if "default_runtime_name" in line]
+    assert line.strip().startswith('default_runtime_name = "nvidia"')
+    assert line.endswith("# the default")
+
+
+def test_a_runtime_class_alone_leaves_the_default():
+    merged = containerd_text.merge(KUBEADM, Wish(default=False))[0]
+    found = cri(merged, 2)["containerd"]
+    assert (found["default_runtime_name"], "nvidia" in found["runtimes"]) == ("runc", True)
+
+
+def test_a_wish_for_the_cgroup_driver_wins():
+    merged = containerd_text.merge(ONE, Wish(systemd_cgroup=True))[0]
+    assert cri(merged, 1)["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
+
+
+def test_only_version_3_that_imports_a_folder_gets_a_file_of_our_own():
+    path = "/etc/containerd/config.toml"
+    assert [containerd_text.place(path, text) for text in (DEBIAN, ONE, KUBEADM)] == [path] * 3
+    assert containerd_text.place(path, THREE) == "/etc/containerd/conf.d/99-vgpu.toml"
+    assert containerd_text.place(path, THREE.replace("*.toml", "one.toml")) == path
+    # 1.x would replace the whole CRI section by such a file.
+    assert containerd_text.place(path, 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN) == path
+    own = tomllib.loads(containerd_text.drop_in(THREE, Wish()))
+    assert own["version"] == 3
+    assert own["plugins"][NAMES[3]]["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
+
+
+# Text, version of containerd, words of the refusal.
+REFUSED = [
+    (THREE, (1, 7), "leave its runtimes out without a word"),
+    (THREE, (1, 6), "leave its runtimes out without a word"),
+    (ONE, (2, 1), "discards the runtimes"),
+    ('version = 2\ndisabled_plugins = ["cri"]\n', (1, 6), "disabled_plugins"),
+    ('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n', (1, 6), "disabled_plugins"),
+]
+FINE = [(DEBIAN, (1, 6)), (DEBIAN, (2, 1)), (KUBEADM, (1, 7)), (ONE, (1, 7)), (THREE, (2, 0)), (THREE, ())]
+
+
+@pytest.mark.parametrize("text, daemon, words", REFUSED)
+def test_a_file_that_this_containerd_would_not_follow_is_refused(text, daemon, words):
+    (fault,) = containerd_text.problems(text, daemon)
+    assert words in fault
+
+
+@pytest.mark.parametrize("text, daemon", FINE)
+def test_a_file_that_this_containerd_follows_is_not(text, daemon):
+    assert containerd_text.problems(text, daemon) == []
+
+
+def test_a_template_keeps_its_commands():
+    assert (containerd_text.version_of(TEMPLATE), containerd_text.problems(TEMPLATE, (1, 7))) == (2, [])
+    merged, changes = containerd_text.merge(TEMPLATE, Wish())
+    assert changes
+    assert [line for line in TEMPLATE.splitlines() if line not in merged.splitlines()] == []
+    plain = "\n".join(line for line in merged.splitlines() if "{{" not in line)
+    assert cri(plain, 2)["containerd"]["runtimes"]["nvidia"]["options"]["BinaryName"].endswith("container-runtime")
+    assert containerd_text.merge(merged, Wish()) == (merged, [])
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ('{{ template "base" . }}\n', "config.yaml.d"),
+        ("version = 2\nplugins = {}\n", "write it as a table"),
+        ("version = 2\n[plugins\n", "line 2"),
+        ("version = 4\n", "expected 1, 2 or 3, found 4"),
+        ('version = "two"\n', 'found "two"'),
+    ],
+)
+def test_what_cannot_be_changed_safely_is_refused(text, words):
+    with pytest.raises(ConfigError) as caught:
+        containerd_text.merge(text, Wish())
+    assert words in str(caught.value)
+
+
+# What `containerd config dump` of 1.6.20 prints of Debian's file with our keys, shortened.
+DUMP = """\
+version = 2
+
+[plugins]
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    default_runtime_name = "nvidia"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+        BinaryName = "/usr/bin/nvidia-container-runtime"
+"""
+
+
+def test_the_dump_tells_what_is_in_force():
+    assert containerd_text.lacks(DUMP, Wish()) == []
+    (lack,) = containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Wish())
+    assert "default_runtime_name: expected nvidia, containerd would use" in lack
+    assert len(containerd_text.lacks("version = 2\n", Wish())) == 2
+    assert containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Wish(default=False)) == []
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_crio_gets_a_file_of_its_own(default):
+    found = tomllib.loads(containerd_text.crio(Wish(default=default)))["crio"]["runtime"]
+    assert found.pop("default_runtime", None) == ("nvidia" if default else None)
+    assert found == {
+        "runtimes": {"nvidia": {"runtime_path": "/usr/bin/nvidia-container-runtime", "runtime_type": "oci"}}
+    }
+
+
+@pytest.mark.parametrize("default", [True, False])
+def test_k3s_and_rke2_are_told_the_default_alone(default):
+    found = yaml.safe_load(containerd_text.rancher(Wish(default=default)))
+    assert found == ({"default-runtime": "nvidia"} if default else None)

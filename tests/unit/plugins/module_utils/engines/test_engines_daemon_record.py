@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way back: the same bytes where nobody else wrote, only our keys where somebody did."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import daemon_json, daemon_record
+from hypothesis import given
+from hypothesis import strategies as st
+
+NVIDIA = {
+    "default-runtime": "nvidia",
+    "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}},
+    "default-shm-size": "2G",
+}
+
+
+def applied(text: str | None, *wishes: dict) -> tuple[str | None, dict]:
+    """The text after these wishes one after the other, and the record kept of them; through JSON, as on a host."""
+    record = None
+    for settings in wishes:
+        new, changes = daemon_json.merge(text, settings)
+        record = json.loads(json.dumps(daemon_record.update(record, text, new, changes)))
+        text = new
+    assert record is not None
+    return text, record
+
+
+ORIGINALS = [
+    None,
+    "",
+    "{}",
+    "\ufeff{}",
+    '{"bridge":"none"}',
+    '{\n\t"default-runtime" : "kata",\n\t"runtimes": {"kata": {"path": "/kata"}}\n}',
+    '{"default-shm-size": "64M", "runtimes": {"nvidia": {"path": "/old", "runtimeArgs": ["-d"]}}}',
+    json.dumps(NVIDIA),
+]
+
+
+@pytest.mark.parametrize("original", ORIGINALS)
+def test_untouched_since(original: str | None) -> None:
+    text, record = applied(original, NVIDIA)
+    assert daemon_record.undo(text, record)[0] == original
+
+
+@pytest.mark.parametrize("original", ORIGINALS)
+def test_several_runs(original: str | None) -> None:
+    text, record = applied(original, {"default-runtime": "runc"}, NVIDIA, {"default-shm-size": "4G", "debug": True})
+    assert daemon_record.undo(text, record)[0] == original
+
+
+@pytest.mark.parametrize("original", ORIGINALS)
+def test_killed_between_record_and_write(original: str | None) -> None:
+    _text, record = applied(original, NVIDIA)
+    undone, changes = daemon_record.undo(original, record)
+    assert undone == original
+    assert changes == []
+    # The next run finds the file unwritten and finishes it; the way back is still exact.
+    new, changes = daemon_json.merge(original, NVIDIA)
+    again = daemon_record.update(record, original, new, changes)
+    assert daemon_record.undo(new, again)[0] == original
+
+
+# original, what somebody else changed after us, what is left after the way back
+TOUCHED = [
+    (None, {"debug": True}, {"debug": True}),
+    ("{}", {"debug": True}, {"debug": True}),
+    ('{"bridge": "none"}', {"bridge": "br0"}, {"bridge": "br0"}),
+    # Their value for a key of ours stays.
+    ("{}", {"default-shm-size": "8G"}, {"default-shm-size": "8G"}),
+    # Their runtime beside ours stays, ours goes.
+    ("{}", {"runtimes": {"kata": {"path": "/k"}}}, {"runtimes": {"kata": {"path": "/k"}}}),
+    ('{"default-runtime": "kata"}', {"debug": True}, {"default-runtime": "kata", "debug": True}),
+]
+
+
+@pytest.mark.parametrize(("original", "theirs", "left"), TOUCHED)
+def test_touched_since(original: str | None, theirs: dict, left: dict) -> None:
+    text, record = applied(original, NVIDIA)
+    text = daemon_json.merge(text, theirs)[0]
+    undone, changes = daemon_record.undo(text, record)
+    assert undone is not None
+    assert json.loads(undone) == left
+    assert changes
+
+
+def test_touched_and_then_changed_by_us_again() -> None:
+    text, record = applied('{"a": 1}', NVIDIA)
+    text = daemon_json.merge(text, {"theirs": 1})[0]
+    new, changes = daemon_json.merge(text, {"default-shm-size": "4G"})
+    record = daemon_record.update(record, text, new, changes)
+    assert json.loads(daemon_record.undo(new, record)[0]) == {"a": 1, "theirs": 1}
+
+
+# text, settings, what is left without a record
+TAKEN_OUT = [
+    (None, NVIDIA, None),
+    (json.dumps(NVIDIA), NVIDIA, "{}"),
+    ('{"default-runtime": "kata"}', NVIDIA, '{"default-runtime": "kata"}'),
+    ('{"runtimes": {"nvidia": {"path": "/x"}}}', NVIDIA, '{"runtimes": {"nvidia": {"path": "/x"}}}'),
+    ('{"a": 1}', {}, '{"a": 1}'),
+]
+
+
+@pytest.mark.parametrize(("text", "settings", "left"), TAKEN_OUT)
+def test_take_out(text: str | None, settings: dict, left: str | None) -> None:
+    assert daemon_record.take_out(text, settings)[0] == left
+
+
+KEYS = st.sampled_from(["a", "b", "runtimes", "nvidia"])
+VALUES = st.recursive(
+    st.one_of(st.integers(0, 3), st.text(max_size=2)),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=6,
+)
+DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=4)
+
+
+@given(st.one_of(st.none(), DOCUMENTS), st.lists(DOCUMENTS, min_size=1, max_size=3), st.sampled_from([None, 2]))
+def test_any_history_goes_back_to_the_same_bytes(original: dict | None, wishes: list, layout: int | None) -> None:
+    before = None if original is None else json.dumps(original, indent=layout)
+    text, record = applied(before, *wishes)
+    assert daemon_record.undo(text, record)[0] == before

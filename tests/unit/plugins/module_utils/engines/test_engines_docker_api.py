@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docker's socket, asked without a client: against a small server on a socket of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import docker_api
+
+INFO = b'{"ServerVersion": "20.10.24", "DefaultRuntime": "nvidia", "Runtimes": {}, "Images": 3}'
+ROWS = b'[{"Names": ["/zebra"]}, {"Names": [], "Id": "abc"}, {"Names": ["/ape", "/other/ape"]}]'
+
+
+def serve(path: Path, answer: bytes) -> threading.Thread:
+    """Answer one connection with these bytes."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path))
+    server.listen(1)
+
+    def run() -> None:
+        with server:
+            line, _address = server.accept()
+            with line:
+                line.recv(65536)
+                line.sendall(answer)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def http(body: bytes, status: bytes = b"200 OK", length: bool = True) -> bytes:
+    head = b"HTTP/1.1 " + status + b"\r\nContent-Type: application/json\r\n"
+    if length:
+        return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+
+
+# what the daemon answers, what is read
+ANSWERS = [
+    (http(INFO), "20.10.24"),
+    (http(INFO, length=False), "20.10.24"),
+    (http(b'{"message": "no"}', b"500 Internal Server Error"), None),
+    (http(b"not json"), None),
+    (http(b"[]"), None),
+    (b"nonsense\r\n\r\n", None),
+    (b"", None),
+]
+
+
+@pytest.mark.parametrize(("answer", "version"), ANSWERS)
+def test_info(tmp_path: Path, answer: bytes, version: str | None) -> None:
+    path = tmp_path / "s"
+    thread = serve(path, answer)
+    found = docker_api.info(str(path))
+    thread.join(10)
+    assert (found and found["ServerVersion"]) == version
+    if found:
+        assert set(found) == set(docker_api.FIELDS)
+
+
+def test_no_daemon(tmp_path: Path) -> None:
+    assert docker_api.info(str(tmp_path / "nothing")) is None
+    assert docker_api.containers(str(tmp_path / "nothing")) is None
+
+
+def test_containers(tmp_path: Path) -> None:
+    serve(tmp_path / "s", http(ROWS))
+    assert docker_api.containers(str(tmp_path / "s")) == ["abc", "ape", "zebra"]

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which containers docker has when it does not say so: by the programs that hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.docker_host import DockerHost
+
+ID = "4f1c" * 16
+SHIM = "/usr/bin/containerd-shim-runc-v2 -namespace {} -id {} -address /run/containerd/containerd.sock"
+OLD = "containerd-shim -namespace moby -workdir /var/lib/containerd/io.containerd.runtime.v1.linux/moby/{} -address /x"
+# Command lines of the host's programs, the containers.
+HOSTS = [
+    ([], []),
+    (["/usr/bin/dockerd -H fd://", "/sbin/init"], []),
+    ([SHIM.format("moby", ID), "sleep 100"], [ID[:12]]),
+    ([SHIM.format("moby", "b" * 64), SHIM.format("moby", "a" * 64)], ["a" * 12, "b" * 12]),
+    ([OLD.format(ID)], [ID[:12]]),
+    # Kubernetes' own, and somebody who only speaks of one.
+    ([SHIM.format("k8s.io", ID), f"grep {SHIM.format('moby', ID)}"], []),
+]
+
+
+@pytest.mark.parametrize(("programs", "containers"), HOSTS)
+@pytest.mark.parametrize("answers", [True, False])
+def test_containers_of_a_daemon_that_does_not_answer(
+    tmp_path: Path, programs: list[str], containers: list[str], answers: bool
+) -> None:
+    for pid, line in enumerate(programs, 100):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(line.replace(" ", "\0").encode() + b"\0")
+    # One that has ended since, and what is no process.
+    (tmp_path / "99").mkdir()
+    (tmp_path / "self").mkdir()
+    host = DockerHost(address=str(tmp_path / "no socket"), proc=str(tmp_path))
+    assert host.containers(answers) == containers

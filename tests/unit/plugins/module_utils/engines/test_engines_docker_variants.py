@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kind of docker a host has, from files laid out in a folder."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import docker_variants
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
+
+PLAIN = {"snap": False, "podman": False, "rootless": []}
+PASSWD = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
+UNIT = "/home/ann/.config/systemd/user/docker.service"
+
+# Files on the host, what is found.
+HOSTS = [
+    ([], {}),
+    (["/usr/bin/docker", "/etc/docker/daemon.json"], {}),
+    (["/var/snap/docker/current/config/daemon.json"], {"snap": True}),
+    (["/snap/docker/current/bin/dockerd"], {"snap": True}),
+    (["/usr/share/doc/podman-docker/copyright"], {"podman": True}),
+    (["/run/user/1000/docker.sock"], {"rootless": ["ann"]}),
+    (["/run/user/1001/docker.sock"], {"rootless": ["1001"]}),
+    ([UNIT], {"rootless": ["ann"]}),
+    ([UNIT, "/run/user/1000/docker.sock"], {"rootless": ["ann"]}),
+    (["/run/user/1000/bus"], {}),
+]
+
+
+@pytest.mark.parametrize("files, expected", HOSTS)
+def test_what_is_found(tmp_path, files, expected):
+    for path in files:
+        place = tmp_path / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    (tmp_path / "etc").mkdir(exist_ok=True)
+    (tmp_path / "etc/passwd").write_text(PASSWD)
+    assert docker_variants.find(Host(str(tmp_path))) == {**PLAIN, **expected}
+
+
+def test_a_plain_docker_is_told_nothing():
+    assert docker_variants.told(PLAIN) == ([], [])

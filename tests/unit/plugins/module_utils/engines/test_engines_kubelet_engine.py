@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine of a host's pods: processes laid out in a folder -> engine; engine x wish -> what the plan says."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_packages, kubelet_engine
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
+from plan_samples import BARE, CONVERGED, VARIABLES, changed
+
+CRI = "unix:///run/containerd/containerd.sock"
+CRIO = "unix:///run/crio/crio.sock"
+K3S = "unix:///run/k3s/containerd/containerd.sock"
+CONFIG = "/var/lib/kubelet/config.yaml"
+
+# command lines by comm, text of the kubelet's configuration, its version -> engine, endpoint
+KUBELETS = [
+    ({}, "", None, None),
+    ({"python3": "python3 -m kubelet"}, "", (1, 34), None),
+    # kubeadm, which writes the flag into kubeadm-flags.env
+    ({"kubelet": f"/usr/bin/kubelet --config={CONFIG} --container-runtime-endpoint={CRI}"}, "", (1, 30), "containerd"),
+    ({"kubelet": "kubelet --container-runtime-endpoint unix:///var/run/crio/crio.sock"}, "", (1, 30), "crio"),
+    ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/cri-dockerd.sock"}, "", (1, 30), "docker"),
+    ({"kubelet": "kubelet --container-runtime=remote --container-runtime-endpoint=/run/containerd/containerd.sock"}, "",
+     (1, 20), "containerd"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f'containerRuntimeEndpoint: "{CRI}"\n', (1, 34), "containerd"),
+    ({"kubelet": f"kubelet --config {CONFIG}"}, "containerRuntimeEndpoint: unix:///run/crio/crio.sock # ours\n",
+     (1, 34), "crio"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, "kind: KubeletConfiguration\n", (1, 34), "containerd"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, 'containerRuntimeEndpoint: ""\n', (1, 34), "containerd"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f"# containerRuntimeEndpoint: {CRIO}\n",
+     (1, 34), "containerd"),
+    # JSON, on one line and on several
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{"a": 1,"containerRuntimeEndpoint":"{CRIO}"}}',
+     (1, 34), "crio"),
+    ({"kubelet": f"kubelet --config={CONFIG}"}, f'{{\n  "containerRuntimeEndpoint": "{CRIO}",\n  "b": 2\n}}',
+     (1, 34), "crio"),
+    ({"kubelet": "kubelet"}, "", (1, 23), "docker"),  # dockershim
+    ({"kubelet": "kubelet"}, "", None, "containerd"),
+    ({"kubelet": "kubelet --container-runtime-endpoint=unix:///run/k0s/containerd.sock"}, "", (1, 30), ""),
+    # k3s has its kubelet in itself, RKE2 starts one.
+    ({"k3s-agent": "/usr/local/bin/k3s agent"}, "", None, "k3s"),
+    ({"k3s-server": "/usr/local/bin/k3s server"}, "", None, "k3s"),
+    ({"rke2": "/usr/bin/rke2 agent", "kubelet": f"kubelet --container-runtime-endpoint={K3S}"}, "", None, "rke2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("processes, config, version, engine", KUBELETS)
+def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, engine):
+    (tmp_path / CONFIG[1:]).parent.mkdir(parents=True)
+    (tmp_path / CONFIG[1:]).write_text(config)
+    for pid, (comm, line) in enumerate(processes.items(), 40):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/comm").write_text(comm + "\n")
+        (tmp_path / f"proc/{pid}/cmdline").write_text(line.replace(" ", "\0") + "\0")
+    found = kubelet_engine.read(Host(str(tmp_path)), version)
+    assert (found and found["engine"]) == engine
+
+
+# texts of the configuration and of its drop-ins by name -> engine
+DROP_INS = [
+    ({"10-a.conf": f"containerRuntimeEndpoint: {CRIO}\n"}, "crio"),
+    (
+        {"10-a.conf": f"containerRuntimeEndpoint: {CRIO}\n", "20-b.conf": f"containerRuntimeEndpoint: {CRI}\n"},
+        "containerd",
+    ),
+    ({"10-a.conf": "containerRuntimeEndpoint:\nkind: KubeletConfiguration\n"}, "docker"),
+    ({"10-a.yaml": f"containerRuntimeEndpoint: {CRIO}\n"}, "docker"),  # which a kubelet does not read
+]
+
+
+@pytest.mark.parametrize("texts, engine", DROP_INS)
+def test_drop_ins_of_the_kubelets_configuration_count(tmp_path, texts, engine):
+    line = f"kubelet --config={CONFIG} --config-dir=/etc/kubelet.d"
+    files = {"proc/40/comm": "kubelet\n", "proc/40/cmdline": line.replace(" ", "\0")}
+    files[CONFIG[1:]] = "containerRuntimeEndpoint: unix:///run/cri-dockerd.sock\n"
+    for path, text in {**files, **{f"etc/kubelet.d/{name}": text for name, text in texts.items()}}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert kubelet_engine.read(Host(str(tmp_path)), (1, 34))["engine"] == engine
+
+
+@pytest.mark.parametrize("network, engine", [("net:[1]", "containerd"), ("net:[2]", None)])
+def test_a_kubelet_of_another_network_is_another_nodes(tmp_path, network, engine):
+    for pid, where in ((1, "net:[1]"), (40, network)):
+        (tmp_path / f"proc/{pid}/ns").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/ns/net").symlink_to(where)
+    (tmp_path / "proc/40/comm").write_text("kubelet\n")
+    found = kubelet_engine.read(Host(str(tmp_path)), (1, 34))
+    assert (found and found["engine"]) == engine
+
+
+MIRROR = {"container_runtime_packages": [], "container_runtime_docker_settings": {}}
+PRESENT = {"docker.service": {"present": True, "enabled": True, "active": True}}
+# engine of the kubelet, wanted engine, what is on the host -> words of an error, words of a warning
+PLANS = [
+    (None, "docker", {}, "", ""),
+    ("docker", "docker", {}, "", ""),
+    ("", "docker", {}, "", ""),
+    # The default of the collection on a node of containerd: docker would come beside it.
+    ("containerd", "docker", {}, "set container_runtime_engine: containerd. docker is not on this host", ""),
+    ("k3s", "containerd", {}, "set container_runtime_engine: k3s. containerd is not on this host", ""),
+    ("containerd", "k3s", {}, "nothing was installed beside containerd", ""),
+    ("containerd", "docker", PRESENT, "", "unless docker is there for containers outside Kubernetes"),
+]
+
+
+@pytest.mark.parametrize("engine, wanted, units, fault, note", PLANS)
+def test_another_engine_than_the_kubelets_is_not_set_up_in_silence(engine, wanted, units, fault, note):
+    found = None if engine is None else {"engine": engine, "endpoint": CRI}
+    state = changed(CONVERGED, {**BARE, "units": units, "kubelet_engine": found})
+    variables = {**VARIABLES, **MIRROR, "container_runtime_engine": wanted}
+    made = plan.make_plan(desired.collect(variables), state)
+    said = " | ".join(made["errors"])
+    assert (fault in said) if fault else not said
+    assert (note in " | ".join(made["warnings"])) if note else not made["warnings"]
+    if fault:
+        assert "container_runtime" not in made["roles"], "nothing of it is done"
+    brought = [change for step in made["steps"] for change in step["changes"] if change == "install docker.io"]
+    assert brought == ["install docker.io"] * (wanted == "docker" and not units and not fault)
+
+
+def test_every_engine_that_may_be_found_may_be_wanted():
+    assert {*kubelet_engine.RANCHER.values(), "crio", *engine_packages.UNITS} == {
+        *engine_packages.ENGINE_UNITS,
+        "docker",
+    }

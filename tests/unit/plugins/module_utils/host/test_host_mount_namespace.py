@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes in a mount namespace of their own, looked at from inside and outside. Needs root."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.mount_namespace import (
+    Mount,
+    NamespaceError,
+    gpu_nodes,
+    run,
+)
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+
+
+def shell(script: str, mounts=(), devices=(), timeout: float = 30.0, before_start=lambda pid: None):
+    return run(["sh", "-c", script], mounts, devices, ENVIRONMENT, timeout, before_start, lambda pid: None)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source"
+    path.write_text("content\n")
+    return str(path)
+
+
+# Folders that exist on every machine, ours that exist on none, and files that are there already.
+TARGETS = ["/etc/vgpu-test-file", "/usr/local/lib/vgpu/lib.so", "/run/vgpu/deep/er/file", "/etc/hostname", "/opt/x/y"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_mount_points_are_made_without_touching_the_host(source, target):
+    before = os.path.lexists(target) and os.stat(target).st_ino
+    folder_before = os.listdir("/etc")
+    outcome = shell(f"cat {target}; ls -A /etc | wc -l; echo more >> {target}", [Mount(target, source, True)])
+    assert outcome.out.startswith("content\n")
+    assert "Read-only file system" in outcome.err
+    assert (os.path.lexists(target) and os.stat(target).st_ino) == before
+    assert os.listdir("/etc") == folder_before
+    entries = int(outcome.out.split()[1])
+    assert entries - len(folder_before) == (1 if target == "/etc/vgpu-test-file" else 0)
+
+
+def test_writable_mount_reaches_the_source(source):
+    shell("echo more >> /run/vgpu/ledger", [Mount("/run/vgpu/ledger", source, False)])
+    with open(source) as stream:
+        assert stream.read() == "content\nmore\n"
+
+
+def test_our_folders_hold_nothing_of_the_host(source, tmp_path):
+    """A container does not see the allocations of others in /run/vgpu."""
+    folder = tmp_path / "vgpu"
+    folder.mkdir()
+    (folder / "secret").write_text("of another tenant")
+    outcome = shell(f"ls {folder}", [Mount(f"{folder}/ledger", source, False)])
+    assert outcome.out.split() == ["ledger"]
+
+
+def test_symlinks_and_folders_of_an_opened_folder_stay(source, tmp_path):
+    folder = tmp_path / "open"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "file").write_text("deep\n")
+    (folder / "link").symlink_to("sub/file")
+    outcome = shell(f"cat {folder}/link {folder}/new; readlink {folder}/link", [Mount(f"{folder}/new", source, True)])
+    assert outcome.out == "deep\ncontent\nsub/file\n"
+    assert not (folder / "new").exists()
+
+
+def test_devices_are_the_common_ones_and_those_named(tmp_path):
+    outcome = shell(
+        "ls /dev; echo x > /dev/null && head -c 3 /dev/zero | od -An -tx1", devices=["/dev/kmsg", "/dev/nothing"]
+    )
+    found = outcome.out.split()
+    assert {"null", "zero", "urandom", "fd", "shm"} <= set(found)
+    assert "nothing" not in found
+    assert not [name for name in found if name.startswith(("sd", "vd", "loop", "nvidia"))]
+    assert found[-3:] == ["00", "00", "00"]
+
+
+def test_nodes_of_gpus():
+    assert gpu_nodes([0, 3])[-2:] == ["/dev/nvidia0", "/dev/nvidia3"]
+    assert "/dev/nvidiactl" in gpu_nodes([])
+
+
+def test_laid_out_process_can_be_looked_at_before_its_program_starts(source):
+    seen = []
+
+    def look(pid: int) -> None:
+        with open(f"/proc/{pid}/root/run/vgpu/ledger") as stream:
+            seen.append(stream.read())
+
+    shell("echo changed > /run/vgpu/ledger", [Mount("/run/vgpu/ledger", source, False)], before_start=look)
+    assert seen == ["content\n"]
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout", "rc", "timed_out"),
+    [("exit 7", 30, 7, False), ("kill -9 $$", 30, -9, False), ("sleep 1000 & sleep 1000", 0.2, -9, True)],
+)
+def test_how_it_ends(script, timeout, rc, timed_out):
+    outcome = shell(script, timeout=timeout)
+    assert (outcome.rc, outcome.timed_out) == (rc, timed_out)
+
+
+def test_program_that_is_not_there():
+    outcome = run(["/nonexistent"], [], [], ENVIRONMENT, 30, lambda pid: None, lambda pid: None)
+    assert outcome.rc == 127
+    assert "/nonexistent: No such file or directory" in outcome.err
+
+
+def test_source_that_is_not_there():
+    with pytest.raises(NamespaceError, match="mount source /nonexistent: No such file or directory"):
+        shell("true", [Mount("/etc/x", "/nonexistent", True)])
+
+
+def test_environment_is_only_what_is_given():
+    assert set(shell("env").out.split()) <= {"PATH=/usr/bin:/bin", "PWD=/", "OLDPWD=/", "SHLVL=0", "_=/usr/bin/env"}

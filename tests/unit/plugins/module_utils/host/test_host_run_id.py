@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a run has ended, by its mark: on machines of a few files, and on this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
+
+BOOT = "0f3a9c1e-5b7d-4c2a-9e8f-112233445566"
+MARK = "812.40017.0f3a9c1e5b7d"
+BOOTED = 1_700_000_000
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Of one process, 812, whose name is made to be taken for more fields; it started 40017 ticks after the boot."""
+    boot = tmp_path / "sys/kernel/random/boot_id"
+    boot.parent.mkdir(parents=True)
+    boot.write_text(f"{BOOT}\n")
+    fields = ["S", *(str(one) for one in range(4, 22)), "40017", "23", "24"]
+    (tmp_path / "stat").write_text(f"cpu  1 2 3\nbtime {BOOTED}\nprocesses 9\n")
+    (tmp_path / "812").mkdir()
+    (tmp_path / "812" / "stat").write_text(f"812 (a) S 1 (b)) {' '.join(fields)}\n")
+    return str(tmp_path)
+
+
+MARKS = [
+    # about, the mark, whether that run has ended
+    ("the run itself", MARK, False),
+    ("its pid is another process's by now", "812.40016.0f3a9c1e5b7d", True),
+    ("before a reboot, and the pid is in use again", "812.40017.aaaaaaaaaaaa", True),
+    ("a pid that nobody has", "813.40017.0f3a9c1e5b7d", True),
+    ("a word", "latest", False),
+    ("nothing", "", False),
+    ("what a tag has after its mark", "813.40017.0f3a9c1e5b7d-9", False),
+    ("a path", "../../813.1.a", False),
+]
+
+
+@pytest.mark.parametrize(("about", "mark", "over"), MARKS, ids=[one[0] for one in MARKS])
+def test_is_over(machine, about, mark, over):
+    """What is no mark is none of ours, and stays."""
+    assert run_id.is_over(mark, machine) is over
+
+
+STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
+NOW = time.time()  # the rows are made long before the last of them is tried
+FORMER = [
+    # about, the mark, when what bears it was made, whether that run has ended
+    ("a pid that nobody has", "813", None, True),
+    ("a pid that nobody has, and it was just made", "813", NOW, True),
+    ("a pid that is in use, and nobody knows since when", "812", None, False),
+    ("a process that made it", "812", STARTED + 1, False),
+    ("a process that began after it", "812", STARTED - 61, True),
+    ("a process that began after it, by a clock that was set", "812", STARTED - 59, False),
+    ("nothing at all, made long ago", "", NOW - 3700, True),
+    ("nothing at all, made just now", "", NOW - 3500, False),
+    ("nothing at all, and nobody knows since when", "", None, False),
+    ("a word, made long ago", "latest", 0.0, False),
+    ("a pid and a start", "813.1", 0.0, False),
+]
+
+
+@pytest.mark.parametrize(("about", "mark", "made", "over"), FORMER, ids=[one[0] for one in FORMER])
+def test_marks_of_former_versions(machine, monkeypatch, about, mark, made, over):
+    """They were a pid alone, and before that nothing."""
+    monkeypatch.setattr(run_id.time, "time", lambda: NOW)
+    assert run_id.is_over(mark, machine, made) is over
+
+
+def test_without_the_time_of_the_boot_a_pid_in_use_is_the_run_itself(machine):
+    """As in a container whose /proc is another's."""
+    (Path(machine) / "stat").write_text("cpu  1 2 3\n")
+    assert run_id.is_over("812", machine, 0.0) is False
+
+
+def test_marks_of_this_machine():
+    """Two runs at once have two marks; one is over as soon as its process is gone."""
+    mine = run_id.own()
+    assert mine.partition(".")[0] == str(os.getpid())
+    assert (run_id.own(), run_id.is_over(mine)) == (mine, False)
+    program = f"import sys; sys.path[:0] = {sys.path!r}; from {run_id.__name__} import own; print(own(), flush=True); "
+    other = subprocess.Popen(
+        [sys.executable, "-c", program + "sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    mark = other.stdout.readline().strip()
+    assert (mark != mine, run_id.is_over(mark)) == (True, False)
+    other.communicate("")
+    assert run_id.is_over(mark) is True
+
+
+def test_mark_fits_into_every_name():
+    """A tag of an image, a label, a file, and a container of containerd, which takes 76 characters."""
+    assert run_id.MARK.fullmatch(run_id.own())
+    assert len(f"vgpu-isolation-{2**22}.{2**40}.{'f' * 12}-{10**6}") <= 76

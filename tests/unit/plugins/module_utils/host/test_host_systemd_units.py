@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Units that are run again after a change: services that run, and those that do their work and end."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_unit
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.systemd_units import UnitFiles
+
+# What systemd shows of the unit -> what is asked of it. try-restart does nothing to a unit that is not active.
+UNITS = [
+    ("Type=oneshot\nUnitFileState=enabled\n", "restart"),
+    ("Type=oneshot\nUnitFileState=disabled\n", "try-restart"),  # its people do not want it
+    ("Type=notify\nUnitFileState=enabled\n", "try-restart"),
+    ("Type=simple\nUnitFileState=\n", "try-restart"),  # what systemd says of a unit that is not there
+]
+
+
+@pytest.mark.parametrize("shown, verb", UNITS)
+@pytest.mark.parametrize("rc, faults", [(0, 0), (5, 0), (1, 1)])
+def test_what_knows_the_former_gpus_is_run_again(shown, verb, rc, faults):
+    calls = []
+
+    def run(argv):
+        calls.append(" ".join(argv))
+        return Answer(0, shown, "") if argv[1] == "show" else Answer(rc, "", "failed")
+
+    said = UnitFiles("vgpu-mig.service", run=run).try_restart(["nvidia-cdi-refresh.service"])
+    assert calls[1:] == [f"systemctl {verb} nvidia-cdi-refresh.service"]
+    assert len(said) == faults
+
+
+def test_the_boot_of_mig_runs_it_again_where_it_is_enabled():
+    """At boot it may have come first, and ended."""
+    (line,) = [one for one in mig_unit.UNIT_TEXT.splitlines() if one.startswith("ExecStartPost=")]
+    assert "one=nvidia-cdi-refresh.service;" in line and "try-restart" not in line
+    # A single dollar is systemd's.
+    assert line.index("is-enabled $$one") < line.index("&&") < line.index("restart $$one")

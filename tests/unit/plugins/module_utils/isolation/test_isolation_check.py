@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of ways round where a slice's time is short: no device plugin, no driver, a runner of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.mount_namespace import Outcome
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    check as isolation_check,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    engines as isolation_engines,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    pair as isolation_pair,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    runner as isolation_runner,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    verdicts,
+    watcher,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import EngineHangs, RunnerError
+from ansible_collections.vgpu.fleet.plugins.modules import vgpu_isolation
+
+LIBRARY = {"container_path": isolation_check.LIBRARY, "host_path": "/lib/vgpu/libvgpu.so", "read_only": True}
+LEASE = {"allocation": "a1", "ids": ["s1"], "envs": {}, "mounts": [LIBRARY], "devices": [], "cdi_devices": []}
+STATUS = {
+    "slices": [{"id": "s1", "uuid": "GPU-1", "memory_mib": 4096, "sm_percent": 50}],
+    "gpus": [{"uuid": "GPU-1", "minor": 0}],
+}
+CHECK = {"name": "totals", "verdict": "held"}
+OPEN = {"name": "bypass-namespace", "verdict": "open", "expected": 0, "found": 1, "unit": "bytes", "detail": "GPU-1"}
+
+
+class Watcher:
+    """Looks again whenever it is asked, and names nobody."""
+
+    looks = 0
+
+    def ask(self, *_arguments):
+        self.looks += 9
+        return {"looks": self.looks, "looks_to_name": 2, "interval_s": 1.0, "fault": "", "findings": []}
+
+
+class Runner:
+    """A way round that was granted what it asked for, on a machine where the probe takes long to begin."""
+
+    name = "namespace"
+
+    def __init__(self, overhead_s=0.0):
+        self.argv, self.overhead_s = [], overhead_s
+
+    def run(self, argv, _timeout, while_running=None):
+        self.argv = argv
+        while_running(1)
+        return Outcome(0, json.dumps({"version": 1, "devices": [], "checks": [OPEN]}), "", False)
+
+
+@pytest.mark.parametrize(
+    ("duration", "overhead_s", "verdict", "left_out", "held_ms"),
+    [
+        (0, 0.0, verdicts.VIOLATED, [], 8000),
+        (0, 99.0, verdicts.VIOLATED, [], 8000),
+        (3600, 0.0, verdicts.VIOLATED, [], 8000),
+        # Its looks at what was not yet there, or not any more, blame nobody.
+        (6, 0.0, verdicts.OPEN, ["bypass-namespace"], 6000),
+        # A container takes its part of the time.
+        (8, 2.0, verdicts.OPEN, ["bypass-namespace"], 6000),
+    ],
+)
+def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
+    monkeypatch, duration, overhead_s, verdict, left_out, held_ms
+):
+    monkeypatch.setattr(watcher, "ASK_S", 0.0)
+    monkeypatch.setattr(isolation_check.time, "monotonic", lambda: 1.0)
+    params = {"duration": duration, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = isolation_check.SliceCheck({**params, "docker": "", "image": ""}, Watcher(), LEASE, STATUS)
+    one.runner = Runner(overhead_s)
+    found = {check["name"]: check for check in one._show(["bypass-namespace"])}
+    assert one.runner.argv[one.runner.argv.index("--hold") + 1] == str(held_ms)
+    assert (found["bypass-namespace"]["verdict"], one.left_out) == (verdict, left_out)
+    assert ("had passed" in found["bypass-namespace"]["detail"]) == bool(left_out)
+
+
+class NamesAll(Watcher):
+    """Names at its second look whoever is there."""
+
+    def ask(self, *_arguments):
+        found = [{"allocation": "a1", "processes": [{"pid": os.getpid()}], "text": "x"}] if self.looks else []
+        return {**super().ask(), "findings": found}
+
+
+def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
+    """The run is ended then, so its program reports nothing."""
+    monkeypatch.setattr(watcher, "ASK_S", 0.0)
+    monkeypatch.setattr(watcher.Witness, "_name", lambda _self, _pid: "namespace")
+
+    def ended_by_the_look(_argv, _timeout, while_running=None):
+        while_running(os.getpid())
+        raise AssertionError("all were named, and the run went on")
+
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = isolation_check.SliceCheck({**params, "docker": "", "image": ""}, NamesAll(), LEASE, STATUS)
+    one.runner = SimpleNamespace(overhead_s=0.0, run=ended_by_the_look)
+    found = one._show(["bypass-namespace"])
+    assert [(check["name"], check["verdict"]) for check in found] == [("bypass-namespace", verdicts.DETECTED)]
+
+
+class Plugin(Watcher):
+    """Leases a slice that has not room enough for all ways round at once."""
+
+    def __init__(self):
+        self.asked = []
+
+    def ask(self, *arguments):
+        self.asked.append(arguments)
+        small = {**STATUS, "slices": [{**STATUS["slices"][0], "memory_mib": 1024}]}
+        return {"lease": LEASE, "status": small, "release": {}}.get(arguments[0]) or super().ask()
+
+
+def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_path):
+    """Or a pod would be given a slice that the probe still fills."""
+    runs, plugin = [], Plugin()
+    filled = {"name": "limit-exact", "verdict": "held", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
+    report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
+    runner = SimpleNamespace(
+        name="namespace",
+        overhead_s=0.0,
+        run=lambda *given, **_more: runs.append(given) or Outcome(0, report, "", False),
+    )
+    unseen = SimpleNamespace(most_bytes=1, looks=1, fault="", untold=False, look=lambda _pid: None, close=lambda: None)
+    vgpuctl = tmp_path / "vgpuctl"
+    vgpuctl.write_text("#!/usr/bin/python3\n")
+    monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", lambda _self: runner)
+    monkeypatch.setattr(isolation_check.observer, "watch", lambda _uuid: unseen)
+    params = {
+        "duration": 0,
+        "timeout": 120,
+        "omit_mounts": [],
+        "checks": [*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN],
+        "nvidia_smi": "x",
+        "vgpuctl": str(vgpuctl),
+        "socket": str(tmp_path / "plugin.sock"),
+        "environment": {},
+        "runtime": "namespace",
+    }
+    monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, _lease: runner)
+    vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", isolation_engines.Engines(params))
+    # Of two of them a second one, with the neighbour, goes at the same time.
+    assert len(runs) - 2 == vgpu_isolation.MOST_RUNS
+    assert plugin.asked[0] == ("lease", "--ttl", str(vgpu_isolation.MOST_RUNS * 120 + 60))
+
+
+def test_engine_that_hangs_in_one_slice_is_not_asked_in_the_next(monkeypatch):
+    hung = EngineHangs("/bin/docker", "docker create did not answer")
+
+    def start(_self):
+        raise hung
+
+    monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", start)
+    params = {"duration": 0, "timeout": 120, "omit_mounts": []}
+    engines, plugin = isolation_engines.Engines(params), Plugin()
+    found = vgpu_isolation.check_slice(SimpleNamespace(params=params), plugin, "", engines)
+    assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", str(hung), ("release", "a1"))
+    assert engines._silent == {"/bin/docker": str(hung)}
+
+
+class Neighbour:
+    """A runner that says what it was asked, and whether both were laid out when it began."""
+
+    name, overhead_s = "namespace", 0.0
+
+    def __init__(self, log, name, verdict="held", fault="", kernel_ns=500):
+        self.log, self.who, self.verdict, self.fault, self.kernel_ns = log, name, verdict, fault, kernel_ns
+
+    def run(self, argv, _timeout, before_start):
+        if self.fault:
+            raise self.fault if isinstance(self.fault, Exception) else RunnerError(self.fault)
+        self.log.append(f"{self.who} laid out")
+        before_start(7)
+        self.log.append(f"{self.who} runs {argv[-1]}")
+        found = {"held": 30, "violated": 60}.get(self.verdict, 0)
+        share = {"name": "share", "verdict": self.verdict, "expected": 33, "found": found, "unit": "percent"}
+        measures = [{"name": "kernel", "index": 0, "value": self.kernel_ns, "unit": "ns"}]
+        return Outcome(0, json.dumps({"checks": [share], "measures": measures}), "", False)
+
+
+def beside(monkeypatch, runners, plugin, percent=33, duration=0):
+    status = {**STATUS, "slices": [{**STATUS["slices"][0], "sm_percent": percent}]}
+    monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", lambda _self: runners.pop(0))
+    monkeypatch.setattr(isolation_check.isolation_pair, "AHEAD_S", 0.0)
+    params = {"duration": duration, "timeout": 120, "omit_mounts": [], "checks": []}
+    one = isolation_check.SliceCheck(params, plugin, LEASE, status)
+    return one, one._share_beside()
+
+
+BESIDE = [
+    # about, what the neighbour does, what is found, the verdict, words
+    ("both keep their share", {}, "held", "33 and 33"),
+    ("the neighbour gets more", {"verdict": "violated"}, "violated", "33 and 33"),
+    ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "held", "33 and 33"),
+    ("they looked a bit longer", {"verdict": "violated", "kernel_ns": 600}, "violated", "33 and 33"),
+    ("longer by just as much as is let pass", {"verdict": "violated", "kernel_ns": 789}, "held", "33 and 33"),
+    ("they were not measured", {"verdict": "violated", "kernel_ns": 0}, "violated", "33 and 33"),
+    ("the neighbour's probe could not measure", {"verdict": "not-run"}, "not-run", "33 and 33"),
+    ("the neighbour does not start", {"fault": "no namespace"}, "not-run", "no namespace"),
+]
+
+
+@pytest.mark.parametrize(("about", "other", "verdict", "words"), BESIDE, ids=[one[0] for one in BESIDE])
+def test_share_beside_another(monkeypatch, about, other, verdict, words):
+    log, plugin = [], Plugin()
+    runners = [Neighbour(log, "ours"), Neighbour(log, "theirs", **other)]
+    _one, found = beside(monkeypatch, runners, plugin)
+    assert (found["name"], found["verdict"]) == ("share-beside", verdict)
+    assert words in f"{found['expected']} {found['detail']}"
+    assert verdicts.overall([CHECK, found]) == ("violated" if verdict == "violated" else "held")
+    assert plugin.asked[-1] == ("release", "a1")
+    if "fault" not in other:
+        assert log[:2] == ["theirs laid out", "ours laid out"], "neither runs before both are there"
+        assert sorted(log[2:]) == ["ours runs share", "theirs runs share"]
+
+
+def test_neighbour_that_waits_for_nobody(monkeypatch):
+    """Ours cannot be started: the neighbour is given up before it runs, and its slice is given back."""
+    log, plugin = [], Plugin()
+    _one, found = beside(monkeypatch, [Neighbour(log, "ours", fault="gone"), Neighbour(log, "theirs")], plugin)
+    assert (found["verdict"], found["detail"], plugin.asked[-1]) == ("not-run", "gone", ("release", "a1"))
+    assert log == ["theirs laid out"]
+
+
+@pytest.mark.parametrize("broken", ["ours", "theirs"])
+def test_fault_that_nobody_foresaw_is_told_as_it_is(monkeypatch, broken):
+    """Also one in the thread of the neighbour; its slice is given back."""
+    log, plugin, fault = [], Plugin(), OSError(28, "No space left on device")
+    runners = [Neighbour(log, one, fault=fault if one == broken else "") for one in ("ours", "theirs")]
+    with pytest.raises(OSError, match="No space left"):
+        beside(monkeypatch, runners, plugin)
+    assert plugin.asked[-1] == ("release", "a1")
+    assert not [one for one in log if "runs" in one]
+
+
+def test_engine_that_hung_beside_another_is_not_asked_again(monkeypatch):
+    hung = EngineHangs("/bin/docker", "docker create did not answer")
+    one, found = beside(monkeypatch, [Neighbour([], "ours"), Neighbour([], "theirs", fault=hung)], Plugin())
+    assert (found["verdict"], one._engines._silent) == ("not-run", {"/bin/docker": str(hung)})
+
+
+def test_share_beside_where_it_says_nothing(monkeypatch):
+    _one, found = beside(monkeypatch, [Runner()], Plugin(), percent=100)
+    assert (found["verdict"], found["unit"], found["detail"]) == ("held", "shares", "no share is set")
+    one, found = beside(monkeypatch, [Runner()], Plugin(), duration=4)
+    assert (found["verdict"], found["left_out"], one.left_out) == ("not-run", True, ["share-beside"])
+
+    class Full(Plugin):
+        def ask(self, *arguments):
+            if arguments[0] == "lease":
+                raise isolation_check.PluginError(3, "no free slice of GPU-1")
+            return super().ask(*arguments)
+
+    _one, found = beside(monkeypatch, [Runner()], Full())
+    assert (found["verdict"], found["detail"]) == ("not-run", "no free slice of GPU-1")
+
+
+class Taker(Neighbour):
+    """One of two that meet; says what it sees of the folder that it was given."""
+
+    def __init__(self, log, lease, fault=""):
+        super().__init__(log, "", fault=fault)
+        (self.folder,) = [one for one in lease.mounts if one.container_path == "/run/vgpu/beside"]
+
+    def run(self, argv, timeout, before_start):
+        self.who = argv[-1]
+        assert argv[argv.index("--beside") + 1] == "/run/vgpu/beside/socket"
+        assert os.path.isdir(self.folder.host_path) and not self.folder.read_only
+        super().run([*argv, self.folder.host_path], timeout, before_start)
+        one = {"name": self.who, "verdict": "held", "expected": 0, "found": 0, "unit": "bytes", "detail": "801"}
+        return Outcome(0, json.dumps({"checks": [one]}), "", False)
+
+
+def import_beside(monkeypatch, tmp_path, plugin, duration=0, fault=""):
+    log: list[str] = []
+    monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", lambda _self: Runner())
+    monkeypatch.setattr(isolation_engines.Engines, "runner", lambda _self, lease: Taker(log, lease, fault))
+    monkeypatch.setattr(isolation_check.isolation_pair, "AHEAD_S", 60.0)  # they wait for each other, not for a while
+    params = {"duration": duration, "timeout": 120, "omit_mounts": [], "checks": [], "environment": {}}
+    params["socket"] = str(tmp_path / "plugin.sock")
+    one = isolation_check.SliceCheck(params, plugin, LEASE, STATUS)
+    return log, one, one._import_beside()
+
+
+def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
+    plugin = Plugin()
+    log, one, found = import_beside(monkeypatch, tmp_path, plugin)
+    assert (found["name"], found["verdict"], found["detail"], one.left_out) == ("import-beside", "held", "801", [])
+    assert log[:2] == ["lend-beside laid out", "import-beside laid out"]
+    folders = {line.partition(" runs ")[2] for line in log[2:]}
+    assert len(folders) == 1 and os.path.dirname(folders.pop()) == str(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "the folder is gone"
+    assert plugin.asked[-1] == ("release", "a1")
+
+
+def test_second_lease_outlasts_engines_that_are_slow(monkeypatch, tmp_path):
+    """Or a pod would be given a slice that the probe still fills: one waits for the other's container first."""
+    plugin = Plugin()
+    import_beside(monkeypatch, tmp_path, plugin)
+    (ttl,) = [int(one[one.index("--ttl") + 1]) for one in plugin.asked if one[0] == "lease"]
+    longest = (
+        isolation_pair.WAIT_S + isolation_runner.START_S + 3 * isolation_runner.ASK_S
+    )  # to create it, end it, remove it
+    assert 120 + longest <= ttl <= isolation_check.MOST_TTL_S
+
+
+def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
+    """None of this spoils the verdict; each is said, and nothing stays."""
+
+    class Full(Plugin):
+        def ask(self, *arguments):
+            if arguments[0] == "lease":
+                raise isolation_check.PluginError(3, "no free slice of GPU-1")
+            return super().ask(*arguments)
+
+    class Restarted(Plugin):
+        def ask(self, *arguments):
+            if arguments[0] == "status":
+                raise isolation_check.PluginError(1, "no plugin at plugin.sock")
+            return super().ask(*arguments)
+
+    hung, plugin = EngineHangs("/bin/docker", "docker create did not answer"), Plugin()
+    for about, more, words in (
+        ("no second slice", {"plugin": Full()}, "no free slice of GPU-1"),
+        ("no plugin any more", {"plugin": Restarted()}, "no plugin at plugin.sock"),
+        ("no container", {"plugin": plugin, "fault": hung}, "docker create did not answer"),
+        ("no time", {"plugin": Plugin(), "duration": 1}, "left out: the 1 s of this slice had passed"),
+    ):
+        _log, one, found = import_beside(monkeypatch, tmp_path, **more)
+        assert (found["verdict"], found["detail"], found["left_out"]) == ("not-run", words, about == "no time")
+        assert one.left_out == (["import-beside"] if about == "no time" else [])
+        assert verdicts.overall([CHECK, found]) == "held"
+        assert list(tmp_path.iterdir()) == []
+        assert about != "no container" or one._engines._silent == {"/bin/docker": str(hung)}
+    assert plugin.asked[-1] == ("release", "a1")
+
+
+LOOKS = [
+    # about, what the looks found, whether the slice is filled once more
+    ("the fill was seen", {"most_bytes": 9}, False),
+    ("the looks missed the fill", {"most_bytes": 1}, True),
+    ("the run was over before a look", {"most_bytes": None}, True),
+    ("the platform does not tell", {"most_bytes": None, "untold": True}, False),
+    ("NVML fails", {"most_bytes": None, "fault": "GPU is lost"}, False),
+]
+
+
+@pytest.mark.parametrize(("about", "seen", "again"), LOOKS, ids=[one[0] for one in LOOKS])
+def test_a_fill_that_nobody_saw_is_held_once_more(about, seen, again):
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = isolation_check.SliceCheck(params, Watcher(), LEASE, STATUS)
+    one.runner = Runner()
+    watch = SimpleNamespace(**{"most_bytes": None, "fault": "", "untold": False, **seen})
+    one._fill_until_seen(watch, 9, lambda _pid: None, float("inf"))
+    assert bool(one.runner.argv) == again
+
+
+@pytest.mark.parametrize(("name", "told"), [("namespace", True), ("docker", False)])
+def test_whose_libraries_of_graphics_are_told(monkeypatch, name, told):
+    """Those of a container are its runtime's; those of a namespace are the host's, whatever a pod has."""
+    found = {**OPEN, "name": "graphics", "unit": "libraries", "detail": "libnvcuvid.so.1 can be loaded"}
+    report = json.dumps({"version": 1, "devices": [], "checks": [found]})
+    monkeypatch.setattr(isolation_check.observer, "watch", lambda _uuid: None)
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = isolation_check.SliceCheck(params, Watcher(), LEASE, STATUS)
+    one.runner = SimpleNamespace(name=name, run=lambda *_given, **_more: Outcome(0, report, "", False))
+    (graphics,) = [check for check in one._run_probe(["graphics"]) if check["name"] == "graphics"]
+    assert ("a namespace of the host" in graphics["detail"]) is told
+
+
+@pytest.mark.parametrize(("checks", "runs"), [([], True), (["totals", "import-beside"], True), (["totals"], False)])
+def test_when_a_second_slice_is_taken(monkeypatch, checks, runs):
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    params["checks"] = checks
+    one = isolation_check.SliceCheck(params, Watcher(), LEASE, STATUS)
+    for step in ("_run_nvidia_smi", "_run_nvidia_ml_py"):
+        monkeypatch.setattr(one, step, lambda: dict(CHECK))
+    for step in ("_run_probe", "_try_ways_round"):
+        monkeypatch.setattr(one, step, lambda _names: [])
+    beside, taken = {"name": "import-beside", "verdict": "held"}, []
+    monkeypatch.setattr(one, "_import_beside", lambda: taken.append(1) or beside)
+    assert (beside in one.run()) is runs
+    assert bool(taken) is runs

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The root of a container of the isolation check, made of this machine's own files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import image as isolation_image
+
+
+def test_root_of_this_machine(tmp_path):
+    """Of what the host's own loader says; the same bytes twice; a shell runs in it, and nothing else is there."""
+    tar = isolation_image.pack("/bin/true")
+    assert tar == isolation_image.pack("/bin/true")
+    with tarfile.open(fileobj=BytesIO(tar)) as source:
+        names = source.getnames()
+    assert len(names) == len(set(names))
+    assert not [one for one in names if one.startswith("/") or ".." in one.split("/")]
+    root = tmp_path / "root"
+    isolation_image.lay_out(tar, str(root))
+    assert stat.S_IMODE((root / "tmp").stat().st_mode) == 0o1777
+    shell = root / os.path.realpath("/bin").lstrip("/") / "sh"
+    assert shell.read_bytes() == Path("/bin/sh").read_bytes()
+    texts = [one.name for one in (root / "etc").iterdir()]
+    assert set(texts) <= {"passwd", "group", "debian_version"}, "no file of the host that says anything of it"
+    if os.geteuid() == 0:
+        pid = os.fork()
+        if pid == 0:
+            os.chroot(root)
+            os.execv("/bin/sh", ["sh", "-c", "exit 7"])
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def test_loader_lies_where_the_libraries_do_too():
+    """glibc looks for it by name there, in a namespace of libraries of its own: without it nobody can go round the
+    library that way in such a root, and the check of it would show nothing.
+    """
+    paths = isolation_image.paths_of(["/bin/true"])
+    libc = next(one for one in paths if os.path.basename(one) == "libc.so.6")
+    beside = set(os.listdir(os.path.dirname(libc)))
+    names = [os.path.basename(one) for one in isolation_image.needed_by("/bin/true")]
+    loaders = {one for one in names if one.startswith("ld-") and one in beside}
+    assert loaders, "this machine has its loader beside its libc"
+    assert {os.path.join(os.path.dirname(libc), one) for one in loaders} <= set(paths)
+
+
+def test_program_that_is_none(tmp_path):
+    with pytest.raises(isolation_image.ImageError, match="program cannot be asked for its libraries"):
+        isolation_image.needed_by(str(tmp_path / "program"))
+
+
+def test_program_of_another_libc(monkeypatch):
+    monkeypatch.setattr(isolation_image, "GLIBC", ("libc.musl.so.1",))
+    with pytest.raises(
+        isolation_image.ImageError, match="/bin/true is not linked with glibc; its loader said 'linux-vdso"
+    ):
+        isolation_image.needed_by("/bin/true")

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What killed runs of the isolation check left at an engine: what is taken away, and what is not."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime, timezone
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import leftovers
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import runner as isolation_runner
+from engine_clients import BEFORE, DEAD, FORMER, OURS, calls, clients, record
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    return clients(tmp_path, monkeypatch)
+
+
+LISTED = [
+    # about, the tag's mark, repository, whether it goes
+    ("of a run that is dead", DEAD, leftovers.REPOSITORY, True),
+    ("of a run before a reboot, whose pid is in use", BEFORE, leftovers.REPOSITORY, True),
+    ("of a run whose pid is another's by now", FORMER, leftovers.REPOSITORY, True),
+    ("of a run that lives", OURS, leftovers.REPOSITORY, False),
+    ("of somebody else", DEAD, "localhost/vgpu-isolation-of-theirs", False),
+    ("of nobody's mark", "latest", leftovers.REPOSITORY, False),
+]
+
+
+@pytest.mark.parametrize(("about", "mark", "repository", "goes"), LISTED, ids=[one[0] for one in LISTED])
+@pytest.mark.parametrize("labels", ["a=b,vgpu.isolation={}", "map[vgpu.isolation:{} x:y]"], ids=["docker", "podman"])
+def test_sweep(host, tmp_path, about, mark, repository, goes, labels):
+    theirs = repository != leftovers.REPOSITORY
+    listed = labels.format("no-mark" if theirs else mark)
+    params = host(docker={"ps": f"print('c7 {listed}')", "image": f"print('{repository}:{mark}-9')"})
+    of_dead = record()
+    wanted = ["c7", f"{repository}:{mark}-9"] if goes else []
+    assert leftovers.left_behind(params) == [*wanted, of_dead]
+    assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
+    assert os.path.exists(of_dead)
+    assert leftovers.sweep(params) == ([*wanted, of_dead], [])
+    done = [one for one in calls(tmp_path) if " rm" in one]
+    assert done == (["docker rm --force c7", f"docker rmi {repository}:{mark}-9"] if goes else [])
+    assert leftovers.left_behind(params) == []
+
+
+GONE = "4194305"  # a pid above the greatest of Linux
+LATELY = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S +0000 UTC")
+LONG_AGO = "2020-01-01 12:00:00 +0100 CET"
+PODMAN_AGO = "2020-01-01 12:00:00.123456789 +0000 UTC"
+MY_PID = str(os.getpid())
+MADE = {LATELY: time.time_ns(), LONG_AGO: 1577876400 * 10**9, PODMAN_AGO: 1577880000 * 10**9}
+FORMER_ROWS = [
+    # about, the label's value and the tag's mark, when both were made, whether they go
+    ("of a pid that is gone", GONE, LATELY, True),
+    ("of a pid that is another's by now", MY_PID, LONG_AGO, True),
+    ("the same, as podman says the time", MY_PID, PODMAN_AGO, True),
+    ("of a run of a former version that lives", MY_PID, LATELY, False),
+    ("of a pid in use, and it says no time", MY_PID, "", False),
+]
+
+
+@pytest.mark.parametrize(("about", "mark", "made", "goes"), FORMER_ROWS, ids=[one[0] for one in FORMER_ROWS])
+@pytest.mark.parametrize(
+    ("engine", "labels"), [("docker", "a=b,vgpu.isolation={}"), ("podman", "map[vgpu.isolation:{} x:y]")]
+)
+def test_sweep_of_former_versions(host, tmp_path, about, mark, made, goes, engine, labels):
+    """They left no record, and a mark of a pid alone."""
+    image = f"{leftovers.REPOSITORY}:{mark}-{MADE.get(made, 'x')}"
+    listed = f"c7 {made} {labels.format(mark)}"
+    params = host(**{engine: {"ps": f"print({listed!r})", "image": f"print({image!r})"}})
+    assert leftovers.sweep(params) == ([], []), "an engine that is not in use is not asked"
+    assert not calls(tmp_path)
+    (tmp_path / f"{engine}-in-use").write_text("")
+    wanted = ["c7", image] if goes else []
+    assert leftovers.left_behind(params) == wanted
+    assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
+    assert leftovers.sweep(params) == (wanted, [])
+    done = [one for one in calls(tmp_path) if " rm" in one]
+    assert done == ([f"{engine} rm --force c7", f"{engine} rmi {image}"] if goes else [])
+
+
+NO_VALUE = [
+    # about, docker's line of a container, whether it goes
+    ("long ago, alone", f"c7 {LONG_AGO} vgpu.isolation=", True),
+    ("long ago, among others", f"c7 {LONG_AGO} vgpu.isolation=,a=b", True),
+    ("long ago, by podman", f"c7 {PODMAN_AGO} map[vgpu.isolation: x:y]", True),
+    ("just now", f"c7 {LATELY} vgpu.isolation=,a=b", False),
+    ("nobody knows when", "c7 vgpu.isolation=", False),
+    ("somebody's word", f"c7 {LONG_AGO} vgpu.isolation=of-mine", False),
+]
+
+
+@pytest.mark.parametrize(("about", "line", "goes"), NO_VALUE, ids=[one[0] for one in NO_VALUE])
+def test_sweep_of_containers_without_a_mark(host, tmp_path, about, line, goes):
+    """The first version labelled its containers, which were of a named image, and no more."""
+    (tmp_path / "docker-in-use").write_text("")
+    params = host(docker={"ps": f"print({line!r})", "image": ""})
+    assert leftovers.sweep(params) == (["c7"] if goes else [], [])
+
+
+@pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
+def test_engine_without_a_record_that_does_not_answer_is_no_warning(host, tmp_path, monkeypatch, ps):
+    monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
+    (tmp_path / "docker-in-use").write_text("")
+    params = host(docker={"ps": ps})
+    assert leftovers.sweep(params) == ([], [])
+    assert leftovers.left_behind(params) == []
+
+
+@pytest.mark.parametrize(
+    ("about", "pid", "booted", "goes"),
+    [
+        ("of a pid that is gone", GONE, time.time(), True),
+        ("of a run that lives", MY_PID, 1.0, False),
+        ("of a pid that is another's by now", MY_PID, time.time() + 3600, True),
+    ],
+)
+def test_sweep_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, pid, booted, goes):
+    monkeypatch.setattr(run_id, "_booted", lambda _proc: booted)
+    folder = tmp_path / f"isolation-{pid}"
+    folder.mkdir()
+    (tmp_path / "isolation-").mkdir()  # nobody's
+    names = f"print('vgpu-isolation-{pid}-1\\nvgpu-isolation-1-1') if 'containers list' in words else None"
+    params = host(ctr={"--namespace": names})
+    assert leftovers.sweep(params) == ([str(folder)] if goes else [], [])
+    deleted = [one.split()[-1] for one in calls(tmp_path) if "containers delete" in one]
+    assert deleted == ([f"vgpu-isolation-{pid}-1"] if goes else [])
+    assert folder.exists() is not goes
+    assert (tmp_path / "isolation-").exists()
+
+
+def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(host, tmp_path):
+    """What former versions left is for ``sweep``: every check would ask for it anew."""
+    (tmp_path / "docker-in-use").write_text("")
+    leftovers.begin("docker", host(docker={"image": ""})["docker"])
+    assert calls(tmp_path) == []
+    assert os.path.exists(leftovers.record("docker"))
+
+
+def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
+    """A run that lives takes its own away when it ends, between our looks."""
+    dead = tmp_path / f"isolation-{DEAD}"
+    dead.mkdir()
+    found = leftovers.glob.glob
+    gone = str(tmp_path / f"isolation-{GONE}")
+    monkeypatch.setattr(
+        leftovers.glob, "glob", lambda path: [gone, *found(path)] if "isolation-" in path else found(path)
+    )
+    assert leftovers.sweep(host()) == ([str(dead)], [])
+
+
+RECORDED = [
+    # about, the engine and mark of a record, which clients are asked by a sweep
+    ("never used", None, set()),
+    ("used by a run that is dead", ("podman", DEAD), {"podman"}),
+    ("used by a run before a reboot", ("docker", BEFORE), {"docker"}),
+    ("used by a run that lives", ("docker", OURS), set()),
+]
+
+
+@pytest.mark.parametrize(("about", "left", "asked"), RECORDED, ids=[one[0] for one in RECORDED])
+def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, asked):
+    """The first question to a podman that nobody used lays out its storage."""
+    params = host(docker={"image": ""}, podman={"image": ""}, ctr={})
+    if left:
+        record(*left)
+    leftovers.left_behind(params)
+    leftovers.sweep(params)
+    assert {one.split()[0] for one in calls(tmp_path)} == asked
+
+
+def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
+    (tmp_path / f"isolation-{DEAD}").mkdir()
+    left = [str(tmp_path / f"isolation-{DEAD}"), record("podman")]
+    assert leftovers.sweep(host()) == (left, [])
+    assert not [one for one in left if os.path.exists(one)]
+
+
+def test_sweep_that_is_refused(host):
+    """What stays is no change, is named, and is found again."""
+    image = f"{leftovers.REPOSITORY}:{DEAD}-9"
+    answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
+    of_dead = record()
+    assert leftovers.sweep(host(docker={**answers, "rmi": "sys.exit('in use')"})) == (["c7"], [image])
+    assert leftovers.sweep(host(docker={**answers, "rm": "sys.exit('stuck')"})) == ([image], ["c7"])
+    assert os.path.exists(of_dead)
+
+
+@pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
+def test_sweep_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
+    """It is asked once, and what it may have stays known; others are swept."""
+    monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
+    params = host(docker={"ps": ps}, podman={"image": ""})
+    docker, podman = record("docker"), record("podman")
+    assert leftovers.left_behind(params) == [docker, podman]
+    gone, (stays,) = leftovers.sweep(params)
+    assert gone == [podman]
+    assert stays.startswith(f"{docker} (docker ps")
+    assert os.path.exists(docker)
+    assert [one.split()[1] for one in calls(tmp_path) if one.startswith("docker")] == ["ps", "ps"]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_sweep_of_containerd(host, tmp_path, answers):
+    dead, alive = tmp_path / f"isolation-{DEAD}", tmp_path / f"isolation-{OURS}"
+    theirs = tmp_path / "isolation-notes"
+    for one in (dead, alive, theirs):
+        one.mkdir()
+    one_of_init = f"1.{run_id._start_of('1', '/proc')}.{OURS.split('.')[2]}"
+    names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-{one_of_init}-2\\nthe-container-of-{DEAD}-1')"
+    listed = names if answers else "sys.exit('no daemon')"
+    params = host(ctr={"--namespace": f"{listed} if 'containers list' in words else None"})
+    assert leftovers.sweep(params) == (([str(dead)], []) if answers else ([], [str(dead)]))
+    assert (dead.exists(), alive.exists(), theirs.exists()) == (not answers, True, True)
+    deleted = [one for one in calls(tmp_path) if "containers delete" in one]
+    wanted = [f"vgpu-isolation-{DEAD}-1"] if answers else []
+    assert [one.split()[-1] for one in deleted] == wanted, "pid 1 lives, and one is theirs"

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the host sees of processes in a slice: their memory by NVML, and the files that they have."""
+
+from __future__ import annotations
+
+import pytest
+import slice_proc
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlError
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.mount_namespace import Mount
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import observer
+
+
+@pytest.fixture
+def proc(tmp_path):
+    return slice_proc.lay_out(tmp_path)
+
+
+class FakeReader:
+    def __init__(self, looks):
+        self.looks = list(looks)
+
+    def start(self):
+        return None
+
+    stop = start
+
+    def count(self):
+        return 2
+
+    def handle(self, index):
+        return index
+
+    def uuid(self, handle):
+        return f"GPU-{handle}"
+
+    def processes(self, handle):
+        assert handle == 1
+        found = self.looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
+    looks = [{}, {10: 5, 20: 1000}, {10: 5, 11: 7, 20: 1000, 30: 1000}, {11: 1}, NvmlError(15, "x")]
+    watch = observer.MemoryWatch(FakeReader(looks), "GPU-1", proc)
+    assert watch.fault == ""
+    for _look in looks:
+        watch.look(10)
+    assert (watch.most_bytes, watch.looks, watch.untold) == (12, 4, False)
+    assert "15" in watch.fault
+
+
+def test_look_at_a_process_that_is_gone_counts_nobody(proc):
+    """Others that are gone by now have no namespace either."""
+    watch = observer.MemoryWatch(FakeReader([{30: 1000, 99: None}]), "GPU-1", proc)
+    watch.look(30)
+    assert (watch.most_bytes, watch.untold, watch.looks) == (None, False, 1)
+
+
+# processes that NVML lists, as (pid, bytes); what is read of them
+LISTED = [
+    ([], {}),
+    ([(7, 0), (8, 5)], {7: 0, 8: 5}),
+    ([(7, 2**64 - 1), (8, 2**64 - 2)], {7: None, 8: 2**64 - 2}),
+    ([(pid, pid) for pid in range(1, 66)], {pid: pid for pid in range(1, 66)}),
+]
+
+
+@pytest.mark.parametrize(("listed", "read"), LISTED)
+def test_list_of_processes(listed, read):
+    reader = observer.ProcessReader.__new__(observer.ProcessReader)
+
+    def call(name, _handle, count, table):
+        assert name == "nvmlDeviceGetComputeRunningProcesses_v3"
+        if count._obj.value < len(listed):
+            raise NvmlError(observer.INSUFFICIENT_SIZE, "too small")
+        count._obj.value = len(listed)
+        for one, (pid, used) in zip(table, listed):
+            one.pid, one.used = pid, used
+
+    reader._call = call
+    assert reader.processes(0) == read
+
+
+@pytest.mark.parametrize("code", [3, observer.INSUFFICIENT_SIZE])
+def test_list_of_processes_that_cannot_be_had(code):
+    """At some size it is another fault, whatever NVML calls it."""
+    reader = observer.ProcessReader.__new__(observer.ProcessReader)
+    sizes = []
+
+    def call(_name, _handle, count, _table):
+        sizes.append(count._obj.value)
+        raise NvmlError(code, "x")
+
+    reader._call = call
+    with pytest.raises(NvmlError):
+        reader.processes(0)
+    assert len(sizes) == (1 if code == 3 else 6)
+
+
+def test_memory_that_is_not_told(proc):
+    """Once is enough: what was greatest at another look is not all that there was."""
+    watch = observer.MemoryWatch(FakeReader([{10: None}, {10: 5}]), "GPU-1", proc)
+    assert watch.untold is False
+    watch.look(10)
+    assert (watch.most_bytes, watch.untold) == (None, True)
+    watch.look(10)
+    assert (watch.most_bytes, watch.untold) == (5, True)
+
+
+def test_gpu_that_the_host_does_not_list(proc):
+    watch = observer.MemoryWatch(FakeReader([]), "GPU-7", proc)
+    watch.look(10)
+    assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")
+
+
+def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
+    root = tmp_path / "10" / "root"
+    for name in ("same", "copy"):
+        (tmp_path / name).write_text("x")
+        (root / name).parent.mkdir(exist_ok=True)
+    (root / "same").hardlink_to(tmp_path / "same")
+    (root / "copy").write_text("x")
+    mounts = [Mount("/same", str(tmp_path / "same"), True), Mount("/copy", str(tmp_path / "copy"), True)]
+    mounts.append(Mount("/gone", str(tmp_path / "same"), True))
+    assert observer.missing_mounts(10, mounts, proc) == ["/copy", "/gone"]
+    assert observer.missing_mounts(30, mounts, proc) is None

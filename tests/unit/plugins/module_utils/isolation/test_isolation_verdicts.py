@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judging a slice: tables of what each witness says, and the verdict."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import observer
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import verdicts as it
+
+MIB = 1 << 20
+EXPECTED = it.Expected("GPU-1", 5386)
+LIMIT = 5386 * MIB
+DEVICE = {"index": 0, "uuid": "GPU-1", "total_cuda": LIMIT, "total_nvml": LIMIT}
+CHECK = {"name": "totals", "verdict": "held", "expected": 1, "found": 1, "unit": "", "detail": ""}
+
+
+def report(devices=(DEVICE,), checks=(CHECK,)) -> str:
+    return json.dumps({"version": 1, "devices": list(devices), "checks": list(checks)})
+
+
+def verdicts(checks) -> dict:
+    return {one["name"]: one["verdict"] for one in checks}
+
+
+PROBE = [
+    # about, rc, output, timed out, what must be found
+    ("all well", 0, report(), False, {"totals": "held", "gpu-as-leased": "held", "limit-as-configured": "held"}),
+    ("no report", 1, "Segmentation fault", False, {"probe": "violated"}),
+    ("a report that is no object", 0, "[]", False, {"probe": "violated"}),
+    ("half a report", 0, '{"devices": []}', False, {"probe": "violated"}),
+    ("ended by a signal after its report", -9, report(), False, {"probe": "violated", "totals": "held"}),
+    ("past its time", 0, report(), True, {"probe": "violated"}),
+    ("a check that was asked for is missing", 0, report(checks=()), False, {"totals": "not-run"}),
+    (
+        "a way round that may be open",
+        0,
+        report(checks=[CHECK, dict(CHECK, name="bypass-namespace", verdict="open")]),
+        False,
+        {"bypass-namespace": "open"},
+    ),
+    (
+        "a way round that must not be open",
+        0,
+        report(checks=[CHECK, dict(CHECK, name="bypass-setuid", verdict="open")]),
+        False,
+        {"bypass-setuid": "violated"},
+    ),
+    (
+        "libraries of graphics",
+        0,
+        report(checks=[CHECK, dict(CHECK, name="graphics", verdict="open")]),
+        False,
+        {"graphics": "open"},
+    ),
+    ("a check that cannot be open", 0, report(checks=[dict(CHECK, verdict="open")]), False, {"totals": "violated"}),
+    ("another GPU", 0, report([dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
+    ("a second GPU", 0, report([DEVICE, dict(DEVICE, uuid="GPU-2")]), False, {"gpu-as-leased": "violated"}),
+    ("no GPU", 0, report([]), False, {"gpu-as-leased": "violated", "limit-as-configured": "violated"}),
+    ("one byte more", 0, report([dict(DEVICE, total_cuda=LIMIT + 1)]), False, {"limit-as-configured": "violated"}),
+    (
+        "NVML tells another",
+        0,
+        report([dict(DEVICE, total_nvml=16160 * MIB)]),
+        False,
+        {"limit-as-configured": "violated"},
+    ),
+    ("a word that is no verdict", 0, report(checks=[dict(CHECK, verdict="ok")]), False, {"totals": "violated"}),
+    ("the probe's own red", 1, report(checks=[dict(CHECK, verdict="violated")]), False, {"totals": "violated"}),
+]
+
+
+@pytest.mark.parametrize(("about", "rc", "out", "timed_out", "wanted"), PROBE, ids=[one[0] for one in PROBE])
+def test_probe(about, rc, out, timed_out, wanted):
+    found = verdicts(it.of_probe(rc, out, "", timed_out, EXPECTED, ["totals"]))
+    assert {name: found[name] for name in wanted} == wanted
+    if "violated" not in wanted.values() and "not-run" not in wanted.values():
+        assert set(found.values()) - {"open"} == {"held"}
+
+
+def sharing(verdict, found, kernel, unit="percent") -> str:
+    """What the probe reports of a share; ``kernel``: what its kernel takes by itself, in ns, None: not measured."""
+    share = dict(CHECK, name="share", verdict=verdict, expected=33, found=found, unit=unit, detail=f"{found}!")
+    measures = [{"name": "launch", "value": 7}] + ([] if kernel is None else [{"name": "kernel", "value": kernel}])
+    return json.dumps({"devices": [DEVICE], "checks": [CHECK, share], "measures": measures})
+
+
+TOGETHER = [
+    # about, our report, the neighbour's, the verdict, what each got
+    ("both keep theirs", sharing("held", 33, 500), sharing("held", 31, 500), "held", "33 and 31"),
+    ("one gets more", sharing("held", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
+    ("ours gets more", sharing("violated", 66, 500), sharing("held", 33, 500), "violated", "66 and 33"),
+    (
+        "measured beside another, five more",
+        sharing("held", 33, 500),
+        sharing("violated", 76, 1000),
+        "held",
+        "33 and 38",
+    ),
+    (
+        "measured beside another, six more",
+        sharing("held", 33, 500),
+        sharing("violated", 78, 1000),
+        "violated",
+        "33 and 39",
+    ),
+    ("nobody knows what a kernel takes", sharing("held", 33, 500), sharing("violated", 60, 0), "violated", "33 and 60"),
+    ("what is no share", sharing("held", 33, 500), sharing("violated", 66, 1000, "launches"), "violated", "33 and 66"),
+    ("one does not measure a kernel", sharing("violated", 60, 500), sharing("held", 33, None), "violated", "60 and 33"),
+    ("no report", sharing("held", 33, 500), "", "not-run", "33 and none"),
+    ("a report without it", report(), sharing("held", 33, 500), "not-run", "none and 33"),
+    ("one has no report and the other more", sharing("violated", 66, 500), "", "violated", "66 and none"),
+]
+
+
+@pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "got"), TOGETHER, ids=[one[0] for one in TOGETHER])
+def test_two_at_once(about, ours, theirs, verdict, got):
+    found = it.of_beside(ours, theirs)
+    assert (found["verdict"], found["found"], found["unit"]) == (verdict, got, "percent")
+    assert found["detail"].count(";") == 1
+
+
+SMI = [
+    (0, "GPU-1, 5386\n", "held"),
+    (0, "GPU-1, 16160\n", "violated"),
+    (0, "GPU-2, 5386\n", "violated"),
+    (0, "GPU-1, 5386\nGPU-2, 5386\n", "violated"),
+    (0, "", "violated"),
+    (9, "GPU-1, 5386\n", "violated"),
+    (0, "\n GPU-1, 5386 \n\n", "held"),
+    (126, "", "not-run"),
+    (127, "", "not-run"),
+]
+
+
+@pytest.mark.parametrize(("rc", "out", "verdict"), SMI)
+def test_nvidia_smi(rc, out, verdict):
+    assert it.of_reader("nvidia-smi", rc, out, "", EXPECTED)["verdict"] == verdict
+
+
+OUTSIDE = [
+    # about, greatest look, what the probe says it filled, verdict
+    ("the whole slice was seen", LIMIT, LIMIT, "held"),
+    ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "held"),
+    ("a little less than that", LIMIT * 895 // 1000, LIMIT, "not-run"),
+    ("one byte more than the slice", LIMIT + 1, LIMIT, "violated"),
+    ("more, whatever the probe says", 2 * LIMIT, 1, "violated"),
+    ("more, though no look hit what the probe says", LIMIT + 1, 2 * LIMIT, "violated"),
+    ("twice the slice, and no look hit it", LIMIT, 2 * LIMIT, "not-run"),
+    ("the looks missed the fill", 117 * MIB, LIMIT, "not-run"),
+    ("a look at nothing", 0, LIMIT, "not-run"),
+    ("oversold: the card gave less, and that was seen", LIMIT // 2, LIMIT // 2, "held"),
+    ("the probe filled nothing", LIMIT, 0, "not-run"),
+    ("no look at all", None, LIMIT, "not-run"),
+]
+
+
+@pytest.mark.parametrize(("about", "most", "filled", "verdict"), OUTSIDE, ids=[one[0] for one in OUTSIDE])
+def test_outside(about, most, filled, verdict):
+    assert it.of_outside(most, 3, "", EXPECTED, filled)["verdict"] == verdict
+
+
+FILLED = [
+    ([], 0),
+    ([("totals", "7", "bytes")], 0),
+    ([("limit-exact", "5", "bytes"), ("four-processes", "7", "bytes")], 7),
+    ([("limit-exact", "11", "signal"), ("four-processes", "", "bytes")], 0),
+]
+
+
+@pytest.mark.parametrize(("checks", "filled"), FILLED)
+def test_what_the_probe_filled(checks, filled):
+    assert it.filled([it.check(name, "held", 1, found, unit) for name, found, unit in checks]) == filled
+
+
+@pytest.mark.parametrize(
+    ("missing", "verdict", "found"), [([], "held", "/a, /b"), (["/a"], "violated", "/b"), (None, "not-run", "")]
+)
+def test_mounts(missing, verdict, found):
+    one = it.of_mounts(missing, ["/a", "/b"])
+    assert (one["verdict"], one["found"]) == (verdict, found)
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [
+        ([], "not-run"),
+        ([("totals", "held")], "held"),
+        ([("totals", "held"), ("freed", "not-run")], "not-run"),
+        ([("totals", "violated"), ("freed", "not-run")], "violated"),
+        ([("totals", "held"), ("nvidia-smi", "not-run"), ("outside-memory", "not-run")], "held"),
+        ([("totals", "held"), ("nvidia-smi", "violated")], "violated"),
+        ([("nvidia-smi", "not-run")], "not-run"),
+        ([("totals", "held"), ("bypass-namespace", "open"), ("bypass-setuid", "not-run")], "held"),
+        ([("bypass-namespace", "open")], "not-run"),
+        ([("totals", "held"), ("graphics", "open")], "held"),
+        ([("totals", "held"), ("neighbours", "violated")], "violated"),
+        ([("totals", "held"), ("bypass-setuid", "violated")], "violated"),
+    ],
+)
+def test_overall(checks, verdict):
+    assert it.overall([it.check(name, word, "", "") for name, word in checks]) == verdict
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ([], "not-run"),
+        (["held", "held"], "held"),
+        (["held", "not-run"], "not-run"),
+        (["not-run", "violated"], "violated"),
+    ],
+)
+def test_worst(words, verdict):
+    assert it.worst(words) == verdict
+
+
+NAMESPACE_SAYS = [
+    # a check of the probe, whether it is told that the libraries are the host's
+    (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
+    (dict(CHECK, name="graphics", verdict="held"), False),
+    (dict(CHECK, name="bypass-namespace", verdict="open"), False),
+]
+
+
+@pytest.mark.parametrize(("one", "told"), NAMESPACE_SAYS)
+def test_whose_libraries_a_namespace_has(one, told):
+    (found,) = it.of_namespace([one])
+    assert found["detail"].startswith(one["detail"])
+    assert ("namespace of the host" in found["detail"]) == told
+    assert dict(found, detail="") == dict(one, detail="")
+
+
+WAY = dict(CHECK, name="bypass-namespace", verdict="open", detail="GPU-1: granted")
+WATCHED = [
+    # about, seconds until named, looks, fault, verdict, what is said
+    ("named", 3.21, 2, "", "detected", "3.2"),
+    ("named by one that says that it does not see all", 3.21, 2, "GPU is lost", "detected", "3.2"),
+    ("not named in as many looks as are needed", None, 5, "", "violated", "not in 5 looks"),
+    ("not named in too few looks", None, 4, "", "open", "4 times meanwhile, 5 were needed"),
+    ("the watcher is blind", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
+]
+
+
+@pytest.mark.parametrize(("about", "named", "looks", "fault", "verdict", "said"), WATCHED)
+def test_way_round_and_the_watcher(about, named, looks, fault, verdict, said):
+    found = it.of_watcher(WAY, named, looks, 5, fault)
+    assert (found["name"], found["verdict"]) == ("bypass-namespace", verdict)
+    assert said in f"{found['found']} {found['detail']}"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "whole"), [("open", "held"), ("detected", "held"), ("violated", "violated"), ("not-run", "held")]
+)
+def test_what_a_way_round_does_to_the_whole(verdict, whole):
+    assert it.overall([CHECK, dict(WAY, verdict=verdict)]) == whole
+
+
+def test_probe_cannot_say_that_the_watcher_saw_it():
+    found = it.of_probe(0, report(checks=[dict(WAY, verdict="detected")]), "", False, EXPECTED, ["bypass-namespace"])
+    assert verdicts(found)["bypass-namespace"] == "violated"
+
+
+@pytest.mark.parametrize(
+    ("about", "said", "late"),
+    [
+        ("the probe says so", {"verdict": "not-run", "left_out": True}, True),
+        ("it could not be run", {"verdict": "not-run", "left_out": False}, False),
+        ("words say nothing", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
+        ("what held was run", {"verdict": "held", "left_out": True}, False),
+        ("a word that is no answer", {"verdict": "not-run", "left_out": "false"}, False),
+    ],
+)
+def test_what_was_left_out(about, said, late):
+    (one, *_rest) = it.of_probe(0, report(checks=[{**CHECK, **said}]), "", False, EXPECTED, ["totals"])
+    assert one["left_out"] is late
+
+
+def test_what_was_run_or_could_not_be_is_not_left_out():
+    """Only want of time is told as such."""
+    found = [it.equal("totals", 1, 1), it.of_mounts(None, ["/a"]), it.of_device_nodes([], 1), it.open_way("bypass-a")]
+    assert [one["left_out"] for one in found] == [False] * 4
+
+
+def test_what_had_no_time_is_left_out():
+    assert it.left_out("bypass-a", 20)["left_out"] is True
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "found", "verdict"),
+    [
+        (["nvidia0", "nvidiactl", "nvidia-uvm", "null", "ttyUSB0"], 1, ["nvidia0"], "held"),
+        (["nvidia0", "nvidia1", "nvidiactl"], 1, ["nvidia0", "nvidia1"], "violated"),
+        (["nvidia0", "nvidia1"], 2, ["nvidia0", "nvidia1"], "held"),
+        (["null"], 1, [], "not-run"),
+        (None, 1, None, "not-run"),
+    ],
+)
+def test_device_nodes(tmp_path, names, gpus, found, verdict):
+    for name in names or ():
+        (tmp_path / "7" / "root" / "dev").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "7" / "root" / "dev" / name).touch()
+    nodes = observer.gpu_device_nodes(7, str(tmp_path))
+    assert nodes == found
+    one = it.of_device_nodes(nodes, gpus)
+    assert one["verdict"] == verdict
+    assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "held")
+
+
+# What a probe says on its stderr that was made before a check was; the last words are told of other faults.
+USAGE = (
+    "usage: vgpu-probe [--json] [--checks NAME,NAME…]\n" + 40 * "--seconds: what has not begun " + "64 bad arguments.\n"
+)
+UNKNOWN = f"vgpu-probe: there is no check 'neighbours'\n{USAGE}"
+OLDER_PROBE = [
+    # about, exit status, stderr, the verdict, a part of the detail
+    ("a check it does not know", 64, UNKNOWN, "not-run", "no check 'neighbours'; its library is of another version"),
+    ("an option it does not know", 64, USAGE, "not-run", "no such option; its library is of another version"),
+    ("another fault with the same words", 1, UNKNOWN, "violated", "exit status 1: "),
+    ("other words", 64, "bad arguments", "violated", "exit status 64: bad arguments"),
+]
+
+
+@pytest.mark.parametrize(("about", "rc", "err", "verdict", "words"), OLDER_PROBE, ids=[one[0] for one in OLDER_PROBE])
+def test_node_with_an_older_library_is_not_proven_and_not_broken(about, rc, err, verdict, words):
+    (one,) = it.of_probe(rc, "", err, False, EXPECTED, ["neighbours"])
+    assert (one["name"], one["verdict"]) == ("probe", verdict)
+    assert words in one["detail"]
+    assert ("playbooks/upgrade.yml" in one["detail"]) == (verdict == "not-run")
+    assert it.overall([CHECK, one]) == verdict, "no pass"
+
+
+KILLED = report().replace('"detail": ""', '"detail": null')
+DETAILS = [
+    # about, the check, the words of its detail
+    ("a mount that is not the host's", it.of_mounts(["/a"], ["/a", "/b"]), "not the host's file inside: /a"),
+    ("all mounts", it.of_mounts([], ["/a"]), ""),
+    ("no device nodes", it.of_device_nodes([], 1), "this host has no device nodes of GPUs"),
+    ("no process", it.of_device_nodes(None, 1), "the process ended before the host could look"),
+    ("no report", it.of_probe(3, "", "it said why", False, EXPECTED, [])[0], "exit status 3: it said why"),
+    ("no report, words on stdout", it.of_probe(3, "its words", "", False, EXPECTED, [])[0], "exit status 3: its words"),
+    ("no report in time", it.of_probe(0, "", "", True, EXPECTED, [])[0], "it ran past its time"),
+    ("killed after its report", it.of_probe(-9, KILLED, "", False, EXPECTED, [])[1], "it was ended by signal 9"),
+    ("late with its report", it.of_probe(-9, KILLED, "", True, EXPECTED, [])[1], "it ran past its time"),
+    ("what the probe says", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
+    ("a detail that is null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
+    ("NVML fails", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
+    ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 looks"),
+    ("a reader that fails", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
+    ("a reader that works", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
+]
+
+
+@pytest.mark.parametrize(("about", "one", "words"), DETAILS, ids=[one[0] for one in DETAILS])
+def test_what_a_person_is_told(about, one, words):
+    assert words in one["detail"]
+    assert bool(one["detail"]) == bool(words)
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(1, "1 GPU"), (2, "2 GPUs")])
+def test_how_many_gpus_are_wanted(count, wanted):
+    assert it.of_device_nodes(["nvidia0"], count)["expected"] == wanted
+
+
+def beside(name, verdict, detail="") -> str:
+    return report(checks=[dict(CHECK, name=name, verdict=verdict, detail=detail)])
+
+
+IMPORTS = [
+    # about, what the probes report: the one that takes, the one that made; the verdict, a part of the detail
+    ("refused", beside("import-beside", "held", "answers 801"), beside("lend-beside", "held"), "held", "answers 801"),
+    ("had", beside("import-beside", "violated", "answers 0"), beside("lend-beside", "held"), "violated", "answers 0"),
+    (
+        "nobody came",
+        beside("import-beside", "not-run", "no x"),
+        beside("lend-beside", "not-run", "y"),
+        "not-run",
+        "x; in",
+    ),
+    ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
+    ("the other one alone reports", "", beside("lend-beside", "held"), "not-run", "no check 'import-beside'; its"),
+    ("another check", report(), beside("lend-beside", "held"), "not-run", "no check 'import-beside'; its"),
+    ("a word that is none", beside("import-beside", "fine"), beside("lend-beside", "held"), "violated", "'fine'"),
+    ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
+]
+
+
+@pytest.mark.parametrize(("about", "ours", "theirs", "verdict", "words"), IMPORTS, ids=[one[0] for one in IMPORTS])
+def test_what_another_slice_made(about, ours, theirs, verdict, words):
+    found = it.of_import(ours, theirs, UNKNOWN.replace("neighbours", "import-beside"))
+    assert (found["name"], found["verdict"]) == ("import-beside", verdict)
+    assert words in found["detail"]
+    assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "held")

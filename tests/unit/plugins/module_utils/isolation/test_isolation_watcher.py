@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the watcher named a way round while it was gone: its answers, one after the other, and what counts."""
+
+from __future__ import annotations
+
+import pytest
+import slice_proc
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import watcher
+
+
+@pytest.fixture
+def proc(tmp_path):
+    return slice_proc.lay_out(tmp_path)
+
+
+class Asked:
+    """A clock and the answers of ``vgpuctl watch``, one after the other."""
+
+    def __init__(self, *answers) -> None:
+        self.now, self.answers, self.count = 1000.0, list(answers), 0
+
+    def ask(self):
+        self.count += 1
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def witness(self, proc, names):
+        return watcher.Witness(self.ask, "a1", names, lambda: self.now, proc)
+
+
+def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
+    processes = [{"pid": pid} for pid in pids]
+    findings = [{"allocation": allocation, "processes": processes, "text": "process x"}] if pids else []
+    return {"looks": looks, "looks_to_name": 2, "interval_s": interval, "fault": fault, "findings": findings}
+
+
+ONE, BOTH = {"bypass-b": "way-11"}, {"bypass-a": "way-10", "bypass-b": "way-11"}
+FOUND = [
+    # about, the ways of the run of process 10, the answer, the ways that are named by it, whether these are all
+    ("the way's process", ONE, watching(1, [11]), ["bypass-b"], True),
+    ("both at once", BOTH, watching(1, [10, 11]), ["bypass-a", "bypass-b"], True),
+    ("one of two", BOTH, watching(1, [11]), ["bypass-b"], False),
+    ("another process of the run", ONE, watching(1, [10]), [], False),
+    ("nobody", ONE, watching(1), [], False),
+    ("a process of an earlier run in the same slice", {"bypass-c": "way-20"}, watching(1, [20]), [], False),
+    ("another allocation", ONE, watching(1, [11], "b2"), [], False),
+    ("a process that is gone", ONE, watching(1, [99]), [], False),
+    ("no answer", ONE, None, [], False),
+]
+
+
+@pytest.mark.parametrize(("about", "names", "answer", "named", "all_of_them"), FOUND)
+def test_witness(proc, about, names, answer, named, all_of_them):
+    asked = Asked(watching(), answer)
+    witness = asked.witness(proc, names)
+    witness.look(10)
+    assert asked.count == 1  # not again at once
+    asked.now += 1.5
+    if all_of_them:
+        with pytest.raises(watcher.AllNamed):
+            witness.look(10)
+    else:
+        witness.look(10)
+    assert sorted(witness.named) == named
+    assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in witness.named.values())
+    assert asked.count == 2
+
+
+def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
+    (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
+    asked = Asked(watching(), watching(1, [11]))
+    witness = asked.witness(proc, {"bypass-x": "a-way-with-a-long-name"})
+    asked.now += 1.0
+    with pytest.raises(watcher.AllNamed):
+        witness.look(10)
+
+
+def test_way_round_is_named_when_it_was_named_first(proc):
+    asked = Asked(watching(), watching(1, [11]))
+    witness = asked.witness(proc, BOTH)
+    for _look in range(2):
+        asked.now += 1.5
+        witness.look(10)
+    assert [seconds for seconds, _said in witness.named.values()] == [1.5]
+
+
+def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_path):
+    """Nor where the run's own process is gone, of which nothing can be told either."""
+    (tmp_path / "12").mkdir()
+    (tmp_path / "12" / "comm").write_text("way-12\n")
+    asked = Asked(watching(), watching(1, [12]))
+    witness = asked.witness(proc, {"bypass-a": "way-12"})
+    for pid in (10, 30):
+        asked.now += 1.5
+        witness.look(pid)
+    assert not witness.named
+
+
+@pytest.mark.parametrize("answers", [(None, watching(7)), (watching(7), None), (None, None)])
+def test_witness_that_was_not_answered_counts_no_look(proc, answers):
+    asked = Asked(*answers)
+    witness = asked.witness(proc, ONE)
+    asked.now += 1.5
+    witness.look(10)
+    assert witness.looks == 0
+    assert (witness.needed, witness.hold_s) == ((5, 10.0) if answers[0] else (0, 0.0))
+    assert witness.fault == ("" if answers[1] else "the device plugin does not answer")
+
+
+def test_witness_counts_the_looks_of_its_run(proc):
+    asked = Asked(watching(100), watching(103, fault="blind"))
+    witness = asked.witness(proc, ONE)
+    assert (witness.absent, witness.looks, witness.needed, witness.hold_s) == ("", 0, 5, 10.0)
+    asked.now += 1.0
+    witness.look(10)
+    assert (witness.looks, witness.fault) == (3, "blind")
+
+
+@pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
+def test_witness_without_a_watcher(proc, answer, said):
+    assert said in Asked(answer).witness(proc, ONE).absent

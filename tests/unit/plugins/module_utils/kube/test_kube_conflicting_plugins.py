@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other device plugins in a cluster: an API in memory that gives pods of a node, their keepers, and forgets what is
+deleted. Each row is a pod that may be one.
+"""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import conflicting_plugins
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.conflicting_plugins import RivalError
+
+OURS = ["nvidia.com/gpu"]
+SETS = "/apis/apps/v1/namespaces/{}/daemonsets/{}"
+POLICY = "/apis/nvidia.com/v1/clusterpolicies/cluster-policy"
+
+
+class Api:
+    """``sticky``: pods stay although their keeper went."""
+
+    def __init__(self, sticky: bool = False) -> None:
+        self.pods: list = []
+        self.objects: dict = {}
+        self.deleted: list = []
+        self.applied: list = []
+        self.sticky = sticky
+
+    def pod(self, image, node="n1", name="p", keeper="", policy=False, **more):
+        meta = {"namespace": "kube-system", "name": f"{name}-{node}", **more.pop("meta", {})}
+        if keeper:
+            path = SETS.format("kube-system", keeper)
+            meta["ownerReferences"] = [
+                {"controller": True, "apiVersion": "apps/v1", "kind": "DaemonSet", "name": keeper}
+            ]
+            above = {
+                "controller": True,
+                "apiVersion": "nvidia.com/v1",
+                "kind": "ClusterPolicy",
+                "name": "cluster-policy",
+            }
+            self.objects[path] = {"metadata": {"name": keeper, "ownerReferences": [above] if policy else []}}
+        phase = more.pop("phase", "Running")
+        spec = {"nodeName": node, "containers": [{"name": "c", "image": image, **more}]}
+        self.pods.append({"metadata": meta, "spec": spec, "status": {"phase": phase}})
+
+    def get(self, path):
+        if path.startswith("/api/v1/pods?fieldSelector="):
+            node = path.rpartition("%3D")[2]
+            return {"items": [one for one in self.pods if one["spec"]["nodeName"] == node]}
+        return self.objects.get(path)
+
+    def _end(self, keeper):
+        if not self.sticky:
+            self.pods = [
+                one
+                for one in self.pods
+                if one["metadata"]["name"] != keeper
+                and all(owner["name"] != keeper for owner in one["metadata"].get("ownerReferences") or [])
+            ]
+
+    def delete(self, path):
+        self.deleted.append(path)
+        self._end(path.rpartition("/")[2])
+
+    def apply(self, path, body, dry_run):
+        assert not dry_run
+        self.applied.append((path, body["spec"]))
+        self._end("nvidia-ds")  # the operator's own work
+
+
+IMAGES = [
+    # image, what the container says besides, whose, its resources
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {}, "NVIDIA's plugin", ("nvidia.com/gpu",)),
+    ("mirror.example/k8s-device-plugin@sha256:00", {}, "NVIDIA's plugin", ("nvidia.com/gpu",)),
+    ("projecthami/hami:v2.6.0", {}, "HAMi's plugin", ("nvidia.com/gpu",)),
+    ("projecthami/hami:v2", {"command": ["x", "--resource-name=a.b/c"]}, "HAMi's plugin", ("a.b/c",)),
+    ("projecthami/hami:v2", {"args": ["--resource-name", "a.b/c"]}, "HAMi's plugin", ("a.b/c",)),
+    ("4pdosc/k8s-device-plugin:latest", {}, "4paradigm's plugin", ("nvidia.com/gpu",)),
+    (
+        "4pdosc/k8s-device-plugin:latest",
+        {"env": [{"name": "RESOURCE_NAME", "value": "x.y/z"}]},
+        "4paradigm's plugin",
+        ("x.y/z",),
+    ),
+    ("registry.example/acs/k8s-gpushare-device-plugin:v2", {}, "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
+    (
+        "tkestack/gpu-manager:v1.1.5",
+        {},
+        "Tencent's gpu-manager",
+        ("tencent.com/vcuda-core", "tencent.com/vcuda-memory"),
+    ),
+    ("docker.io/projecthami/volcano-vgpu-device-plugin:v1", {}, "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
+    (
+        "registry.cn-hangzhou.aliyuncs.com/acs/k8s-gpushare-plugin:v2",
+        {},
+        "Alibaba's gpushare plugin",
+        ("aliyun.com/gpu-mem",),
+    ),
+    (
+        "projecthami/hami:v2.6.0",
+        {"command": ["nvidia-device-plugin", "--config-file=/x"]},
+        "HAMi's plugin",
+        ("nvidia.com/gpu",),
+    ),
+    (
+        "nvcr.io/nvidia/k8s-device-plugin:v0.17.1",
+        {"command": ["/bin/bash", "-c"], "args": ["/bin/entrypoint.sh"]},
+        "NVIDIA's plugin",
+        ("nvidia.com/gpu",),
+    ),
+    # other programs of the same image
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"command": ["/usr/bin/gpu-feature-discovery"]}, None, ()),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"command": ["config-manager"]}, None, ()),
+    ("nvcr.io/nvidia/k8s-device-plugin:v0.17.1", {"args": ["mps-control-daemon"]}, None, ()),
+    ("projecthami/hami:v2.6.0", {"command": ["scheduler", "--resource-name=nvidia.com/gpu"]}, None, ()),
+    ("projecthami/hami:v2.6.0", {"command": ["vGPUmonitor"]}, None, ()),
+    ("4pdosc/k8s-vdevice:latest", {"command": ["scheduler"]}, None, ()),
+    # not of NVIDIA's GPUs, or no plugin at all
+    ("rocm/k8s-device-plugin:latest", {}, None, ()),
+    ("intel/intel-gpu-plugin:0.30", {}, None, ()),
+    ("nvcr.io/nvidia/cuda:12.2", {}, None, ()),
+    ("me/my-hami-tests:1", {}, None, ()),
+    ("busybox", {}, None, ()),
+]
+
+
+@pytest.mark.parametrize(("image", "more", "owner", "resources"), IMAGES)
+def test_whose_it_is(image, more, owner, resources):
+    api = Api()
+    api.pod(image, keeper="ds", **more)
+    found = conflicting_plugins.find(api, ["n1"])
+    assert [(one.owner, one.resources) for one in found] == ([(owner, resources)] if owner else [])
+
+
+NVIDIA = "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
+KEEPERS = [
+    # how it is kept running, title, can be removed
+    ({"keeper": "nvidia-ds"}, "DaemonSet kube-system/nvidia-ds", True),
+    ({"keeper": "nvidia-ds", "policy": True}, "ClusterPolicy cluster-policy", True),
+    ({}, "Pod kube-system/p-n1", True),
+    ({"meta": {"annotations": {"kubernetes.io/config.mirror": "0"}}}, "static pod kube-system/p-n1", False),
+]
+
+
+@pytest.mark.parametrize(("how", "title", "removable"), KEEPERS)
+def test_it_is_named_refused_and_removed_with_consent_alone(how, title, removable):
+    api = Api()
+    api.pod(NVIDIA, **how)
+    api.pod("busybox", name="work", keeper="other")
+    found = conflicting_plugins.find(api, ["n1", "n2"])
+    assert [(one.title, one.nodes) for one in found] == [(title, ("n1",))]
+    remove, faults, _notes = conflicting_plugins.judge(found, OURS, [], False)
+    assert (remove, len(faults)) == ([], 1)
+    assert title in faults[0] and "device_plugin_rivals_remove" in faults[0]
+    # Consent to another one, or to a part of its name, is none to this.
+    for consent in (["DaemonSet kube-system/other"], [title[:-1]], [title + "x"]):
+        assert conflicting_plugins.judge(found, OURS, consent, False)[0] == []
+        assert conflicting_plugins.judge(found, OURS, consent, False)[1] == faults
+    remove, faults, _notes = conflicting_plugins.judge(found, OURS, [title], False)
+    if not removable:
+        assert remove == [] and "manifest" in faults[0]
+        return
+    assert (faults, [one.title for one in remove]) == ([], [title])
+    conflicting_plugins.remove(api, remove, ["n1", "n2"], 5, sleep=lambda _s: pytest.fail("nothing to wait for"))
+    assert conflicting_plugins.find(api, ["n1", "n2"]) == []
+    assert len(api.deleted) + len(api.applied) == 1
+    if "ClusterPolicy" in title:
+        assert api.applied == [(POLICY, {"devicePlugin": {"enabled": False}})]
+    assert any("work" in one["metadata"]["name"] for one in api.pods)
+
+
+JUDGED = [
+    # resources of ours, ignore, faults, notes
+    (["nvidia.com/gpu"], False, 1, 0),
+    (["nvidia.com/gpu"], True, 0, 1),
+    (["example.com/gpu"], False, 0, 1),
+]
+
+
+@pytest.mark.parametrize(("resources", "ignore", "faults", "notes"), JUDGED)
+def test_only_an_owner_of_our_resource_is_refused(resources, ignore, faults, notes):
+    api = Api()
+    api.pod(NVIDIA, keeper="ds")
+    found = conflicting_plugins.judge(conflicting_plugins.find(api, ["n1"]), resources, [], ignore)
+    assert (len(found[1]), len(found[2])) == (faults, notes)
+
+
+def test_one_daemon_set_on_many_nodes_is_told_once():
+    api = Api()
+    for node in ("n1", "n2", "n3"):
+        api.pod(NVIDIA, node=node, keeper="ds")
+    (one,) = conflicting_plugins.find(api, ["n1", "n2"])
+    assert one.nodes == ("n1", "n2")
+
+
+def test_what_else_the_operator_runs_of_that_image_stays_and_is_not_waited_for():
+    api = Api()
+    api.pod(NVIDIA, keeper="nvidia-ds", policy=True)
+    api.pod(NVIDIA, name="gfd", keeper="gpu-feature-discovery", policy=True, command=["gpu-feature-discovery"])
+    remove = conflicting_plugins.judge(
+        conflicting_plugins.find(api, ["n1"]), OURS, ["ClusterPolicy cluster-policy"], False
+    )[0]
+    conflicting_plugins.remove(api, remove, ["n1"], 5, sleep=lambda _s: pytest.fail("nothing to wait for"))
+    assert [one["metadata"]["name"] for one in api.pods] == ["gfd-n1"]
+    assert conflicting_plugins.find(api, ["n1"]) == []
+
+
+def test_what_ended_and_our_own_are_no_rivals():
+    api = Api()
+    api.pod(NVIDIA, phase="Succeeded")
+    api.pod("localhost/k8s-device-plugin:1", meta={"labels": {"app.kubernetes.io/name": "vgpu-device-plugin"}})
+    assert conflicting_plugins.find(api, ["n1"]) == []
+
+
+def test_pods_that_stay_are_told():
+    api = Api(sticky=True)
+    api.pod(NVIDIA, keeper="ds")
+    waited = []
+    with pytest.raises(RivalError, match="after 3 s pods of DaemonSet kube-system/ds on n1 still run"):
+        conflicting_plugins.remove(api, conflicting_plugins.find(api, ["n1"]), ["n1"], 3, sleep=waited.append)
+    assert len(waited) == 3
+
+
+def test_consent_that_names_nothing_is_told():
+    assert "runs on none of these nodes" in conflicting_plugins.judge([], OURS, ["DaemonSet a/b"], False)[2][0]

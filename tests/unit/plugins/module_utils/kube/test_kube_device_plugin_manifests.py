@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The objects of the DaemonSet; that a real API server takes and obeys them is what tests/e2e shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import device_plugin_manifests as manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.device_plugin_manifests import ConfigsError, Wish
+
+WISH = Wish("localhost/vgpu-device-plugin:1", configs={"big.yaml": "{}"})
+
+
+def made(wish=WISH) -> dict:
+    return {one["kind"]: one for one in manifests.manifests(wish)}
+
+
+def pod(wish=WISH) -> dict:
+    return made(wish)["DaemonSet"]["spec"]["template"]["spec"]
+
+
+def mounts(wish=WISH) -> dict:
+    """Path in the container → (path on the host, mount)."""
+    volumes = {one["name"]: one for one in pod(wish)["volumes"]}
+    found = {}
+    for mount in pod(wish)["containers"][0]["volumeMounts"]:
+        volume = volumes.pop(mount["name"])
+        found[mount["mountPath"]] = (volume.get("hostPath", {}).get("path"), mount)
+    assert volumes == {}  # each is mounted, once
+    return found
+
+
+def test_every_object_has_its_place():
+    for kind, one in made().items():
+        cluster = kind.startswith(("Cluster", "Validating"))
+        assert ("namespace" in one["metadata"]) != cluster, kind
+        assert one["metadata"]["labels"] == {"app.kubernetes.io/name": manifests.NAME}
+    assert json.loads(json.dumps(manifests.manifests(WISH))) == manifests.manifests(WISH)
+
+
+# Where the program, the kubelet, runtimes and other containers mean the same path.
+SAME_PATHS = [
+    ("/dev", True),
+    ("/var/lib/kubelet/device-plugins", True),
+    ("/var/lib/kubelet/pod-resources", True),
+    ("/run/vgpu", True),
+    ("/var/lib/vgpu", True),
+    ("/var/run/cdi", True),
+    ("/usr/local/lib/vgpu", False),
+    ("/etc/vgpu", True),
+]
+
+
+@pytest.mark.parametrize(("path", "writable"), SAME_PATHS)
+def test_paths_of_the_host_are_told_to_others(path, writable):
+    host, mount = mounts()[path]
+    assert host == path
+    assert mount.get("readOnly", False) is not writable
+
+
+def test_mounts_that_differ():
+    assert set(mounts()) == {path for path, _writable in SAME_PATHS} | {"/host", "/etc/vgpu/configs"}
+    host, mount = mounts()["/host"]
+    assert (host, mount["readOnly"]) == ("/", True)
+    # An allocation's tmpfs is made inside and must be seen outside; nothing else leaves the pod.
+    leaves = [path for path, (_host, one) in mounts().items() if one.get("mountPropagation")]
+    assert leaves == ["/run/vgpu"]
+    # The runtime would make the default one in the host's /dev.
+    assert not pod()["containers"][0]["terminationMessagePath"].startswith("/dev")
+
+
+OPTIONS = [
+    # what is wished for, an argument or None, a mount or None
+    ({}, "--config=/etc/vgpu/node.yaml", None),
+    ({"config_path": "/srv/vgpu/node.yaml"}, "--config=/srv/vgpu/node.yaml", "/srv/vgpu/configs"),
+    ({"kubelet_dir": "/data/kubelet"}, "--kubelet-dir=/data/kubelet/device-plugins", "/data/kubelet/pod-resources"),
+    ({"library_root": "/opt/lib"}, None, "/opt/lib"),
+    ({"options": ["--labels"]}, "--labels", "/etc/kubernetes/node-feature-discovery/features.d"),
+    ({}, "--kubeconfig=in-cluster", None),
+    ({}, "--host-root=/host", None),
+]
+
+
+@pytest.mark.parametrize(("more", "argument", "mount"), OPTIONS)
+def test_options(more, argument, mount):
+    wish = WISH._replace(**more)
+    assert argument is None or argument in pod(wish)["containers"][0]["command"]
+    assert mount is None or mount in mounts(wish)
+
+
+def test_rights_are_few():
+    rules = made()["ClusterRole"]["rules"]
+    rights = {(resource, verb) for one in rules for resource in one["resources"] for verb in one["verbs"]}
+    assert {one for one in rights if one[1] not in ("get", "list", "watch")} == {
+        ("nodes", "patch"),
+        ("nodes/status", "patch"),
+        ("pods/status", "patch"),
+        ("events", "create"),
+    }
+    assert not {resource for resource, _verb in rights} & {"secrets", "configmaps", "*"}
+
+
+@pytest.mark.parametrize("restrict", [True, False])
+def test_before_1_30_no_policy_is_made(restrict):
+    kinds = set(made(WISH._replace(restrict=restrict)))
+    assert ({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds) is restrict
+
+
+GPUS = "vgpu.fleet/gpus"
+READY = {"type": "Ready"}
+OURS = {"type": "VgpuConfiguration"}
+TRACES = [
+    # annotations, conditions, what is patched
+    ({}, [], []),
+    ({"a.b/c": "1"}, [READY], []),
+    ({GPUS: "[]", "a.b/c": "1"}, [READY], [("", {"metadata": {"annotations": {GPUS: None}}})]),
+    (
+        {},
+        [READY, OURS],
+        [("/status", {"status": {"conditions": [{"$patch": "delete", "type": "VgpuConfiguration"}]}})],
+    ),
+]
+
+
+@pytest.mark.parametrize(("annotations", "conditions", "patches"), TRACES)
+def test_what_is_taken_back_of_a_node(annotations, conditions, patches):
+    found = {"metadata": {"annotations": annotations}, "status": {"conditions": conditions}}
+    assert manifests.trace(found) == patches
+
+
+UNIONS = [
+    ({}, {}),
+    ({"a": {"x.yaml": "1"}, "b": {"x.yaml": "1", "y.yaml": "2"}}, {"x.yaml": "1", "y.yaml": "2"}),
+]
+
+
+@pytest.mark.parametrize(("by_host", "out"), UNIONS)
+def test_union(by_host, out):
+    assert manifests.union(by_host) == out
+
+
+FAULTS = [
+    ({"a": {"x.yaml": "1"}, "b": {"x.yaml": "2"}}, "x.yaml is not the same on a and b"),
+    ({"a": {"x y.yaml": "1"}}, '"x y.yaml" cannot be a key'),
+    ({"a": {"../x.yaml": "1"}}, "cannot be a key"),
+]
+
+
+@pytest.mark.parametrize(("by_host", "words"), FAULTS)
+def test_union_refuses(by_host, words):
+    with pytest.raises(ConfigsError, match=words):
+        manifests.union(by_host)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's Kubernetes objects; that a real API server takes and obeys them is what tests/e2e_scheduler shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifests import Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
+    annotations as pod_annotations,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
+    resources as pod_resources,
+)
+
+WISH = Wish("registry.example/vgpu-scheduler:1", "registry.example/kube-scheduler:v1.34.2")
+
+
+def made(wish=WISH):
+    return {(one["kind"], one["metadata"]["name"]): one for one in scheduler_manifests.manifests(wish)}
+
+
+def test_every_object_has_its_place():
+    found = made()
+    assert len(found) == len(scheduler_manifests.manifests(WISH))
+    for (kind, _name), one in found.items():
+        cluster = kind.startswith("Cluster") or kind.endswith("WebhookConfiguration")
+        assert ("namespace" in one["metadata"]) != cluster, kind
+    assert json.loads(json.dumps(list(found.values())))
+
+
+def test_every_name_of_every_dialect_is_known_to_both():
+    config = pod_resources.Config()
+    names = {config.gpu, config.shared, config.memory, config.memory_percentage, config.cores, config.cores_also}
+    names |= {config.priority, pod_resources.GPU_MEM, pod_resources.GPU_CORE}
+    names |= {pod_resources.VCUDA_CORE, pod_resources.VCUDA_MEMORY}
+    assert set(scheduler_manifests.resource_names({})) == names
+    managed = scheduler_manifests.extender({})["managedResources"]
+    assert {one["name"] for one in managed} == names
+    # A node has the count alone; the rest would keep every pod waiting.
+    assert [one["name"] for one in managed if not one["ignoredByScheduler"]] == [config.gpu]
+    assert set(scheduler_manifests.ANNOTATIONS) == {pod_annotations.PLAN, pod_annotations.GIVEN}
+
+
+def test_names_of_the_configuration_reach_extender_and_webhook():
+    config = {"resourceNames": {"count": "example.com/gpu", "memory": "example.com/mem"}}
+    names = [one["name"] for one in scheduler_manifests.extender(config)["managedResources"]]
+    assert names[:3] == ["example.com/gpu", "example.com/gpu.shared", "example.com/mem"]
+    condition = scheduler_manifests.gpu_condition(config)
+    assert "k == 'example.com/mem'" in condition and "k == 'example.com/gpu'" in condition
+
+
+POLICIES = [(True, True, "Fail"), (True, False, "Ignore"), (False, True, "Ignore"), (False, False, "Ignore")]
+
+
+@pytest.mark.parametrize(("conditions", "closed", "policy"), POLICIES)
+def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, policy):
+    found = made(WISH._replace(match_conditions=conditions, fail_closed=closed))
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        for hook in found[kind, "vgpu-scheduler"]["webhooks"]:
+            assert hook["failurePolicy"] == ("Ignore" if hook["name"] == "plans.vgpu.fleet" else policy)
+            assert ("matchConditions" in hook) == conditions
+            if "plans." in hook["name"]:
+                # No label lets a pod bring its own plan. What is created has no oldObject to ask.
+                assert "objectSelector" not in hook and "namespaceSelector" not in hook
+                created = hook["rules"][0]["operations"] == ["CREATE"]
+                assert not conditions or ("oldObject" in hook["matchConditions"][0]["expression"]) != created
+                continue
+            keys = [one["key"] for one in hook["objectSelector"]["matchExpressions"]]
+            assert keys == list(scheduler_manifests.IGNORE_LABELS)
+
+
+# What the program asks of the API server, by verb and resource; nothing more may be allowed.
+CALLS = {
+    ("list", "nodes"),
+    ("watch", "nodes"),
+    ("get", "nodes"),
+    ("list", "resourcequotas"),
+    ("watch", "resourcequotas"),
+    ("list", "pods"),
+    ("watch", "pods"),
+    ("get", "pods"),
+    ("patch", "pods"),
+    ("create", "pods/binding"),
+    ("create", "events"),
+    ("get", "mutatingwebhookconfigurations"),
+    ("patch", "mutatingwebhookconfigurations"),
+    ("get", "validatingwebhookconfigurations"),
+    ("patch", "validatingwebhookconfigurations"),
+}
+
+
+def test_the_rights_are_what_it_calls():
+    rules = made()["ClusterRole", "vgpu-scheduler"]["rules"]
+    assert {(verb, kind) for rule in rules for verb in rule["verbs"] for kind in rule["resources"]} == CALLS
+    for rule in [*rules, *made()["Role", "vgpu-scheduler"]["rules"]]:
+        assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
+        # Secrets and webhooks of others are none of its business.
+        if rule["resources"] != ["nodes", "pods"] and {"update", "get"} & set(rule["verbs"]):
+            assert rule["resourceNames"], rule
+
+
+def test_it_may_take_and_leave_the_leases_of_both_elections_and_no_other():
+    rules = made()["Role", "vgpu-scheduler"]["rules"]
+    named = [rule for rule in rules if rule["resources"] == ["leases"] and "update" in rule["verbs"]]
+    assert [rule["resourceNames"] for rule in named] == [["vgpu-scheduler", "vgpu-scheduler-extender"]]
+    removed = [(one["kind"], one["metadata"]) for one in scheduler_manifests.leases(WISH)]
+    assert removed == [
+        ("Lease", {"name": name, "namespace": "kube-system"}) for name in ("vgpu-scheduler", "vgpu-scheduler-extender")
+    ]
+
+
+def test_users_that_may_write_what_the_kubelet_gave():
+    def options(wish):
+        (ours, _kube) = made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+        return [one for one in ours["command"] if one.startswith(("--may", "--lease"))]
+
+    account = "system:serviceaccount:kube-system:vgpu-scheduler"
+    assert options(WISH) == ["--lease=kube-system/vgpu-scheduler-extender", f"--may-write={account}"]
+    assert options(WISH._replace(may_give=("a", "b")))[-1] == "--may-give=a,b"
+
+
+def test_pods_that_wait_are_woken_where_the_kube_scheduler_knows_how():
+    def command(wish):
+        (_ours, kube) = made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+        return kube["command"]
+
+    option = "--pod-max-in-unschedulable-pods-duration=60s"
+    assert option in command(WISH) and option not in command(WISH._replace(wakes=False))
+
+
+def test_another_configuration_is_another_pod():
+    def digest(wish):
+        return made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["annotations"]
+
+    assert digest(WISH) == digest(WISH._replace(replicas=3))
+    assert digest(WISH) != digest(WISH._replace(config={"plain": "slice"}))
+
+
+def test_a_rolling_restart_leaves_nobody_unanswered():
+    spec = made()["Deployment", "vgpu-scheduler"]["spec"]
+    assert spec["replicas"] == 2 and spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    for container in spec["template"]["spec"]["containers"]:
+        assert container["securityContext"]["readOnlyRootFilesystem"]

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of the library on a node: check, apply, repeat, switch, kill, undo, on a folder that stands for the node."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import mmap
+import os
+import platform
+import tarfile
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.library import store as library_store
+from ansible_collections.vgpu.fleet.plugins.module_utils.library import versions
+
+
+def pack(path, version, library=b"code", **manifest):
+    files = {"libvgpu.so": library, "vgpu-probe": b"probe"}
+    listed = {
+        "version": version,
+        "arch": platform.machine(),
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        **manifest,
+    }
+    with tarfile.open(path, "w:gz") as bundle:
+        for name, content in {**files, "manifest.json": json.dumps(listed).encode()}.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            bundle.addfile(member, io.BytesIO(content))
+    return str(path)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path / "lib")
+
+
+def content(root, version="current", name="libvgpu.so"):
+    with open(os.path.join(root, version, name), "rb") as stream:
+        return stream.read()
+
+
+def test_deploy_repeat_switch_and_back(root, tmp_path):
+    one, two = pack(tmp_path / "1.tgz", "1", b"one"), pack(tmp_path / "2.tgz", "2", b"two")
+    assert library_store.deploy(root, "1", one) == [f"deployed {root}/1", f"switched {root}/current to 1"]
+    assert library_store.deploy(root, "1", one) == []
+    assert oct(os.stat(os.path.join(root, "1", "libvgpu.so")).st_mode & 0o777) == "0o755"
+    library_store.deploy(root, "2", two)
+    assert (content(root), content(root, "1")) == (b"two", b"one")
+    # Back to a version that is there needs no archive.
+    assert library_store.deploy(root, "1", "/nonexistent") == [f"switched {root}/current to 1"]
+    assert content(root) == b"one"
+
+
+def test_a_running_container_keeps_its_file(root, tmp_path):
+    library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1", b"one"))
+    with open(os.path.join(root, "1", "libvgpu.so"), "rb") as held:
+        with open(os.path.join(root, "1", "libvgpu.so"), "ab") as damage:
+            damage.write(b"!")
+        inode = os.fstat(held.fileno()).st_ino
+        library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1", b"one"))
+        assert os.stat(os.path.join(root, "1", "libvgpu.so")).st_ino != inode
+        assert held.read() == b"one!"
+    assert content(root, "1") == b"one"
+
+
+def test_what_a_killed_run_left_is_swept_and_not_seen(root, tmp_path):
+    os.makedirs(os.path.join(root, ".1.new"))
+    os.symlink("1", os.path.join(root, ".current.77"))
+    nothing = {"current": None, "real_root": os.path.realpath(root), "versions": [], "whole": [], "unused": []}
+    assert versions.library(Host(), root) == nothing
+    library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1"))
+    assert sorted(os.listdir(root)) == ["1", "current"]
+
+
+def test_remove_takes_all_versions_and_leaves_foreign_files(root, tmp_path):
+    library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1"))
+    library_store.deploy(root, "2", pack(tmp_path / "2.tgz", "2"))
+    with open(os.path.join(root, "notes.txt"), "w") as stream:
+        stream.write("mine")
+    assert library_store.remove(root) == [f"removed {root}/{name}" for name in ("current", "1", "2")]
+    assert os.listdir(root) == ["notes.txt"]
+    os.unlink(os.path.join(root, "notes.txt"))
+    assert library_store.remove(root) == []
+    assert not os.path.exists(root)
+    assert library_store.remove(root) == []
+
+
+def test_only_what_nothing_uses_is_collected(root, tmp_path):
+    for version in ("1", "2", "3", "4"):
+        library_store.deploy(root, version, pack(tmp_path / f"{version}.tgz", version, version.encode()))
+    handle = os.open(os.path.join(root, "2", "libvgpu.so"), os.O_RDONLY)
+    with mmap.mmap(handle, 0, prot=mmap.PROT_READ) as held:
+        os.close(handle)
+        assert library_store.collect(root, "3") == [f"removed {root}/1"]
+        assert library_store.collect(root, "3") == []
+        assert held[:] == b"2"
+    # 3 is kept on request, 4 is current.
+    assert library_store.collect(root, "3") == [f"removed {root}/2"]
+    assert sorted(os.listdir(root)) == ["3", "4", "current"]
+
+
+@pytest.mark.parametrize(
+    "spoil, words",
+    [
+        ({"version": "9"}, "expected version 1, found 9"),
+        ({"arch": "pdp11"}, "built for pdp11"),
+        ({"files": {"libvgpu.so": "0" * 64}}, "differ from its manifest.json"),
+        ({"files": {}}, "differ from its manifest.json"),
+        ({"files": "many"}, "differ from its manifest.json"),
+    ],
+)
+def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, spoil, words):
+    archive = pack(tmp_path / "1.tgz", **{"version": "1", **spoil})
+    with pytest.raises(library_store.StoreError) as caught:
+        library_store.deploy(root, "1", archive)
+    assert words in str(caught.value)
+    assert versions.library(Host(), root)["versions"] == []
+
+
+def test_an_archive_with_paths_is_refused(root, tmp_path):
+    path = tmp_path / "1.tgz"
+    with tarfile.open(path, "w:gz") as bundle:
+        member = tarfile.TarInfo("../../etc/ld.so.preload")
+        bundle.addfile(member, io.BytesIO(b""))
+    with pytest.raises(library_store.StoreError, match="plain files"):
+        library_store.deploy(root, "1", str(path))
+
+
+def test_an_archive_that_cannot_be_read_is_refused(root, tmp_path):
+    (tmp_path / "torn.tgz").write_bytes(b"\x1f\x8b torn")
+    with pytest.raises(library_store.StoreError, match="cannot be unpacked"):
+        library_store.deploy(root, "1", str(tmp_path / "torn.tgz"))

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys of sources on a double of apt: known by their ids, taken away with the sources that they are of, and back."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import apt_double
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_keys
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
+from apt_double import LOCAL, Apt, absent, present
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
+    return apt_double.host(tmp_path, monkeypatch)
+
+
+# Made for this test; gpg told its id.
+KEY = base64.b64decode(
+    "mDMEawKWWBYJKwYBBAHaRw8BAQdASzhd2hPC9OVqlydat0R1LXrlmlWhptse+8kW4S5Ne8W0EXN0YWxlQGV4YW1wbGUuY29tiJAEExYIADgWIQRKr4GSV6Be"
+    "le6f47y7gN9W0RVoRwUCawKWWAIbAwULCQgHAgYVCgkICwIEFgIDAQIeAQIXgAAKCRC7gN9W0RVoR1eYAP0dWESowmyvyPWQnjav8bUPnPLZGu65Uz7CsFSU"
+    "pdJrtQEAnjNg4m5E52xxhrbRG7gB+Mm0clDzoE1XnqawmElVAgA="
+)
+KEY_ID = "BB80DF56D1156847"
+
+# The same key with one byte of its body changed is another key.
+OTHER = KEY[:20] + bytes([KEY[20] ^ 1]) + KEY[21:]
+ARMOUR = (
+    b"-----BEGIN PGP PUBLIC KEY BLOCK-----\nComment: x\n\n"
+    + base64.encodebytes(KEY)
+    + b"=KLyY\n-----END PGP PUBLIC KEY BLOCK-----\n"
+)
+KEY_FILES = [(KEY, 1), (ARMOUR, 1), (KEY + OTHER, 2), (b"", 0), (b"no key", 0), (KEY[:30], 0), (b"\xff\xff", 0)]
+
+
+@pytest.mark.parametrize("data, number", KEY_FILES)
+def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
+    found = apt_keys.key_ids(data)
+    assert len(found) == number and found[:1] == [KEY_ID][:number]
+
+
+# Where a key file is, what is in it, another source that names it too, whether the wish does -> whether it goes
+STALE_KEYS = [
+    ("trusted", KEY, False, False, True),
+    ("trusted", ARMOUR, False, False, True),
+    ("named", KEY, False, False, True),
+    ("named", KEY, True, False, False),
+    ("named", KEY, False, True, False),
+    ("named", OTHER, False, False, False),
+    ("trusted", KEY + OTHER, False, False, False),
+    ("elsewhere", KEY, False, False, False),
+]
+
+
+@pytest.mark.parametrize("place, data, shared, ours, goes", STALE_KEYS)
+def test_keys_of_stale_sources_go_and_come_back(
+    apt: Apt, tmp_path: Path, place: str, data: bytes, shared: bool, ours: bool, goes: bool
+) -> None:
+    ring = tmp_path / place / "stale.gpg"
+    ring.parent.mkdir()
+    ring.write_bytes(data)
+    signed = f"[signed-by={ring}] " if place == "named" else ""
+    (apt.root / "nvidia-docker.list").write_text(
+        f"deb {signed}https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64 /\n"
+    )
+    if shared:
+        (apt.root / "theirs.list").write_text(f"deb {signed}https://example.com/ /\n")
+    wish: dict[str, Any] = {
+        "packages": ["nvidia-docker2"],
+        "source": {**LOCAL, "key": str(ring)} if ours else LOCAL,
+        "stale_sources": ["nvidia.github.io/nvidia-docker"],
+        "stale_keys": [KEY_ID],
+        "record": str(tmp_path / "record.json"),
+    }
+    predicted = present(apt, check=True, **wish)
+    assert ring.read_bytes() == data
+    run = present(apt, **wish)
+    assert (not ring.exists(), f"remove {ring}" in run.plan, f"remove {ring}" in predicted.plan) == (goes,) * 3
+    json.dumps(run.diff()).encode("utf-8")
+    assert "\\udc" not in json.dumps(run.diff())
+    assert not present(apt, **wish).changed
+    absent(apt, **wish)
+    assert ring.read_bytes() == data
+
+
+def test_a_source_that_still_needs_the_key_gets_it_back(apt: Apt, tmp_path: Path) -> None:
+    ring = tmp_path / "trusted" / "stale.gpg"
+    ring.parent.mkdir()
+    ring.write_bytes(KEY)
+    apt.unreachable = "example.com"
+    (apt.root / "theirs.list").write_text("deb https://example.com/ stable main\n")
+    with pytest.raises(AptError, match="as they were"):
+        present(apt, packages=["nvidia-docker2"], source=LOCAL, stale_keys=[KEY_ID])
+    assert ring.read_bytes() == KEY
+
+
+COPY = {**LOCAL, "trusted": False}
+
+# A source that is left over, our own -> whether the key for every source goes
+LEFT_OVER = [
+    ("theirs.list", "deb https://copy.example.com/ /\n", LOCAL, False),
+    ("theirs.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, False),
+    ("theirs.list", "deb [signed-by=/etc/apt/keyrings/theirs.asc] https://copy.example.com/ /\n", LOCAL, True),
+    ("theirs.list", "deb [trusted=yes] file:/srv/apt ./\n", LOCAL, True),
+    ("theirs.list", "deb https://deb.example.com/debian bookworm main\n", LOCAL, True),
+    ("theirs.list", "# deb https://copy.example.com/ /\n", LOCAL, True),
+    ("ours.sources", "Types: deb\nURIs: https://copy.example.com/\nSuites: ./\n", LOCAL, True),
+    ("theirs.list", "", COPY, False),
+    ("theirs.list", "", {**COPY, "key": "/etc/apt/keyrings/theirs.asc"}, True),
+]
+
+
+@pytest.mark.parametrize("name, text, source, goes", LEFT_OVER)
+def test_a_key_stays_that_a_copy_of_the_repository_may_be_signed_with(
+    apt: Apt, tmp_path: Path, name: str, text: str, source: dict[str, Any], goes: bool
+) -> None:
+    ring = tmp_path / "trusted" / "stale.gpg"
+    ring.parent.mkdir()
+    ring.write_bytes(KEY)
+    (apt.root / name).write_text(text)
+    present(apt, packages=["nvidia-docker2"], source=source, stale_keys=[KEY_ID])
+    assert ring.exists() is not goes
+
+
+def test_a_key_given_as_text_becomes_a_file(apt: Apt, tmp_path: Path) -> None:
+    key = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n\nmQ==\n-----END PGP PUBLIC KEY BLOCK-----"
+    record = str(tmp_path / "record.json")
+    source = {**LOCAL, "trusted": False, "key": key}
+    present(apt, packages=["nvidia-docker2"], source=source, record=record)
+    ring = tmp_path / "keyrings" / "ours.asc"
+    assert ring.read_text() == key + "\n"
+    assert f"Signed-By: {ring}" in (apt.root / "ours.sources").read_text()
+    assert sorted(json.loads(Path(record).read_text())["files"]) == [str(ring), str(apt.root / "ours.sources")]
+    absent(apt, packages=["nvidia-docker2"], record=record)
+    assert not ring.exists()

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A set of packages on a double of apt: what is asked of it, and that every way out leaves the host as it was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import apt_double
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
+from apt_double import LOCAL, Apt, absent, present, state
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
+    return apt_double.host(tmp_path, monkeypatch)
+
+
+# who brought what would be removed -> words of the refusal
+MAKES_WAY = [("us", ""), ("somebody", "apt would remove containerd"), ("another record", "apt would remove containerd")]
+
+
+@pytest.mark.parametrize(("whose", "words"), MAKES_WAY)
+def test_what_the_set_brought_may_make_way_for_what_it_brings_now(
+    apt: Apt, tmp_path: Path, whose: str, words: str
+) -> None:
+    """As the packages of one branch of a driver for those of another one, whose names are others."""
+    record = str(tmp_path / "record.json")
+    if whose == "somebody":
+        apt.here["containerd"] = "1.0-1"
+    else:
+        present(apt, packages=["containerd"], record=record if whose == "us" else str(tmp_path / "other.json"))
+    apt.would_remove = ["containerd"]
+    if words:
+        with pytest.raises(AptError, match=words):
+            present(apt, packages=["runc"], record=record)
+        assert "runc" not in apt.here
+    else:
+        assert "remove containerd" in " ".join(present(apt, packages=["runc"], record=record).plan)
+        assert "runc" in apt.here
+        assert apt.rests == {"containerd"}, "apt removes it and keeps its settings"
+        apt.would_remove = []
+        foretold = absent(apt, packages=[], record=record, check=True).plan
+        assert absent(apt, packages=[], record=record).plan == foretold
+        assert (apt.here, apt.rests) == ({}, set()), "what made way has left nothing either"
+
+
+# patterns that are refused -> words of the refusal; docker.io brings runc and containerd
+COMPANIONS = [
+    (["run*"], "runc would come along with docker.io"),
+    (["*", "!docker.io", "!runc"], "containerd would come along with docker.io"),
+    (["*", "!*"], ""),
+    (["nvidia-*"], ""),
+]
+
+
+@pytest.mark.parametrize(("patterns", "words"), COMPANIONS)
+def test_what_must_not_come_along_stops_the_rest_too(apt: Apt, tmp_path: Path, patterns: list, words: str) -> None:
+    wish = {"packages": ["docker.io"], "refuse": patterns, "record": str(tmp_path / "record.json")}
+    before = state(apt)
+    if words:
+        with pytest.raises(AptError, match=words):
+            present(apt, **wish)
+        assert state(apt) == before
+    else:
+        assert present(apt, **wish).changed
+
+
+# the wish, what is asked of apt, whether a source file comes
+WISHES: list[tuple[dict[str, Any], list[str], bool]] = [
+    ({"packages": ["docker.io"]}, ["install"], False),
+    ({"packages": ["docker.io=1.0*"]}, ["install"], False),
+    ({"packages": ["nvidia-smi"], "components": ["non-free"]}, ["update", "install"], True),
+    ({"packages": ["nvidia-docker2"], "source": LOCAL}, ["update", "install"], True),
+]
+
+
+@pytest.mark.parametrize(("wish", "calls", "source"), WISHES)
+def test_there_and_back(apt: Apt, tmp_path: Path, wish: dict, calls: list, source: bool) -> None:
+    before = state(apt)
+    wish = {**wish, "record": str(tmp_path / "record.json")}
+    predicted = present(apt, check=True, **wish)
+    assert state(apt) == before
+    assert apt.calls == []
+    run = present(apt, **wish)
+    assert run.changed
+    assert predicted.changed
+    assert apt.calls == calls
+    assert run.source_changed is source
+    name = wish["packages"][0].partition("=")[0]
+    assert set(run.transaction.install) == {name, *apt.known()[name]}
+    again = present(apt, **wish)
+    assert (again.changed, again.plan, again.diff()) == (False, [], [])
+    gone = absent(apt, check=True, **wish)
+    assert apt.here
+    assert absent(apt, **wish).plan == gone.plan
+    assert state(apt) == before
+    assert not absent(apt, **wish).changed
+
+
+def test_check_mode_names_every_package_that_would_come(apt: Apt) -> None:
+    assert present(apt, check=True, packages=["docker.io"]).plan == present(apt, packages=["docker.io"]).plan
+    assert "install runc 1.0-1" in present(Apt(apt.root), check=True, packages=["docker.io"]).plan
+
+
+def test_what_was_there_before_stays(apt: Apt, tmp_path: Path) -> None:
+    record = str(tmp_path / "record.json")
+    apt.here = {"runc": "0.9-1"}
+    present(apt, packages=["docker.io"], record=record)
+    absent(apt, packages=["docker.io"], record=record)
+    assert apt.here == {"runc": "0.9-1"}
+    apt.here = {"docker.io": "1.0-1"}
+    present(apt, packages=["docker.io"], record=record)
+    assert not absent(apt, packages=["docker.io"], record=record).changed
+    assert apt.here == {"docker.io": "1.0-1"}
+
+
+# what is wrong, the wish, the words
+FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"packages": ["nosuch"]}, "on Debian GNU/Linux 12 .*\n- nosuch: no repository"),
+    ({}, {"packages": ["docker.io=9*"]}, "no version 9"),
+    ({}, {"packages": ["nosuch"], "source": LOCAL}, "nosuch: no repository"),
+    ({"unreachable": "file:/opt/apt"}, {"packages": ["nvidia-docker2"], "source": LOCAL}, "as they were"),
+    ({"would_remove": ["docker-ce"]}, {"packages": ["docker.io"]}, "apt would remove docker-ce"),
+    ({"would_remove": ["x"]}, {"packages": ["nvidia-docker2"], "source": LOCAL}, "apt would remove x"),
+]
+
+
+@pytest.mark.parametrize(("fault", "wish", "words"), FAULTS)
+def test_a_refusal_leaves_the_host_as_it_was(apt: Apt, tmp_path: Path, fault: dict, wish: dict, words: str) -> None:
+    for name, value in fault.items():
+        setattr(apt, name, value)
+    before = state(apt)
+    with pytest.raises(AptError, match=words):
+        present(apt, **wish, record=str(tmp_path / "record.json"))
+    assert state(apt) == before
+    assert "install" not in apt.calls
+
+
+def test_an_interrupted_dpkg_is_finished_first(apt: Apt) -> None:
+    apt.broken = True
+    assert present(apt, check=True, packages=["docker.io"]).plan[0] == "finish the interrupted dpkg"
+    present(apt, packages=["docker.io"])
+    assert apt.calls == ["configure", "install"]
+
+
+def test_forerunners_may_go_and_stale_sources_come_back(apt: Apt, tmp_path: Path) -> None:
+    stale = apt.root / "nvidia-docker.list"
+    stale.write_text("deb https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64 /\n")
+    apt.would_remove = ["nvidia-container-runtime"]
+    wish: dict[str, Any] = {
+        "packages": ["nvidia-docker2"],
+        "source": LOCAL,
+        "stale_sources": ["nvidia.github.io/nvidia-docker"],
+        "may_remove": ["nvidia-container-runtime"],
+        "record": str(tmp_path / "record.json"),
+    }
+    run = present(apt, **wish)
+    assert not stale.exists()
+    assert "remove nvidia-container-runtime" in run.plan
+    apt.would_remove = []
+    absent(apt, **wish)
+    assert stale.exists()
+    assert [path.name for path in apt.root.iterdir() if path.name.startswith("ours")] == []
+
+
+def test_a_removal_that_would_take_others_along_is_refused(apt: Apt, tmp_path: Path) -> None:
+    record = str(tmp_path / "record.json")
+    present(apt, packages=["docker.io"], record=record)
+    apt.would_remove = ["their-tool"]
+    with pytest.raises(AptError, match="their-tool would go too"):
+        absent(apt, packages=["docker.io"], record=record)
+    assert "docker.io" in apt.here
+
+
+def test_a_kept_file_survives_the_purge_of_its_owner(apt: Apt, tmp_path: Path) -> None:
+    kept = tmp_path / "daemon.json"
+    kept.write_text('{"theirs": 1}')
+    kept.chmod(0o640)
+    present(apt, packages=["docker.io"])
+    apt.deletes = kept
+    absent(apt, packages=["docker.io"], keep_files=[str(kept)])
+    assert kept.read_text() == '{"theirs": 1}'
+    assert kept.stat().st_mode & 0o777 == 0o640
+
+
+def test_held_packages_there_and_back(apt: Apt, tmp_path: Path) -> None:
+    wish: dict[str, Any] = {
+        "packages": ["docker.io"],
+        "hold": ["docker.io", "runc", "not-there"],
+        "record": str(tmp_path / "record.json"),
+    }
+    predicted = present(apt, check=True, **wish)
+    assert apt.holds == set()
+    assert present(apt, **wish).plan == predicted.plan
+    assert predicted.plan[-2:] == ["hold docker.io", "hold runc"]
+    assert apt.holds == {"docker.io", "runc"}
+    assert not present(apt, **wish).changed
+    # What somebody released is held again.
+    apt.holds.discard("runc")
+    assert present(apt, **wish).plan == ["hold runc"]
+    absent(apt, **wish)
+    assert apt.holds & {*apt.here} == set()
+
+
+def test_a_package_that_was_there_before_is_released_and_stays(apt: Apt, tmp_path: Path) -> None:
+    wish: dict[str, Any] = {"packages": ["docker.io"], "hold": ["docker.io"], "record": str(tmp_path / "record.json")}
+    apt.here, apt.holds = {"docker.io": "1.0-1", "runc": "1"}, {"runc"}
+    present(apt, **wish)
+    assert apt.holds == {"docker.io", "runc"}
+    assert absent(apt, **wish).plan == ["release docker.io"]
+    assert (apt.holds, apt.here) == ({"runc"}, {"docker.io": "1.0-1", "runc": "1"})
+
+
+def test_what_somebody_else_holds_is_not_changed(apt: Apt, tmp_path: Path) -> None:
+    apt.holds, apt.would_remove = {"their-tool"}, ["their-tool"]
+    before = state(apt)
+    with pytest.raises(AptError, match="somebody holds it; release it with: apt-mark unhold their-tool"):
+        present(apt, packages=["docker.io"], may_remove=["their-tool"], record=str(tmp_path / "record.json"))
+    assert state(apt) == before

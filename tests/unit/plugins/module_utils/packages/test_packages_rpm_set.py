@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a set of packages does to a host, over one in memory; on real dnf and zypper: tests/rpm."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_host, rpm_set
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_host import RpmError
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_set import PackageSet, Wish
+
+REPOSITORY = {"a": ["1-1", "2-1"], "liba": ["1-1", "2-1"], rpm_set.LOCKER: ["4-1"]}
+
+
+class Host:
+    """Packages and locks in memory, files below a folder. ``a`` brings ``liba``."""
+
+    def __init__(self, folder: Path, manager: str = "dnf") -> None:
+        self.folder, self.manager = folder, manager
+        self.there = {"theirs": "9-1"}
+        self.locked: list[str] = []
+        self.broken = self.killed = self.needed = ""
+        self.calls: list[str] = []
+
+    def read(self, path: str) -> str | None:
+        file = Path(path)
+        return file.read_text() if file.exists() else None
+
+    def installed(self) -> dict[str, str]:
+        return dict(self.there)
+
+    def keys(self) -> list[str]:
+        return []
+
+    def available(self, names: list[str]) -> dict[str, list[str]]:
+        return {name: REPOSITORY[name] for name in names if name in REPOSITORY}
+
+    def repository_files(self) -> dict[str, str]:
+        return {str(path): path.read_text() for path in self.folder.glob("*.repo")}
+
+    def fetch(self, address: str) -> str:
+        self.calls.append(f"fetch {address}")
+        return "the key\n"
+
+    def trust(self, path: str) -> None:
+        self.calls.append(f"trust {path}")
+
+    def refresh(self, name: str = "") -> None:
+        self.calls.append("refresh")
+        if self.broken:
+            raise RpmError(self.broken)
+
+    def install(self, packages: dict[str, str], files: list[str], keep: list[str]) -> None:
+        # Another version of liba would come along: as a package manager refuses it.
+        if "a" in packages and "liba" in keep and self.there.get("liba") != packages["a"]:
+            raise RpmError(f"a {packages['a']} requires liba {packages['a']}")
+        self.calls.append("install " + " ".join(f"{name}={version}" for name, version in sorted(packages.items())))
+        self.there.update(packages)
+        if "a" in packages:
+            self.there["liba"] = packages["a"]
+        if self.killed:
+            raise KeyboardInterrupt
+
+    def needed_by_others(self, names: list[str]) -> str:
+        return self.needed
+
+    def remove(self, names: list[str]) -> None:
+        self.calls.append("remove " + " ".join(names))
+        for name in names:
+            assert name not in self.locked, "a lock keeps a package"
+            del self.there[name]
+
+    def can_lock(self) -> bool:
+        return self.manager == "zypper" or rpm_set.LOCKER in self.there
+
+    def locks(self) -> list[str]:
+        return list(self.locked)
+
+    def lock(self, packages: dict[str, str]) -> None:
+        self.locked = sorted({*self.locked, *packages})
+
+    def unlock(self, names: list[str]) -> None:
+        self.locked = [name for name in self.locked if name not in names]
+
+
+@pytest.fixture(params=["dnf", "zypper"])
+def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    folder = tmp_path / "repos"
+    folder.mkdir()
+    monkeypatch.setattr(rpm_set, "KEYS", str(tmp_path / "keys"))
+    monkeypatch.setattr(rpm_set, "REPOSITORIES", {"dnf": str(folder), "zypper": str(folder)})
+    return Host(folder, request.param)
+
+
+def run(host: Host, *packages: str, check: bool = False, state: str = "present", **more: Any) -> PackageSet:
+    record = more.pop("record_at", str(host.folder.parent / "record.json"))
+    made = PackageSet(Wish(packages=packages, name="ours", record=record, **more), host, check)
+    made.present() if state == "present" else made.absent()
+    return made
+
+
+SOURCE = {"baseurl": "https://m.example.com", "key": "https://m.example.com/k", "gpgcheck": True}
+
+
+def test_a_set_comes_stays_and_goes(host: Host) -> None:
+    foretold = run(host, "a=1-1", source=SOURCE, hold=["a"], check=True)
+    assert foretold.changed and host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
+    first = run(host, "a=1-1", source=SOURCE, hold=["a"])
+    assert first.changed and host.there["a"] == "1-1" and host.locked == ["a"]
+    assert first.installed["liba"] == "1-1", "the dependency is told"
+    host.calls = []
+    again = run(host, "a=1-1", source=SOURCE, hold=["a"])
+    # A key that is there is not fetched again: a run that changes nothing needs no network.
+    assert not again.changed and host.calls == []
+    gone = run(host, state="absent")
+    assert gone.changed and host.there == {"theirs": "9-1"} and host.locked == []
+    assert not list(host.folder.iterdir()) and not (host.folder.parent / "record.json").exists()
+    assert not run(host, state="absent").changed
+
+
+def test_what_was_there_before_stays(host: Host) -> None:
+    host.there["a"] = host.there["liba"] = "1-1"
+    run(host, "a")
+    assert not run(host, state="absent").changed
+    assert host.there["a"] == "1-1"
+
+
+def test_a_killed_transaction_is_settled_by_the_next_run(host: Host) -> None:
+    host.killed = "yes"
+    with pytest.raises(KeyboardInterrupt):
+        run(host, "a=1-1")
+    host.killed = ""
+    assert not run(host, "a=1-1").changed
+    run(host, state="absent")
+    assert host.there == {"theirs": "9-1"}, "the dependency stayed behind"
+
+
+def test_a_repository_that_cannot_be_read_leaves_no_trace(host: Host) -> None:
+    old = host.folder / "old.repo"
+    old.write_text("baseurl=https://nvidia.github.io/nvidia-docker\n")
+    host.broken = "404"
+    with pytest.raises(RpmError, match=r"404\n.*as they were"):
+        run(host, "a", source=SOURCE, stale_sources=["nvidia.github.io/nvidia-docker"])
+    assert [path.name for path in host.folder.iterdir()] == ["old.repo"]
+    assert not (host.folder.parent / "record.json").exists()
+    host.broken = ""
+    run(host, "a", source=SOURCE, stale_sources=["nvidia.github.io/nvidia-docker"])
+    assert not old.exists()
+    run(host, state="absent")
+    assert old.exists(), "a file that was moved away comes back"
+
+
+def test_a_version_that_nobody_has_is_looked_for_once_more(host: Host) -> None:
+    with pytest.raises(RpmError, match=r"no version 3; there are 2-1, 1-1"):
+        run(host, "a=3")
+    assert host.calls == ["refresh"]
+    assert host.there == {"theirs": "9-1"}
+
+
+def test_own_locks_follow_and_others_are_kept(host: Host) -> None:
+    run(host, "a=1-1", hold=["a"])
+    run(host, "a=2-1", hold=["a"])
+    assert host.there["a"] == host.there["liba"] == "2-1" and host.locked == ["a"]
+    run(host, state="absent")
+    host.there.update({"a": "1-1"})
+    host.locked = ["a"]
+    with pytest.raises(
+        RpmError, match=r"somebody locked it; release it with: (dnf versionlock delete|zypper removelock) a"
+    ):
+        run(host, "a=2-1", hold=["a"])
+    assert host.there["a"] == "1-1" and host.locked == ["a"]
+
+
+def test_what_is_left_out_of_a_lock_can_be_changed_by_its_own_role(host: Host) -> None:
+    """Both roles lock what has NVIDIA's name; a lock of the one was somebody else's to the other."""
+    toolkit = str(host.folder.parent / "toolkit.json")
+    run(host, "liba=1-1", record_at=toolkit)
+    run(host, "theirs=9-1", hold=["the*", "lib*", "!*a"])
+    assert host.locked == ["theirs"]
+    assert run(host, "liba=2-1", hold=["liba"], record_at=toolkit).changed
+    assert (host.there["liba"], host.locked) == ("2-1", ["liba", "theirs"])
+
+
+def test_a_dependency_that_somebody_locked_does_not_come_along(host: Host) -> None:
+    host.there["liba"] = "1-1"
+    host.locked = ["liba", "not-installed"]
+    with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
+        run(host, "a=2-1", hold=["*a"])
+    assert host.there == {"theirs": "9-1", "liba": "1-1"} and host.locked == ["liba", "not-installed"]
+    host.locked = []
+    run(host, "a=2-1", hold=["*a"])
+    run(host, "a=1-1", hold=["*a"])
+    assert host.there["liba"] == "1-1", "our own lock keeps nothing of ours"
+
+
+def test_a_pattern_that_somebody_locked_keeps_what_it_covers(host: Host) -> None:
+    host.there["liba"] = "1-1"
+    host.locked = ["lib*"]
+    with pytest.raises(RpmError, match=r"a 2-1 requires liba 2-1\n.*as they were"):
+        run(host, "a=2-1")
+    with pytest.raises(RpmError, match="liba would change and somebody locked it"):
+        run(host, "liba=2-1")
+    assert host.there == {"theirs": "9-1", "liba": "1-1"} and host.locked == ["lib*"]
+
+
+def test_dnf_reads_entries_without_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = tmp_path / "versionlock.list"
+    monkeypatch.setattr(rpm_host, "VERSIONLOCK_LIST", str(entries))
+    dnf, asked = rpm_host.RpmHost("dnf"), []
+    said = "nvidia-driver 3:580-1\nours 1-1\n"
+    monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, said, ""))
+    entries.write_text("# theirs\nours-0:1-1.*\n")
+    assert dnf.locks() == ["ours"] and asked == [], "rpm is not asked for entries that tell it by themselves"
+    entries.write_text("# theirs\nnvidia-driver\nours-0:1-1.*\n")
+    assert dnf.locks() == ["nvidia-driver", "ours"]
+    dnf.unlock(["ours"])
+    assert entries.read_text() == "# theirs\nnvidia-driver\n"
+    dnf.lock({"ours": "2-1"})
+    assert entries.read_text() == "# theirs\nnvidia-driver\nours-0:2-1.*\n"
+
+
+def test_a_full_disk_leaves_no_trace(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No room for the key, after the repository's file was written."""
+    real = rpm_set.package_manager.write_bytes
+
+    def full(path: str, data: bytes, mode: int = 0o644) -> None:
+        if path.endswith(".asc"):
+            raise OSError(28, "No space left on device", path)
+        real(path, data, mode)
+
+    (host.folder / "old.repo").write_text("baseurl=https://nvidia.github.io/nvidia-docker\n")
+    monkeypatch.setattr(rpm_set.package_manager, "write_bytes", full)
+    stale = ["nvidia.github.io/nvidia-docker"]
+    with pytest.raises(RpmError, match=r"No space left on device: .*\.asc'\n.*as they were"):
+        run(host, "a", source=SOURCE, stale_sources=stale)
+    assert [path.name for path in host.folder.iterdir()] == ["old.repo"]
+    assert not (host.folder.parent / "record.json").exists()
+
+
+def test_dnf_is_told_what_must_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    dnf, asked = rpm_host.RpmHost("dnf"), []
+    monkeypatch.setattr(dnf, "run", lambda *words: asked.append(words) or (0, "", ""))
+    dnf.install({"a": "1-1"}, [], ["liba", "libb"])
+    dnf.install({"a": "1-1"}, [], [])
+    assert [[word for word in words if "exclude" in word] for words in asked] == [
+        ["--exclude=liba", "--exclude=libb"],
+        [],
+    ]
+
+
+def test_what_others_need_stays_with_its_lock(host: Host) -> None:
+    run(host, "a=1-1", hold=["a"])
+    host.needed = "liba is needed by theirs"
+    with pytest.raises(RpmError, match=r"nothing was removed.*\nliba is needed by theirs"):
+        run(host, state="absent")
+    assert host.there["a"] == "1-1" and host.locked == ["a"]
+
+
+def test_a_record_of_an_earlier_version_is_understood(host: Host) -> None:
+    host.there.update({"nvidia-x": "1-1", "nvidia-mine": "1-1"})
+    host.locked = ["nvidia-mine", "nvidia-x"]
+    (host.folder / "ours.repo").write_text("[ours]\n")
+    old = {"manager": host.manager, "packages": ["nvidia-x"], "locks": ["*nvidia*"]}
+    (host.folder.parent / "record.json").write_text(json.dumps(old))
+    run(host, state="absent")
+    assert "nvidia-x" not in host.there and "nvidia-mine" in host.there
+    assert host.locked == [] and not list(host.folder.iterdir())
+
+
+def test_a_repository_of_an_earlier_version_goes_as_well(host: Host) -> None:
+    """It lies under our name with another text, and its record says nothing of files."""
+    (host.folder / "ours.repo").write_text("[ours]\n")
+    old = {"manager": host.manager, "packages": ["a"], "locks": []}
+    (host.folder.parent / "record.json").write_text(json.dumps(old))
+    host.broken = "404"
+    with pytest.raises(RpmError, match="as they were"):
+        run(host, "a=1-1", source=SOURCE)
+    assert (host.folder / "ours.repo").read_text() == "[ours]\n"
+    assert json.loads((host.folder.parent / "record.json").read_text()) == old
+    host.broken = ""
+    assert run(host, "a=1-1", source=SOURCE).changed
+    run(host, state="absent")
+    assert host.there == {"theirs": "9-1"} and not list(host.folder.iterdir())
+
+
+class Zypper(rpm_host.RpmHost):
+    """zypper that ends with one status, whatever it is asked."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__("zypper")
+        self.code = code
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        return self.code, '<solvable kind="package" name="a" edition="1-1" repository="r"/>', "said"
+
+
+# Exit status of zypper → whether a search, an installation and a refresh of our repository are taken for done.
+ZYPPERS_ENDS = [
+    (0, True, True, True),
+    (102, True, True, True),
+    (104, True, False, False),
+    (106, True, True, False),
+    (107, False, False, False),
+    (4, False, False, False),
+]
+
+
+@pytest.mark.parametrize("code, search, install, refresh", ZYPPERS_ENDS)
+def test_what_zypper_ends_with(code: int, search: bool, install: bool, refresh: bool) -> None:
+    zypper = Zypper(code)
+    for what, fine in (
+        (lambda: zypper.available(["a"]), search),
+        (lambda: zypper.install({"a": "1-1"}, []), install),
+        (lambda: zypper.refresh("ours"), refresh),
+    ):
+        if fine:
+            what()
+        else:
+            with pytest.raises(RpmError, match=f"exit status {code}"):
+                what()
+
+
+# What a web server does wrong, or who writes the address.
+@pytest.mark.parametrize("fault", [http.client.IncompleteRead(b"-----BEG"), http.client.InvalidURL("a b"), OSError()])
+def test_a_key_that_does_not_come_whole_is_named(monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fails(*_about: Any, **_options: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(rpm_host, "open_url", fails)
+    with pytest.raises(RpmError, match=r"the key https://m\.example\.com/k cannot be fetched"):
+        rpm_host.RpmHost("dnf").fetch("https://m.example.com/k")
+
+
+def test_a_host_without_the_package_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rpm_host.RpmHost("dnf")
+    with pytest.raises(RpmError, match=r"this host has no no-such-tool; it was taken for a host of dnf"):
+        real.must("asking", "no-such-tool")

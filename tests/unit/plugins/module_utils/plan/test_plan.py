@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host state x wish -> plan, as tables. A row starts from a host that is as wanted and changes one thing."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan, plugin_python
+from plan_samples import BARE, CONVERGED, DAEMON_JSON, DOCKER, NODE_YAML, SILENT, UNIT, VARIABLES, changed, made
+
+
+def test_a_host_that_is_as_wanted_has_an_empty_plan():
+    assert made() == {"steps": [], "roles": [], "warnings": [], "errors": [], "disturbs": False}
+
+
+def test_a_bare_host_runs_every_role_in_order_and_proves_it():
+    whole = plan.make_plan(desired.collect(VARIABLES), {**CONVERGED, **BARE})
+    assert whole["roles"] == [
+        "nvidia_driver",
+        "nvidia_docker",
+        "container_runtime",
+        "vcuda",
+        "device_plugin",
+        "verify",
+    ]
+    assert whole["disturbs"] is False
+    assert all(step["reason"] for step in whole["steps"])
+    assert all(step["changes"] for step in whole["steps"][:-1])
+
+
+UNIT_FILE = ("files", "/etc/systemd/system/vgpu-device-plugin.service")
+ARBITER = ("units", "vgpu-arbiter.service")
+ARBITER_FILE = ("files", "/etc/systemd/system/vgpu-arbiter.service")
+
+# What of the state differs, the role that must run, a word of its changes or reason.
+STATES = [
+    ({"packages.nvidia-smi": None}, "nvidia_driver", "install nvidia-smi"),
+    ({("files", "/run/vgpu-docker-daemon.pending"): {}}, "container_runtime", "interrupted"),
+    ({"packages.nvidia-docker2": None}, "nvidia_docker", "install nvidia-docker2"),
+    ({("packages", "docker.io"): None}, "container_runtime", "install docker.io"),
+    ({"docker.config_text": None}, "container_runtime", 'set default-runtime to "nvidia"'),
+    ({"docker.config_text": "{}"}, "container_runtime", "/etc/docker/daemon.json: set"),
+    (
+        {"docker.config_text": DAEMON_JSON.replace('"default-runtime": "nvidia"', '"default-runtime": "runc"')},
+        "container_runtime",
+        'change default-runtime from "runc" to "nvidia"',
+    ),
+    # Killed between the write of daemon.json and the reload: the file is right, the daemon is not.
+    ({"docker.info.DefaultRuntime": "runc"}, "container_runtime", "the running daemon has default-runtime"),
+    ({"docker.info.Runtimes": {"runc": {"path": "runc"}}}, "container_runtime", "runtimes.nvidia"),
+    ({"docker.info": None}, "container_runtime", "restart docker.service, which does not answer"),
+    ({(*DOCKER, "active"): False, "docker.info": None}, "container_runtime", "start docker.service"),
+    ({(*DOCKER, "enabled"): False}, "container_runtime", "enable docker.service"),
+    ({"vcuda.current": "0.1.0-old"}, "vcuda", "switch current from 0.1.0-old to 0.1.0-new"),
+    ({"vcuda.current": None, "vcuda.versions": [], "vcuda.whole": []}, "vcuda", "deploy /usr/local/lib/vgpu/0.1.0-new"),
+    ({"vcuda.whole": ["0.1.0-old"]}, "vcuda", "differ from its manifest"),
+    ({ARBITER_FILE: None}, "vcuda", "write /etc/systemd/system/vgpu-arbiter.service"),
+    ({(*ARBITER_FILE, "sha256"): "other"}, "vcuda", "change /etc/systemd/system/vgpu-arbiter.service"),
+    # Killed after the switch and before the restart, or the folder of its version was deployed anew under it.
+    ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-old/vgpu-arbiter"}, "vcuda", "0.1.0-old/vgpu-arbiter"),
+    ({(*ARBITER, "exe"): "/usr/local/lib/vgpu/0.1.0-new/vgpu-arbiter (deleted)"}, "vcuda", "restart vgpu-arbiter"),
+    # The root is a link, and the program that runs is not the one behind it.
+    ({"vcuda.real_root": "/srv/vgpu"}, "vcuda", "restart vgpu-arbiter"),
+    ({(*UNIT, "old_driver"): True}, "device_plugin", "restart vgpu-device-plugin.service"),
+    ({(*ARBITER, "stale"): True}, "vcuda", "reload systemd and restart vgpu-arbiter.service"),
+    ({(*ARBITER, "active"): False}, "vcuda", "start vgpu-arbiter.service"),
+    ({(*ARBITER, "enabled"): False}, "vcuda", "enable vgpu-arbiter.service"),
+    ({(*ARBITER_FILE, "mtime"): 2000.0}, "vcuda", "newer than the running program"),
+    ({"plugin.current": "0.0.9-x"}, "device_plugin", "from 0.0.9-x to 0.1.0-plug"),
+    ({"plugin.versions": []}, "device_plugin", "install /opt/vgpu/plugin/0.1.0-plug"),
+    ({"node_config.text": None}, "device_plugin", "write /etc/vgpu/node.yaml"),
+    ({"node_config.text": "not json"}, "device_plugin", "anew (/etc/vgpu/node.yaml: text: not valid JSON"),
+    (
+        {"node_config.text": NODE_YAML.replace('"splitCount": 3', '"splitCount": 2')},
+        "device_plugin",
+        "sharing.vcuda.splitCount from 2 to 3",
+    ),
+    ({UNIT_FILE: None}, "device_plugin", "write /etc/systemd/system/vgpu-device-plugin.service"),
+    ({(*UNIT_FILE, "sha256"): "other"}, "device_plugin", "change /etc/systemd/system/vgpu-device-plugin.service"),
+    # Killed between the write of a file and the restart: all files are right, the program is not.
+    ({(*UNIT, "stale"): True}, "device_plugin", "reload systemd"),
+    ({(*UNIT_FILE, "mtime"): 2000.0}, "device_plugin", "newer than the running program"),
+    ({"plugin.status.version": "0.0.9"}, "device_plugin", "the running program is version 0.0.9"),
+    ({"plugin.status.config_sha256": "other"}, "device_plugin", "older configuration"),
+    ({"plugin.status": None}, "device_plugin", "does not answer"),
+    ({(*UNIT, "active"): False}, "device_plugin", "start vgpu-device-plugin.service"),
+    ({(*UNIT, "enabled"): False}, "device_plugin", "enable vgpu-device-plugin.service"),
+]
+
+
+@pytest.mark.parametrize("state, role, words", STATES)
+def test_one_difference_is_one_role_and_its_proof(state, role, words):
+    found = made(state=state)
+    assert found["roles"] == [role, "verify", *(["collect"] if "switch current from 0" in words else [])]
+    step = found["steps"][0]
+    assert words in "\n".join([step["reason"], *step["changes"]])
+    assert found["errors"] == []
+
+
+# What of the wish differs, the roles that must run.
+WISHES = [
+    ({"vgpu_split_count": 4}, ["device_plugin", "verify"]),
+    ({"vgpu_memory_scaling": 2}, ["device_plugin", "verify"]),
+    ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, ["device_plugin", "verify"]),
+    ({"vcuda_version": "0.2.0-x"}, ["vcuda", "verify", "collect"]),
+    ({"nvidia_driver_version": "535.261.03-1"}, []),
+    ({"nvidia_driver_version": "535.*"}, []),
+    # The plugin that runs holds the files of the driver that it started with.
+    ({"nvidia_driver_version": "550.1-1"}, ["nvidia_driver", "device_plugin", "verify"]),
+    ({"nvidia_driver_packages": ["nvidia-smi=535.261.03-1"]}, []),
+    ({"nvidia_driver_packages": ["nvidia-smi=550"]}, ["nvidia_driver", "device_plugin", "verify"]),
+    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, ["container_runtime", "verify"]),
+    ({"vgpu_verify": "always"}, ["verify"]),
+    ({"vgpu_verify": "never", "vgpu_split_count": 4}, ["device_plugin"]),
+    ({"vgpu_sharing": "none"}, ["device_plugin"]),
+    ({"vgpu_sharing": "none", "vcuda_state": "absent"}, ["vcuda", "device_plugin"]),
+    ({"vcuda_state": "absent"}, ["vcuda", "verify"]),
+    ({"device_plugin_state": "absent"}, ["device_plugin"]),
+    ({"nvidia_docker_state": "absent"}, []),  # nothing of it is ours
+    ({"device_plugin_state": None}, []),
+]
+
+
+@pytest.mark.parametrize("variables, roles", WISHES)
+def test_a_changed_wish_names_its_roles(variables, roles):
+    assert made(variables)["roles"] == roles
+
+
+# What of the library's versions is found, the changes of the step that clears away.
+OLD = "remove /usr/local/lib/vgpu/0.1.0-old"
+COLLECTED = [
+    ({}, {}, []),  # a container uses the old one
+    ({}, {"vcuda.unused": ["0.1.0-old"]}, [OLD]),
+    ({}, {"vcuda.current": "0.1.0-old"}, [OLD + " unless a container uses it"]),
+    # The way back to a version that is still there: it is none to clear away.
+    ({"vcuda_version": "0.1.0-old"}, {"vcuda.unused": ["0.1.0-old"]}, [OLD[:-3] + "new unless a container uses it"]),
+    ({"vcuda_state": "absent"}, {"vcuda.unused": ["0.1.0-old"]}, []),
+]
+
+
+@pytest.mark.parametrize("variables, state, changes", COLLECTED)
+def test_versions_of_the_library_are_cleared_away_last(variables, state, changes):
+    steps = made(variables, state)["steps"]
+    assert [change for step in steps if step["role"] == "collect" for change in step["changes"]] == changes
+    assert "collect" not in [step["role"] for step in steps[:-1]]
+
+
+UNPROVEN = [
+    {"proof": None},  # the last run was killed before the proof, or the proof failed
+    {"proof": "of something else"},
+    {"plugin.status.library": "0.0.9"},
+    {"nvml.driver_version": "550.163.01"},
+    {"gpus": [dict(CONVERGED["gpus"][0], uuid="GPU-exchanged")]},
+]
+
+
+@pytest.mark.parametrize("state", UNPROVEN)
+def test_isolation_is_proven_anew_when_the_proof_is_of_something_else(state):
+    assert made(state=state)["roles"] == ["verify"]
+    assert made({"vgpu_verify": "never"}, state)["roles"] == []
+
+
+def test_what_a_record_holds_is_taken_back():
+    record = {("files", "/var/lib/vgpu/baseline/nvidia_docker.json"): {"sha256": "x", "mtime": 1.0}}
+    assert made({"nvidia_docker_state": "absent"}, record)["roles"] == ["nvidia_docker", "verify"]
+    assert made({"nvidia_docker_state": "present"}, record)["roles"] == []
+
+
+DISTURBING = [
+    ({"nvidia_driver_version": "550.1-1"}, {}, True),  # other files under a loaded driver
+    ({"nvidia_driver_version": "550.1-1"}, {"nvml.ok": False}, False),
+    ({"vcuda_version": "0.2.0-x"}, {}, False),
+    ({"vgpu_split_count": 4}, {}, False),
+    # default-shm-size is taken over by a reload, log-driver only by a restart.
+    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, {"docker.info.ContainersRunning": 3}, False),
+    ({"container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 3}, True),
+    ({"container_runtime_docker_settings": {"log-driver": "local"}}, {"docker.info.ContainersRunning": 0}, False),
+    (
+        {"container_runtime_docker_settings": {"log-driver": "local"}},
+        {
+            "docker.info.ContainersRunning": 3,
+            "docker.info.LiveRestoreEnabled": True,
+            "docker.config_text": DAEMON_JSON.replace("{", '{"live-restore": true, ', 1),
+        },
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize("variables, state, disturbs", DISTURBING)
+def test_what_disturbs_running_work_is_marked(variables, state, disturbs):
+    assert made(variables, state)["disturbs"] is disturbs
+
+
+NOUVEAU = {**SILENT, "driver.nouveau": True}
+
+# What differs, nvidia_driver_kernel_module, words of the error, words of the warning, whether the role runs.
+KERNEL_MODULES = [
+    (NOUVEAU, "open", "nouveau holds the GPUs", "", False),
+    (NOUVEAU, "none", "", "NVML does not answer: no driver", False),
+    (SILENT, "proprietary", "", "", True),
+    ({**SILENT, "packages.nvidia-smi": None}, "proprietary", "", "", True),
+    ({**NOUVEAU, "packages.nvidia-smi": None}, "proprietary", "nouveau holds the GPUs", "", True),
+    ({**SILENT, "driver.loaded_version": "535.1"}, "open", "", "NVML does not answer", False),
+    ({**SILENT, "driver.loaded_version": "535.1", "driver.disk_version": "535.2"}, "open", "", "", True),
+    ({"driver.nouveau": True}, "open", "", "", False),  # NVML answers: NVIDIA's module has the GPUs
+]
+
+
+@pytest.mark.parametrize("state, module, fault, note, runs", KERNEL_MODULES)
+def test_no_step_is_planned_that_no_role_carries_out(state, module, fault, note, runs):
+    found = made({"nvidia_driver_kernel_module": module}, state)
+    assert ("nvidia_driver" in found["roles"]) is runs
+    for words, told in ((fault, found["errors"]), (note, found["warnings"])):
+        about = [text for text in told if text.startswith("nvidia_driver")]
+        assert len(about) == bool(words)
+        assert words in "".join(about)
+
+
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        ({"os.root": "false"}, "set become: true"),
+        ({"os.id": "fedora", "os.name": "Fedora 41"}, "Fedora 41 is not supported"),
+        ({"os.id": "", "os.name": ""}, "an unknown distribution is not supported"),
+    ],
+)
+def test_a_host_that_cannot_be_changed_is_refused(state, words):
+    assert words in made(state=state)["errors"][0]
+
+
+@pytest.mark.parametrize("like", [{"os.id": "ubuntu"}, {"os.id": "linuxmint", "os.id_like": "ubuntu debian"}])
+def test_relatives_of_debian_are_not_refused(like):
+    assert made(state=like)["errors"] == []
+
+
+# GPUs of the host, exceptions, levels and paths of what is found.
+GPU_ROWS = [
+    ({}, [{"match": {"index": 5}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
+    ({}, [{"match": {"model": "T4"}, "split_count": 1}], [("error", "sharing.vcuda.devices[0].match")]),
+    ({}, [{"match": {"index": 1}, "split_count": 1}], []),
+    ({"gpus": []}, [], [("warning", "sharing")]),
+    # Without a driver only the bus is known: an index can be checked, a model and a uuid cannot.
+    (
+        {"nvml.ok": False, "pci_gpus": [{}, {}]},
+        [{"match": {"index": 2}}],
+        [("error", "sharing.vcuda.devices[0].match")],
+    ),
+    (
+        {"nvml.ok": False, "pci_gpus": [{}, {}]},
+        [{"match": {"index": 1}}, {"match": {"model": "T4"}}, {"match": {"uuid": "GPU-c", "index": 0}}],
+        [("warning", "sharing.vcuda.devices[1].match"), ("warning", "sharing.vcuda.devices[2].match")],
+    ),
+]
+
+
+@pytest.mark.parametrize("state, devices, expected", GPU_ROWS)
+def test_what_the_gpus_say_of_the_wish(state, devices, expected):
+    wanted = desired.collect({**VARIABLES, "vgpu_devices": devices})
+    found = plan.check_gpus(wanted, changed(CONVERGED, state))
+    assert [(finding.level, finding.path) for finding in found] == expected
+
+
+def test_what_is_read_is_what_is_compared():
+    options = desired.reads(desired.collect({**VARIABLES, "nvidia_driver_packages": ["nvidia-smi=535", "libcuda1"]}))
+    named = ["docker.io", "libcuda1", "nvidia-docker2", "nvidia-smi"]
+    assert options["packages"] == sorted([*named, *plugin_python.EVERY_PACKAGE])
+    assert options["units"] == ["docker.service", "vgpu-arbiter.service", "vgpu-device-plugin.service"]
+    assert options["files"] == [
+        "/var/lib/vgpu/baseline/nvidia_docker.json",
+        "/run/vgpu-docker-daemon.pending",
+        "/etc/systemd/system/vgpu-arbiter.service",
+        "/etc/systemd/system/vgpu-device-plugin.service",
+        "/etc/vgpu/daemonset.json",
+    ]
+
+
+def test_the_plan_is_shown_with_reasons_and_marks():
+    state = changed(CONVERGED, {"vcuda.current": "0.1.0-old"})
+    wanted = desired.collect({**VARIABLES, "nvidia_driver_version": "550.1-1"})
+    text = "\n".join(plan.describe(plan.make_plan(wanted, state), state))
+    assert "2 GPUs: 2 x Tesla V100-SXM2-16GB 16160 MiB" in text
+    assert "1. nvidia_driver: driver packages are missing or of another version  [disturbs running work]" in text
+    assert "     - switch current from 0.1.0-old to 0.1.0-new" in text
+    assert plan.describe(made(), CONVERGED)[-1] == "nothing to do"

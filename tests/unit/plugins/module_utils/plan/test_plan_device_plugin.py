@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of the device plugin: other owners, the DaemonSet, a driver that is away, who holds slices."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config, slices
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
+from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
+
+# What differs of state and wish, whether the host is refused for its driver.
+DRIVERLESS = [
+    (SILENT, {"vgpu_split_count": 4}, True),
+    ({**SILENT, (*UNIT, "active"): False}, {}, True),
+    (SILENT, {}, False),  # nothing to do for the device plugin
+    ({**SILENT, "packages.nvidia-smi": None}, {"vgpu_split_count": 4}, False),  # the driver comes first
+    (SILENT, {"vgpu_split_count": 4, "nvidia_driver_state": None}, True),
+    (SILENT, {"vgpu_split_count": 4, "vgpu_fail_on_init_error": False}, False),  # it waits for the driver
+    (SILENT, {"device_plugin_state": "absent"}, False),
+    ({}, {"vgpu_split_count": 4}, False),
+]
+RIVAL = {"socket": "/var/lib/kubelet/device-plugins/nvidia-gpu.sock", "resource": "nvidia.com/gpu", "owner": ""}
+
+
+def test_another_owner_of_the_resource_stops_the_run_unless_it_is_ignored():
+    found = made({}, {"plugin.rivals": [RIVAL]})
+    assert ["nvidia-gpu.sock" in one and "device_plugin_rivals" in one for one in found["errors"]] == [True]
+    ignored = made({"device_plugin_rivals": "ignore"}, {"plugin.rivals": [RIVAL]})
+    assert ignored["errors"] == []
+    assert any("nvidia-gpu.sock" in one for one in ignored["warnings"])
+    other = made({}, {"plugin.rivals": [dict(RIVAL, resource="nvidia.com/mig-1g.5gb")]})
+    assert (other["errors"], len(other["warnings"])) == ([], 1)
+
+
+def test_rivals_to_be_removed_are_the_roles_to_judge():
+    found = made({"device_plugin_rivals_remove": ["DaemonSet a/b"]}, {"plugin.rivals": [RIVAL]})
+    assert (found["errors"], len(found["warnings"])) == ([], 1)
+
+
+KUBELETS = [(None, False), ((1, 9), True), ((1, 10), False), ((1, 34), False)]
+
+
+@pytest.mark.parametrize(("version", "refused"), KUBELETS)
+def test_kubernetes_before_1_10_is_refused(version, refused):
+    told = made({}, {"kubelet": version})["errors"]
+    assert ["the kubelet of this host is Kubernetes 1.9; expected 1.10" in one for one in told] == [True] * refused
+
+
+DAEMONSET = {"device_plugin_deploy": "daemonset", "device_plugin_daemonset_text": "{}"}
+DAEMONSET_FILE = ("files", "/etc/vgpu/daemonset.json")
+BY_POD = {
+    DAEMONSET_FILE: {"sha256": sha256("{}"), "mtime": 900.0},
+    ("files", "/etc/systemd/system/vgpu-device-plugin.service"): None,
+    ("units", "vgpu-device-plugin.service"): {"present": False},
+}
+
+# What is different on a node of the DaemonSet, and what is done about it.
+PODS = [
+    ({}, ""),
+    ({DAEMONSET_FILE: None}, "write /etc/vgpu/daemonset.json"),
+    ({(*DAEMONSET_FILE, "sha256"): "other"}, "change /etc/vgpu/daemonset.json"),
+    ({("units", "vgpu-device-plugin.service"): dict(RUNNING)}, "replace vgpu-device-plugin.service by the DaemonSet"),
+    ({"plugin.status": None}, "restart the pod of the DaemonSet"),
+    ({"plugin.status.version": "0.0.9"}, "restart the pod of the DaemonSet"),
+    ({"plugin.versions": []}, "install /opt/vgpu/plugin/0.1.0-plug"),
+]
+
+
+@pytest.mark.parametrize(("different", "words"), PODS)
+def test_node_of_the_daemonset(different, words):
+    found = made(DAEMONSET, {**copy.deepcopy(BY_POD), **different})
+    assert found["errors"] == []
+    assert found["roles"][:1] == (["device_plugin"] if words else [])
+    assert not words or words in found["steps"][0]["changes"]
+
+
+def test_from_the_daemonset_back_to_a_service_is_two_steps():
+    (told,) = made({}, BY_POD)["errors"]
+    assert "device_plugin_state: absent with device_plugin_deploy: daemonset" in told
+    gone = made({**DAEMONSET, "device_plugin_state": "absent"}, BY_POD)
+    assert "take this node from the DaemonSet" in gone["steps"][0]["changes"]
+
+
+def test_sizes_that_pods_ask_for_need_no_kubeconfig_of_the_host_in_a_pod():
+    asked = {"vgpu_slice_sizing": "requested"}
+    assert any("device_plugin_kubeconfig" in one for one in made(asked)["errors"])
+    assert made({**asked, **DAEMONSET}, BY_POD)["errors"] == []
+
+
+@pytest.mark.parametrize("state, variables, refused", DRIVERLESS)
+def test_a_working_device_plugin_is_not_restarted_without_a_driver(state, variables, refused):
+    told = "\n".join(made(variables, state)["errors"])
+    assert ("NVML does not answer (no driver) and no step mends it" in told) is refused
+
+
+def running(split, *held):
+    """The status of a device plugin with K slices of each GPU, and the slices that containers hold."""
+    config = node_config.from_vars({"vgpu_split_count": split})
+    allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held)]
+    made_slices = [one._asdict() for one in slices.slices_for(CONVERGED["gpus"], config)]
+    return {**CONVERGED["plugin"]["status"], "slices": made_slices, "allocations": allocations}
+
+
+POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
+
+# The wish that differs, who holds slices of K=3, how many are disturbed and what is said of it.
+HOLDERS = [
+    ({"vgpu_split_count": 4}, [POD_A, POD_B], "2 containers hold slices of the former size"),
+    ({"vgpu_split_count": 4}, [LEASE], ""),
+    ({"vgpu_split_count": 4}, [], ""),
+    ({"vgpu_memory_scaling": 2}, [POD_A], "1 containers hold slices of the former size"),
+    ({"vgpu_cores_scaling": 1}, [POD_A], "1 containers"),
+    ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, [POD_A, POD_B], "1 containers"),
+    ({"vgpu_sharing": "none"}, [POD_A, POD_B], "2 containers"),
+    ({"vgpu_resource_names": {"count": "example.com/gpu"}}, [POD_A, POD_B], "2 containers"),
+    ({"vgpu_log_level": 3}, [POD_A, POD_B], ""),  # no slice changes
+    ({"device_plugin_version": "0.2.0"}, [POD_A], ""),
+    ({"device_plugin_state": "absent"}, [POD_A, LEASE], "1 containers hold slices; their allocations are ended"),
+    ({"device_plugin_state": "absent"}, [LEASE], ""),
+    ({"vcuda_state": "absent"}, [POD_A], "1 containers mount the library"),
+    ({"vcuda_state": "absent"}, [], ""),
+]
+
+
+@pytest.mark.parametrize("variables, held, words", HOLDERS)
+def test_who_holds_slices_is_disturbed_by_another_size(variables, held, words):
+    found = made(variables, {"plugin.status": {**running(3, *held), "resource": "nvidia.com/gpu"}})
+    assert found["roles"] != []
+    assert found["disturbs"] is bool(words)
+    assert len(found["warnings"]) == bool(words)
+    assert words in "".join(found["warnings"])

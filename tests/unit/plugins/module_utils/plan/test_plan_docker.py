@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of hosts whose docker is there: restarts, faults of daemon.json, kinds of docker."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
+from plan_samples import DAEMON_JSON, DOCKER, made
+
+LOCAL_LOGS = {"container_runtime_docker_settings": {"log-driver": "local"}}  # only a restart applies it
+BUSY = {"docker.info.ContainersRunning": 3}
+LIVE = {
+    **BUSY,
+    "docker.info.LiveRestoreEnabled": True,
+    "docker.config_text": DAEMON_JSON.replace("{", '{"live-restore": true, ', 1),
+}
+PENDING = ("files", "/run/vgpu-docker-daemon.pending")
+
+# What of wish and state differs, container_runtime_restart, words of the error, words of the warning.
+RESTARTS = [
+    (
+        LOCAL_LOGS,
+        BUSY,
+        "if_idle",
+        "log-driver stops 3 running containers, and container_runtime_restart is if_idle",
+        "",
+    ),
+    (LOCAL_LOGS, BUSY, "never", "needed for log-driver, and container_runtime_restart is never", ""),
+    (LOCAL_LOGS, BUSY, "always", "", "log-driver stops 3 running containers"),
+    (LOCAL_LOGS, LIVE, "if_idle", "", ""),
+    (LOCAL_LOGS, LIVE, "never", "container_runtime_restart is never", ""),
+    (LOCAL_LOGS, {}, "if_idle", "", ""),
+    (LOCAL_LOGS, {}, "never", "container_runtime_restart is never", ""),
+    # A docker that is down is started, whatever the keys.
+    (LOCAL_LOGS, {(*DOCKER, "active"): False, "docker.info": None}, "never", "", ""),
+    # A reload is enough for this key.
+    ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
+    ({}, {"docker.info": None}, "if_idle", "", "what it runs is not known"),
+    ({}, {"docker.info": None}, "never", "a daemon that does not answer", ""),
+    ({}, {**BUSY, PENDING: {"sha256": sha256("restart\n")}}, "if_idle", "what an interrupted run changed", ""),
+    ({}, {**BUSY, PENDING: {"sha256": sha256("reload\n")}}, "never", "", ""),
+]
+
+
+@pytest.mark.parametrize("variables, state, allowed, fault, note", RESTARTS)
+def test_a_restart_that_is_not_allowed_is_refused_before_any_change(variables, state, allowed, fault, note):
+    found = made({**variables, "container_runtime_restart": allowed}, state)
+    assert found["roles"] != []
+    for words, told in ((fault, found["errors"]), (note, found["warnings"])):
+        assert len(told) == bool(words)
+        assert words in "".join(told)
+
+
+BAD_DAEMON_JSON = """\
+{
+  "default-runtime": "nvidia",
+  "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}}
+  "default-shm-size": "2G"
+}
+"""
+
+
+def test_a_broken_daemon_json_is_an_error_of_this_host_with_line_and_column():
+    found = made(state={"docker.config_text": BAD_DAEMON_JSON})
+    assert found["roles"] == []
+    (fault,) = found["errors"]
+    assert "/etc/docker/daemon.json" in fault
+    assert "line 4, column 3" in fault
+
+
+# The kind of docker, words of the error, words of the warning.
+KINDS = [
+    ("snap", True, "remove it with: snap remove docker", ""),
+    ("podman", True, "package podman-docker", ""),
+    ("rootless", ["ann", "1001"], "", "rootless for ann, 1001"),
+]
+
+
+@pytest.mark.parametrize("kind, value, fault, note", KINDS)
+def test_a_docker_that_daemon_json_does_not_configure_is_named(kind, value, fault, note):
+    wanted = {"container_runtime_docker_settings": {"default-shm-size": "2G"}}
+    found = made(wanted, {f"docker.kinds.{kind}": value})
+    for words, told in ((fault, found["errors"]), (note, found["warnings"])):
+        assert len(told) == bool(words)
+        assert words in "".join(told)
+
+
+def test_a_docker_that_is_masked_is_an_error_of_this_host():
+    found = made(state={(*DOCKER, "masked"): True, (*DOCKER, "active"): False, "docker.info": None})
+    assert found["roles"] == []
+    assert "docker.service is masked" in found["errors"][0]
+    assert "systemctl unmask docker.service" in found["errors"][0]
+    # What is ours can be taken back all the same.
+    assert made({"container_runtime_state": "absent"}, {(*DOCKER, "masked"): True})["errors"] == []
+
+
+def test_an_option_on_the_command_line_too_is_an_error_of_this_host():
+    found = made(state={(*DOCKER, "argv"): ["/usr/sbin/dockerd", "--default-runtime=nvidia"]})
+    assert "default-runtime" in found["errors"][0]
+    assert "command line" in found["errors"][0]

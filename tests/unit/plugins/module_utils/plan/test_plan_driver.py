@@ -1,0 +1,402 @@
+# SPDX-License-Identifier: Apache-2.0
+"""State of a Debian 12 host with a T4 x wish of the driver -> changes, faults, whether running work is disturbed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import driver as plan_driver
+from plan_samples import changed, made
+
+NAMES = ["nvidia-smi", "libcuda1", "libnvidia-ml1", "nvidia-kernel-dkms"]
+HEADERS = ["linux-headers-6.1.0-37-amd64", "linux-headers-amd64", "nvidia-persistenced"]
+BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
+GOOD = {
+    "os": {
+        "id": "debian",
+        "id_like": "",
+        "version_id": "12",
+        "name": "Debian GNU/Linux 12",
+        "kernel": "6.1.0-37-amd64",
+        "arch": "x86_64",
+    },
+    "pci_gpus": [{"address": "0000:01:00.0", "device": "0x1eb8"}],
+    "nvswitches": 0,
+    "driver": {
+        "loaded_version": "535.261.03",
+        "disk_version": "535.261.03",
+        "nouveau": False,
+        "in_use": [],
+        "secure_boot": False,
+        "signing_key": None,
+        "initramfs_old": False,
+    },
+    "nvml": {"ok": True, "error": "", "driver_version": "535.261.03"},
+    "packages": {**dict.fromkeys(NAMES, "535.261.03-1"), **dict.fromkeys(HEADERS, "1")},
+    "held": [*NAMES, "nvidia-persistenced"],
+    "files": {BLACKLIST: {"sha256": sha256(driver_choice.NOUVEAU_TEXT), "mtime": 1.0}},
+    "units": {"nvidia-persistenced.service": {"present": True, "enabled": True, "active": True}},
+}
+SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
+
+# What differs of the state, of the wish -> changes, words of the fault, disturbs
+ROWS = [
+    ({}, {}, [], "", False),
+    ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
+    ({"packages.nvidia-smi": "535.1-1"}, {}, [], "", False),  # no pin: any version of the branch will do
+    ({"held": []}, {}, [f"hold {name}" for name in sorted([*NAMES, "nvidia-persistenced"])], "", False),
+    ({"held": []}, {"hold": False}, [], "", False),
+    ({("files", BLACKLIST): None}, {}, [f"write {BLACKLIST}"], "", False),
+    ({("files", BLACKLIST): {"sha256": "x"}}, {}, [f"change {BLACKLIST}"], "", False),
+    (
+        {"driver.initramfs_old": True},
+        {},
+        ["rebuild the initramfs, which is older than the file that keeps nouveau away"],
+        "",
+        False,
+    ),
+    (
+        {("units", "nvidia-persistenced.service", "active"): False},
+        {},
+        ["enable and start nvidia-persistenced.service"],
+        "",
+        False,
+    ),
+    ({("units", "nvidia-persistenced.service", "active"): False}, {"persistenced": False}, [], "", False),
+    # A new version: reload where nobody uses the old one, a reboot where somebody does.
+    (
+        {},
+        {"version": "535.300.01-1"},
+        [f"change {name} from 535.261.03-1 to 535.300.01-1" for name in NAMES] + ["reload the kernel modules"],
+        "",
+        True,
+    ),
+    (
+        {"driver.in_use": ["python3 (41)"]},
+        {"version": "535.300.01-1", "reboot": "if_required"},
+        [f"change {name} from 535.261.03-1 to 535.300.01-1" for name in NAMES]
+        + ["reboot, for driver 535.261.03 is loaded and in use by python3 (41)"],
+        "",
+        True,
+    ),
+    (
+        {"driver.in_use": ["python3 (41)"]},
+        {"version": "535.300.01-1"},
+        [f"change {name} from 535.261.03-1 to 535.300.01-1" for name in NAMES],
+        "nvidia_driver_reboot is never",
+        True,
+    ),
+    # Packages are there, their module is not loaded.
+    (SILENT, {}, ["load the kernel modules"], "", False),
+    (SILENT, {"kernel_module": "none"}, [], "", False),
+    ({**SILENT, "driver.loaded_version": "535.1"}, {}, ["reload the kernel modules"], "", False),
+    ({**SILENT, "driver.nouveau": True}, {}, [], "nouveau holds the GPUs", False),
+    (
+        {**SILENT, "driver.nouveau": True},
+        {"reboot": "if_required"},
+        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        "",
+        True,
+    ),
+    # Every change, however small, where a reboot is always wanted; the node is drained for it.
+    (
+        {"held": NAMES},
+        {"reboot": "always"},
+        ["hold nvidia-persistenced", "reboot, for nvidia_driver_reboot is always"],
+        "",
+        True,
+    ),
+    ({"held": NAMES}, {"reboot": "if_required"}, ["hold nvidia-persistenced"], "", False),
+    ({}, {"reboot": "always"}, [], "", False),
+    (
+        {**SILENT, "driver.nouveau": True},
+        {"reboot": "always"},
+        ["reboot, for nouveau holds the GPUs, and its console keeps it from being unloaded"],
+        "",
+        True,
+    ),
+    # Refused before anything is installed.
+    ({"pci_gpus": [{"address": "0000:01:00.0", "device": "0x2901"}]}, {}, [], "Blackwell", False),
+    ({"driver.secure_boot": True}, {}, [], "Secure Boot is on", False),
+    ({}, {"source": "present"}, [], "", False),
+]
+
+
+@pytest.mark.parametrize("state, wanted, changes, fault, disturbs", ROWS)
+def test_what_is_planned(state, wanted, changes, fault, disturbs):
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", **wanted}
+    found = plan_driver.nvidia_driver(whole, changed(GOOD, state), {})
+    assert list(found.changes) == changes
+    assert (fault in " | ".join(found.errors)) if fault else not found.errors
+    assert found.disturbs is disturbs
+
+
+TOKEN, GRIDD = driver_choice.TOKEN_FILE, "nvidia-gridd.service"
+GUEST = {
+    "source": "file",
+    "files": ["/srv/nvidia-linux-grid-535_535_amd64.deb"],
+    "kernel_module": "none",
+    "hold": False,
+    "vgpu_guest": True,
+    "vgpu_token_sha256": sha256("token"),
+}
+THERE = {
+    "packages.nvidia-linux-grid-535": "535",
+    ("files", driver_choice.GRIDD_FILE): {
+        "sha256": sha256(driver_choice.gridd_conf(driver_choice.DEFAULTS)),
+        "mtime": 1.0,
+    },
+    ("files", TOKEN): {"sha256": sha256("token"), "mode": "0744", "mtime": 2.0},
+    ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
+}
+# What differs of a vGPU guest, of the wish -> changes
+GUESTS = [
+    ({}, {}, []),
+    ({("files", TOKEN): None}, {}, [f"write {TOKEN}"]),
+    ({("files", TOKEN): None}, {"vgpu_token_sha256": ""}, []),
+    (
+        {("files", TOKEN): None},
+        {"vgpu_guest": False, "source": "distribution", "files": [], "packages": ["libcuda1"]},
+        [],
+    ),
+    ({("files", TOKEN, "sha256"): sha256("another")}, {}, [f"change {TOKEN}"]),
+    ({("files", TOKEN, "mode"): "0644"}, {}, [f"change the mode of {TOKEN} from 0644 to 0744"]),
+    ({("files", TOKEN, "mtime"): 4.0}, {}, [f"restart {GRIDD}, which has not read {TOKEN}"]),
+    ({("files", driver_choice.GRIDD_FILE): None}, {}, [f"write {driver_choice.GRIDD_FILE}"]),
+    ({("units", GRIDD, "active"): False}, {}, [f"enable and start {GRIDD}"]),
+]
+
+
+@pytest.mark.parametrize("state, wanted, changes", GUESTS)
+def test_a_vgpu_guest(state, wanted, changes):
+    whole = {**desired.INPUTS["nvidia_driver"], "state": "present", **GUEST, **wanted}
+    found = plan_driver.nvidia_driver(whole, changed(changed(GOOD, THERE), state), {})
+    assert (list(found.changes), found.errors) == (changes, [])
+    reads = desired.reads({"roles": {"nvidia_driver": whole}})
+    assert (TOKEN in reads["files"]) is whole["vgpu_guest"]
+
+
+# What the role's record on the host holds of a reload -> changes
+RECORDS = [
+    ({"stopped": ["nvidia-dcgm.service"]}, ["start nvidia-dcgm.service, which a run that was cut off had stopped"]),
+    ({"stopped": []}, []),
+    ({"files": {}}, []),
+]
+
+
+@pytest.mark.parametrize("record, changes", RECORDS)
+def test_what_a_killed_reload_left_stopped_is_a_change(record, changes):
+    wanted = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "setup_record": "/r"}
+    state = {**GOOD, "texts": {"/r": json.dumps(record)}}
+    assert plan_driver.nvidia_driver(wanted, state, {}).changes == changes
+    assert plan_driver.nvidia_driver(wanted, {**GOOD, "texts": {"/r": None}}, {}).changes == []
+    assert plan_driver.nvidia_driver(wanted, {**GOOD, "texts": {"/r": "torn"}}, {}).changes == []
+
+
+def test_a_fabric_manager_of_another_version_is_a_change():
+    state = changed(
+        GOOD,
+        {
+            "os.id": "ubuntu",
+            "os.version_id": "22.04",
+            "os.kernel": "5.15.0-153-generic",
+            "nvswitches": 6,
+            "packages": {
+                "nvidia-utils-535-server": "535.261.03-0ubuntu1",
+                "nvidia-fabricmanager-535": "535.216.01-1",
+                "libnvidia-nscq-535": "535.261.03-1",
+            },
+        },
+    )
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "branch": "535"}
+    changes = plan_driver.nvidia_driver(whole, state, {}).changes
+    assert "change nvidia-fabricmanager-535 from 535.216.01-1 to 535.261.03*" in changes
+    assert not [text for text in changes if text.startswith("change") and "nscq" in text]
+
+
+# Users of the driver that runs, policy -> the last change, words of the fault. Ubuntu names its packages by the branch.
+BRANCHES = [
+    ([], "never", "reload the kernel modules", ""),
+    (["python3 (41)"], "if_required", "reboot, for driver 535.261.03 is loaded and in use by python3 (41)", ""),
+    (["python3 (41)"], "never", "", "535.261.03 is loaded and in use by python3 (41); so a reboot is needed"),
+]
+
+
+@pytest.mark.parametrize("users, policy, last, fault", BRANCHES)
+def test_another_branch_disturbs_also_where_all_its_packages_have_other_names(users, policy, last, fault):
+    there = {"nvidia-utils-535-server": "535.261.03-0ubuntu1", "libnvidia-compute-535-server": "535.261.03-0ubuntu1"}
+    state = changed(GOOD, {**UBUNTU, "packages": there, "driver.in_use": users})
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "reboot": policy}
+    found = plan_driver.nvidia_driver({**whole, "branch": "580"}, state, {})
+    assert "install nvidia-utils-580-server" in found.changes
+    assert (fault in " | ".join(found.errors)) if fault else (found.changes[-1], found.errors) == (last, [])
+    assert found.disturbs
+    if not fault:
+        wanted = {"nvidia_driver_packages": [], "nvidia_driver_branch": "580", "nvidia_driver_reboot": policy}
+        wanted["nvidia_driver_kernel_module"] = "auto"
+        facts = {key: state[key] for key in ("packages", "driver", "pci_gpus", "nvswitches")}
+        whole_plan = made(wanted, {**facts, "os": {**state["os"], "root": "true"}})
+        assert whole_plan["roles"][0] == "nvidia_driver" and "device_plugin" in whole_plan["roles"], (
+            "it has the old one"
+        )
+    same = plan_driver.nvidia_driver({**whole, "branch": "535"}, state, {})
+    assert (same.disturbs, same.errors) == (False, []), "the branch that runs: its lacking packages come beside it"
+
+
+# A change of the step -> whether another version of the driver comes by it
+REPLACES = [
+    ("change nvidia-smi from 535.1 to 535.2", True),
+    ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
+    ("change kernel-devel from 5.14.0-570 to 5.14.0-427", False),
+    ("change /etc/nvidia/gridd.conf", False),
+    (f"change the mode of {driver_choice.TOKEN_FILE} from 0600 to 0744", False),
+    ("install nvidia-smi", False),
+]
+
+
+@pytest.mark.parametrize("change, told", REPLACES)
+def test_which_changes_put_another_driver_under_what_runs(change, told):
+    assert plan_driver.replaces(change) is told
+
+
+# What is lacking beside a driver of another branch that runs and is in use, wish -> changes. Nothing is refused.
+OF_ANOTHER_BRANCH = [
+    ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
+    ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
+    (
+        {"packages": {"our-driver": "1", "nvidia-utils-550": "550.90.07-1"}},  # which came along with what is named
+        {"packages": ["our-driver", "nvtop"]},
+        ["install nvtop"],
+    ),
+]
+
+
+@pytest.mark.parametrize("state, wanted, changes", OF_ANOTHER_BRANCH)
+def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wanted, changes):
+    runs = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], "550.90.07")
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False, **wanted}
+    found = plan_driver.nvidia_driver(whole, changed(GOOD, {**runs, "driver.in_use": ["python3 (41)"], **state}), {})
+    assert (list(found.changes), found.errors, found.disturbs, found.warnings) == (changes, [], False, [])
+
+
+# Driver that runs, wish -> words of a warning, on Debian 12 with NVIDIA's repository, whose newest branch is 580
+UNNAMED = [
+    ("590.44.01", {}, 'to keep the one that runs set nvidia_driver_branch: "590"'),
+    ("575.57.08", {}, 'to keep the one that runs set nvidia_driver_branch: "575"'),
+    ("590.44.01", {"branch": "580"}, ""),
+    ("590.44.01", {"branch": "590"}, ""),
+    ("580.95.05", {}, ""),
+]
+
+
+@pytest.mark.parametrize("runs, wanted, words", UNNAMED)
+def test_a_driver_whose_branch_nobody_named_is_told_with_the_way_to_keep_it(runs, wanted, words):
+    packages = dict.fromkeys(["nvidia-driver-cuda", "nvidia-kernel-open-dkms", *HEADERS], f"{runs}-1")
+    versions = dict.fromkeys(["driver.loaded_version", "driver.disk_version", "nvml.driver_version"], runs)
+    state = changed(GOOD, {**versions, "packages": packages, "driver.in_use": ["python3 (41)"]})
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold": False}
+    found = plan_driver.nvidia_driver({**whole, "source": "cuda", "reboot": "if_required", **wanted}, state, {})
+    assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
+    assert found.disturbs is (f"{wanted.get('branch', '580')}." not in runs)
+
+
+# Packages that are there on Ubuntu, what differs -> words of a warning
+CUDA_REPOSITORY = {"nvidia-utils-580": "580.95.05-0ubuntu1", "libnvidia-compute-580": "580.95.05-0ubuntu1"}
+OF_OTHERS = [
+    (
+        CUDA_REPOSITORY,
+        {},
+        "libnvidia-compute-580, nvidia-utils-580 brought it; to keep it set nvidia_driver_source: present",
+    ),
+    (CUDA_REPOSITORY, {"nvml.ok": False}, ""),  # nothing runs that could be kept
+    (CUDA_REPOSITORY, {("files", "/record"): {"sha256": "x"}}, ""),  # a run of ours was cut off
+    ({"nvidia-utils-580-server": "580.95.05-0ubuntu1"}, {}, ""),
+    ({"nvidia-container-toolkit": "1.18.0-1", "nvidia-utils-580": None}, {}, ""),
+]
+
+
+@pytest.mark.parametrize("packages, more, words", OF_OTHERS)
+def test_a_driver_that_somebody_else_brought_is_told_with_the_way_to_keep_it(packages, more, words):
+    state = changed(GOOD, {**UBUNTU, "packages": packages, "nvml.driver_version": "580.95.05", **more})
+    state = changed(state, {"driver.loaded_version": "580.95.05", "driver.disk_version": "580.95.05"})
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "record": "/record"}
+    found = plan_driver.nvidia_driver(whole, state, {})
+    assert any(text.startswith("install ") for text in found.changes)
+    assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
+
+
+# The driver that runs, what is lacking, the group's modules -> words of a warning, on Ubuntu with all of branch 535
+RETIRED = [
+    ("535.261.03", {}, "auto", ""),
+    ("580.178.04", {}, "auto", "branch 535 is asked for and installed, and driver 580.178.04 runs"),
+    ("580.178.04", {"packages.nvidia-utils-535-server": None}, "auto", ""),
+    ("580.178.04", {}, "none", ""),  # somebody else's module
+]
+
+
+@pytest.mark.parametrize("runs, lacking, kind, words", RETIRED)
+def test_a_branch_that_brought_another_one_is_told(runs, lacking, kind, words):
+    whole = {
+        **desired.INPUTS["nvidia_driver"],
+        "kernel_module": kind,
+        "state": "present",
+        "branch": "535",
+        "hold": False,
+    }
+    state = changed(GOOD, {**UBUNTU, "driver.loaded_version": runs, "driver.disk_version": runs})
+    names = driver_choice.choose(state, whole).packages
+    state = changed(changed(state, {"packages": dict.fromkeys(names, "535.309.01-0ubuntu0.24.04.2")}), lacking)
+    found = plan_driver.nvidia_driver(whole, state, {})
+    assert words in " ".join(found.warnings) and bool(found.warnings) is bool(words)
+
+
+DROP_IN, PERSISTENCED = driver_choice.PERSISTENCE_FILE, "nvidia-persistenced.service"
+UBUNTU = {
+    "os.id": "ubuntu",
+    "os.version_id": "24.04",
+    "os.kernel": "6.8.0-84-generic",
+    ("files", DROP_IN): {"sha256": sha256(driver_choice.PERSISTENCE_TEXT), "mtime": 1.0},
+    ("units", PERSISTENCED): {"present": True, "enabled": True, "active": True, "started": 2.0},
+}
+# What differs on Ubuntu of the drop-in of nvidia-persistenced -> changes that name the service
+DROP_INS = [
+    ({}, []),
+    ({("files", DROP_IN): None}, [f"write {DROP_IN}"]),
+    ({("files", DROP_IN, "mtime"): 3.0}, [f"restart {PERSISTENCED}, which has not read {DROP_IN}"]),
+]
+
+
+def test_an_initramfs_that_is_old_is_told_beside_a_file_that_is_no_part_of_it():
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    state = changed(GOOD, {**UBUNTU, ("files", DROP_IN): None, "driver.initramfs_old": True})
+    changes = plan_driver.nvidia_driver(whole, state, {}).changes
+    assert f"write {DROP_IN}" in changes and any(text.startswith("rebuild the initramfs") for text in changes)
+
+
+@pytest.mark.parametrize("state, changes", DROP_INS)
+def test_persistence_mode_on_ubuntu(state, changes):
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    found = plan_driver.nvidia_driver(whole, changed(changed(GOOD, UBUNTU), state), {})
+    assert [text for text in found.changes if "persistenced" in text] == changes
+
+
+def test_of_ubuntus_kernel_what_is_there_is_held():
+    there = {"linux-generic": "6.8.0-84.84", "linux-image-generic": "6.8.0-84.84", "linux-image-6.8.0-84-generic": "1"}
+    state = changed(GOOD, {**UBUNTU, "packages": there})
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    changes = plan_driver.nvidia_driver(whole, state, {}).changes
+    assert [text for text in changes if text.startswith("hold ")] == ["hold linux-generic", "hold linux-image-generic"]
+
+
+def test_all_that_a_decision_may_name_is_read():
+    roles = {"nvidia_driver_state": "present", "nvidia_driver_kernel_module": "auto"}
+    roles["nvidia_driver_setup_record"] = "/r"
+    options = desired.reads(desired.collect(roles))
+    assert set(driver_choice.UNITS) <= set(options["units"])
+    assert set(driver_choice.FILES) <= set(options["files"])
+    assert "*nvidia*" in options["packages"]
+    assert options["texts"] == ["/r"]

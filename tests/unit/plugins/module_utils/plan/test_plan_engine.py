@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan's step for containerd, CRI-O, k3s and RKE2, as tables."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import containerd_text
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import engine as plan_engine
+
+PATH, RECORD = "/etc/containerd/config.toml", "/var/lib/vgpu/baseline/containerd.json"
+CRIO = "/etc/crio/crio.conf.d/99-vgpu.conf"
+WANTED = {
+    "engine": "containerd",
+    "containerd_config": PATH,
+    "containerd_record": RECORD,
+    "runtimes": {"nvidia": {"path": "/usr/bin/nvidia-container-runtime"}},
+    "default_runtime": "nvidia",
+    "restart": "if_idle",
+    "drop_in_path": "",
+    "drop_in_text": "",
+}
+PLAIN = "version = 2\n"
+OURS = containerd_text.merge(PLAIN, containerd_text.Wish())[0]
+THREE = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
+UP = {"present": True, "active": True, "started": 1000.0}
+
+
+def state(text, unit=None, drop_in=None, package="1.6.20~ds1-1", **files):
+    return {
+        "containerd": {"config_text": text, "drop_in_text": drop_in},
+        "units": {"containerd.service": UP if unit is None else unit},
+        "files": {RECORD: {"mtime": 900.0, "sha256": "x"}, **files},
+        "packages": {"containerd": package},
+    }
+
+
+# The host, what of the wish differs, words of the changes, words of the error.
+HOSTS = [
+    (state(OURS), {}, "", ""),
+    (state(PLAIN), {}, "set plugins", ""),
+    (state(None), {}, "write /etc/containerd/config.toml", ""),
+    (state(PLAIN), {"restart": "never"}, "", "container_runtime_restart is never"),
+    (state(PLAIN, unit={}), {"restart": "never"}, "set plugins", ""),
+    # Killed between the write and the restart.
+    (state(OURS, **{RECORD: {"mtime": 2000.0}}), {}, "restart containerd.service", ""),
+    (state(OURS, unit={"present": True, "active": False}), {}, "start containerd.service", ""),
+    (state(OURS), {"default_runtime": "runc"}, "", ""),
+    (state(PLAIN), {"runtimes": {"nvidia": {"path": "/opt/nvidia"}}}, 'BinaryName to "/opt/nvidia"', ""),
+    (state(THREE, package="2.1.9-1"), {}, "write /etc/containerd/conf.d/99-vgpu.toml", ""),
+    (
+        state(THREE, package="2.1.9-1", drop_in=containerd_text.drop_in(THREE, containerd_text.Wish())),
+        {},
+        "",
+        "",
+    ),
+    (state(THREE, package="1.7.24~ds1-6"), {}, "", "leave its runtimes out"),
+    (state("version = 2\n[broken\n"), {}, "", "line 2"),
+]
+
+
+@pytest.mark.parametrize("found, wish, words, fault", HOSTS)
+def test_containerd(found, wish, words, fault):
+    _reason, changes, errors = plan_engine.look({**WANTED, **wish}, found)
+    assert (bool(changes), bool(errors)) == (bool(words), bool(fault))
+    assert words in "\n".join(changes)
+    assert fault in "\n".join(errors)
+
+
+TEXT = containerd_text.crio(containerd_text.Wish())
+DROP_INS = [
+    ({}, {}, "write " + CRIO),
+    ({CRIO: {"sha256": sha256(TEXT), "mtime": 900.0}}, UP, ""),
+    ({CRIO: {"sha256": "other", "mtime": 900.0}}, UP, "change " + CRIO),
+    ({CRIO: {"sha256": sha256(TEXT), "mtime": 2000.0}}, UP, "restart crio.service"),
+    ({CRIO: {"sha256": sha256(TEXT), "mtime": 2000.0}}, {}, ""),
+]
+
+
+@pytest.mark.parametrize("files, unit, words", DROP_INS)
+def test_a_file_of_our_own(files, unit, words):
+    found = {"files": files, "units": {"crio.service": unit}, "packages": {}}
+    wanted = {**WANTED, "engine": "crio", "drop_in_path": CRIO, "drop_in_text": TEXT}
+    assert plan_engine.look(wanted, found)[1] == ([words] if words else [])
+    assert plan_engine.absent(wanted, found) == ([f"remove {CRIO}"] if files else [])

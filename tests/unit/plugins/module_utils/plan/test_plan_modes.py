@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MIG, MPS and time slice in the plan: state x wish -> changes, faults, whether running work is disturbed."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import mig_unit, mps, time_slice
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import modes as plan_modes
+from plan_samples import changed
+
+PROFILES = {
+    "1g.5gb": {"slices": 1, "most": 7, "memory_mib": 4864},
+    "3g.20gb": {"slices": 3, "most": 2, "memory_mib": 20096},
+}
+GPU = {
+    "index": 0,
+    "uuid": "GPU-0",
+    "model": "A100",
+    "mode": True,
+    "pending": True,
+    "profiles": PROFILES,
+    "instances": [{"id": 2, "profile": "3g.20gb", "start": 4, "size": 4, "complete": True}],
+    "processes": [],
+}
+ON = {"present": True, "enabled": True, "active": True}
+WANTED = {"3g.20gb": 1}
+CARD = {
+    "index": 0,
+    "uuid": "GPU-0",
+    "model": "T4",
+    "memory_mib": 15360,
+    "compute_capability": "7.5",
+    "mig_enabled": False,
+}
+
+
+def on_disk(files):
+    return {path: {"sha256": sha256(text), "mtime": 1.0} for path, text in files.items()}
+
+
+AS_WANTED = {
+    "os": {"id": "debian", "version_id": "12"},
+    "nvml": {"ok": True, "error": "", "cuda_version": "12.2"},
+    "gpus": [CARD],
+    "mig": {"ok": True, "error": "", "gpus": [GPU]},
+    "units": {mig_unit.UNIT: ON, mps.UNIT: ON, time_slice.UNIT: ON},
+    "files": on_disk({**mig_unit.files(WANTED), **mps.files([CARD], 4), **time_slice.files("long")}),
+}
+FIRST = "mig.gpus"
+BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
+
+# role's wish, what differs of the state, changes, words of the fault, disturbs
+MIG = [
+    ({}, {}, [], "", False),
+    ({"geometry": {"1g.5gb": 2}}, {}, None, "", True),
+    ({"geometry": {"1g.5gb": 2}}, {FIRST: BUSY}, [], "used by the processes 7", False),
+    ({"geometry": {"3g.20gb": 1, "1g.5gb": 1}}, {FIRST: BUSY}, None, "", True),  # what is in use stays
+    ({"geometry": {"9g.80gb": 1}}, {}, [], "has no MIG profile 9g.80gb", False),
+    ({"geometry": {}}, {}, [], "vgpu_mig_geometry is empty", False),
+    ({}, {FIRST: [{**GPU, "mode": None}]}, [], "has no MIG", False),
+    ({}, {FIRST: [{**GPU, "pending": False}]}, [], "waits for a reset", False),
+    ({}, {("files", mig_unit.GEOMETRY): None}, [f"write {mig_unit.GEOMETRY}"], "", False),
+    ({}, {("files", mig_unit.UNIT_PATH): {"sha256": "x"}}, [f"change {mig_unit.UNIT_PATH}"], "", False),
+    ({}, {("units", mig_unit.UNIT): {}}, [f"enable {mig_unit.UNIT}"], "", False),
+    ({"boot": False}, {("units", mig_unit.UNIT): {}}, [], "", False),
+    ({"state": "absent", "record": "/r"}, {"files": {}}, [], "", False),
+    ({"state": "absent", "record": "/r"}, {"files": {"/r": {}}}, ["take back what /r records"], "", True),
+    (
+        {"boot": False},
+        {"mig": {"ok": False, "error": "no driver", "gpus": []}, "nvml.ok": False},
+        ["bring the GPUs to 1 x 3g.20gb"],
+        "",
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize("wanted, state, changes, fault, disturbs", MIG)
+def test_mig(wanted, state, changes, fault, disturbs):
+    whole = {**desired.INPUTS["mig"], "state": "present", "geometry": WANTED, **wanted}
+    part = plan_modes.mig(whole, changed(AS_WANTED, state), {})
+    if changes is None:
+        assert any("create 1g.5gb" in line for line in part.changes)
+    else:
+        assert list(part.changes) == changes
+    assert (fault in " ".join(part.errors)) if fault else not part.errors
+    assert part.disturbs is disturbs
+
+
+MPS = [
+    ({}, {}, [], "", False),
+    ({"replicas": 8}, {}, [f"change {mps.START_PATH}", f"restart {mps.UNIT}"], "", True),
+    ({"replicas": 49}, {}, [], "at most 48 clients", False),
+    ({}, {("units", mps.UNIT, "active"): False}, [f"start {mps.UNIT}"], "", False),
+    ({}, {("units", mps.UNIT, "enabled"): False}, [f"enable {mps.UNIT}"], "", True),
+    # A run was killed between the file and the restart.
+    ({}, {("units", mps.UNIT, "started"): 0.5}, [f"restart {mps.UNIT}"], "", True),
+    ({}, {("units", mps.UNIT, "stale"): True}, [f"restart {mps.UNIT}"], "", True),
+    ({}, {("units", mps.UNIT, "started"): 1.5}, [], "", False),
+    ({}, {"nvml.ok": False}, [f"run {mps.UNIT} once the driver answers"], "", False),
+    ({"state": "absent"}, {}, [f"remove {mps.UNIT_PATH}", f"remove {mps.START_PATH}"], "", True),
+    ({"state": "absent"}, {"files": {}}, [], "", False),
+]
+
+
+@pytest.mark.parametrize("wanted, state, changes, fault, disturbs", MPS)
+def test_mps(wanted, state, changes, fault, disturbs):
+    whole = {**desired.INPUTS["mps"], "state": "present", "replicas": 4, **wanted}
+    part = plan_modes.mps_part(whole, changed(AS_WANTED, state), {})
+    assert list(part.changes) == changes
+    assert (fault in " ".join(part.errors)) if fault else not part.errors
+    assert part.disturbs is disturbs
+
+
+SET = "set the time slice of the GPUs to long"
+SLICE = [
+    ({}, {}, []),
+    ({}, {("units", time_slice.UNIT, "active"): False}, [SET]),
+    ({}, {("units", time_slice.UNIT, "started"): 0.5}, [SET]),
+    ({}, {("units", time_slice.UNIT, "started"): 1.5}, []),
+    ({}, {("units", time_slice.UNIT): {}}, [f"enable {time_slice.UNIT}", SET]),
+    ({}, {("files", time_slice.UNIT_PATH): {"sha256": "x"}}, [f"change {time_slice.UNIT_PATH}", SET]),
+    ({"state": "absent"}, {}, [f"remove {time_slice.UNIT_PATH}"]),
+    ({"state": "absent"}, {"files": {}}, []),
+]
+
+
+@pytest.mark.parametrize("wanted, state, changes", SLICE)
+def test_time_slice(wanted, state, changes):
+    part = plan_modes.time_slicing({"state": "present", "slice": "long", **wanted}, changed(AS_WANTED, state), {})
+    assert (list(part.changes), list(part.errors)) == (changes, [])
+
+
+def test_what_these_roles_read():
+    options = desired.reads(
+        desired.collect({"mig_state": "present", "mps_state": "present", "time_slicing_state": "present"})
+    )
+    assert options["mig"] is True
+    assert {mig_unit.UNIT, mps.UNIT, time_slice.UNIT} <= set(options["units"])
+    assert {mig_unit.GEOMETRY, mps.UNIT_PATH, time_slice.UNIT_PATH} <= set(options["files"])
+    # A group that shares in another way reads no more than whether there is something to give back.
+    other = desired.reads(desired.collect({"mig_state": "absent", "mig_record": "/r"}))
+    assert other.get("mig") is None
+    assert other["files"] == ["/r"]
+
+
+IN_MIG = {
+    **CARD,
+    "mig_enabled": True,
+    "mig": [{"index": 0, "uuid": "MIG-1", "profile": "3g.20gb", "memory_mib": 20096}],
+}
+EMPTY = {**CARD, "mig_enabled": True, "mig": []}
+TO_MIG = {"vgpu_sharing": "mig", "vgpu_mig_strategy": "mixed", "vgpu_mig_geometry": WANTED}
+RECORD = {"mig_record": "/r"}
+# variables, the GPU now, whether the role has something to give back, errors about the GPUs
+BOTH_WAYS = [
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, CARD, False, False),
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, EMPTY, False, False),  # a run that was cut off
+    ({**TO_MIG, "mig_state": "present", "mig_geometry": WANTED}, IN_MIG, False, False),
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, True, False),
+    ({**RECORD, "mig_state": "absent"}, IN_MIG, False, True),  # somebody else's geometry stays, and is in the way
+    ({}, IN_MIG, False, True),
+]
+
+
+@pytest.mark.parametrize("variables, gpu, record, refused", BOTH_WAYS)
+def test_a_group_may_change_to_mig_and_back(variables, gpu, record, refused):
+    state = {**AS_WANTED, "gpus": [gpu], "pci_gpus": [], "files": {"/r": {}} if record else {}}
+    found = plan.check_gpus(desired.collect(variables), state)
+    assert any(one.level == "error" for one in found) is refused

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of hosts that are not Debian: bare, with Docker's own engine, as wanted, and with a version to change."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_packages
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import driver as plan_driver
+from plan_samples import BARE, CONVERGED, RUNNING, VARIABLES
+
+ROCKY = {
+    "id": "rocky",
+    "id_like": "rhel centos fedora",
+    "version_id": "9.4",
+    "name": "Rocky Linux 9.4 (Blue Onyx)",
+    "arch": "x86_64",
+    "kernel": "5.14.0-427.13.1.el9_4.x86_64",
+    "root": "true",
+}
+SLES = {**ROCKY, "id": "sles", "id_like": "suse", "version_id": "15.6", "name": "SUSE Linux Enterprise Server 15 SP6"}
+CENTOS_7 = {**ROCKY, "id": "centos", "id_like": "rhel fedora", "version_id": "7", "name": "CentOS Linux 7 (Core)"}
+# The roles' defaults where group vars say nothing of packages, but for what the CUDA repository would be asked.
+ROLES = {
+    **VARIABLES,
+    "nvidia_driver_packages": [],
+    "nvidia_driver_source": "cuda",
+    "nvidia_driver_version": "580.95.05",
+    "nvidia_docker_packages": ["nvidia-docker2=*", "nvidia-container-toolkit=1.17.8-1"],
+    "container_runtime_packages": [],
+}
+MIRROR = {"container_runtime_repository": {"baseurl": "https://mirror.example.com/docker-ce", "key": "/k.asc"}}
+DOCKER = {"docker.service": dict(RUNNING)}
+# What is asked for by name; the rest of a driver comes as what these require.
+PACKAGES = {
+    "rocky": {"nvidia-driver-cuda": "580.95.05-1.el9"},
+    "sles": {"nvidia-compute-G06": "580.95.05-1", "nvidia-compute-utils-G06": "580.95.05-1"},
+}
+
+
+def planned(system, state, variables=None):
+    host = copy.deepcopy({**CONVERGED, **state, "os": system})
+    host["driver"] = {**host["driver"], "secure_boot": None}
+    return plan.make_plan(desired.collect({**ROLES, **(variables or {})}), host)
+
+
+def installs(made):
+    changes = [change for step in made["steps"] for change in step["changes"]]
+    return [change.split()[1] for change in changes if change.startswith("install ") and "/" not in change]
+
+
+@pytest.mark.parametrize(
+    ("system", "variables", "engine"),
+    [(ROCKY, MIRROR, engine_packages.REPOSITORY["docker"]), (SLES, {}, ["docker"]), (SLES, MIRROR, None)],
+)
+def test_a_bare_host_gets_every_role(system, variables, engine):
+    made = planned(system, BARE, variables)
+    assert made["errors"] == []
+    roles = ["nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "device_plugin", "verify"]
+    assert made["roles"] == roles
+    expected = [*PACKAGES[system["id"]], *(engine or engine_packages.REPOSITORY["docker"])]
+    assert set(installs(made)) >= set(expected)
+
+
+def test_a_bare_host_without_a_way_to_an_engine_is_told_so():
+    made = planned(ROCKY, BARE)
+    assert len(made["errors"]) == 1
+    assert "container_runtime: Rocky Linux 9.4 (Blue Onyx) has no package of docker" in made["errors"][0]
+    assert "container_runtime" not in made["roles"]
+
+
+def test_dockers_own_engine_is_used_as_it_is():
+    made = planned(ROCKY, {**BARE, "units": DOCKER})
+    assert made["errors"] == []
+    assert not {"docker", "docker.io", "docker-ce"} & set(installs(made))
+    step = next(step for step in made["steps"] if step["role"] == "container_runtime")
+    assert all("daemon.json" in change for change in step["changes"])
+
+
+def as_wanted(system):
+    packages = {**PACKAGES[system["id"]], "nvidia-docker2": "2.14.0-1", "nvidia-container-toolkit": "1.17.8-1"}
+    return {**CONVERGED, "packages": packages}
+
+
+@pytest.mark.parametrize("system", [ROCKY, SLES])
+def test_a_host_that_is_as_wanted_has_an_empty_plan(system):
+    """rpm tells versions with a release, which nobody pins."""
+    made = planned(system, as_wanted(system))
+    assert (made["steps"], made["errors"]) == ([], [])
+
+
+@pytest.mark.parametrize("system", [ROCKY, SLES])
+def test_another_version_is_a_change_of_every_package(system):
+    made = planned(system, as_wanted(system), {"nvidia_driver_version": "580.105.08"})
+    assert made["roles"][0] == "nvidia_driver"
+    changes = [change for change in made["steps"][0]["changes"] if change.startswith("change ")]
+    assert len(changes) == len(PACKAGES[system["id"]])
+    assert all("580.105.08" in change for change in changes)
+
+
+# branch that the group asks for, what the plan changes of the driver 580.95.05
+BRANCHES = [("580", []), ("570", ["nvidia-driver-cuda"])]
+
+
+@pytest.mark.parametrize(("branch", "names"), BRANCHES)
+@pytest.mark.parametrize("release", ["8.10", "9.4", "10.0"])
+def test_another_branch_is_a_change_also_where_a_stream_holds_the_branches(release, branch, names):
+    variables = {"nvidia_driver_version": "", "nvidia_driver_branch": branch}
+    made = planned({**ROCKY, "version_id": release}, as_wanted(ROCKY), variables)
+    changes = [change for step in made["steps"] for change in step["changes"] if change.startswith("change ")]
+    assert changes == [f"change {name} from 580.95.05-1.el9 to {branch}.*" for name in names]
+    assert (made["errors"], made["disturbs"]) == ([], bool(names))
+
+
+def test_headers_beside_those_of_another_kernel_disturb_no_driver():
+    """rpm keeps several versions of them; the driver works and is in use."""
+    packages = dict.fromkeys(["nvidia-driver-cuda", "kmod-nvidia-open-dkms"], "3:580.95.05-1.el9")
+    packages.update({"kernel-devel": "5.14.0-570.12.1.el9_6", "kernel-headers": "1", "nvidia-persistenced": "1"})
+    variables = {**desired.INPUTS["nvidia_driver"], "state": "present", "source": "cuda", "kernel_module": "auto"}
+    state = copy.deepcopy({**CONVERGED, "os": ROCKY, "packages": packages})
+    runs = {"loaded_version": "580.95.05", "disk_version": "580.95.05", "in_use": ["python3 (41)"], "headers": False}
+    state["driver"].update(runs, secure_boot=None)
+    state["pci_gpus"] = [{"address": "0000:01:00.0", "device": "0x1eb8"}]
+    found = plan_driver.nvidia_driver(variables, state, {})
+    assert "change kernel-devel from 5.14.0-570.12.1.el9_6 to 5.14.0-427.13.1.el9_4" in found.changes
+    assert (found.errors, found.disturbs) == ([], False)
+    state["packages"].update({"nvidia-docker2": "2.14.0-1", "nvidia-container-toolkit": "1.17.8-1"})
+    roles = {**ROLES, "nvidia_driver_version": "", "nvidia_driver_kernel_module": "auto"}
+    assert plan.make_plan(desired.collect(roles), state)["roles"] == ["nvidia_driver", "verify"], (
+        "no plugin is restarted"
+    )
+
+
+def test_a_release_that_nobody_tried_is_refused_with_what_is_supported():
+    errors = planned(CENTOS_7, BARE)["errors"]
+    assert "CentOS Linux 7 (Core) is not supported; Debian 12 and 13" in errors[0]
+    assert "RHEL and Rocky 8 to 10" in errors[0]
+
+
+def test_what_the_plan_compares_is_read():
+    read = desired.reads(desired.collect(ROLES))["packages"]
+    assert set(read) >= {"docker.io", "docker-ce", "containerd.io", "nvidia-docker2"}
+    assert set(read) >= set(driver_choice.PACKAGE_PATTERNS)
+    assert len(read) == len(set(read))
+
+
+@pytest.mark.parametrize(("mode", "told"), [("enforcing", True), ("permissive", False), ("", False)])
+def test_what_nobody_tried_is_said(mode, told):
+    made = planned({**ROCKY, "selinux": mode}, as_wanted(ROCKY))
+    assert [plan.CONFINED] * told == made["warnings"]
+    assert made["errors"] == []

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toolkit's configuration x wish -> changes of the plan, and what it lets containers have."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
+from ansible_collections.vgpu.fleet.plugins.module_utils.plan import toolkit as plan_toolkit
+from plan_samples import CONVERGED, VARIABLES
+
+PATH = "/etc/nvidia-container-runtime/config.toml"
+KEYS = {"accept-nvidia-visible-devices-as-volume-mounts": True}
+# the text, changes, words of the error
+ROWS = [
+    ("accept-nvidia-visible-devices-as-volume-mounts = true\n", [], ""),
+    (
+        "#accept-nvidia-visible-devices-as-volume-mounts = false\n",
+        [f"{PATH}: set accept-nvidia-visible-devices-as-volume-mounts to true"],
+        "",
+    ),
+    (None, [f"{PATH}: set accept-nvidia-visible-devices-as-volume-mounts to true"], ""),
+    ("x = \n[t\n", [], f"{PATH}: line"),
+]
+
+
+@pytest.mark.parametrize("text, changes, fault", ROWS)
+def test_the_plan_names_each_key(text, changes, fault):
+    wanted = desired.collect({**VARIABLES, "nvidia_docker_config": KEYS})
+    assert desired.reads(wanted)["texts"] == [PATH]
+    made = plan.make_plan(wanted, {**CONVERGED, "texts": {PATH: text}})
+    steps = [step for step in made["steps"] if step["role"] == "nvidia_docker"]
+    assert [line for step in steps for line in step["changes"]] == changes
+    assert (fault in "".join(made["errors"])) if fault else not made["errors"]
+
+
+ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+BOTH = {MOUNTS: True, ENVIRONMENT: False}
+# As NVIDIA ships the file.
+SHIPPED = f"#{MOUNTS} = false\n#{ENVIRONMENT} = true\n[nvidia-container-cli]\nload-kmods = true\n"
+SAFE = f"{MOUNTS} = true\n{ENVIRONMENT} = false\n"
+LEAK = ("nvidia_docker_config." + ENVIRONMENT, "NVIDIA_VISIBLE_DEVICES has every GPU, without a limit; set it to false")
+BY_HANDOVER = ("vgpu_handover", "without a limit; vgpu_handover: envvar needs it so; set vgpu_handover to auto")
+NO_ENVIRONMENT = ("nvidia_docker_config." + ENVIRONMENT, "expected true, found false in")
+NO_MOUNTS = ("nvidia_docker_config." + MOUNTS, "expected true, found none, which is false, in")
+NO_GPU = ("nvidia_docker_config." + MOUNTS, "by CDI, pods start without their GPU; set it to true")
+# nvidia_docker_config, the toolkit's file before the run, other variables, (the variable, words) of each warning
+WARNED = [
+    (BOTH, SHIPPED, {}, []),
+    (BOTH, None, {}, []),
+    (BOTH, f"{MOUNTS} = false\n{ENVIRONMENT} = true\n", {}, []),
+    ({**BOTH, "supported-driver-capabilities": "compute,utility"}, SHIPPED, {}, []),
+    # What a group sets takes the place of both keys.
+    ({"supported-driver-capabilities": "compute,utility"}, SHIPPED, {}, [LEAK]),
+    ({"supported-driver-capabilities": "compute,utility"}, SAFE, {}, []),
+    ({}, SHIPPED, {}, [LEAK]),
+    ({}, None, {}, [LEAK]),
+    ({}, SAFE, {}, []),
+    ({MOUNTS: True}, SHIPPED, {}, [LEAK]),
+    ({MOUNTS: True, ENVIRONMENT: True}, SAFE, {}, [LEAK]),
+    ({MOUNTS: False, ENVIRONMENT: True}, SAFE, {}, [LEAK]),
+    ({ENVIRONMENT: "false"}, SHIPPED, {}, [(LEAK[0], 'expected false, found "false" in')]),
+    ({ENVIRONMENT: False}, SHIPPED, {}, [NO_GPU]),
+    ({**BOTH, MOUNTS: False}, SAFE, {}, [(NO_GPU[0], "expected true, found false in")]),
+    # CDI asks neither key.
+    ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "cdi-cri"}, []),
+    ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "cdi-annotations"}, []),
+    ({}, SHIPPED, {"vgpu_handover": "cdi-cri"}, [LEAK]),
+    ({ENVIRONMENT: False}, SHIPPED, {"vgpu_handover": "volume-mounts"}, [NO_MOUNTS]),
+    ({}, SHIPPED, {"vgpu_handover": "volume-mounts"}, [LEAK, NO_MOUNTS]),
+    (BOTH, SHIPPED, {"vgpu_handover": "volume-mounts"}, []),
+    ({**BOTH, ENVIRONMENT: True}, SHIPPED, {"vgpu_handover": "envvar"}, [BY_HANDOVER]),
+    ({}, SHIPPED, {"vgpu_handover": "envvar"}, [BY_HANDOVER]),
+    (BOTH, SHIPPED, {"vgpu_handover": "envvar"}, [NO_ENVIRONMENT]),
+    # No slice is sold, or the toolkit is not this kit's.
+    ({}, SHIPPED, {"vgpu_sharing": "time-slicing"}, []),
+    ({}, SHIPPED, {"vgpu_sharing": "none"}, []),
+    ({}, SHIPPED, {"nvidia_docker_state": "absent"}, []),
+    ({}, SHIPPED, {"nvidia_docker_state": None}, []),
+    # An error of the plan, told once.
+    (BOTH, "x = \n[t\n", {}, []),
+]
+
+
+@pytest.mark.parametrize("keys, text, variables, expected", WARNED)
+def test_whom_the_toolkit_lets_have_a_gpu(keys, text, variables, expected):
+    wanted = desired.collect({**VARIABLES, "nvidia_docker_config": keys, **variables})
+    found = plan_toolkit.check(wanted, {**CONVERGED, "texts": {PATH: text}})
+    assert [finding.path for finding in found] == [path for path, _words in expected]
+    assert [finding.level for finding in found] == ["warning"] * len(expected)
+    for finding, (_path, words) in zip(found, expected):
+        assert words in finding.message
+        assert PATH in finding.message
+
+
+# nvidia_docker_config, sharing, whether the toolkit's file is read
+READS = [({}, "vcuda", True), (KEYS, "vcuda", True), ({}, "none", False), (KEYS, "none", True)]
+
+
+@pytest.mark.parametrize("keys, mode, read", READS)
+def test_the_file_is_read_where_it_is_compared(keys, mode, read):
+    wanted = desired.collect({**VARIABLES, "nvidia_docker_config": keys, "vgpu_sharing": mode})
+    assert (PATH in desired.reads(wanted)["texts"]) is read

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The annotations between scheduler and device plugin: there and back, and every way to be wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import annotations as pod_annotations
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.annotations import Device, NodeGpu, Part, PlanError
+
+PLAN = (
+    Part("first", "init", (Device("GPU-a", 1, 0),)),
+    Part("main", "app", (Device("GPU-a", 4309, 0), Device("GPU-b", 4309, 100))),
+)
+GPUS = (
+    NodeGpu("GPU-a", "Tesla T4", 15360, 30720, 7, 4388, 14, True, 0, (("GPU-b", 50),)),
+    NodeGpu("GPU-b", "", 15360, 15360, 7, 2194, 14, False),
+)
+
+
+def test_there_and_back():
+    assert pod_annotations.read_plan(pod_annotations.write_plan(PLAN)) == PLAN
+    assert pod_annotations.read_gpus(pod_annotations.write_gpus(GPUS)) == GPUS
+    assert (
+        pod_annotations.read_plan(pod_annotations.write_plan(()))
+        == ()
+        == pod_annotations.read_gpus(pod_annotations.write_gpus(()))
+    )
+
+
+def test_the_written_form_is_a_contract():
+    assert json.loads(pod_annotations.write_plan(PLAN))["containers"][0] == {
+        "name": "first",
+        "kind": "init",
+        "gpus": [["GPU-a", 1, 0]],
+    }
+    assert json.loads(pod_annotations.write_gpus(GPUS))["gpus"][0] == {
+        "uuid": "GPU-a",
+        "model": "Tesla T4",
+        "memory_mib": 15360,
+        "capacity_mib": 30720,
+        "slots": 7,
+        "slice_mib": 4388,
+        "slice_cores": 14,
+        "healthy": True,
+        "numa": 0,
+        "links": {"GPU-b": 50},
+    }
+
+
+def test_later_versions_may_say_more():
+    later = dict(json.loads(pod_annotations.write_gpus(GPUS)), version=2, more=1)
+    later["gpus"][0]["colour"] = "green"
+    assert pod_annotations.read_gpus(json.dumps(later)) == GPUS
+
+
+def test_what_was_given_wins_over_what_was_planned():
+    given = pod_annotations.write_plan(PLAN[:1])
+    assert pod_annotations.read_annotations({}) is None
+    assert pod_annotations.read_annotations({pod_annotations.PLAN: pod_annotations.write_plan(PLAN)}) == PLAN
+    assert (
+        pod_annotations.read_annotations(
+            {pod_annotations.PLAN: pod_annotations.write_plan(PLAN), pod_annotations.GIVEN: given}
+        )
+        == PLAN[:1]
+    )
+    with pytest.raises(PlanError, match=r"vgpu\.fleet/given"):
+        pod_annotations.read_annotations(
+            {pod_annotations.PLAN: pod_annotations.write_plan(PLAN), pod_annotations.GIVEN: "x"}
+        )
+
+
+def changed(text, *path, to):
+    document = json.loads(text)
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = to
+    return json.dumps(document)
+
+
+P, G = pod_annotations.write_plan(PLAN), pod_annotations.write_gpus(GPUS)
+BAD_PLANS = [
+    ("", "no JSON"),
+    (P[:-5], "no JSON"),
+    ("[" * 100000, "no JSON"),
+    ("[]", "expected a mapping"),
+    (changed(P, "version", to=0), '"version": 1'),
+    (changed(P, "version", to="1"), '"version": 1'),
+    (changed(P, "containers", to={}), "containers: expected a list"),
+    (changed(P, "containers", 0, to=1), "containers: expected a list"),
+    (changed(P, "containers", 0, "kind", to="other"), r"containers\[0\]"),
+    (changed(P, "containers", 0, "name", to=1), r"containers\[0\]"),
+    (changed(P, "containers", 1, "gpus", to=None), r"containers\[1\].gpus"),
+    (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", 1]), r"containers\[1\].gpus"),
+    (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", -1, 0]), "found"),
+    (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", True, 0]), "found"),
+    (changed(P, "containers", 1, "gpus", 0, to=["GPU-a", 1, 101]), "found"),
+    (changed(P, "containers", 1, "gpus", 0, to=[7, 1, 1]), "found"),
+    # Each by itself could be; the ledger's numbers end where a few such pods come together.
+    (changed(P, "containers", 1, "gpus", to=[["GPU-z", pod_annotations.MAX_MIB, 0]] * 2), "together"),
+]
+BAD_GPUS = [
+    ("null", "expected a mapping"),
+    (changed(G, "gpus", 0, "uuid", to=""), "uuid"),
+    (changed(G, "gpus", 0, "uuid", to="GPU-b"), "twice"),
+    (changed(G, "gpus", 0, "memory_mib", to=0), r"gpus\[0\].memory_mib"),
+    (changed(G, "gpus", 1, "slots", to=1.5), r"gpus\[1\].slots"),
+    (changed(G, "gpus", 1, "slice_cores", to=101), "slice_cores"),
+    (changed(G, "gpus", to=[dict(json.loads(G)["gpus"][0], uuid=f"GPU-{n}") for n in range(129)]), "at most 128"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_PLANS)
+def test_plans_that_cannot_be_read(text, words):
+    with pytest.raises(PlanError, match=words):
+        pod_annotations.read_plan(text)
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_GPUS)
+def test_gpus_that_cannot_be_read(text, words):
+    with pytest.raises(PlanError, match=words):
+        pod_annotations.read_gpus(text)
+
+
+def test_only_a_gpu_that_says_so_is_healthy():
+    assert not pod_annotations.read_gpus(changed(G, "gpus", 0, "healthy", to="yes"))[0].healthy
+    assert pod_annotations.read_gpus(changed(G, "gpus", 0, "links", to=["GPU-b"]))[0].links == ()

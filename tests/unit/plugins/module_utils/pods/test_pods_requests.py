@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pods ask in each dialect, against tables worked out by hand from the documents of the field."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import quantity, requests
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.quantity import QuantityError, exact, whole
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods.requests import Card, Config, DialectError, Size
+
+V100 = Card(16160, 16160, 8080, 50)
+DOUBLED = Card(16160, 32320, 8080, 25)
+SMALL = Card(1000, 1000, 500, 50)
+GPU, MEM, PERCENT, CORES = "nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores"
+ALI, ALI_CORE, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-count"
+CORE, UNITS = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+
+
+def pod(limits=None, labels=None, annotations=None, **more):
+    container = {"name": "main", "resources": {"limits": limits or {}}}
+    return {
+        "metadata": {"name": "a", "labels": labels or {}, "annotations": annotations or {}},
+        "spec": {"containers": [container], **more},
+    }
+
+
+# limits, labels, variables → dialect, GPUs, what each gets on a V100 of 16160 MiB (None: does not fit on it)
+ASKED = [
+    ({GPU: 1, MEM: 3000, CORES: 30}, {}, {}, "hami", 1, Size(3000, 30)),
+    ({GPU: "2", MEM: "3k"}, {}, {}, "hami", 2, Size(3000, 0)),
+    ({MEM: 3000}, {}, {}, "hami", 1, Size(3000, 0)),
+    ({GPU: 1, PERCENT: 50}, {}, {}, "hami", 1, Size(8080, 0)),
+    ({GPU: 1, PERCENT: 33}, {}, {}, "hami", 1, Size(5332, 0)),
+    ({GPU: 1, PERCENT: 0, CORES: 0}, {}, {}, "hami", 1, Size(5000, 0)),
+    ({GPU: 1, "nvidia.com/cores": 40}, {}, {}, "hami", 1, Size(5000, 40)),
+    ({CORES: 10}, {}, {"default_count": 3, "default_memory_mib": 100}, "hami", 3, Size(100, 10)),
+    ({CORES: 10}, {}, {"default_memory_mib": 0}, "hami", 1, Size(16160, 10)),
+    ({GPU: 1, MEM: 100}, {}, {"default_cores": 7}, "hami", 1, Size(100, 7)),
+    ({GPU: 1, MEM: 10}, {}, {"memory_factor": 256}, "hami", 1, Size(2560, 0)),
+    ({GPU: 1, MEM: 16161}, {}, {}, "hami", 1, None),
+    ({GPU: 1}, {}, {"plain": "default"}, "hami", 1, Size(5000, 0)),
+    ({GPU: 1}, {}, {}, "nvidia", 1, Size(16160, 100)),
+    ({GPU: 2}, {}, {"plain": "slice"}, "4paradigm", 2, Size(8080, 50)),
+    ({GPU + ".shared": 1}, {}, {}, "nvidia", 1, Size(8080, 50)),
+    # The worked example of the documents: 8 GiB over two GPUs, 4309 MiB each in nvidia-smi.
+    ({ALI: 8}, {COUNT: "2"}, {}, "alibaba", 2, Size(4309, 0)),
+    ({ALI: 8}, {COUNT: "2"}, {"gpu_mem_unit": "strict"}, "alibaba", 2, Size(4096, 0)),
+    ({ALI: 15}, {}, {}, "alibaba", 1, Size(16160, 0)),
+    ({ALI: 16}, {}, {}, "alibaba", 1, None),
+    ({ALI: 4, ALI_CORE: 30}, {}, {}, "alibaba", 1, Size(4309, 30)),
+    ({ALI: 8, GPU: 2}, {COUNT: "2"}, {}, "alibaba", 2, Size(4309, 0)),
+    # 30 units of 256 MiB.
+    ({CORE: 50, UNITS: 30}, {}, {}, "tencent", 1, Size(7680, 50)),
+    ({CORE: 100}, {}, {}, "tencent", 1, Size(16160, 100)),
+    ({CORE: 300}, {}, {}, "tencent", 3, Size(16160, 100)),
+    ({CORE: 300, GPU: 3}, {}, {}, "tencent", 3, Size(16160, 100)),
+]
+
+
+@pytest.mark.parametrize(("limits", "labels", "variables", "dialect", "count", "size"), ASKED)
+def test_asked(limits, labels, variables, dialect, count, size):
+    asked = requests.read_pod(pod(limits, labels), Config(**variables))
+    (ask,) = asked.asks
+    assert (asked.dialect, ask.dialect, ask.gpus, requests.size_on(ask, V100)) == (dialect, dialect, count, size)
+    assert ask.compute == ("shared" if ask.cores == 0 else "limited")
+
+
+def test_the_same_from_requests():
+    written = pod()
+    written["spec"]["containers"][0]["resources"] = {"requests": {GPU: 1, MEM: 3000}}
+    assert requests.size_on(requests.read_pod(written).asks[0], V100) == Size(3000, 0)
+
+
+def test_sizes_follow_the_card():
+    (half,) = requests.read_pod(pod({GPU: 1, PERCENT: 50})).asks
+    assert requests.size_on(half, DOUBLED) == Size(16160, 0), "percent of what may be given out"
+    (units,) = requests.read_pod(pod({ALI: 4})).asks
+    assert requests.size_on(units, DOUBLED) == Size(4309, 0), "a unit is of the card, whatever is sold of it"
+    assert requests.size_on(units, SMALL) is None, "a card under 1 GiB has no unit"
+
+
+# What is wrong, the field that the message names, and words of the message.
+LIMIT = 'spec.containers[0].resources.limits["{}"]'
+REFUSED = [
+    ({GPU: -1}, {}, LIMIT.format(GPU), "from 0 to 128 GPUs, found -1"),
+    ({GPU: 0, MEM: 100}, {}, LIMIT.format(GPU), "is 0 beside nvidia.com/gpumem"),
+    ({GPU: 1, MEM: 0}, {}, LIMIT.format(MEM), "from 1 to"),
+    ({GPU: 1, MEM: -5}, {}, LIMIT.format(MEM), "found -5"),
+    ({GPU: 1, MEM: "1.5"}, {}, LIMIT.format(MEM), "no whole number"),
+    ({GPU: 1, MEM: "1500m"}, {}, LIMIT.format(MEM), "no whole number"),
+    ({GPU: 1, MEM: "3000MB"}, {}, LIMIT.format(MEM), "no quantity"),
+    ({GPU: 1, MEM: "lots"}, {}, LIMIT.format(MEM), "no quantity"),
+    ({GPU: 1, MEM: ""}, {}, LIMIT.format(MEM), "no quantity"),
+    ({GPU: 1, MEM: None}, {}, LIMIT.format(MEM), "no quantity"),
+    ({GPU: 1, MEM: True}, {}, LIMIT.format(MEM), "no quantity"),
+    ({GPU: 1, MEM: "9" * 39}, {}, LIMIT.format(MEM), "from 1 to"),
+    ({GPU: 1, MEM: "9" * 400}, {}, LIMIT.format(MEM), "no quantity"),
+    ({GPU: 1, MEM: "1E"}, {}, LIMIT.format(MEM), "from 1 to"),
+    ({GPU: 129}, {}, LIMIT.format(GPU), "from 0 to 128"),
+    ({GPU: 1, PERCENT: 101}, {}, LIMIT.format(PERCENT), "from 0 to 100 %"),
+    ({GPU: 1, CORES: 101}, {}, LIMIT.format(CORES), "from 0 to 100 %"),
+    ({GPU: 1, CORES: 30, "nvidia.com/cores": 40}, {}, LIMIT.format("nvidia.com/cores"), "nvidia.com/gpucores says 30"),
+    ({GPU: 1, MEM: 100, PERCENT: 10}, {}, LIMIT.format(PERCENT), "beside nvidia.com/gpumem"),
+    ({GPU: 1, "nvidia.com/priority": 2}, {}, LIMIT.format("nvidia.com/priority"), "from 0 to 1"),
+    ({"nvidia.com/priority": 1}, {}, LIMIT.format("nvidia.com/priority"), "without a GPU"),
+    ({GPU: 1, "nvidia.com/gpumemory": 1}, {}, LIMIT.format("nvidia.com/gpumemory"), '"nvidia.com/gpumem"'),
+    ({"aliyun.com/gpumem": 1}, {}, LIMIT.format("aliyun.com/gpumem"), '"aliyun.com/gpu-mem"'),
+    ({ALI: 7}, {COUNT: "2"}, LIMIT.format(ALI), "7 GiB over 2 GPUs"),
+    ({ALI: 8}, {COUNT: "0"}, f'metadata.labels["{COUNT}"]', "from 1 to 128 GPUs"),
+    ({ALI: 8}, {COUNT: "two"}, f'metadata.labels["{COUNT}"]', "no quantity"),
+    ({ALI: 8}, {COUNT: "1.5"}, f'metadata.labels["{COUNT}"]', "no whole number"),
+    ({ALI: 8}, {COUNT: "-2"}, f'metadata.labels["{COUNT}"]', "found"),
+    ({ALI: 8, ALI_CORE: 30}, {COUNT: "2"}, LIMIT.format(ALI_CORE), "memory alone is divided"),
+    ({ALI: 8, GPU: 3}, {COUNT: "2"}, LIMIT.format(GPU), "asks for 2 GPUs"),
+    ({ALI_CORE: 30}, {}, LIMIT.format(ALI_CORE), "without aliyun.com/gpu-mem"),
+    ({CORE: 150, UNITS: 1}, {}, LIMIT.format(CORE), "multiple of 100"),
+    ({CORE: 0, UNITS: 1}, {}, LIMIT.format(CORE), "from 1 to"),
+    ({CORE: 50}, {}, LIMIT.format(CORE), "needs tencent.com/vcuda-memory"),
+    ({CORE: 50, UNITS: 0}, {}, LIMIT.format(UNITS), "from 1 to"),
+    ({UNITS: 4}, {}, LIMIT.format(UNITS), "without tencent.com/vcuda-core"),
+    ({MEM: 100, ALI: 4}, {}, LIMIT.format(ALI), "of another dialect"),
+    ({CORE: 50, UNITS: 4, ALI: 4}, {}, LIMIT.format(CORE), "of another dialect"),
+]
+
+
+@pytest.mark.parametrize(("limits", "labels", "where", "words"), REFUSED)
+def test_refused_by_field_and_reason(limits, labels, where, words):
+    with pytest.raises(DialectError) as fault:
+        requests.read_pod(pod(limits, labels))
+    assert [one for one in fault.value.findings if one.path == where and words in one.message], str(fault.value)
+
+
+def test_nvidias_own_name_beside_a_count_of_another_name_is_not_ours():
+    config = Config(gpu="example.com/gpu")
+    assert not requests.read_pod(pod({"nvidia.com/gpu": "1"}), config).wants_gpus
+    assert requests.read_pod(pod({"example.com/gpu": "1"}), config).wants_gpus
+    with pytest.raises(DialectError, match="did you mean"):
+        requests.read_pod(pod({"nvidia.com/gpumen": "1"}), config)
+
+
+def test_a_count_must_be_named_where_the_variable_says_so():
+    with pytest.raises(DialectError, match=r"gpumem.*without nvidia.com/gpu"):
+        requests.read_pod(pod({MEM: 100}), Config(default_count=0))
+
+
+@pytest.mark.parametrize("limits", [{}, {"cpu": "2", "memory": "1Gi"}, {GPU: 0}, {"nvidia.com/mig-1g.5gb": 1}])
+def test_pods_that_are_none_of_our_business(limits):
+    asked = requests.read_pod(pod(limits, {COUNT: "many"}, {"hami.io/gpu-scheduler-policy": "x"}))
+    assert not asked.wants_gpus and asked.dialect == ""
+
+
+def containers(*limits, **more):
+    made = pod(**more)
+    made["spec"]["containers"] = [
+        {"name": f"c{n}", "resources": {"limits": one}} for n, one in enumerate(limits) if one is not None
+    ]
+    return made
+
+
+def test_several_containers_each_ask():
+    asked = requests.read_pod(containers({GPU: 1, MEM: 100}, {}, {GPU: 1, CORES: 20}, {GPU: 1}))
+    assert [(ask.container, ask.cores) for ask in asked.asks] == [("c0", 0), ("c2", 20), ("c3", 100)]
+    assert asked.dialect == "hami"
+
+
+def test_init_containers_have_ended_and_sidecars_have_not():
+    made = containers({GPU: 1})
+    made["spec"]["initContainers"] = [
+        {"name": "first", "resources": {"limits": {GPU: 1}}},
+        {"name": "side", "restartPolicy": "Always", "resources": {"limits": {GPU: 1}}},
+    ]
+    assert [(ask.container, ask.init) for ask in requests.read_pod(made).asks] == [
+        ("first", True),
+        ("side", False),
+        ("c0", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (containers({MEM: 100}, {ALI: 4}), "one dialect in all containers"),
+        (containers({GPU: 1}, {CORE: 50, UNITS: 4}), "one dialect in all containers"),
+        (containers({ALI: 4}, {ALI: 4}, labels={COUNT: "2"}), "here are several: c0, c1"),
+        (containers({GPU: 1, "nvidia.com/priority": 0}, {GPU: 1, "nvidia.com/priority": 1}), "different priorities"),
+    ],
+)
+def test_containers_that_disagree(made, words):
+    with pytest.raises(DialectError, match=words):
+        requests.read_pod(made)
+
+
+def test_several_containers_of_alibaba_on_one_gpu_each():
+    asked = requests.read_pod(containers({ALI: 4}, {ALI: 2}))
+    assert [requests.size_on(ask, V100).memory_mib for ask in asked.asks] == [4309, 2154]
+
+
+def test_all_faults_at_once():
+    with pytest.raises(DialectError) as fault:
+        requests.read_pod(containers({GPU: -1}, {MEM: "x"}, annotations={"hami.io/gpu-scheduler-policy": "binpak"}))
+    assert len(fault.value.findings) == 3
+
+
+WISHES = [
+    ({"hami.io/gpu-scheduler-policy": "topology-aware"}, {"gpu_policy": "topology"}),
+    ({"hami.io/node-scheduler-policy": "spread"}, {"node_policy": "spread"}),
+    ({"vgpu.fleet/gpu-policy": "spread", "hami.io/gpu-scheduler-policy": "binpack"}, {"gpu_policy": "spread"}),
+    ({"nvidia.com/use-gpuuuid": "GPU-b, GPU-a"}, {"use_uuids": ("gpu-a", "gpu-b")}),
+    ({"nvidia.com/nouse-gputype": "T4,a100"}, {"avoid_models": ("a100", "t4")}),
+    ({"nvidia.com/numa-bind": "false", "nvidia.com/vgpu-mode": "hami-core"}, {}),
+]
+
+
+@pytest.mark.parametrize(("annotations", "wish"), WISHES)
+def test_wishes(annotations, wish):
+    assert requests.read_pod(pod({GPU: 1}, {}, annotations)).wish == requests.Wish(**wish)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "words"),
+    [
+        ({"hami.io/gpu-scheduler-policy": "binpak"}, 'did you mean "binpack"'),
+        ({"hami.io/gpu-scheduler-policy": "mutex"}, "expected one of binpack, spread, topology"),
+        ({"hami.io/node-scheduler-policy": "least"}, "expected one of binpack, spread, topology"),
+        ({"nvidia.com/use-gpuuuid": "GPU-a,,"}, "expected names with commas"),
+        ({"nvidia.com/numa-bind": "true"}, "not available in this version"),
+        ({"nvidia.com/vgpu-mode": "mps"}, "not available in this version"),
+    ],
+)
+def test_wishes_refused(annotations, words):
+    with pytest.raises(DialectError, match=words) as fault:
+        requests.read_pod(pod({GPU: 1}, {}, annotations))
+    assert fault.value.findings[0].path == f'metadata.annotations["{next(iter(annotations))}"]'
+
+
+@pytest.mark.parametrize(
+    ("wish", "uuid", "model", "taken"),
+    [
+        ({}, "GPU-a", "Tesla T4", True),
+        ({"use_uuids": ("gpu-a",)}, "GPU-A", "Tesla T4", True),
+        ({"use_uuids": ("gpu-a",)}, "GPU-b", "Tesla T4", False),
+        ({"use_uuids": ("gpu-a",), "avoid_uuids": ("gpu-a",)}, "GPU-a", "Tesla T4", False),
+        ({"use_models": ("t4",)}, "GPU-a", "Tesla T4", True),
+        ({"use_models": ("a100",)}, "GPU-a", "Tesla T4", False),
+        ({"avoid_models": ("tesla",)}, "GPU-a", "Tesla T4", False),
+    ],
+)
+def test_which_gpu_a_wish_takes(wish, uuid, model, taken):
+    assert requests.Wish(**wish).takes(uuid, model) is taken
+
+
+def test_what_leaves_nobody_a_say_is_refused():
+    made = pod({GPU: 1}, nodeName="node-1")
+    made["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    found = requests.admission_findings(made, requests.read_pod(made))
+    assert [one.path for one in found] == ["spec.nodeName", "spec.containers[0].securityContext.privileged"]
+    made["spec"]["containers"][0]["resources"] = {}
+    assert requests.admission_findings(made, requests.read_pod(made)) == []
+
+
+def test_warnings_are_no_refusal():
+    asked = requests.read_pod(pod({CORE: 100, UNITS: 3}, {COUNT: "2"}))
+    assert len(asked.warnings) == 2 and asked.wants_gpus
+
+
+NUMBERS = {"8": 8, 8: 8, "3k": 3000, "2Ki": 2048, "1e3": 1000, "1E3": 1000, "2500000m": 2500, "+5": 5, "5 ": 5}
+NO_NUMBERS = ["0.5", "1_000", "0x10", "e3", "1e", "∞", "٣", 8.0, True, None, {}, "1K", "1Mib"]
+
+
+@pytest.mark.parametrize(("text", "number"), [*NUMBERS.items(), *((text, None) for text in NO_NUMBERS)])
+def test_quantities(text, number):
+    if number is None:
+        with pytest.raises(QuantityError):
+            whole(text, -(10**9), 10**9)
+    else:
+        assert whole(text, 0, 10**9) == number == exact(text)
+
+
+def test_what_is_too_long_for_a_quantity_is_not_remembered():
+    """Labels come to the webhook before the API server has looked at their length."""
+    longest = "-" + "1" * 40 + "." + "5" * 40 + "e-10"
+    assert len(longest) == quantity.LONGEST and exact(longest) is not None
+    before = quantity._exact.cache_info().currsize
+    assert exact("7" * 100_000) is None and exact("x" * 100_000) is None
+    assert quantity._exact.cache_info().currsize == before

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other device plugins on a host: sockets are real, processes and static pods are files."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import conflicting_on_host
+
+MANIFEST = """apiVersion: v1
+kind: Pod
+spec:
+  containers:
+    - name: plugin
+      image: "nvcr.io/nvidia/k8s-device-plugin:v0.17.1"
+    - image: busybox
+"""
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A host whose sockets are bound by a short path, for such a path has 107 characters at most."""
+    folder = tmp_path / "var/lib/kubelet/device-plugins"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(conflicting_on_host, "_answers", _beside(conflicting_on_host._answers))
+    return tmp_path
+
+
+def _beside(answers):
+    return lambda path: answers(os.path.basename(path))
+
+
+@pytest.fixture
+def serve():
+    opened = []
+
+    def begin(name, listening=True):
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.bind(name)
+        if listening:
+            one.listen()
+        opened.append(one)
+
+    yield begin
+    for one in opened:
+        one.close()
+
+
+def put(root, path, text):
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_bare_host_and_our_own_sockets(host, serve):
+    serve("kubelet.sock")
+    serve("vgpu-nvidia.com_gpu.sock")
+    assert conflicting_on_host.find(Host(str(host))) == []
+    assert conflicting_on_host.find(Host(str(host / "nothing"))) == []
+
+
+def test_socket_that_nobody_serves_is_no_rival(host, serve):
+    serve("nvidia-gpu.sock", listening=False)
+    assert conflicting_on_host.find(Host(str(host))) == []
+
+
+def test_who_it_is(host, serve):
+    serve("nvidia-gpu.sock")
+    put(host, "proc/812/comm", "nvidia-device-p\n")
+    put(host, "proc/812/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/x.scope\n")
+    put(host, "proc/813/comm", "nvidia-persiste\n")
+    put(host, "etc/kubernetes/manifests/gpu.yaml", MANIFEST)
+    assert conflicting_on_host.find(Host(str(host))) == [
+        {
+            "socket": "/var/lib/kubelet/device-plugins/nvidia-gpu.sock",
+            "resource": "nvidia.com/gpu",
+            "owner": "nvidia-device-plugin, pid 812, in a pod; static pod /etc/kubernetes/manifests/gpu.yaml with "
+            "image nvcr.io/nvidia/k8s-device-plugin:v0.17.1",
+        }
+    ]
+
+
+SAID = [
+    # the socket, resources of ours, errors, warnings
+    ("nvidia-gpu.sock", ["nvidia.com/gpu"], 1, 0),
+    ("nvidia-gpu.sock", ["example.com/gpu"], 0, 1),
+    ("nvidia-mig-1g.5gb.sock", ["nvidia.com/gpu"], 0, 1),
+    ("nvidia-mig-1g.5gb.sock", ["nvidia.com/mig-1g.5gb"], 1, 0),
+    ("aliyungpushare.sock", ["nvidia.com/gpu"], 0, 1),
+    ("rdma.sock", ["nvidia.com/gpu"], 0, 0),
+]
+
+
+@pytest.mark.parametrize("name, resources, errors, warnings", SAID)
+def test_what_is_said(host, serve, name, resources, errors, warnings):
+    serve(name)
+    told = conflicting_on_host.said(conflicting_on_host.find(Host(str(host))), resources)
+    assert [len(one) for one in told] == [errors, warnings]
+    assert all(name in text for texts in told for text in texts)

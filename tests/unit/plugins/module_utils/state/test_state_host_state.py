@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of a host, read from a folder that is laid out as one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.library import versions
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    # The GPUs are those of the running machine whatever the root is; here they are none.
+    nothing = {"ok": False, "error": "none", "gpus": [], "lost": [], "driver_version": None}
+    monkeypatch.setattr(nvml, "read", lambda: dict(nothing))
+    return tmp_path
+
+
+def write(root, path, text=""):
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def host(root, answers=None):
+    return Host(str(root), run=lambda argv: (answers or {}).get(argv[0].rsplit("/", 1)[-1], Answer(127, "", "absent")))
+
+
+def version(root, name, spoiled=False):
+    write(root, f"usr/local/lib/vgpu/{name}/libvgpu.so", "code")
+    listed = {"libvgpu.so": "0" * 64 if spoiled else hashlib.sha256(b"code").hexdigest()}
+    write(root, f"usr/local/lib/vgpu/{name}/manifest.json", json.dumps({"files": listed}))
+
+
+def test_a_bare_host_is_all_empty_and_no_failure(root):
+    state = host_state.read(host(root), packages=["docker.io"], files=["/etc/x"], units=["docker.service"])
+    assert state["packages"] == {"docker.io": None}
+    assert state["files"] == {"/etc/x": None}
+    assert state["units"]["docker.service"]["present"] is False
+    assert state["docker"] == {
+        "config_text": None,
+        "info": None,
+        "kinds": {"snap": False, "podman": False, "rootless": []},
+    }
+    nothing = {"current": None, "real_root": "/usr/local/lib/vgpu", "versions": [], "whole": [], "unused": []}
+    assert state["vcuda"] == nothing
+    assert state["plugin"] == {"current": None, "versions": [], "status": None, "rivals": []}
+    assert state["node_config"] == {"text": None, "named": {}}
+    assert state["proof"] is None
+    assert (state["gpus"], state["nvml"]["ok"]) == ([], False)
+
+
+def test_versions_of_the_library(root):
+    version(root, "1")
+    version(root, "2", spoiled=True)
+    write(root, "usr/local/lib/vgpu/3/libvgpu.so", "no manifest")
+    version(root, ".4.new")
+    (root / "usr/local/lib/vgpu/current").symlink_to("1")
+    found = versions.library(host(root), "/usr/local/lib/vgpu")
+    assert found.pop("real_root") == "/usr/local/lib/vgpu"
+    assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
+
+
+def test_a_root_behind_a_link_is_told(root):
+    version(root, "1")
+    (root / "srv").mkdir()
+    (root / "usr/local/lib/vgpu").rename(root / "srv/vgpu")
+    (root / "usr/local/lib/vgpu").symlink_to(root / "srv/vgpu")
+    found = versions.library(host(root), "/usr/local/lib/vgpu")
+    assert (found["real_root"], found["whole"]) == ("/srv/vgpu", ["1"])
+
+
+@pytest.mark.parametrize(
+    "answer, status",
+    [
+        (Answer(0, '{"version": "1"}', ""), {"version": "1"}),
+        (Answer(1, "", "no socket"), None),
+        (Answer(0, "torn", ""), None),
+        (Answer(0, "[]", ""), None),
+    ],
+)
+def test_what_the_device_plugin_says(root, answer, status):
+    write(root, "usr/local/bin/vgpuctl", "program")
+    assert host_state.plugin_status(host(root, {"vgpuctl": answer})) == status
+
+
+@pytest.mark.parametrize(
+    "text, proof", [('{"fingerprint": "abc"}', "abc"), ("{}", None), ("torn", None), ("[]", None), ("", None)]
+)
+def test_what_was_proven(root, text, proof):
+    write(root, "var/lib/vgpu/proof.json", text)
+    assert host_state.proof(host(root)) == proof
+
+
+STATUS = {"version": "1", "config_sha256": "c", "library": "l"}
+GPUS = [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]
+
+
+@pytest.mark.parametrize(
+    "status, gpus, driver, same",
+    [
+        (STATUS, list(reversed(GPUS)), "535", True),  # the order of the GPUs is none of a proof's business
+        ({**STATUS, "pid": 7}, GPUS, "535", True),
+        ({**STATUS, "version": "2"}, GPUS, "535", False),
+        ({**STATUS, "config_sha256": "d"}, GPUS, "535", False),
+        ({**STATUS, "library": "m"}, GPUS, "535", False),
+        (STATUS, GPUS[:1], "535", False),
+        (STATUS, GPUS, "550", False),
+    ],
+)
+def test_a_proof_holds_for_what_ran(status, gpus, driver, same):
+    assert (digest.fingerprint(status, gpus, driver) == digest.fingerprint(STATUS, GPUS, "535")) is same
+
+
+def test_without_a_device_plugin_there_is_nothing_to_prove():
+    assert digest.fingerprint(None, GPUS, "535") is None

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an upgrade returns to, on a host laid out in a folder: also after one that was killed once it had switched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state, rollback
+
+LIBRARY, PLUGIN, CONFIG = "/usr/local/lib/vgpu", "/opt/vgpu/plugin", "/etc/vgpu/node.yaml"
+NAMED = "/etc/vgpu/configs/big.yaml"
+UNIT = "/etc/systemd/system/vgpu-device-plugin.service"
+DAEMON_SET = "/etc/vgpu/daemonset.json"
+ARBITER = "/etc/systemd/system/vgpu-arbiter.service"
+GPUS = [{"uuid": "GPU-a"}]
+
+
+class Machine:
+    """A host whose versions, configuration and proof a test sets."""
+
+    def __init__(self, root):
+        self.root, self.host = root, Host(str(root), run=self.run)
+        self.status = {"version": "1", "config_sha256": "one", "library": "1"}
+        self.write("/usr/local/bin/vgpuctl", "program")
+        for version in ("1", "2"):
+            self.write(f"{LIBRARY}/{version}/libvgpu.so", version)
+            listed = {"libvgpu.so": hashlib.sha256(version.encode()).hexdigest()}
+            self.write(f"{LIBRARY}/{version}/manifest.json", json.dumps({"files": listed}))
+            self.write(f"{PLUGIN}/{version}/.complete", "")
+        self.switch("1")
+
+    def run(self, argv):
+        return Answer(0, json.dumps(self.status), "") if argv[0].endswith("vgpuctl") else Answer(127, "", "")
+
+    def write(self, path, text):
+        place = self.root / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    def switch(self, version):
+        for folder in (LIBRARY, PLUGIN):
+            link = self.root / folder.lstrip("/") / "current"
+            link.unlink(missing_ok=True)
+            link.symlink_to(version)
+        self.write(CONFIG, f"config {version}")
+        self.write(NAMED, f"named {version}")
+        self.write(UNIT, f"unit {version}")
+        self.write(DAEMON_SET, f"daemonset {version}")
+        self.status = {"version": version, "config_sha256": version, "library": version}
+
+    def prove(self):
+        runs = digest.fingerprint(self.status, GPUS, "535")
+        self.write(host_state.PROOF, json.dumps({"fingerprint": runs}))
+
+    def keep(self, check=False):
+        return rollback.keep(self.host, LIBRARY, PLUGIN, CONFIG, [UNIT, ARBITER], check, DAEMON_SET)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvml, "read", lambda: {"gpus": GPUS, "driver_version": "535"})
+    return Machine(tmp_path)
+
+
+FIRST = {
+    "library": "1",
+    "plugin": "1",
+    "node_config": "config 1",
+    "configs": {NAMED: "named 1"},
+    "units": {UNIT: "unit 1", ARBITER: None},
+    "daemonset": {DAEMON_SET: "daemonset 1"},
+}
+
+
+def test_what_is_current_is_kept(machine):
+    machine.prove()
+    assert machine.keep(check=True) == (FIRST, False)
+    assert rollback.kept(machine.host) is None, "check mode keeps nothing"
+    assert machine.keep() == (FIRST, False)
+    assert rollback.kept(machine.host) == FIRST
+    assert rollback.forget(machine.host, check_mode=True) is True
+    assert rollback.forget(machine.host) is True
+    assert rollback.forget(machine.host) is False
+
+
+def test_an_upgrade_that_was_killed_after_its_switch_is_not_taken_for_the_former_version(machine):
+    machine.prove()
+    machine.keep()
+    machine.switch("2")
+    assert machine.keep() == (FIRST, True)
+    assert machine.keep() == (FIRST, True)
+
+
+# What came after the killed upgrade -> whether what it kept still counts.
+AFTER = [
+    (lambda machine: None, True),
+    # Somebody else finished it: what runs is proven, and is what a later upgrade must return to.
+    (lambda machine: machine.prove(), False),
+    # The former version is not on the host any more, or not whole.
+    (lambda machine: machine.write(f"{LIBRARY}/1/libvgpu.so", "damaged"), False),
+    (lambda machine: (machine.root / PLUGIN.lstrip("/") / "1").rename(machine.root / "gone"), False),
+    (lambda machine: machine.write(rollback.PATH, "torn {"), False),
+    (lambda machine: machine.write(rollback.PATH, "{}"), False),
+]
+
+
+@pytest.mark.parametrize("after, counts", AFTER)
+def test_how_long_it_counts(machine, after, counts):
+    machine.prove()
+    machine.keep()
+    machine.switch("2")
+    after(machine)
+    point, resumed = machine.keep()
+    assert (point["plugin"], resumed) == (("1", True) if counts else ("2", False))
+
+
+def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvml, "read", lambda: {"gpus": [], "driver_version": None})
+    host = Host(str(tmp_path), run=lambda argv: Answer(127, "", ""))
+    point, resumed = rollback.keep(host, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
+    there = {"library": None, "plugin": None, "node_config": None, "configs": {}, "units": {UNIT: None}}
+    assert point == {**there, "daemonset": {DAEMON_SET: None}}
+    assert resumed is False
+
+
+def test_only_what_a_node_label_may_name_is_a_named_configuration(machine):
+    machine.write("/etc/vgpu/configs/.half.yaml", "half")
+    machine.write("/etc/vgpu/configs/notes.txt", "theirs")
+    machine.write("/etc/vgpu/configs/small.yaml", "small")
+    assert machine.keep()[0]["configs"] == {NAMED: "named 1", "/etc/vgpu/configs/small.yaml": "small"}
+
+
+def test_a_record_without_named_configurations_leaves_them_as_they_are(machine):
+    machine.prove()
+    machine.keep()
+    older = {key: value for key, value in FIRST.items() if key not in ("configs", "daemonset")}
+    machine.write(rollback.PATH, json.dumps(older))
+    machine.switch("2")
+    point, resumed = machine.keep()
+    assert (point, resumed) == ({**FIRST, "configs": None, "daemonset": {}}, True)
