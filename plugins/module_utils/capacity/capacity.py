@@ -18,7 +18,7 @@ from ..config.kinds import errors
 from ..gpu import nvml
 from ..host import digest
 from ..host.host import Host
-from ..state import host_state
+from ..state import running_plugin
 from . import running as capacity_running
 from . import tables
 
@@ -41,7 +41,7 @@ def observe(
     """
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
-    plugin = host_state.plugin_status(host)
+    plugin = running_plugin.status(host)
     # A node label may have chosen a named configuration; what the program says it has taken over is what must hold.
     if named_configs.name_in_force(config_path, plugin):
         config_path = str((plugin or {})["config_path"])
@@ -53,10 +53,10 @@ def observe(
         "kubelet_fault": refusal(kubelet_socket),
         "checkpoint_text": host.text(os.path.join(kubelet_dir, os.path.basename(CHECKPOINT))),
         "plugin": plugin,
-        "proof": host_state.proof(host),
+        "proof": running_plugin.proof(host),
         "asked_usage": usage,
-        "usage": host_state.plugin_usage(host) if usage else [],
-        "watch": host_state.plugin_watch(host) if usage else None,
+        "usage": running_plugin.usage(host) if usage else [],
+        "watch": running_plugin.watch(host) if usage else None,
         "wanted_text": wanted_text,
         "base_text": host.text(base_path) if wanted_text else None,
         "base_path": base_path,

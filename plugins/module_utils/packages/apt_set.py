@@ -9,11 +9,11 @@ import stat
 from typing import Any, NamedTuple, Sequence
 
 from ..host.files import read_bytes, write_bytes
-from . import apt_index, apt_keys, apt_text, rpm_text
+from . import apt_index, apt_keys, apt_text
 from . import manager as package_manager
 from .apt_host import KEYRINGS, SOURCES, TRUSTED, AptError, AptHost
 from .apt_text import Source, Transaction
-from .pins import split_pin
+from .pins import matching, split_pin
 
 
 class Wish(NamedTuple):
@@ -172,7 +172,7 @@ class PackageSet:
             )
 
     def refuse_companions(self, lacking: Sequence[str]) -> None:
-        came = rpm_text.matching(self.transaction.install, self.wish.refuse)
+        came = matching(self.transaction.install, self.wish.refuse)
         if came:
             asked = ", ".join(split_pin(one)[0] for one in lacking)
             raise AptError(

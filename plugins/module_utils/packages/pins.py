@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A package in a list: ``name`` or ``name=version``; the version may end in ``*``. Pure."""
+"""A package in a list, ``name`` or ``name=version`` whose version may end in ``*``, and patterns of names. Pure."""
 
 from __future__ import annotations
+
+import fnmatch
+from typing import Iterable, Sequence
 
 
 def split_pin(package: str) -> tuple[str, str]:
@@ -18,3 +21,14 @@ def name_of(package: str) -> str:
 def version_of(package: str, default: str = "") -> str:
     """The version that is pinned, empty where any will do."""
     return str(package).partition("=")[2] or default
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The names that one of the patterns matches, without those that one with a ``!`` before it matches."""
+    given = list(patterns)
+    without = [one[1:] for one in given if one.startswith("!")]
+
+    def matches(name: str, wanted: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, one) for one in wanted)
+
+    return sorted(name for name in set(names) if matches(name, given) and not matches(name, without))

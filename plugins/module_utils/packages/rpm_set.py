@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Sequence
 
 from . import manager as package_manager
 from . import rpm_text
-from .pins import split_pin
+from .pins import matching, split_pin
 from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
 
 # What keeps packages at their version, where that is a package of its own.
@@ -125,9 +125,9 @@ class PackageSet:
 
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
         """Bring these versions. Packages that somebody else locked are his: a change of one is refused."""
-        ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
+        ours = matching(self.host.locks(), self.load_record().get("locks", []))
         # Somebody else's entry may be a pattern.
-        keep = sorted({*rpm_text.matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
+        keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
         foreign = [name for name in keep if name in packages]
         if foreign:
             release = "dnf versionlock delete" if self.host.manager == "dnf" else "zypper removelock"
@@ -168,8 +168,8 @@ class PackageSet:
 
     def hold(self) -> None:
         """Keep the packages at their version against upgrades of the whole system."""
-        names = rpm_text.matching(_without_keys(self.after), self.wish.hold)
-        ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
+        names = matching(_without_keys(self.after), self.wish.hold)
+        ours = matching(self.host.locks(), self.load_record().get("locks", []))
         moved = [name for name in self.installed if name in ours]
         todo = sorted((set(names) - set(self.host.locks())) | set(moved))
         self.plan += [f"lock {name}" for name in todo if name not in moved]
@@ -272,7 +272,7 @@ class PackageSet:
         there = [name for name in names if name in self.before]
         self.refuse_dependents(there)
         # Before the packages, for a lock keeps them.
-        locked = rpm_text.matching(self.host.locks(), record.get("locks", []))
+        locked = matching(self.host.locks(), record.get("locks", []))
         if locked:
             self.plan += [f"release {name}" for name in locked]
             if not self.check_mode:

@@ -254,17 +254,6 @@ def locked_by_zypper(text: str | None) -> list[str]:
     return re.findall(r"^solvable_name:\s*(\S+)\s*$", text or "", re.MULTILINE)
 
 
-def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The names that one of the patterns matches, without those that one with a ``!`` before it matches."""
-    given = list(patterns)
-    without = [one[1:] for one in given if one.startswith("!")]
-
-    def matches(name: str, wanted: Sequence[str]) -> bool:
-        return any(fnmatch.fnmatchcase(name, one) for one in wanted)
-
-    return sorted(name for name in set(names) if matches(name, given) and not matches(name, without))
-
-
 def faults_of(text: str) -> str:
     """The lines of dnf's, zypper's or rpm's output that say what is wrong."""
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]

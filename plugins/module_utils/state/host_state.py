@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, Sequence
 
@@ -14,11 +13,9 @@ from ..gpu import mig_nvml, nvml
 from ..host.host import Host
 from ..kube import version as kube_version
 from ..library import versions
-from . import conflicting_on_host
+from . import conflicting_on_host, running_plugin
 
 KUBELETS = ("/usr/bin/kubelet", "/usr/local/bin/kubelet")
-VGPUCTL = "/usr/local/bin/vgpuctl"
-PROOF = "/var/lib/vgpu/proof.json"
 
 
 def read(
@@ -59,14 +56,14 @@ def read(
         "plugin": {
             "current": versions.version_of(host.link(os.path.join(plugin_root, "current"))),
             "versions": versions.folders(host, plugin_root),
-            "status": plugin_status(host),
+            "status": running_plugin.status(host),
             "rivals": conflicting_on_host.find(host),
         },
         "kubelet": kube,
         "kubelet_engine": kubelet_engine.read(host, kube),
         "node_config": {"text": host.text(node_config), "named": named_configs(host, node_config)},
         "mig": mig_nvml.read() if mig else None,
-        "proof": proof(host),
+        "proof": running_plugin.proof(host),
     }
 
 
@@ -96,41 +93,3 @@ def containerd(host: Host, path: str) -> dict[str, Any]:
         "config_text": text,
         "drop_in_text": host.text(os.path.join(folder, containerd_text.DROP_IN)) if folder else None,
     }
-
-
-def plugin_status(host: Host) -> dict[str, Any] | None:
-    """What the running device plugin says of itself, None where none answers."""
-    return _ask_plugin(host, "status", "--json")
-
-
-def plugin_usage(host: Host) -> list[dict[str, Any]]:
-    """What each limited container holds and uses, GPU by GPU; empty where no device plugin answers."""
-    usages = (_ask_plugin(host, "top", "--once", "--json") or {}).get("usages")
-    return usages if isinstance(usages, list) else []
-
-
-def plugin_watch(host: Host) -> dict[str, Any] | None:
-    """What the watcher of the device plugin names; None where there is none."""
-    return _ask_plugin(host, "watch", "--json")
-
-
-def _ask_plugin(host: Host, *arguments: str) -> dict[str, Any] | None:
-    if host.file(VGPUCTL) is None:
-        return None
-    answer = host.run([host.path(VGPUCTL), *arguments])
-    if answer.rc != 0:
-        return None
-    try:
-        told = json.loads(answer.out)
-    except ValueError:
-        return None
-    return told if isinstance(told, dict) else None
-
-
-def proof(host: Host) -> str | None:
-    """The fingerprint of what isolation was last proven for, None where it never was."""
-    try:
-        kept = json.loads(host.text(PROOF) or "")
-    except ValueError:
-        return None
-    return str(kept["fingerprint"]) if isinstance(kept, dict) and kept.get("fingerprint") else None

@@ -17,7 +17,7 @@ from ..host import digest
 from ..host.files import write_bytes
 from ..host.host import Host
 from ..library import versions
-from . import host_state
+from . import running_plugin
 
 PATH = "/var/lib/vgpu/upgrade.json"
 
@@ -82,8 +82,8 @@ def kept(host: Host) -> dict[str, Any] | None:
 def proven(host: Host) -> bool:
     """Whether what runs now has been proven: then it is itself the way back, and an older record is none."""
     gpus = nvml.read()
-    runs = digest.fingerprint(host_state.plugin_status(host), gpus["gpus"], gpus["driver_version"])
-    return runs is not None and runs == host_state.proof(host)
+    runs = digest.fingerprint(running_plugin.status(host), gpus["gpus"], gpus["driver_version"])
+    return runs is not None and runs == running_plugin.proof(host)
 
 
 def _there(host: Host, point: dict[str, Any], library_root: str, plugin_root: str) -> bool:

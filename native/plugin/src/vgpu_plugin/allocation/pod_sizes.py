@@ -102,8 +102,8 @@ class PodSizes:
             raise Refused(f"pod {owner.name}: {fault}") from None
         if plan is None or not any(part.container == owner.container for part in plan):
             raise Refused(
-                f"pod {owner.name}, container {owner.container}: no plan of its GPUs ({pod_annotations.PLAN}); pods of a "
-                "node with requested sizes are placed by vgpu-scheduler: set schedulerName, and no nodeName"
+                f"pod {owner.name}, container {owner.container}: no plan of its GPUs ({pod_annotations.PLAN}); pods of "
+                "a node with requested sizes are placed by vgpu-scheduler: set schedulerName, and no nodeName"
             )
         return plan
 

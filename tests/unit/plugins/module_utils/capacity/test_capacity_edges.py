@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
-from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import running_plugin
 from capacity_samples import AGREEING, GPUS, IDS, checkpoint, compared, plugin, slices
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
@@ -108,7 +108,7 @@ def test_gpu_that_waits_and_is_to_have_no_slices(held):
 )
 def test_the_configuration_that_a_label_chose_is_what_must_hold(tmp_path, monkeypatch, status, path):
     monkeypatch.setattr(nvml, "read", lambda: copy.deepcopy(AGREEING["nvml"]))
-    monkeypatch.setattr(host_state, "plugin_status", lambda _host: status)
+    monkeypatch.setattr(running_plugin, "status", lambda _host: status)
     for name in ("node.yaml", "configs/large.yaml"):
         file = tmp_path / "etc/vgpu" / name
         file.parent.mkdir(parents=True, exist_ok=True)

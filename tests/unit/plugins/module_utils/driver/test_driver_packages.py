@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
-from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_text
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import pins
 from driver_samples import (
     A30,
     A100,
@@ -249,8 +249,8 @@ COMPANIONS = [
 def test_a_branch_does_not_bring_another_one(host, wanted, refused):
     found = chosen(host, [T4], **wanted)
     assert found.refusals == []
-    assert rpm_text.matching(SERVER, found.refuse) == refused
-    assert rpm_text.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
+    assert pins.matching(SERVER, found.refuse) == refused
+    assert pins.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
 
 
 # host, wish, switches, fabric manager's packages, words of the refusal
@@ -376,4 +376,4 @@ def test_what_is_locked_on_rhel_is_the_driver_and_not_the_container_toolkit():
     driver = ["kmod-nvidia-open-dkms", "libnvidia-cfg", "libnvidia-ml", "nvidia-driver-cuda", "nvidia-persistenced"]
     toolkit = ["libnvidia-container1", "nvidia-container-toolkit-base", "nvidia-container-runtime", "nvidia-docker2"]
     holds = chosen("rhel9", [T4], source="cuda").holds
-    assert rpm_text.matching([*driver, *toolkit, "kernel-devel"], holds) == driver
+    assert pins.matching([*driver, *toolkit, "kernel-devel"], holds) == driver

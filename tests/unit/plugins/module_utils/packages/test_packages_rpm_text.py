@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_text
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import pins, rpm_text
 
 # Lower, higher: rpm's manual and its own tests have these cases.
 ORDERED = [
@@ -163,9 +163,9 @@ def test_locks_are_read_by_their_package() -> None:
     lines = ["nvidia-driver-cuda-3:580.95.05-1.el9.*", "# a comment", "", "!excluded-0:1-1.*", "a-0:1-1.* # why"]
     assert [rpm_text.lock_name(line) for line in lines] == ["nvidia-driver-cuda", "", "", "", "a"]
     assert rpm_text.locked_by_zypper("\ntype: package\nsolvable_name: a\n\nsolvable_name: b*\n") == ["a", "b*"]
-    assert rpm_text.matching(["nvidia-a", "b"], ["*nvidia*"]) == ["nvidia-a"]
-    assert rpm_text.matching(["nvidia-a", "nvidia-b", "b"], ["!*-b", "*"]) == ["b", "nvidia-a"]
-    assert rpm_text.matching(["b"], ["!c"]) == []
+    assert pins.matching(["nvidia-a", "b"], ["*nvidia*"]) == ["nvidia-a"]
+    assert pins.matching(["nvidia-a", "nvidia-b", "b"], ["!*-b", "*"]) == ["b", "nvidia-a"]
+    assert pins.matching(["b"], ["!c"]) == []
 
 
 # Entries that people wrote by hand, what is installed, the package that is meant.

@@ -11,7 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.library import versions
-from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state, running_plugin
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_root_behind_a_link_is_told(root):
 )
 def test_what_the_device_plugin_says(root, answer, status):
     write(root, "usr/local/bin/vgpuctl", "program")
-    assert host_state.plugin_status(host(root, {"vgpuctl": answer})) == status
+    assert running_plugin.status(host(root, {"vgpuctl": answer})) == status
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_what_the_device_plugin_says(root, answer, status):
 )
 def test_what_was_proven(root, text, proof):
     write(root, "var/lib/vgpu/proof.json", text)
-    assert host_state.proof(host(root)) == proof
+    assert running_plugin.proof(host(root)) == proof
 
 
 STATUS = {"version": "1", "config_sha256": "c", "library": "l"}

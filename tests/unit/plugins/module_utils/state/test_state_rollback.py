@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
-from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state, rollback
+from ansible_collections.vgpu.fleet.plugins.module_utils.state import rollback, running_plugin
 
 LIBRARY, PLUGIN, CONFIG = "/usr/local/lib/vgpu", "/opt/vgpu/plugin", "/etc/vgpu/node.yaml"
 NAMED = "/etc/vgpu/configs/big.yaml"
@@ -55,7 +55,7 @@ class Machine:
 
     def prove(self):
         runs = digest.fingerprint(self.status, GPUS, "535")
-        self.write(host_state.PROOF, json.dumps({"fingerprint": runs}))
+        self.write(running_plugin.PROOF, json.dumps({"fingerprint": runs}))
 
     def keep(self, check=False):
         return rollback.keep(self.host, LIBRARY, PLUGIN, CONFIG, [UNIT, ARBITER], check, DAEMON_SET)

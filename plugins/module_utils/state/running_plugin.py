@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the running device plugin of a host reports, and what isolation was last proven for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ..host.host import Host
+
+VGPUCTL = "/usr/local/bin/vgpuctl"
+PROOF = "/var/lib/vgpu/proof.json"
+
+
+def status(host: Host) -> dict[str, Any] | None:
+    """What the running device plugin says of itself, None where none answers."""
+    return _ask(host, "status", "--json")
+
+
+def usage(host: Host) -> list[dict[str, Any]]:
+    """What each limited container holds and uses, GPU by GPU; empty where no device plugin answers."""
+    usages = (_ask(host, "top", "--once", "--json") or {}).get("usages")
+    return usages if isinstance(usages, list) else []
+
+
+def watch(host: Host) -> dict[str, Any] | None:
+    """What the watcher of the device plugin names; None where there is none."""
+    return _ask(host, "watch", "--json")
+
+
+def _ask(host: Host, *arguments: str) -> dict[str, Any] | None:
+    if host.file(VGPUCTL) is None:
+        return None
+    answer = host.run([host.path(VGPUCTL), *arguments])
+    if answer.rc != 0:
+        return None
+    try:
+        told = json.loads(answer.out)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def proof(host: Host) -> str | None:
+    """The fingerprint of what isolation was last proven for, None where it never was."""
+    try:
+        kept = json.loads(host.text(PROOF) or "")
+    except ValueError:
+        return None
+    return str(kept["fingerprint"]) if isinstance(kept, dict) and kept.get("fingerprint") else None

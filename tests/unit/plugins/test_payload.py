@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much of the core each module sends to a host. Ansible's own packer counts, so that no payload grows unseen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULES = ROOT / "plugins" / "modules"
+
+# Files of the core in each payload, without the __init__.py that Ansible adds. A higher number needs a reason.
+MOST = {
+    "apt_packages": 8,
+    "containerd_config": 7,
+    "docker_daemon": 9,
+    "driver_choice": 9,
+    "driver_setup": 5,
+    "engine_choice": 4,
+    "gpu_info": 3,
+    "host_state": 20,
+    "kube_capacity_info": 2,
+    "kube_device_plugin": 4,
+    "kube_node": 1,
+    "kube_rivals": 4,
+    "kube_scheduler": 3,
+    "mig_geometry": 13,
+    "mps_daemon": 7,
+    "node_files": 1,
+    "plan": 0,
+    "plugin_python": 3,
+    "rpm_packages": 6,
+    "time_slice": 4,
+    "toolkit_config": 3,
+    "upgrade_point": 12,
+    "vcuda_archive": 1,
+    "vcuda_library": 4,
+    "vgpu_capacity_info": 13,
+    "vgpu_isolation": 15,
+    "wish": 0,
+}
+
+
+# In a process of its own: the other tests have imported the collection without Ansible's loader.
+PACK = """
+import datetime, io, json, pathlib, sys, zipfile
+from ansible.executor import module_common
+from ansible.plugins.loader import init_plugin_loader
+
+init_plugin_loader([sys.argv[1]])
+plugins = "ansible_collections/vgpu/fleet/plugins/"
+found = {}
+for path in pathlib.Path(sys.argv[2]).glob("*.py"):
+    with zipfile.ZipFile(io.BytesIO(), "w") as packed:
+        module_common.recursive_finder(
+            path.stem,
+            f"{plugins.replace('/', '.')}modules.{path.stem}",
+            path.read_bytes(),
+            packed,
+            datetime.datetime.now(datetime.timezone.utc),
+            module_common._builder.ExtensionManager(),
+        )
+        core = [one for one in packed.namelist() if one.startswith(plugins + "module_utils/")]
+    found[path.stem] = sorted(one for one in core if not one.endswith("__init__.py"))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def payloads() -> dict[str, list[str]]:
+    """Module → the files of the core that Ansible packs for it."""
+    argv = [sys.executable, "-c", PACK, str(ROOT / ".build" / "collections"), str(MODULES)]
+    return json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+
+
+def test_every_module_has_its_row(payloads: dict[str, list[str]]) -> None:
+    assert set(payloads) == set(MOST)
+    assert payloads["node_files"], "the packer finds the core"
+
+
+@pytest.mark.parametrize("module", sorted(MOST))
+def test_a_module_ships_only_what_it_uses(module: str, payloads: dict[str, list[str]]) -> None:
+    assert len(payloads[module]) <= MOST[module], payloads[module]
