@@ -259,9 +259,9 @@ def execute(given: argparse.Namespace) -> int:
             "minors": [gpus[one]["minor"] for one in uuids if one in gpus],
             "envs": found["envs"],
         }
-        command = [sys.executable, "-m", f"{__package__}.enter", json.dumps(wanted), *program]
+        command = [sys.executable, "-I", "-c", _enter(), json.dumps(wanted), *program]
         with contextlib.suppress(KeyboardInterrupt):
-            done = subprocess.run(command, env=_environment(), check=False)
+            done = subprocess.run(command, check=False)
             return done.returncode if done.returncode >= 0 else 128 - done.returncode
         return 128 + signal.SIGINT
     finally:
@@ -299,11 +299,12 @@ def _ends_already(_number: int, _frame: FrameType | None) -> None:
     """Nothing keeps the slice from being given back."""
 
 
-def _environment() -> dict[str, str]:
-    """This program's own, with the package where it was found: a checkout is not installed."""
+def _enter() -> str:
+    """Text of a program for an isolated Python, which imports nothing from the working directory or PYTHONPATH: root
+    may stand in a folder of others. The package is found where this one was, for a checkout is not installed.
+    """
     root = str(Path(__file__).resolve().parents[1])
-    paths = [root, *(one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return f"import sys; sys.path.append({root!r}); from {__package__}.enter import main; sys.exit(main())"
 
 
 def status_text(answer: dict[str, Any]) -> str:
