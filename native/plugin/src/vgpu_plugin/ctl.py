@@ -318,8 +318,8 @@ def status_text(answer: dict[str, Any]) -> str:
         f"{'SLICE':46} {'MEMORY MiB':>10} {'SM %':>5} {'HEALTH':10} IN USE",
     ]
     for one in answer["slices"]:
-        used = "yes" if one["in_use"] else "no"
-        lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {one['health']:10} {used}")
+        used, health = "yes" if one["in_use"] else "no", ctl_text.health(answer, one)
+        lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {health:10} {used}")
     lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
     lines.append(f"containers are told their GPU by {answer['hand_over']}: {answer['hand_over_reason']}")
     for one in answer["allocations"]:
