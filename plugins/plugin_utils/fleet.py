@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+from ansible_collections.vgpu.fleet.plugins.module_utils.report import advertised
+
 SCHEMA = 1
 HELD, VIOLATED = "held", "violated"
 # What a node is, the worst first. Which of them need somebody's hands: all before "unproven".
@@ -43,7 +45,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "kubelet": bool(capacity.get("kubelet")),
         "resources": list(capacity.get("resources") or []),
         "expected": len(capacity.get("expected") or []),
-        "advertised": len(capacity.get("advertised") or []),
+        "advertised": advertised(capacity),
         "in_use": sum(len(one["taken"]) for one in gpus),
         "proven": bool(capacity.get("proven")) or isolation.get("verdict") == HELD,
         "gpus": gpus,
@@ -76,7 +78,9 @@ def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {key: gpu.get(key) for key in keys}
     made["mode"] = gpu.get("mode")
     made["sold_mib"] = int(gpu["slices"]) * int(gpu["slice_mib"])
-    made["missing"] = [_number(one) for one in ids if one not in told]
+    # Of what is in use the holder says more: a leased slice is not offered to the kubelet meanwhile.
+    used = {one for use in capacity.get("usage") or [] for one in use.get("slices") or []}
+    made["missing"] = [_number(one) for one in ids if one not in told | used]
     made["taken"] = [
         {"slice": _number(one), "by": str(use.get("by") or ""), "used_mib": use.get("used_mib")}
         for use in capacity.get("usage") or []

@@ -104,7 +104,7 @@ def test_the_role_builds_brings_and_loads_its_image(place, node) -> None:
     assert {one[1] for one in asked if one[0] == "controller"} == {"0"}
     assert ("controller", "0", "build") in asked
     former = node.image()["Id"]
-    assert not list(Path("/var/tmp").glob("vgpu-device-plugin-1.0-a*")), "the file stayed on the node"
+    assert not Path("/var/lib/vgpu-incoming").exists(), "the file stayed on the node"
 
     again = bring(place, node, "1.0-a")
     assert again.code == 0 and "changed=0 " in again.output, again.output

@@ -37,7 +37,7 @@ def fleet():
     usage = [{"by": "ns/trainer/main", "slices": ["GPU-a::0"], "used_mib": 900}]
     well = facts(["GPU-a", "GPU-a2"], usage=usage, kubernetes=KUBERNETES)
     a100 = facts(["GPU-d"], 2, ok=False, advertised=["GPU-d::0"], drift=[DRIFT])
-    a100["capacity"]["gpus"][0].update(model="A100-80GB", memory_mib=81920, slice_mib=40960)
+    a100["capacity"]["gpus"][0].update(model="A100-80GB", memory_mib=81920, slice_mib=40960, advertised=1)
     a100["groups"] = ["a100"]
     return {
         "well": {**well, "isolation": isolation("held", SHARE)},

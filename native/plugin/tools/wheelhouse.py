@@ -34,7 +34,7 @@ REQUIREMENTS = ROOT / "requirements" / "plugin.txt"
 OF_SCHEDULER = ROOT / "requirements" / "scheduler.txt"
 DOUBLE, SCHEDULER = "vgpu-kubelet-double", "vgpu-scheduler"
 LOCK = ROOT / "requirements" / "test.txt"
-BUILD_NEEDS = ("grpcio", "grpcio-tools", "protobuf", "setuptools", "typing-extensions", "wheel")
+BUILD_NEEDS = ("grpcio", "grpcio-tools", "packaging", "protobuf", "setuptools", "typing-extensions", "wheel")
 # Zip cannot hold an earlier time; a fixed one makes equal contents equal bytes.
 EPOCH = (1980, 1, 1, 0, 0, 0)
 SOURCES = ("native/plugin", "plugins/module_utils", "requirements/plugin.txt", "requirements/scheduler.txt")

@@ -352,7 +352,8 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 
 def read_ledger(path: str) -> dict[str, Any]:
     """parse_ledger of a file, with the slots of dead processes left out. ``lent``: bytes of each device that those had
-    lent. They stay charged, and are in ``totals``, for as long as another process holds any of them.
+    exported, for as long as another process holds any of them: they stay charged, and are in ``totals``. The library
+    reads no slot from ``slot_high`` on, so nothing is exported there.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -361,17 +362,19 @@ def read_ledger(path: str) -> dict[str, Any]:
             data = stream.read(1 << 20)
         ledger = parse_ledger(data)
         alive = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
-        dead = [slot for slot in ledger["slots"] if slot not in alive]
+        high = get_field(data, 0, len(data), LEDGER_FIELDS, "slot_high")
+        dead = [slot for slot in ledger["slots"] if slot["slot"] < high and slot not in alive]
         ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
         ledger["slots"] = alive
-        held = any(ledger["lent"]) and (
+        if any(ledger["lent"]) and not (
             is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
-        )
+        ):
+            ledger["lent"] = [0] * len(ledger["devices"])
     finally:
         os.close(fd)
     ledger["totals"] = _totals(ledger["devices"], ledger["slots"])
     for one, lent in zip(ledger["totals"], ledger["lent"]):
-        one["used"] += lent if held else 0
+        one["used"] += lent
     return ledger
 
 

@@ -30,11 +30,18 @@ def _cell(value: Any) -> str:
     return text if len(text) <= WIDEST else text[: WIDEST - 3] + "..."
 
 
+def advertised(capacity: dict[str, Any]) -> int:
+    """The sum over the rows of the GPUs, which count leased slices, and what is advertised beyond the expected."""
+    ours = {one["id"] for one in capacity.get("expected") or []}
+    foreign = set(capacity.get("advertised") or []) - ours
+    return sum(gpu["advertised"] for gpu in capacity.get("gpus") or []) + len(foreign)
+
+
 def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = None, title: str = "") -> list[str]:
     """What a host offers and what was proven of it."""
-    advertised, expected = len(capacity["advertised"]), len(capacity["expected"])
+    offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
-    head = f"{capacity['resource']}: {advertised} advertised by the {teller}, {expected} expected"
+    head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"
     lines = [f"{title}  {head}" if title else head]
     rows = [
         (

@@ -51,7 +51,7 @@ exit 1
 # Where Ansible unpacks a module: one that is killed cannot remove it, and the host clears /tmp by itself.
 PAYLOAD = "^/tmp/ansible_.*_payload_"
 LEFT = (
-    "find /run /tmp /var/tmp -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
+    "find /run /tmp /var/tmp /var/lib/vgpu-incoming -xdev 2>/dev/null | grep -E 'vgpu|vcuda|nvidia|ansible' | "
     f"grep -v -e /run/systemd/ -e '{PAYLOAD}' || true"
 )
 # What programs that run write into all the while: the pages of the arbiter, a process id, and the file with which the

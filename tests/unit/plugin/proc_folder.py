@@ -29,8 +29,12 @@ class Proc:
         name: str = "python",
         memory: str = "VmSize:\t10 kB\n",
         groups: str = "",
+        task: int = 0,
     ) -> None:
+        """``task``: a thread of the process instead of its first one."""
         folder = self.root / str(number)
+        if task:
+            folder = folder / "task" / str(task)
         (folder / "ns").mkdir(parents=True)
         (folder / "ns" / "mnt").symlink_to(mnt)
         (folder / "ns" / "pid").symlink_to(pid)
@@ -41,7 +45,7 @@ class Proc:
         (folder / "cgroup").write_text(groups or f"12:pids:/\n0::{group}\n")
         (folder / "stat").write_text(f"{number} (a ) b) {state} " + " ".join(["0"] * 18) + " 5 0 0\n")
         (folder / "status").write_text(
-            f"Name:\t{name}\nState:\t{state} (x)\n{memory}NSpid:\t{number}\t{inner or number}\n"
+            f"Name:\t{name}\nState:\t{state} (x)\n{memory}NStgid:\t{number}\t{inner or number}\n"
         )
 
     def end(self, number: int) -> None:

@@ -336,6 +336,20 @@ def test_exec_below_nohup_outlives_its_terminal(vgpuctl, node, daemon):
     assert allocations(vgpuctl) == []
 
 
+@pytest.mark.parametrize("place", ["the working directory", "PYTHONPATH"])
+def test_exec_imports_nothing_from_where_it_is_called(vgpuctl, daemon, tmp_path, place):
+    """Root runs it in folders of others: a file json.py there would be theirs and run as root."""
+    ran = tmp_path / "ran"
+    (tmp_path / "json.py").write_text(f"open({str(ran)!r}, 'w').close()\nraise SystemExit(3)\n")
+    there = (
+        {"cwd": tmp_path} if place == "the working directory" else {"env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    )
+    done = subprocess.run([*vgpuctl, "exec", "--", "true"], capture_output=True, timeout=60, check=False, **there)
+    assert not ran.exists(), done.stderr
+    # The second half began: without root it can lay out nothing.
+    assert done.returncode in (0, 126), done.stderr
+
+
 def test_exec_whose_lease_is_over_returns_what_the_program_did(vgpuctl, node, daemon):
     stand_in = node.paths.state_dir / "releases"
     status = [vgpuctl[0], "-c", vgpuctl[2], *vgpuctl[3:]]

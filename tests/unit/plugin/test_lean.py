@@ -26,7 +26,7 @@ LEAN = "lean.without_openssl(); lean.without_asyncio()"
 
 
 def said(lean: str, after: str = "") -> list[str]:
-    path = [one for one in sys.path if "vgpu" in one or "native" in one] + [str(PLUGIN / "src")]
+    path = [str(PLUGIN / "src")]
     script = AS_MAIN.format(path=path, lean=lean, after=after)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return found.stdout.splitlines()

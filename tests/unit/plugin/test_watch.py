@@ -30,6 +30,8 @@ def process(pid: int = 10, space: int = 77) -> Process:
     return Process(pid, 5, "python", (space, pid))
 
 
+# What the sample allocation may hold: half of a T4.
+LIMIT = 7680 * MIB
 # Bytes by the driver of each process; slots by (namespace, pid); contexts count; the reasons.
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
     ("charged to the byte", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
@@ -54,13 +56,35 @@ RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, l
 @pytest.mark.parametrize(("about", "seen", "slots", "counted", "reasons"), RULE, ids=[row[0] for row in RULE])
 def test_rule(about, seen, slots, counted, reasons):
     listed = [(process(pid), used) for pid, used in seen.items()]
-    found = judge(listed, Account(slots, counted))
+    found = judge(listed, Account(slots, 20000 * MIB, counted))
     assert [one.reason for one in found] == reasons
+
+
+# The limit; bytes by the driver; what the ledger says of each slot and of exported memory; the reasons.
+LIMITED: list[tuple[str, int, dict[int, int | None], dict[tuple[int, int], int], int, list[str]]] = [
+    ("a ledger that is true, over the limit", 2048, {10: 10228}, {(77, 10): 10228}, 0, [MEMORY]),
+    ("the same in two processes", 2048, {10: 5000, 11: 5228}, {(77, 10): 5000, (77, 11): 5228}, 0, [MEMORY]),
+    ("a slot that says any figure", 2048, {10: 10228}, {(77, 10): 1 << 42}, 0, [MEMORY]),
+    ("a slot of nobody that says any figure", 2048, {10: 10228}, {(77, 10): 0, (77, 99): 1 << 42}, 0, [MEMORY]),
+    ("exported memory of any size", 2048, {10: 10228}, {(77, 10): 0}, 1 << 42, [MEMORY]),
+    ("filled to the limit", 2048, {10: 2048}, {(77, 10): 2048}, 0, []),
+    ("a step of the library over it", 2048, {10: 2176}, {(77, 10): 2176}, 0, []),
+    ("nearly the limit", 2048, {10: 2036}, {(77, 10): 2036}, 0, []),
+    ("below the limit and above the ledger", 2048, {10: 1000}, {(77, 10): 100}, 0, [MEMORY]),
+]
+LIMITED_IDS = [row[0] for row in LIMITED]
+
+
+@pytest.mark.parametrize(("about", "limit", "seen", "slots", "exported", "reasons"), LIMITED, ids=LIMITED_IDS)
+def test_the_limit_binds_whatever_the_ledger_says(about, limit, seen, slots, exported, reasons):
+    listed = [(process(pid), used * MIB) for pid, used in seen.items()]
+    account = Account({key: used * MIB for key, used in slots.items()}, limit * MIB, lent=exported * MIB)
+    assert [one.reason for one in judge(listed, account)] == reasons
 
 
 def test_who_is_furthest_beyond_is_named_first():
     seen = [(process(10), 600 * MIB), (process(11), 900 * MIB), (process(12), 100 * MIB)]
-    (found,) = judge(seen, Account({(77, 10): 100 * MIB, (77, 11): 800 * MIB, (77, 12): 100 * MIB}))
+    (found,) = judge(seen, Account({(77, 10): 100 * MIB, (77, 11): 800 * MIB, (77, 12): 100 * MIB}, LIMIT))
     assert [one.pid for one, _used in found.processes] == [10, 11, 12]
     assert (found.found, found.accounted) == (1600 * MIB, 1000 * MIB)
 
@@ -124,9 +148,10 @@ class Watched:
             self.watch.look()
         return [one.suspicion.reason for one in self.watch.state().findings]
 
-    def charge(self, pid: int, used: int, slot: int = 0, alive: bool = True, lent_mib: int = 0) -> int:
-        """Writes a slot, and holds its lock as a process does; the descriptor."""
-        import fcntl
+    def charge(
+        self, pid: int, used: int, slot: int = 0, alive: bool = True, lent_mib: int = 0, known: bool = True
+    ) -> int:
+        """Writes a slot, and holds its lock as a process does; the descriptor. ``known``: slot_high is above it."""
         import struct
 
         path = self.folder / "rw" / "ledger"
@@ -135,10 +160,25 @@ class Watched:
         os.pwrite(descriptor, struct.pack("<Q", used), base)
         os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
         os.pwrite(descriptor, struct.pack("<I", lent_mib), base + 272)
+        if known:
+            os.pwrite(descriptor, struct.pack("<I", slot + 1), abi_files.LEDGER_FIELDS["slot_high"][0])
         if alive:
-            lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE + slot, 1, 0)
-            fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
+            self.lock(descriptor, abi_files.LEDGER_ALIVE_BASE + slot)
         return descriptor
+
+    def imported(self) -> int:
+        """Holds a reference to exported memory, as a process that imported it does; the descriptor."""
+        descriptor = os.open(self.folder / "rw" / "ledger", os.O_RDWR)
+        self.lock(descriptor, abi_files.LEDGER_LENT_BASE)
+        return descriptor
+
+    @staticmethod
+    def lock(descriptor: int, byte: int) -> None:
+        import fcntl
+        import struct
+
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+        fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
 
 
 class Ends:
@@ -209,9 +249,36 @@ def test_slot_of_a_dead_process_covers_nobody(watched):
 def test_what_a_dead_process_had_lent_is_charged_still(watched, lent_mib, found):
     """Who imported it holds it on, and the ledger keeps it in the slot of the dead; never more than that one had."""
     watched.run(20, 900 * MIB)
-    descriptor = watched.charge(20, 0)
+    descriptors = [watched.charge(20, 0), watched.imported()]
     os.close(watched.charge(19, 900 * MIB, slot=1, alive=False, lent_mib=lent_mib))
     assert watched.look(2) == found
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+# (slot, whether a process imported anything, whether slot_high is above the slot)
+FORGED = [(1023, True, False), (1023, False, True), (1, False, True), (1, True, False)]
+
+
+@pytest.mark.parametrize(("slot", "held", "known"), FORGED)
+def test_exported_memory_that_nobody_holds_covers_nobody(watched, slot, held, known):
+    """One write into a slot that the library never reads, and everything else would be tolerated."""
+    watched.run(20, 900 * MIB)
+    descriptors = [watched.charge(20, 0)] + ([watched.imported()] if held else [])
+    os.close(watched.charge(19, 1 << 62, slot, alive=False, lent_mib=0xFFFFFFFF, known=known))
+    assert watched.look(2) == [MEMORY]
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("charged", [10228 * MIB, 1 << 62])
+def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged):
+    """The tenant writes the ledger: a true sum over the limit, or any other figure in its own live slot."""
+    watched.run(20, 10228 * MIB)
+    descriptor = watched.charge(20, charged)
+    assert watched.look(2) == [MEMORY]
+    (finding,) = watched.told
+    assert f"its limit is {LIMIT >> 20} MiB" in finding.text()
     os.close(descriptor)
 
 
@@ -232,7 +299,7 @@ def test_honest_process_is_not_named_whatever_it_frees(watched):
     def flickering(*arguments: Any) -> Any:
         account = before(*arguments)
         # Read before the driver's answer it is full, read after it is empty.
-        return account if next(turns) % 2 else watch_rule.Account({(77, 20): 0}, True)
+        return account if next(turns) % 2 else watch_rule.Account({(77, 20): 0}, LIMIT)
 
     watched.watch._account = flickering
     assert watched.look(6) == []

@@ -5,6 +5,10 @@ folder.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +18,7 @@ from vgpu_plugin.node.gpus import GpuError, Nvml
 from vgpu_plugin.watch.processes import Process, Processes
 
 from .proc_folder import CONTAINER, HOST_MNT, HOST_PID, Proc
+from .samples import until
 
 POD_UID = "11111111-2222-3333-4444-555555555555"
 DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
@@ -104,6 +109,71 @@ def test_process_that_is_about_to_go_is_none(tmp_path, gone):
     assert processes.process(20) == Process(20, 5, "python", (77, 20))
     assert processes.process(30) is None
     assert processes.process(31) is None
+
+
+GONE = {"state": "Z", "memory": ""}
+
+
+def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
+    """A process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
+    proc.add(number, group=CONTAINER, inner="7", **GONE)
+    for at, task in enumerate(tasks):
+        proc.add(number, task=number + at, **{"inner": "7", "group": CONTAINER, **task})
+    for folder in (proc.root / str(number), *(proc.root / str(number) / "task").glob("*")):
+        if "VmSize" not in (folder / "status").read_text():
+            (folder / "ns" / "mnt").unlink()
+            (folder / "mountinfo").unlink()
+
+
+# The threads that are there; whether the process is found.
+LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
+    ("a second thread goes on", [GONE, {"mounts": "0:50=/ledger"}], True),
+    ("so does a third one alone", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
+    ("no other thread", [GONE], False),
+    ("no thread can be read", [], False),
+]
+
+
+@pytest.mark.parametrize(("about", "tasks", "found"), LEADERS, ids=[one[0] for one in LEADERS])
+def test_process_whose_first_thread_has_ended(tmp_path, about, tasks, found):
+    proc = Proc(tmp_path)
+    ended_leader(proc, 30, *tasks)
+    processes = Processes(tmp_path)
+    assert processes.process(30) == (Process(30, 5, "python", (77, 7)) if found else None)
+    assert processes.of([30], DEVICES) == ({30: frozenset({"aaaa"})} if found else {})
+
+
+ENDS_ITS_FIRST_THREAD = """
+import ctypes, os, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+device = os.stat(sys.argv[1]).st_dev
+print(f"{os.major(device)}:{os.minor(device)}", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+# In a mount namespace of its own, with the ledger of a tmpfs mounted as a container has it.
+CONTAINED = (
+    'mount -t tmpfs t "$1" && touch "$1/ledger" "$1/at" && mount --bind "$1/ledger" "$1/at" && exec "$2" -c "$3" "$1"'
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_real_process_whose_first_thread_has_ended(tmp_path):
+    words = ["sh", str(tmp_path), sys.executable, ENDS_ITS_FIRST_THREAD]
+    command = ["unshare", "--mount", "sh", "-c", CONTAINED, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as one:
+        try:
+            assert one.stdout is not None
+            device = one.stdout.readline().strip()
+            status = Path(f"/proc/{one.pid}/status")
+            until(lambda: "zombie" in status.read_text(), "the end of the first thread")
+            found = Processes().process(one.pid)
+            mine = Processes().process(os.getpid())
+            assert found is not None
+            assert mine is not None
+            assert found.own == (mine.own[0], one.pid)
+            assert Processes().of([one.pid], {device: "aaaa"}) == {one.pid: frozenset({"aaaa"})}
+        finally:
+            one.kill()
 
 
 def test_name_of_a_process_stays_on_its_line(tmp_path):

@@ -40,7 +40,8 @@ CAPACITY = {
     ],
 }
 DRIFT = {"what": "slice", "where": IDS[1], "expected": "made", "found": "not made", "remedy": "restart"}
-DIFFERS = {**CAPACITY, "ok": False, "advertised": IDS[:1], "drift": [DRIFT]}
+ONE_ROW = [{**CAPACITY["gpus"][0], "advertised": 1}]
+DIFFERS = {**CAPACITY, "ok": False, "advertised": IDS[:1], "gpus": ONE_ROW, "drift": [DRIFT]}
 SHARE = {"name": "share", "verdict": "held", "expected": "50", "found": "51", "unit": "percent", "detail": ""}
 HELD = {"verdict": "held", "results": [{"slice": IDS[1], "verdict": "held", "detail": "", "checks": [SHARE]}]}
 VIOLATED = {"verdict": "violated", "results": [{"slice": IDS[1], "verdict": "violated", "detail": "", "checks": []}]}
@@ -87,6 +88,14 @@ def test_the_facts_of_a_node():
     assert (gpu["sold_mib"], gpu["missing"]) == (15360, ["1"])
     assert gpu["taken"] == [{"slice": "0", "by": "ns/pod/main", "used_mib": 900}]
     assert made["shares"] == [{"wanted": 50.0, "got": 51.0}]
+
+
+def test_a_leased_slice_is_advertised_in_every_figure():
+    """The kubelet's list leaves it out meanwhile, the GPU's row counts it."""
+    usage = [{"by": "0614c4f6ff8a05da", "uuid": UUID, "slices": [IDS[1]], "used_mib": 900}]
+    made = fleet.node("gpu-1", {"capacity": {**CAPACITY, "advertised": IDS[:1], "usage": usage}})
+    (gpu,) = made["gpus"]
+    assert (made["advertised"], gpu["advertised"], gpu["missing"]) == (2, 2, [])
 
 
 @pytest.mark.parametrize(

@@ -262,9 +262,9 @@ def execute(given: argparse.Namespace) -> int:
             "minors": [gpus[one]["minor"] for one in uuids if one in gpus],
             "envs": found["envs"],
         }
-        command = [sys.executable, "-m", f"{__package__}.enter", json.dumps(wanted), *program]
+        command = [sys.executable, "-I", "-c", _enter(), json.dumps(wanted), *program]
         with contextlib.suppress(KeyboardInterrupt):
-            done = subprocess.run(command, env=_environment(), check=False)
+            done = subprocess.run(command, check=False)
             return done.returncode if done.returncode >= 0 else 128 - done.returncode
         return 128 + signal.SIGINT
     finally:
@@ -302,11 +302,12 @@ def _ends_already(_number: int, _frame: FrameType | None) -> None:
     """Nothing keeps the slice from being given back."""
 
 
-def _environment() -> dict[str, str]:
-    """This program's own, with the package where it was found: a checkout is not installed."""
+def _enter() -> str:
+    """Text of a program for an isolated Python, which imports nothing from the working directory or PYTHONPATH: root
+    may stand in a folder of others. The package is found where this one was, for a checkout is not installed.
+    """
     root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *(one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return f"import sys; sys.path.append({root!r}); from {__package__}.enter import main; sys.exit(main())"
 
 
 def status_text(answer: dict[str, Any]) -> str:
@@ -320,8 +321,8 @@ def status_text(answer: dict[str, Any]) -> str:
         f"{'SLICE':46} {'MEMORY MiB':>10} {'SM %':>5} {'HEALTH':10} IN USE",
     ]
     for one in answer["slices"]:
-        used = "yes" if one["in_use"] else "no"
-        lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {one['health']:10} {used}")
+        used, health = "yes" if one["in_use"] else "no", ctl_text.health(answer, one)
+        lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {health:10} {used}")
     lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
     lines.append(f"containers are told their GPU by {answer['hand_over']}: {answer['hand_over_reason']}")
     for one in answer["allocations"]:

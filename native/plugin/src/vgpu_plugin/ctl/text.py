@@ -104,9 +104,16 @@ def slices(status: dict[str, Any]) -> str:
     for one in status["slices"]:
         record = holders.get(one["id"])
         held = f"{record['kind']} {record['id']}" if record else ("somebody else" if one["in_use"] else "-")
-        health = one["health"]
-        rows.append((one["id"], one["resource"], one["mode"], one["memory_mib"], one["sm_percent"], health, held))
+        rows.append(
+            (one["id"], one["resource"], one["mode"], one["memory_mib"], one["sm_percent"], health(status, one), held)
+        )
     return "\n".join(table(rows, (3, 4))) if len(rows) > 1 else "this node offers no slice"
+
+
+def health(status: dict[str, Any], piece: dict[str, Any]) -> str:
+    """A slice in use may be withheld from the kubelet as unhealthy: what is in use on a healthy GPU is healthy."""
+    gpu = next((one for one in status["gpus"] if one["uuid"] == piece["uuid"]), None)
+    return "Healthy" if piece["in_use"] and gpu is not None and not gpu["reason"] else str(piece["health"])
 
 
 def explain(status: dict[str, Any], wanted: str) -> list[str]:
@@ -135,24 +142,25 @@ def explain_gpu(status: dict[str, Any], gpu: dict[str, Any]) -> list[str]:
     if not gpu["healthy"]:
         remedy = "it comes back after a clean period, once the driver answers for it; see the kernel log for Xid"
         lines.append(f"{name} is unhealthy: {gpu['reason']}; {remedy}")
-    for mode in dict.fromkeys(one["mode"] for one in pieces):
-        mine = [one for one in pieces if one["mode"] == mode]
-        used = sum(one["in_use"] for one in mine)
-        first = mine[0]
+    kinds = [(one["resource"], one["mode"], one["memory_mib"], one["sm_percent"]) for one in pieces]
+    for kind in dict.fromkeys(kinds):
+        used = sum(one["in_use"] for one, other in zip(pieces, kinds, strict=True) if other == kind)
+        resource, mode, memory_mib, sm_percent = kind
         lines.append(
-            f"{name}: {len(mine)} of {first['resource']} by {mode}, {first['memory_mib']} MiB and "
-            f"{first['sm_percent']} % of the SMs each; {used} in use"
+            f"{name}: {kinds.count(kind)} of {resource} by {mode}, {memory_mib} MiB and {sm_percent} % of the SMs "
+            f"each; {used} in use"
         )
     return lines or [f"{name} offers nothing: the configuration {status['config_path']} leaves it out"]
 
 
 def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
     gpu = next(one for one in status["gpus"] if one["uuid"] == piece["uuid"])
-    count = sum(one["uuid"] == piece["uuid"] and one["mode"] == piece["mode"] for one in status["slices"])
-    sold = piece["memory_mib"] * count
+    sizes = [
+        one["memory_mib"] for one in status["slices"] if one["uuid"] == piece["uuid"] and one["mode"] == piece["mode"]
+    ]
     lines = [
-        f"slice {piece['id']}: {piece['memory_mib']} MiB, one of {count} of a GPU of {gpu['memory_mib']} MiB "
-        f"({sold} MiB sold), {piece['sm_percent']} % of the SMs, by {piece['mode']} of {status['config_path']}"
+        f"slice {piece['id']}: {piece['memory_mib']} MiB, one of {len(sizes)} of a GPU of {gpu['memory_mib']} MiB "
+        f"({sum(sizes)} MiB sold), {piece['sm_percent']} % of the SMs, by {piece['mode']} of {status['config_path']}"
     ]
     holder = next((one for one in status["allocations"] if piece["id"] in one["slice_ids"]), None)
     if holder is not None:
@@ -160,6 +168,7 @@ def explain_slice(status: dict[str, Any], piece: dict[str, Any]) -> list[str]:
     elif piece["in_use"]:
         lines.append("held by a container outside Kubernetes, or by one that the kubelet alone knows")
     if piece["health"] != "Healthy":
-        why = gpu["reason"] or ("it is leased to a check" if holder else "it is used outside Kubernetes")
+        leased = holder is not None and holder["kind"] == "lease"
+        why = gpu["reason"] or ("it is leased to a check" if leased else "it is used outside Kubernetes")
         lines.append(f"the kubelet may not give it out: {why}")
     return lines

@@ -10,10 +10,11 @@ shares its pid namespace without such a mount, is a process of the host and neve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,15 +53,14 @@ class Processes:
     def process(self, pid: int) -> Process | None:
         """None where it is gone or about to go: its memory is given back, its GPU perhaps not yet."""
         try:
-            status = (self._proc / str(pid) / "status").read_text(errors="replace")
-            stat = (self._proc / str(pid) / "stat").read_text(errors="replace")
-            namespace = os.readlink(self._proc / str(pid) / "ns" / "pid")
-            fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-            if "VmSize" not in fields or fields["State"].split()[0] in ("Z", "X"):
+            fields = next(filter(_lives, map(_status, self._threads(pid))), None)
+            namespace = self._link(pid, "pid")
+            if fields is None or not namespace:
                 return None
+            stat = (self._proc / str(pid) / "stat").read_text(errors="replace")
             # The name in parentheses may hold anything; the time of start is the 20th figure after it.
             start = int(stat.rpartition(")")[2].split()[19])
-            inner = int(fields.get("NSpid", str(pid)).split()[-1])
+            inner = int(fields.get("NStgid", str(pid)).split()[-1])
             name = "".join(char if char.isprintable() else "?" for char in fields["Name"].strip())
             return Process(pid, start, name, (_inode(namespace), inner))
         except (OSError, ValueError, KeyError, IndexError):
@@ -158,26 +158,50 @@ class Processes:
 
     def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
         """The allocations whose ledger file is mounted for a process."""
-        try:
-            lines = (self._proc / str(pid) / "mountinfo").read_text(errors="replace").splitlines()
-        except OSError:
-            return frozenset()
-        rows = [line.split(" ", 4) for line in lines]
+        rows = [line.split(" ", 4) for line in self._mounts(pid).splitlines()]
         return frozenset(
             devices[row[2]] for row in rows if len(row) > 4 and row[3] in LEDGER_ROOTS and row[2] in devices
         )
 
+    def _mounts(self, pid: int) -> str:
+        for thread in self._threads(pid):
+            with contextlib.suppress(OSError):
+                return (thread / "mountinfo").read_text(errors="replace")
+        return ""
+
     def _link(self, pid: int | str, name: str) -> str:
-        try:
-            return os.readlink(self._proc / str(pid) / "ns" / name)
-        except OSError:
-            return ""
+        for thread in self._threads(pid):
+            with contextlib.suppress(OSError):
+                return os.readlink(thread / "ns" / name)
+        return ""
+
+    def _threads(self, pid: int | str) -> Iterator[Path]:
+        """The folder of a process, then those of its threads: a process whose first thread has ended shows neither
+        memory nor mounts in its own, and runs on in another thread.
+        """
+        yield self._proc / str(pid)
+        with contextlib.suppress(OSError):
+            yield from (self._proc / str(pid) / "task").iterdir()
 
     def _all(self) -> list[int]:
         try:
             return [int(name) for name in os.listdir(self._proc) if name.isdigit()]
         except OSError:
             return []
+
+
+def _status(thread: Path) -> dict[str, str]:
+    """The fields of a thread's status; empty where it is gone."""
+    try:
+        lines = (thread / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+def _lives(fields: Mapping[str, str]) -> bool:
+    """Whether a thread with this status runs and has memory: one that ends has given it back."""
+    return "VmSize" in fields and fields["State"].split()[0] not in ("Z", "X")
 
 
 def _inode(link: str) -> int:

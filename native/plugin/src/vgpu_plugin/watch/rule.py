@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watcher holds against the processes of one container on one GPU: the driver's account against the ledger's.
-Pure.
+"""What the watcher holds against the processes of one container on one GPU: the driver's account against the ledger's,
+and against the limit, for the tenant writes the ledger. Pure.
 
 NO_SLOT: a process holds a context or memory on the GPU and has no live slot, so nothing of it is charged. MEMORY: the
-driver says that the processes hold more than the ledger charges, by more than is tolerated.
+driver says that the processes hold more than the ledger charges, or more than the limit, by more than is tolerated.
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ class Account:
     """Of a ledger, one GPU: bytes by owner of a live slot. A namespace of 0: a library that did not write it."""
 
     slots: Mapping[tuple[int, int], int]
+    # Of the allocation on this GPU, by the node's own file.
+    limit: int
     # Whether contexts and code are charged.
     counted: bool = True
     # What dead processes had lent: whoever imported it holds it on, and is not charged himself.
     lent: int = 0
 
     @property
-    def total(self) -> int:
+    def ledger(self) -> int:
+        """What the tenant says of itself."""
         return sum(self.slots.values()) + self.lent
+
+    @property
+    def total(self) -> int:
+        return min(self.ledger, self.limit)
 
     def of(self, process: Process) -> int | None:
         """What a process is charged; None without a slot."""
@@ -49,13 +56,16 @@ class Account:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Figures in bytes: by the driver, by the ledger, and the difference that is let pass."""
+    """Figures in bytes: by the driver, by the ledger or, where that says more, the limit (``limited``), and the
+    difference that is let pass.
+    """
 
     reason: str
     processes: tuple[tuple[Process, int], ...]
     found: int
     accounted: int
     tolerated: int
+    limited: bool = False
 
 
 def tolerance(used: int, counted: bool) -> int:
@@ -75,5 +85,5 @@ def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[
     tolerated = sum(tolerance(used, account.counted) for _one, used in known)
     if known and found > account.total + tolerated:
         worst = sorted(known, key=lambda pair: (account.of(pair[0]) or 0) - pair[1])
-        out.append(Suspicion(MEMORY, tuple(worst), found, account.total, tolerated))
+        out.append(Suspicion(MEMORY, tuple(worst), found, account.total, tolerated, account.ledger > account.limit))
     return out

@@ -69,10 +69,14 @@ class Finding:
                 f"{who} holds {used >> 20} MiB of {self.uuid} without a live slot in the ledger of allocation "
                 f"{self.allocation}: it goes round libvgpu.so"
             )
+        accounted = f"{self.suspicion.accounted >> 20} MiB"
+        if self.suspicion.limited:
+            against = f"for allocation {self.allocation}, its limit is {accounted}"
+        else:
+            against = f"the ledger of allocation {self.allocation} {accounted}"
         return (
-            f"{who}: the driver says {self.suspicion.found >> 20} MiB of {self.uuid}, the ledger of allocation "
-            f"{self.allocation} {self.suspicion.accounted >> 20} MiB; up to {self.suspicion.tolerated >> 20} MiB more "
-            "are tolerated"
+            f"{who}: the driver says {self.suspicion.found >> 20} MiB of {self.uuid}, {against}; up to "
+            f"{self.suspicion.tolerated >> 20} MiB more are tolerated"
         )
 
 
@@ -241,15 +245,15 @@ class Watch:
             return None
         except (OSError, abi_files.LayoutError):
             # Spoilt by the tenant, who alone writes it while the container runs: nobody in it is charged.
-            return Account({}, limits["count_context"])
+            return Account({}, mine["memory_bytes"], limits["count_context"])
         if uuid not in ledger["devices"]:
-            return Account({}, limits["count_context"])
+            return Account({}, mine["memory_bytes"], limits["count_context"])
         at = ledger["devices"].index(uuid)
         slots: dict[tuple[int, int], int] = {}
         for slot in ledger["slots"]:
             key = slot["pid_namespace"], slot["pid"]
             slots[key] = slots.get(key, 0) + slot["used"][at] + slot["context"][at]
-        return Account(slots, limits["count_context"], ledger["lent"][at])
+        return Account(slots, mine["memory_bytes"], limits["count_context"], ledger["lent"][at])
 
     def _take(self, found: Mapping[tuple[str, str, str], tuple[str, Suspicion]], blind: set[str], fault: str) -> None:
         """Counts looks in a row, names, tells, ends. A GPU that was not seen stays as it was."""

@@ -10,7 +10,7 @@ CAPACITY = {
     "resource": "nvidia.com/gpu",
     "kubelet": True,
     "advertised": ["GPU-a::0", "GPU-a::1"],
-    "expected": [{}, {}, {}],
+    "expected": [{"id": "GPU-a::0"}, {"id": "GPU-a::1"}, {"id": "GPU-a::2"}],
     "sentences": ["advertised nvidia.com/gpu: expected 3 slices, found 2; restart"],
     "gpus": [
         {
@@ -41,6 +41,15 @@ def result(verdict="held", checks=None, detail=""):
 
 
 HELD = {"verdict": "held", "results": [result()]}
+
+
+def test_the_sum_of_a_host_is_that_of_its_rows():
+    """A slice that is leased is advertised as unhealthy meanwhile; the row counts it, and so does the sum."""
+    (gpu,) = CAPACITY["gpus"]
+    leased = dict(CAPACITY, gpus=[dict(gpu, advertised=3)], sentences=[])
+    assert tables.host_report(leased)[0] == "nvidia.com/gpu: 3 advertised by the kubelet, 3 expected"
+    foreign = dict(leased, advertised=[*CAPACITY["advertised"], "GPU-c"])
+    assert tables.host_report(foreign)[0] == "nvidia.com/gpu: 4 advertised by the kubelet, 3 expected"
 
 
 def test_the_table_of_a_host():
