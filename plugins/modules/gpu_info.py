@@ -109,10 +109,6 @@ lost:
   returned: always
   type: list
   elements: dict
-reader:
-  description: What read NVML, V(pynvml) or V(ctypes).
-  returned: always
-  type: str
 error:
   description: Why NVML does not answer, empty where it does.
   returned: always
