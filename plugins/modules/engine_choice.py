@@ -16,14 +16,8 @@ description:
   - Fails, before anything is installed, where the engine is not there and the system has no package of it.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   wish:
     description:

@@ -12,32 +12,18 @@ version_added: 0.2.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the
     GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host.
-  - Runs where the API can be reached, most often on the controller, once for all hosts of a play.
+  - Runs once for all hosts of a play.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
+  - vgpu.fleet.kubernetes
 options:
   nodes:
     description:
       - Name of each node, as C(kubectl get nodes) lists it, and what M(vgpu.fleet.vgpu_capacity_info) returned of it.
     type: dict
     required: true
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   timeout:
     description:
       - Seconds to wait for the differences to vanish, because a kubelet tells the API server every ten seconds.

@@ -12,18 +12,11 @@ version_added: 0.2.0
 description:
   - Cordons a node and evicts its pods through the Kubernetes API, or makes it schedulable again.
   - A node that somebody else cordoned stays cordoned; what this module cordoned carries an annotation.
-  - Runs where the API can be reached, most often on the controller.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
 options:
   name:
     description: Name of the node.
@@ -36,13 +29,6 @@ options:
     type: str
     choices: [drained, schedulable]
     required: true
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   reason:
     description: What the annotation of the node says.
     type: str

@@ -15,14 +15,8 @@ description:
   - Says in RV(refusal) why none will do; whether that stops a play is the caller's choice.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   python:
     description: Path of a Python, or V(auto) for the one of the distribution that is new enough.

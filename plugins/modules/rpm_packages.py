@@ -17,13 +17,13 @@ description:
     repository, and nothing that was there before.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
   check_mode:
-    description: Says what would be done; of a repository that is not there yet no versions are known.
-    support: full
+    details: Says what would be done; of a repository that is not there yet no versions are known.
   diff_mode:
-    description: Shows the packages and the text of the repository files before and after.
-    support: full
+    details: Shows the packages and the text of the repository files before and after.
 options:
   packages:
     description:
