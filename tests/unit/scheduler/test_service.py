@@ -12,11 +12,12 @@ import aiohttp
 import pytest
 from vgpu_plugin._shared import pod_plan
 from vgpu_plugin._shared.pod_plan import Use
+from vgpu_plugin.kube_access import Access
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import cluster as cluster_module
 from vgpu_scheduler import main as main_module
 from vgpu_scheduler import webhook
-from vgpu_scheduler.api import Access, Api
+from vgpu_scheduler.api import Api
 from vgpu_scheduler.cluster import Cluster
 from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.leadership import Leadership
@@ -94,7 +95,7 @@ class Replica:
 @asynccontextmanager
 async def replica(double, lease="", identity="one", resync=300.0, wait=True, timeout=60.0, seconds=15.0):
     # As long as a busy machine may need; a test of what hangs says less.
-    async with Api(Access(double.url, tls=False), timeout=timeout) as api, aiohttp.ClientSession() as session:
+    async with Api(Access(double.url), timeout=timeout) as api, aiohttp.ClientSession() as session:
         one = Replica(double, session)
         one.ledger = Ledger()
         one.extender = Extender(one.ledger, api)

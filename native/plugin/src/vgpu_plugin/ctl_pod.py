@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from . import kube_api
+from . import kube_access, kube_api
 from ._shared import dialects, pod_plan
 from .errors import Fatal
 
@@ -42,7 +42,7 @@ def explain(given: argparse.Namespace) -> int:
     try:
         lines = of_scheduler(given.scheduler, namespace, name)
         if lines is None:
-            api = kube_api.Api(kube_api.access(kubeconfig(given.kubeconfig)), ANSWER_S)
+            api = kube_api.Api(kube_access.read(kubeconfig(given.kubeconfig)), ANSWER_S)
             lines = of_api(api, namespace, name)
     except (kube_api.ApiError, Fatal, OSError, ValueError) as fault:
         print(f"vgpuctl: pod {namespace}/{name}: {' '.join(str(fault).split())}", file=sys.stderr)

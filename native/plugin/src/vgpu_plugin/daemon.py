@@ -185,9 +185,9 @@ class Daemon:
                 folder.rmdir()
         # Last: what is on the host goes whether or not the API answers.
         if self._extras.kubeconfig:
-            from . import kube_api, node_trace
+            from . import kube_access, kube_api, node_trace
 
-            api = kube_api.Api(kube_api.access(self._extras.kubeconfig))
+            api = kube_api.Api(kube_access.read(self._extras.kubeconfig))
             node_trace.leave(api, self._extras.node_name or socket.gethostname().lower())
 
     def _make_folders(self) -> None:
@@ -355,7 +355,7 @@ class Daemon:
     def _follow_label(self, allocator: Allocator) -> NodeLabel | None:
         if not self._extras.kubeconfig:
             return None
-        from . import kube_api
+        from . import kube_access, kube_api
         from .node_label import NodeLabel
         from .pod_sizes import PodSizes
 
@@ -365,7 +365,7 @@ class Daemon:
                 self._health.ask()
 
         node = self._extras.node_name or socket.gethostname().lower()
-        access = kube_api.access(self._extras.kubeconfig)
+        access = kube_access.read(self._extras.kubeconfig)
         allocator.sizes = PodSizes(
             kube_api.Api(access, POD_ANSWER_S),
             node,
