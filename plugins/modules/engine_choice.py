@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: engine_choice
 short_description: Decide which packages bring a host's container engine
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Reads the host's distribution, whether docker or containerd is there, and the packages that bring them, and decides
     what is to be installed.

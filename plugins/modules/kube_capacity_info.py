@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_capacity_info
 short_description: Compare what Kubernetes shows of nodes with what they offer
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the
     GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host.

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_device_plugin
 short_description: Run the device plugin as a DaemonSet of a Kubernetes cluster, or take it out
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Applies the service account and its rights, the ConfigMap C(vgpu-configs) with the named configurations, and the
     DaemonSet; labels the nodes that it is to run on.
@@ -95,7 +95,7 @@ EXAMPLES = r"""
 - name: Run the device plugin as a DaemonSet on two nodes
   vgpu.fleet.kube_device_plugin:
     kubeconfig: ~/.kube/config
-    image: localhost/vgpu-device-plugin:0.2.0
+    image: localhost/vgpu-device-plugin:0.1.0
     nodes: [gpu-1, gpu-2]
   delegate_to: localhost
   run_once: true

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_node
 short_description: Drain a Kubernetes node, and give it back
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Cordons a node and evicts its pods through the Kubernetes API, or makes it schedulable again.
   - A node that somebody else cordoned stays cordoned; what this module cordoned carries an annotation.

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_rivals
 short_description: Find other device plugins of the same GPUs in a cluster, and remove those that somebody named
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Looks at the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
     names what keeps each running, a DaemonSet, a static pod, the GPU operator or nothing.

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_scheduler
 short_description: Put the vgpu-scheduler into a Kubernetes cluster, or take it out
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Applies the service account and its rights, the configuration, a Deployment of stock kube-schedulers each with
     C(vgpu-scheduler) beside it, the Service and the admission webhooks. The default scheduler is not touched.
@@ -71,7 +71,7 @@ EXAMPLES = r"""
 - name: Put the scheduler into the cluster
   vgpu.fleet.kube_scheduler:
     kubeconfig: ~/.kube/config
-    image: registry.example/vgpu-scheduler:0.2.0
+    image: registry.example/vgpu-scheduler:0.1.0
     kube_scheduler_repository: registry.example/kube-scheduler
   delegate_to: localhost
   run_once: true

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: plugin_python
 short_description: Find the Python of a host that the device plugin runs on
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Chooses by the distribution which Python the device plugin runs on and which packages of the distribution bring it,
     and looks whether they are there.
