@@ -73,7 +73,7 @@ def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (service_account / "token").exists():
             missing = f"{service_account}/token" if host else "KUBERNETES_SERVICE_HOST"
-            raise Fatal(f"{missing} is missing; this is no pod: name a kubeconfig file with --kubeconfig")
+            raise Fatal(f"{missing} is missing: this is no pod; name a file with --kubeconfig")
         host = f"[{host}]" if ":" in host else host
         return Access(f"https://{host}:{port}", service_account / "ca.crt", token=service_account / "token")
     path = Path(kubeconfig)
