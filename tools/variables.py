@@ -161,11 +161,25 @@ def modules_page(root: Path = ROOT) -> str:
 
 
 def documentation(path: Path) -> dict[str, Any]:
-    """What a module says of itself. Raises ValueError where it says nothing."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == "DOCUMENTATION" for one in node.targets):
+    """What a module says of itself, attributes of its fragments included. Raises ValueError where it says nothing."""
+    about = _text_of(path, "DOCUMENTATION")
+    fragments = path.parents[1] / "doc_fragments"
+    for named in about.get("extends_documentation_fragment", []):
+        _namespace, _collection, file, *part = named.split(".")
+        shared = _text_of(fragments / f"{file}.py", (part or ["documentation"])[0].upper())
+        own = about.get("attributes") or {}
+        for mode, facts in (shared.get("attributes") or {}).items():
+            own[mode] = {**facts, **own.get(mode, {})}
+        about["attributes"] = own
+    return about
+
+
+def _text_of(path: Path, name: str) -> dict[str, Any]:
+    """The YAML that a Python file assigns to a name, in a class or outside."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == name for one in node.targets):
             return dict(yaml.safe_load(ast.literal_eval(node.value)))
-    raise ValueError(f"{path}: expected an assignment of DOCUMENTATION, found none")
+    raise ValueError(f"{path}: expected an assignment of {name}, found none")
 
 
 def _default(value: object) -> str:

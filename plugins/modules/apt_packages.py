@@ -17,13 +17,13 @@ description:
     before.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
   check_mode:
-    description: Simulates the transaction.
-    support: full
+    details: Simulates the transaction.
   diff_mode:
-    description: Shows the packages and the text of the source file before and after.
-    support: full
+    details: Shows the packages and the text of the source file before and after.
 options:
   packages:
     description:

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: containerd_config
 short_description: Give containerd NVIDIA's runtime, and make the running containerd take it over
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Sets the keys of one runtime in the configuration of containerd, of version 1, 2 or 3. Every other key, its order
     and all comments stay.
@@ -19,13 +19,11 @@ description:
     module fails.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
-  check_mode:
-    description: Tells what would change without changing it.
-    support: full
   diff_mode:
-    description: Shows the text of the file before and after.
-    support: full
+    details: Shows the text of the file before and after.
 options:
   path:
     description: The main file.

@@ -19,13 +19,11 @@ description:
     already as wanted.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
-  check_mode:
-    description: Tells what would change without changing it.
-    support: full
   diff_mode:
-    description: Shows the text of the file before and after.
-    support: full
+    details: Shows the text of the file before and after.
 options:
   path:
     description: The file.

@@ -15,14 +15,8 @@ description:
   - Fails, before anything is installed, with every reason why the wish cannot work on this host.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   wish:
     description:

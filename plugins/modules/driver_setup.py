@@ -17,13 +17,11 @@ description:
   - Every step is derived from the state of the host, so that a second run finishes what a killed one left.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
   diff_mode:
-    description: Shows the files before and after.
-    support: full
+    details: Shows the files before and after.
 options:
   state:
     description: Whether the driver is in force, or what this module did is taken back.

@@ -8,7 +8,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: engine_choice
 short_description: Decide which packages bring a host's container engine
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Reads the host's distribution, whether docker or containerd is there, and the packages that bring them, and decides
     what is to be installed.
@@ -16,14 +16,8 @@ description:
   - Fails, before anything is installed, where the engine is not there and the system has no package of it.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   wish:
     description:

@@ -15,14 +15,8 @@ description:
   - A node needs no additional Python package.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   require:
     description: Whether the module fails where NVML does not answer.
@@ -109,10 +103,6 @@ lost:
   returned: always
   type: list
   elements: dict
-reader:
-  description: What read NVML, V(pynvml) or V(ctypes).
-  returned: always
-  type: str
 error:
   description: Why NVML does not answer, empty where it does.
   returned: always

@@ -16,14 +16,8 @@ description:
   - What is absent is reported as V(null) or as empty; the module fails on nothing that a host can be.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   packages:
     description: Packages whose installed version is read, from the status file of dpkg or from rpm.

@@ -8,36 +8,22 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_capacity_info
 short_description: Compare what Kubernetes shows of nodes with what they offer
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the
     GPU resources with what M(vgpu.fleet.vgpu_capacity_info) found on each host.
-  - Runs where the API can be reached, most often on the controller, once for all hosts of a play.
+  - Runs once for all hosts of a play.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
+  - vgpu.fleet.kubernetes
 options:
   nodes:
     description:
       - Name of each node, as C(kubectl get nodes) lists it, and what M(vgpu.fleet.vgpu_capacity_info) returned of it.
     type: dict
     required: true
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   timeout:
     description:
       - Seconds to wait for the differences to vanish, because a kubelet tells the API server every ten seconds.
@@ -93,66 +79,38 @@ nodes:
 """
 
 import time
-import traceback
-from typing import Callable
 
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.capacity import cluster as capacity_cluster
+from ..module_utils.kube import client as kube_client
 
-MISSING = ""
-try:
-    from kubernetes import client, config
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.config.config_exception import ConfigException
-    from urllib3.exceptions import HTTPError
-except ImportError:
-    MISSING = traceback.format_exc()
-
-# Seconds for one answer of the API server; pods come in pages, so that a large cluster is no single answer.
-ANSWER = 30
-PAGE = 500
 PAUSE_S = 2.0
 
 
-class Api:
-    """Nodes by name, and the pods of those that are asked for."""
-
-    def __init__(self, kubeconfig: str, context: str | None) -> None:
-        self.client = config.new_client_from_config(kubeconfig, context)
-        self.core = client.CoreV1Api(self.client)
-
-    def nodes(self, names: list) -> dict:
-        found = self._all(self.core.list_node)
-        return {one["metadata"]["name"]: one for one in found if one["metadata"]["name"] in names}
-
-    def pods(self, names: list) -> dict:
-        out: dict = {name: [] for name in names}
-        for one in self._all(self.core.list_pod_for_all_namespaces):
-            if (one.get("spec") or {}).get("nodeName") in out:
-                out[one["spec"]["nodeName"]].append(one)
-        return out
-
-    def _all(self, listing: Callable) -> list:
-        found: list = []
-        token = None
-        while True:
-            page = listing(limit=PAGE, _continue=token, _request_timeout=ANSWER)
-            found += [self.client.sanitize_for_serialization(one) for one in page.items]
-            token = page.metadata._continue
-            if not token:
-                return found
-
-
-def look(api: Api, wanted: dict) -> dict:
+def look(api: kube_client.Api, wanted: dict) -> dict:
     """One look at all nodes."""
-    nodes, pods = api.nodes(list(wanted)), api.pods(list(wanted))
+    nodes = {one["metadata"]["name"]: one for one in api.list("/api/v1/nodes")}
+    pods: dict = {name: [] for name in wanted}
+    for one in api.list("/api/v1/pods"):
+        node = (one.get("spec") or {}).get("nodeName")
+        if node in pods:
+            pods[node].append(one)
     out = {}
     for name, capacity in wanted.items():
         offered = capacity_cluster.offered(capacity or {})
         seen = capacity_cluster.facts(nodes.get(name), pods[name], offered["resources"])
         out[name] = dict(seen, drift=capacity_cluster.compare(name, seen, offered))
     return out
+
+
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
+    deadline = time.monotonic() + module.params["timeout"]
+    while True:
+        nodes = look(api, module.params["nodes"])
+        if time.monotonic() >= deadline or not any(one["drift"] for one in nodes.values()):
+            return {"changed": False, "nodes": nodes, "missing": ""}
+        time.sleep(PAUSE_S)
 
 
 def main() -> None:
@@ -165,26 +123,13 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    params = module.params
-    if MISSING:
-        module.exit_json(changed=False, nodes={}, missing="the Python package kubernetes cannot be imported here")
-    fault = ""
-    nodes: dict = {}
-    deadline = time.monotonic() + params["timeout"]
-    try:
-        api = Api(params["kubeconfig"], params["context"])
-        while True:
-            nodes = look(api, params["nodes"])
-            if time.monotonic() >= deadline or not any(one["drift"] for one in nodes.values()):
-                break
-            time.sleep(PAUSE_S)
-    except ApiException as error:
-        fault = f"the API server answered {error.status} {error.reason}; look at the rights of this user"
-    except (ConfigException, OSError) as error:
-        fault = f"{params['kubeconfig']}: {error}; give a kubeconfig that kubectl can use"
-    except HTTPError as error:
-        fault = f"the API server of {params['kubeconfig']} cannot be reached: {error}"
-    module.exit_json(changed=False, nodes={} if fault else nodes, missing=fault)
+
+    def unknown(why: str) -> None:
+        module.exit_json(changed=False, nodes={}, missing=why)
+
+    if kube_client.MISSING:
+        unknown("the Python package kubernetes cannot be imported here")
+    kube_client.answer(module, run, unknown)
 
 
 if __name__ == "__main__":

@@ -8,25 +8,18 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_device_plugin
 short_description: Run the device plugin as a DaemonSet of a Kubernetes cluster, or take it out
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Applies the service account and its rights, the ConfigMap C(vgpu-configs) with the named configurations, and the
     DaemonSet; labels the nodes that it is to run on.
   - From Kubernetes 1.30 on a ValidatingAdmissionPolicy holds each pod to its own node and the pods on it.
   - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
   - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
-  - Runs where the API can be reached, most often on the controller.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
 options:
   state:
     description:
@@ -35,13 +28,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   namespace:
     description: Namespace of the DaemonSet.
     type: str
@@ -109,7 +95,7 @@ EXAMPLES = r"""
 - name: Run the device plugin as a DaemonSet on two nodes
   vgpu.fleet.kube_device_plugin:
     kubeconfig: ~/.kube/config
-    image: localhost/vgpu-device-plugin:0.2.0
+    image: localhost/vgpu-device-plugin:0.1.0
     nodes: [gpu-1, gpu-2]
   delegate_to: localhost
   run_once: true

@@ -8,22 +8,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_node
 short_description: Drain a Kubernetes node, and give it back
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Cordons a node and evicts its pods through the Kubernetes API, or makes it schedulable again.
   - A node that somebody else cordoned stays cordoned; what this module cordoned carries an annotation.
-  - Runs where the API can be reached, most often on the controller.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
 options:
   name:
     description: Name of the node.
@@ -36,13 +29,6 @@ options:
     type: str
     choices: [drained, schedulable]
     required: true
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   reason:
     description: What the annotation of the node says.
     type: str
@@ -93,75 +79,40 @@ evicted:
   elements: str
 """
 
-import traceback
+from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.basic import AnsibleModule, missing_required_lib
-
+from ..module_utils.kube import client as kube_client
 from ..module_utils.kube import drain as kube_drain
 
-MISSING = ""
-try:
-    from kubernetes import client, config
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.config.config_exception import ConfigException
-    from urllib3.exceptions import HTTPError
-except ImportError:
-    MISSING = traceback.format_exc()
 
-# Seconds for one answer of the API server.
-ANSWER = 30
-
-
-class Api:
-    """What kube_drain asks of an API server."""
-
-    def __init__(self, kubeconfig: str, context: str | None) -> None:
-        self.client = config.new_client_from_config(kubeconfig, context)
-        self.core = client.CoreV1Api(self.client)
-
-    def node(self, name: str) -> dict:
-        return self.client.sanitize_for_serialization(self.core.read_node(name, _request_timeout=ANSWER))
-
-    def patch_node(self, name: str, body: dict) -> None:
-        self.core.patch_node(name, body, _request_timeout=ANSWER)
-
-    def pods(self, node: str) -> list:
-        found = self.core.list_pod_for_all_namespaces(field_selector=f"spec.nodeName={node}", _request_timeout=ANSWER)
-        return [self.client.sanitize_for_serialization(pod) for pod in found.items]
-
-    def evict(self, namespace: str, name: str) -> int:
-        body = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace=namespace))
-        try:
-            self.core.create_namespaced_pod_eviction(name, namespace, body, _request_timeout=ANSWER)
-        except ApiException as fault:
-            if fault.status in (404, 429):
-                return fault.status
-            raise
-        return 201
-
-
-def run(module: AnsibleModule) -> dict:
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     params, apply = module.params, not module.check_mode
     name = params["name"]
-    if not name:
-        # An empty one asks the API server for the list of all nodes, and for pods that are on none.
-        module.fail_json(
-            msg="name: expected the name of a node, found nothing; nothing was changed; "
-            "set device_plugin_node_name of the host, or run the role preflight first, which asks the host"
-        )
-    api = Api(params["kubeconfig"], params["context"])
     if params["state"] == "schedulable":
         freed = kube_drain.uncordon(api, name, apply)
-        return {"changed": freed, "cordoned": freed, "evicted": []}
+        return result(freed, [], "schedulable")
+
+    def to_evict() -> list:
+        pods = kube_drain.pods_of(api, name)
+        return kube_drain.to_evict(pods, params["only"], params["force"], params["delete_emptydir_data"])
+
     # Asked before the cordon: a drain that would be refused leaves the node as it was.
-    pods = kube_drain.to_evict(api.pods(name), params["only"], params["force"], params["delete_emptydir_data"])
+    pods = to_evict()
     cordoned = kube_drain.cordon(api, name, params["reason"], apply)
     evicted = [kube_drain.title(pod) for pod in pods]
     if apply:
-        # A pod may have come between the look and the cordon.
-        late = kube_drain.to_evict(api.pods(name), params["only"], params["force"], params["delete_emptydir_data"])
-        evicted = kube_drain.drain(api, name, late, params["timeout"])
-    return {"changed": bool(cordoned or evicted), "cordoned": cordoned, "evicted": evicted}
+        # A pod may have come between the first list and the cordon.
+        evicted = kube_drain.drain(api, name, to_evict(), params["timeout"])
+    return result(cordoned, evicted, "unschedulable")
+
+
+def result(cordoned: bool, evicted: list, state: str) -> dict:
+    """``cordoned``: whether this call changed the node to ``state``."""
+    other = {"unschedulable": "schedulable", "schedulable": "unschedulable"}[state]
+    before = other if cordoned else state
+    shown = "".join(f"pod {pod}\n" for pod in evicted)
+    diff = {"before": f"{before}\n{shown}", "after": f"{state}\n"}
+    return {"changed": bool(cordoned or evicted), "cordoned": cordoned, "evicted": evicted, "diff": diff}
 
 
 def main() -> None:
@@ -179,24 +130,16 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    if MISSING:
-        module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
-    params = module.params
+    if not module.params["name"]:
+        # An empty one asks the API server for the list of all nodes, and for pods that are on none.
+        module.fail_json(
+            msg="name: expected the name of a node, found nothing; nothing was changed; "
+            "set device_plugin_node_name of the host, or run the role preflight first, which asks the host"
+        )
     try:
-        result = run(module)
+        kube_client.answer(module, run)
     except kube_drain.DrainError as fault:
         module.fail_json(msg=f"{fault}")
-    except ApiException as fault:
-        hint = "give a name that kubectl get nodes lists" if fault.status == 404 else "look at the rights of this user"
-        module.fail_json(msg=f"node {params['name']}: the API server answered {fault.status} {fault.reason}; {hint}")
-    except (ConfigException, OSError) as fault:
-        module.fail_json(msg=f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
-    except HTTPError as fault:
-        module.fail_json(msg=f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
-    state = "unschedulable" if params["state"] == "drained" else "schedulable"
-    before = {"unschedulable": "schedulable", "schedulable": "unschedulable"}[state] if result["cordoned"] else state
-    shown = "".join(f"pod {pod}\n" for pod in result["evicted"])
-    module.exit_json(**result, diff={"before": f"{before}\n{shown}", "after": f"{state}\n"})
 
 
 if __name__ == "__main__":

@@ -8,32 +8,18 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_rivals
 short_description: Find other device plugins of the same GPUs in a cluster, and remove those that somebody named
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Looks at the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
     names what keeps each running, a DaemonSet, a static pod, the GPU operator or nothing.
   - Fails where one offers a resource of ours, unless it is named in O(remove) or O(ignore) is set.
   - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
-  - Runs where the API can be reached, most often on the controller.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
 options:
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   nodes:
     description: Names of the nodes to look at.
     type: list

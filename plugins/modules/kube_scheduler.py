@@ -8,38 +8,24 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: kube_scheduler
 short_description: Put the vgpu-scheduler into a Kubernetes cluster, or take it out
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Applies the service account and its rights, the configuration, a Deployment of stock kube-schedulers each with
     C(vgpu-scheduler) beside it, the Service and the admission webhooks. The default scheduler is not touched.
   - Server-side apply; fields of others stay, such as the certificates that the scheduler puts into its webhooks.
   - The kube-scheduler has the version of the API server. Before Kubernetes 1.28 the webhook cannot tell GPU pods from
     others, and fails open for all.
-  - Runs where the API can be reached, most often on the controller.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-requirements:
-  - kubernetes (Python package)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: full
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
 options:
   state:
     description: V(absent) removes the same objects, the Secret of the certificates and the Leases of the election.
     type: str
     choices: [present, absent]
     default: present
-  kubeconfig:
-    description: File that says how the API is reached.
-    type: path
-    required: true
-  context:
-    description: Context of that file; its current one where this is left out.
-    type: str
   namespace:
     description: Namespace of the scheduler.
     type: str
@@ -85,7 +71,7 @@ EXAMPLES = r"""
 - name: Put the scheduler into the cluster
   vgpu.fleet.kube_scheduler:
     kubeconfig: ~/.kube/config
-    image: registry.example/vgpu-scheduler:0.2.0
+    image: registry.example/vgpu-scheduler:0.1.0
     kube_scheduler_repository: registry.example/kube-scheduler
   delegate_to: localhost
   run_once: true

@@ -16,13 +16,11 @@ description:
   - A systemd unit makes the geometry again at boot, for instances never survive a reset of the GPU.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
   diff_mode:
-    description: Shows the geometry of each GPU before and after.
-    support: full
+    details: Shows the geometry of each GPU before and after.
 options:
   geometry:
     description:

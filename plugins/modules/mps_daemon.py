@@ -16,13 +16,8 @@ description:
   - Pipes, logs and shared memory lie where NVIDIA's device plugin looks for them below its MPS root.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.no_diff
 options:
   replicas:
     description: Clients of each GPU; each may use so large a part of its memory and threads.

@@ -17,14 +17,8 @@ description:
   - A wish that the GPUs of the host cannot carry out, such as an exception that matches none of them, is a failure.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The action changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   wish:
     description: What M(vgpu.fleet.wish) returned as RV(vgpu.fleet.wish#module:wish).

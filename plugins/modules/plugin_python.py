@@ -8,21 +8,15 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: plugin_python
 short_description: Find the Python of a host that the device plugin runs on
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - Chooses by the distribution which Python the device plugin runs on and which packages of the distribution bring it,
     and looks whether they are there.
   - Says in RV(refusal) why none will do; whether that stops a play is the caller's choice.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The module changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 options:
   python:
     description: Path of a Python, or V(auto) for the one of the distribution that is new enough.

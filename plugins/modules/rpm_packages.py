@@ -7,7 +7,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: rpm_packages
 short_description: Bring packages and their repository to an RPM system in one call, and take exactly that away again
-version_added: 0.2.0
+version_added: 0.1.0
 description:
   - What M(vgpu.fleet.apt_packages) is for apt, by the command lines of dnf or zypper, namely repository, key, module
     stream and one transaction for exactly the versions that were asked for, up or down.
@@ -17,13 +17,13 @@ description:
     repository, and nothing that was there before.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
   check_mode:
-    description: Says what would be done; of a repository that is not there yet no versions are known.
-    support: full
+    details: Says what would be done; of a repository that is not there yet no versions are known.
   diff_mode:
-    description: Shows the packages and the text of the repository files before and after.
-    support: full
+    details: Shows the packages and the text of the repository files before and after.
 options:
   packages:
     description:

@@ -14,13 +14,8 @@ description:
   - Running work is not ended; the new slice holds from then on.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.no_diff
 options:
   slice:
     description: How long a process may run before another one's turn.

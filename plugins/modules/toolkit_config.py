@@ -15,13 +15,11 @@ description:
   - Running containers are not touched; the runtime reads its file when a container is made.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
 attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
   diff_mode:
-    description: Shows the text before and after.
-    support: full
+    details: Shows the text before and after.
 options:
   path:
     description: The file. One that is absent is made.

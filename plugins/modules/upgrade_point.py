@@ -16,13 +16,8 @@ description:
     upgrade returns to what was there before the killed one.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.no_diff
 options:
   state:
     description:

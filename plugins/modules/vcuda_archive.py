@@ -17,13 +17,8 @@ description:
   - The same sources and compiler give the same bytes.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.no_diff
 options:
   archive:
     description: Where the archive is, or is to be, on this host.

@@ -31,17 +31,12 @@ description:
     the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), and that fails
     nothing.
   - The lease is given back in any case. It ends by itself when the module is killed.
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 attributes:
   check_mode:
     support: partial
-    description: Can run in check mode and return changed status prediction without modifying target.
-    details:
-      - In check mode nothing is leased and nothing is run; the verdict is V(not-run) and the module does not fail.
-  diff_mode:
-    support: none
-    description: Will return details on what has changed (or possibly needs changing in check mode), when in diff mode.
-    details:
-      - The module changes nothing.
+    details: In check mode nothing is leased and nothing is run; the verdict is V(not-run) and the module does not fail.
 options:
   per:
     description:

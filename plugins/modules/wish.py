@@ -20,14 +20,8 @@ description:
     the host, and the nearest valid name.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
-attributes:
-  check_mode:
-    description: Can run in C(check_mode) and return changed status prediction without modifying target.
-    support: full
-    details: The action changes nothing.
-  diff_mode:
-    description: Will return details on what has changed when in diff mode.
-    support: none
+extends_documentation_fragment:
+  - vgpu.fleet.attributes.info
 seealso:
   - module: vgpu.fleet.host_state
   - module: vgpu.fleet.plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.vgpu.fleet.plugins.module_utils.report import advertised
+from ansible_collections.vgpu.fleet.plugins.module_utils.capacity.tables import advertised
 
 SCHEMA = 1
 HELD, VIOLATED = "held", "violated"

@@ -2,7 +2,7 @@
 """Where each field of the limits file, the ledger, the gpu pages and the tenant page lies, and what it may hold.
 
 The twin of native/vcuda/include/vgpu_abi.h, where the meaning of every field is told; a test compiles that header and
-holds the two equal. What is done with the fields is in layouts.py and layout_pages.py. Pure.
+holds the two equal. What is done with the fields is in files.py and pages.py. Pure.
 """
 
 from __future__ import annotations

@@ -63,10 +63,11 @@ def pieces_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> tuple[
     pieces: list[Piece] = []
     for device in devices:
         entry = chosen.get(device.uuid)
+        share = None if device.is_mig else slices.share_of(device.gpu, config)
         if entry is not None:
             pieces += _replicas(device, *entry)
-        elif slices.vcuda_of(config) is not None and not device.is_mig:
-            pieces += _limited(device, config)
+        elif share is not None:
+            pieces += _limited(device, share, config)
         else:
             mode = MIG if device.is_mig else NONE
             pieces.append(_piece(device, device.uuid, device.memory_mib, 100, device.resource, mode))
@@ -77,14 +78,14 @@ def _piece(device: Device, identity: str, memory: int, sm_percent: int, resource
     return Piece(identity, str(device.gpu["uuid"]), memory, sm_percent, resource, mode, device.uuid)
 
 
-def _limited(device: Device, config: dict[str, Any]) -> list[Piece]:
-    vcuda = slices.vcuda_of(config) or {}
-    resource = normal_name(vcuda.get("resourceName") or device.resource)
+def _limited(device: Device, share: slices.Share, config: dict[str, Any]) -> list[Piece]:
+    resource = normal_name((slices.vcuda_of(config) or {}).get("resourceName") or device.resource)
     try:
-        made = slices.slices_of(device.gpu, config)
+        memory, sm_percent = slices.size_of(device.gpu, share)
     except slices.SliceError:
-        return []  # findings_for has said so
-    return [_piece(device, one.id, one.memory_mib, one.sm_percent, resource, VCUDA) for one in made]
+        return []  # findings_for has reported it
+    numbers = range(share.split_count)
+    return [_piece(device, f"{device.uuid}::{n}", memory, sm_percent, resource, VCUDA) for n in numbers]
 
 
 def _replicas(device: Device, mode: str, section: dict[str, Any], entry: dict[str, Any]) -> list[Piece]:

@@ -29,13 +29,6 @@ class SliceError(ValueError):
     """A configuration that cannot be carried out on a GPU."""
 
 
-class Slice(NamedTuple):
-    id: str
-    uuid: str
-    memory_mib: int
-    sm_percent: int
-
-
 class Share(NamedTuple):
     """What one GPU is split by, after its exceptions; ``exception`` is the index of the one that matched."""
 
@@ -99,13 +92,9 @@ def share_of(gpu: dict[str, Any], config: dict[str, Any]) -> Share | None:
     return Share(split, _scaling(memory), str(split) if cores is None else _scaling(cores), position)
 
 
-def slices_of(gpu: dict[str, Any], config: dict[str, Any]) -> list[Slice]:
-    """The slices of one GPU; a GPU that is not shared is one slice, named by its UUID alone."""
-    share = share_of(gpu, config)
-    uuid, total = str(gpu["uuid"]), int(gpu["memory_mib"])
-    if share is None:
-        return [Slice(uuid, uuid, total, 100)]
-    split = share.split_count
+def size_of(gpu: dict[str, Any], share: Share) -> tuple[int, int]:
+    """MiB of memory and percent of the SMs of each slice of a GPU. Raises SliceError where a slice would be 0."""
+    total, split = int(gpu["memory_mib"]), share.split_count
     if split < 1:
         raise SliceError(f"{_name(gpu)}: cannot be split into {split}; the split count is at least 1")
     memory = int(total * Fraction(share.memory_scaling) / split)
@@ -121,12 +110,7 @@ def slices_of(gpu: dict[str, Any], config: dict[str, Any]) -> list[Slice]:
             "and 0 would mean no limit; lower the split count or raise the cores scaling to at least "
             f"{_least_cores(split)}"
         )
-    return [Slice(f"{uuid}::{n}", uuid, memory, sm_percent) for n in range(split)]
-
-
-def slices_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Slice]:
-    """All slices of a host, in the order of the GPUs. Raises SliceError where one cannot be made."""
-    return [piece for gpu in gpus for piece in slices_of(gpu, config)]
+    return memory, sm_percent
 
 
 def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list[Finding]:
@@ -149,7 +133,7 @@ def findings_for(gpus: Sequence[dict[str, Any]], config: dict[str, Any]) -> list
             winners.add(share.exception)
             where = f"sharing.vcuda.devices[{share.exception}]"
         try:
-            slices_of(gpu, config)
+            size_of(gpu, share)
         except SliceError as fault:
             findings.append(error(where + ".splitCount", str(fault)))
         advised = advised_split(str(gpu.get("model") or ""))

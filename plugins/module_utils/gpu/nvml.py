@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs as NVML names them: through ``import pynvml`` (nvidia-ml-py) where it can be imported, else through ctypes.
+"""GPUs as NVML names them, through ctypes: nodes have the standard library alone, and no module may need a pip install.
 
-Both readers answer the same structure, so that no node needs a pip install for a module to work.
+The device plugin, which brings its own packages, reads through nvidia-ml-py (``vgpu_plugin/gpus.py``).
 """
 
 from __future__ import annotations
@@ -62,8 +62,6 @@ class _Attributes(ctypes.Structure):
 
 class CtypesReader:
     """The few calls of NVML that we need, straight from the library."""
-
-    name = "ctypes"
 
     def __init__(self, library: str = LIBRARY) -> None:
         try:
@@ -158,109 +156,21 @@ class CtypesReader:
         return found
 
 
-class PynvmlReader:
-    """The same calls through NVIDIA's own binding."""
-
-    name = "pynvml"
-
-    def __init__(self) -> None:
-        import pynvml
-
-        self.pynvml = pynvml
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self.pynvml, name)(*arguments)
-        except self.pynvml.NVMLError as fault:
-            raise NvmlError(int(fault.value), name) from None
-
-    def _text(self, name: str, *arguments: Any) -> str:
-        value = self._call(name, *arguments)
-        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-    def start(self) -> None:
-        self._call("nvmlInit")
-
-    def stop(self) -> None:
-        self._call("nvmlShutdown")
-
-    def driver_version(self) -> str:
-        return self._text("nvmlSystemGetDriverVersion")
-
-    def cuda_version(self) -> int:
-        return int(self._call("nvmlSystemGetCudaDriverVersion"))
-
-    def count(self) -> int:
-        return int(self._call("nvmlDeviceGetCount"))
-
-    def handle(self, index: int) -> Any:
-        return self._call("nvmlDeviceGetHandleByIndex", index)
-
-    def uuid(self, handle: Any) -> str:
-        return self._text("nvmlDeviceGetUUID", handle)
-
-    def model(self, handle: Any) -> str:
-        return self._text("nvmlDeviceGetName", handle)
-
-    def memory(self, handle: Any) -> tuple[int, int]:
-        memory = self._call("nvmlDeviceGetMemoryInfo", handle)
-        return int(memory.total), int(memory.used)
-
-    def pci(self, handle: Any) -> str:
-        bus_id = self._call("nvmlDeviceGetPciInfo", handle).busId
-        return bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
-
-    def minor(self, handle: Any) -> int:
-        return int(self._call("nvmlDeviceGetMinorNumber", handle))
-
-    def compute_capability(self, handle: Any) -> str:
-        major, minor = self._call("nvmlDeviceGetCudaComputeCapability", handle)
-        return f"{major}.{minor}"
-
-    def mig_mode(self, handle: Any) -> int:
-        return int(self._call("nvmlDeviceGetMigMode", handle)[0])
-
-    def mig_devices(self, handle: Any) -> list[tuple[str, str, int, int, int]]:
-        """As the other reader's."""
-        found = []
-        for place in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount", handle))):
-            try:
-                device = self._call("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
-            except NvmlError as fault:
-                if fault.code == NOT_FOUND:
-                    continue
-                raise
-            facts = self._call("nvmlDeviceGetAttributes_v2", device)
-            own, memory = int(facts.computeInstanceSliceCount), int(facts.memorySizeMB)
-            found.append((self.uuid(device), self.model(device), int(facts.gpuInstanceSliceCount), own, memory))
-        return found
-
-
-def reader() -> Any:
-    """The reader of this host."""
-    try:
-        return PynvmlReader()
-    except ImportError:
-        return CtypesReader()
-
-
 def read(source: Any = None) -> dict[str, Any]:
-    """All GPUs, or why there are none: ``{ok, error, reader, driver_version, cuda_version, gpus}``.
+    """All GPUs, or why there are none: ``{ok, error, driver_version, cuda_version, gpus, lost}``.
 
     A GPU that fails (fallen off the bus) does not hide the others: it is listed under ``lost``.
     """
     answer: dict[str, Any] = {
         "ok": False,
         "error": "",
-        "reader": "",
         "driver_version": None,
         "cuda_version": None,
         "gpus": [],
         "lost": [],
     }
     try:
-        source = source or reader()
-        answer["reader"] = source.name
+        source = source or CtypesReader()
         source.start()
     except NvmlError as fault:
         answer["error"] = str(fault)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The API object of kube_apply on the library ``kubernetes``, for modules that run where the API can be reached."""
+"""The Kubernetes API by the library ``kubernetes``, for modules that run where the API can be reached."""
 
 from __future__ import annotations
 
 import json
 import traceback
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from ansible.module_utils.basic import AnsibleModule, missing_required_lib
 
@@ -19,20 +19,23 @@ try:
 except ImportError:
     MISSING = traceback.format_exc()
 
-# Seconds for one answer of the API server.
+# Seconds for one answer of the API server; lists come in pages, so that a large cluster is no single answer.
 ANSWER = 30
+PAGE = 500
 MANAGER = "vgpu.fleet"
 
 
 class Api:
-    """What kube_apply asks of an API server. Paths are ours, without discovery of kinds; but the
-    dynamic client's request is the one call that all versions of the library have."""
+    """Calls by path. The dynamic client's request is the one call that all versions of the library have; its discovery
+    of kinds is left out, which asks the API server twice and keeps the answers in a file of /tmp."""
 
     def __init__(self, kubeconfig: str, context: str | None) -> None:
-        self.client = DynamicClient(config.new_client_from_config(kubeconfig, context))
+        self.client = DynamicClient(config.new_client_from_config(kubeconfig, context), discoverer=lambda *_: None)
 
-    def _call(self, method: str, path: str, body: dict | None = None, kind: str = "", **query: str) -> dict:
-        params: dict = {"query_params": list(query.items()), "_request_timeout": ANSWER}
+    def _call(
+        self, method: str, path: str, body: dict | None = None, kind: str = "", query: dict | None = None
+    ) -> dict:
+        params: dict = {"query_params": [*(query or {}).items()], "_request_timeout": ANSWER}
         if kind:
             params["content_type"] = kind
         found = self.client.request(method, path, body=body, serialize=False, **params)
@@ -46,11 +49,32 @@ class Api:
                 return None
             raise
 
+    def list(self, path: str, **query: str) -> list[dict]:
+        """The objects of all pages."""
+        found: list[dict] = []
+        more: dict[str, str] = {}
+        while True:
+            page = self._call("GET", path, query={"limit": str(PAGE), **query, **more})
+            found += page.get("items") or []
+            more = {"continue": page.get("metadata", {}).get("continue") or ""}
+            if not more["continue"]:
+                return found
+
+    def post(self, path: str, body: dict, refusals: Sequence[int] = ()) -> int:
+        """The HTTP status: 201, or one of ``refusals``. Raises ApiException for any other."""
+        try:
+            self._call("POST", path, body, "application/json")
+        except ApiException as fault:
+            if fault.status in refusals:
+                return fault.status
+            raise
+        return 201
+
     def apply(self, path: str, body: dict, dry_run: bool) -> dict:
         query = {"fieldManager": MANAGER, "force": "true"}
         if dry_run:
             query["dryRun"] = "All"
-        return self._call("PATCH", path, body, "application/apply-patch+yaml", **query)
+        return self._call("PATCH", path, body, "application/apply-patch+yaml", query)
 
     def patch(self, path: str, body: dict) -> dict:
         return self._call("PATCH", path, body, "application/strategic-merge-patch+json")
@@ -63,11 +87,12 @@ class Api:
                 raise
 
 
-def answer(module: AnsibleModule, run: Callable[[Any, Any], dict]) -> None:
-    """Ends the module with what ``run(module, api)`` returns, or with a sentence about what failed."""
+def answer(module: AnsibleModule, run: Callable[[Any, Any], dict], fail: Callable[[str], None] | None = None) -> None:
+    """Ends the module with what ``run(module, api)`` returns, or calls ``fail`` with a sentence about what failed."""
     if MISSING:
         module.fail_json(msg=missing_required_lib("kubernetes"), exception=MISSING)
     params = module.params
+    fail = fail or (lambda sentence: module.fail_json(msg=sentence))
     try:
         result = run(module, Api(params["kubeconfig"], params["context"]))
     except ApiException as fault:
@@ -75,13 +100,13 @@ def answer(module: AnsibleModule, run: Callable[[Any, Any], dict]) -> None:
             said = json.loads(fault.body or "")["message"]
         except (ValueError, KeyError, TypeError):
             said = fault.reason
-        module.fail_json(msg=f"the API server answered {fault.status}: {said}; look at the rights of this user")
+        fail(f"the API server answered {fault.status}: {said}; look at the rights of this user")
     except (ConfigException, OSError) as fault:
-        module.fail_json(msg=f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
+        fail(f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
     except HTTPError as fault:
-        module.fail_json(msg=f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
+        fail(f"the API server of {params['kubeconfig']} cannot be reached: {fault}")
     except ValueError as fault:
-        module.fail_json(msg=f"the API server of {params['kubeconfig']}: {fault}")
+        fail(f"the API server of {params['kubeconfig']}: {fault}")
     module.exit_json(**result)
 
 

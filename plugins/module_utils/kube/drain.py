@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cordon and drain of one Kubernetes node, on plain data and five calls of an API object that is handed in.
-
-The API object has ``node(name)``, ``patch_node(name, body)``, ``pods(node)``, ``evict(namespace, name)`` and returns
-plain mappings as the API server sends them. ``evict`` returns an HTTP status: 201, 404 (gone), 429 (a disruption budget
-forbids it now).
-"""
+"""Cordon and drain of one Kubernetes node, by ``kube_client.Api`` or what answers as it does."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, Callable
+from urllib.parse import quote
 
 # On a node that we made unschedulable. A node without it was cordoned by somebody else and stays so.
 MARK = "vgpu.fleet/cordoned-for"
@@ -17,6 +13,7 @@ MIRROR = "kubernetes.io/config.mirror"
 FINISHED = ("Succeeded", "Failed")
 # Between two looks at the pods that are still there, seconds.
 PAUSE = 2.0
+GONE, FORBIDDEN_NOW = 404, 429
 
 
 class DrainError(Exception):
@@ -25,22 +22,47 @@ class DrainError(Exception):
 
 def cordon(api: Any, name: str, reason: str, apply: bool = True) -> bool:
     """Makes a node unschedulable and marks it as ours. Returns whether anything was changed."""
-    node = api.node(name)
+    node = read(api, name)
     if (node.get("spec") or {}).get("unschedulable"):
         return False
     if apply:
-        api.patch_node(name, {"metadata": {"annotations": {MARK: reason}}, "spec": {"unschedulable": True}})
+        api.patch(path_of(name), {"metadata": {"annotations": {MARK: reason}}, "spec": {"unschedulable": True}})
     return True
 
 
 def uncordon(api: Any, name: str, apply: bool = True) -> bool:
     """Makes a node schedulable again if it was us who cordoned it."""
-    node = api.node(name)
+    node = read(api, name)
     if MARK not in ((node.get("metadata") or {}).get("annotations") or {}):
         return False
     if apply:
-        api.patch_node(name, {"metadata": {"annotations": {MARK: None}}, "spec": {"unschedulable": None}})
+        api.patch(path_of(name), {"metadata": {"annotations": {MARK: None}}, "spec": {"unschedulable": None}})
     return True
+
+
+def path_of(name: str) -> str:
+    return "/api/v1/nodes/" + quote(name, safe="")
+
+
+def read(api: Any, name: str) -> dict[str, Any]:
+    """The node. Raises DrainError where there is none of that name."""
+    found = api.get(path_of(name))
+    if found is None:
+        raise DrainError(
+            f"node {name}: the API server answered 404 Not Found; give a name that kubectl get nodes lists"
+        )
+    return found
+
+
+def pods_of(api: Any, name: str) -> list[dict[str, Any]]:
+    return api.list("/api/v1/pods", fieldSelector=f"spec.nodeName={name}")
+
+
+def evict(api: Any, pod: dict[str, Any]) -> int:
+    """An HTTP status: 201, GONE, or FORBIDDEN_NOW by a disruption budget."""
+    meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    path = "/api/v1/namespaces/{namespace}/pods/{name}/eviction".format(**meta)
+    return api.post(path, {"metadata": meta}, (GONE, FORBIDDEN_NOW))
 
 
 def asks_for(pod: dict[str, Any], prefix: str) -> bool:
@@ -104,13 +126,12 @@ def drain(
         for uid, pod in waiting.items():
             if uid in asked:
                 continue
-            status = api.evict(pod["metadata"]["namespace"], pod["metadata"]["name"])
-            if status == 429:
+            if evict(api, pod) == FORBIDDEN_NOW:
                 held[uid] = "a PodDisruptionBudget forbids its eviction"
                 continue
             held.pop(uid, None)
             asked.add(uid)
-        there = {pod["metadata"]["uid"] for pod in api.pods(name)}
+        there = {pod["metadata"]["uid"] for pod in pods_of(api, name)}
         waiting = {uid: pod for uid, pod in waiting.items() if uid in there}
         if not waiting:
             break

@@ -39,7 +39,7 @@ def test_wheels_are_those_of_the_lock_and_ours_is_the_whole_one(archive):
         scratch = archive.parent / "ours.whl"
         scratch.write_bytes(content.read(ours))
     with zipfile.ZipFile(scratch) as wheel:
-        assert "vgpu_scheduler/quota.py" in wheel.namelist() and "vgpu_plugin/_shared/dialects.py" in wheel.namelist()
+        assert "vgpu_scheduler/quota.py" in wheel.namelist() and "vgpu_plugin/_shared/pods/requests.py" in wheel.namelist()
 
 
 def test_the_program_runs_from_the_installation_alone(archive, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Our two NVML readers on the simulated driver: with NVIDIA's binding and without, they must say the same."""
+"""The NVML reader of the modules on the simulated driver."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ model = A100-80GB
 
 READ = """\
 import json, sys
-sys.path.insert(0, sys.argv[2])
+sys.path.insert(0, sys.argv[1])
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
-reader = {"ctypes": nvml.CtypesReader, "pynvml": nvml.PynvmlReader}[sys.argv[1]]
-json.dump(nvml.read(reader()), sys.stdout)
+json.dump(nvml.read(), sys.stdout)
 """
 
 
@@ -51,12 +50,11 @@ def host(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def read(reader: str, environment: dict[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-c", READ, reader, str(ROOT / ".build" / "collections")]
+def read(environment: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-c", READ, str(ROOT / ".build" / "collections")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
-    assert found.pop("reader") == reader
     return found
 
 
@@ -64,11 +62,10 @@ def gpusimctl(environment: dict[str, str], *arguments: str) -> None:
     subprocess.run([str(GPUSIM / "gpusimctl"), *arguments], env=environment, check=True, capture_output=True)
 
 
-def test_both_readers_say_what_the_profile_says(host: dict[str, str]) -> None:
-    by_ctypes, by_binding = read("ctypes", host), read("pynvml", host)
-    assert by_ctypes == by_binding
-    assert (by_ctypes["ok"], by_ctypes["driver_version"], by_ctypes["cuda_version"]) == (True, "535.261.03", "12.2")
-    gpus = by_ctypes["gpus"]
+def test_the_reader_reports_what_the_profile_says(host: dict[str, str]) -> None:
+    found = read(host)
+    assert (found["ok"], found["driver_version"], found["cuda_version"]) == (True, "535.261.03", "12.2")
+    gpus = found["gpus"]
     assert [gpu["index"] for gpu in gpus] == [0, 1, 2, 3]
     assert [gpu["memory_mib"] for gpu in gpus] == [16160, 15360, 15360, 81920]
     assert gpus[0]["uuid"] == "GPU-11111111-2222-3333-4444-555555555555"
@@ -79,23 +76,21 @@ def test_both_readers_say_what_the_profile_says(host: dict[str, str]) -> None:
     assert "T4" in gpus[1]["model"]
 
 
-@pytest.mark.parametrize("reader", ["ctypes", "pynvml"])
-def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(host: dict[str, str], reader: str) -> None:
-    read(reader, host)
+def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(host: dict[str, str]) -> None:
+    read(host)
     gpusimctl(host, "fall-off", "1")
-    found = read(reader, host)
+    found = read(host)
     assert found["ok"] is True
     assert [gpu["index"] for gpu in found["gpus"]] == [0, 2, 3]
     assert [gpu["index"] for gpu in found["lost"]] == [1]
     gpusimctl(host, "recover", "1")
-    assert len(read(reader, host)["gpus"]) == 4
+    assert len(read(host)["gpus"]) == 4
 
 
-@pytest.mark.parametrize("reader", ["ctypes", "pynvml"])
-def test_a_driver_that_fails_to_start_is_told(host: dict[str, str], reader: str) -> None:
+def test_a_driver_that_fails_to_start_is_reported(host: dict[str, str]) -> None:
     gpusimctl(host, "nvml-fail", "on")
-    found = read(reader, host)
+    found = read(host)
     assert (found["ok"], found["gpus"]) == (False, [])
     assert found["error"]
     gpusimctl(host, "nvml-fail", "off")
-    assert read(reader, host)["ok"] is True
+    assert read(host)["ok"] is True

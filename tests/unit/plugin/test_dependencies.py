@@ -35,14 +35,24 @@ def declared() -> dict[str, set[str]]:
     return {name: {re.split(r"[<>=~\[ ]", one)[0] for one in words} for name, words in lists.items()}
 
 
-@pytest.mark.parametrize("package", ["vgpu_plugin", "vgpu_scheduler"])
-def test_every_import_is_declared(package: str) -> None:
+def imported_by(package: str) -> set[str]:
     found = set()
     for path in (PLUGIN / "src" / package).rglob("*.py"):
         if not path.name.endswith(("_pb2.py", "_pb2_grpc.py")):
             found |= imported(path.read_text())
     assert found, "nothing was read"
-    assert found - declared()[package] == set()
+    return found
+
+
+@pytest.mark.parametrize("package", ["vgpu_plugin", "vgpu_scheduler"])
+def test_every_import_is_declared(package: str) -> None:
+    assert imported_by(package) - declared()[package] == set()
+
+
+@pytest.mark.parametrize(("package", "file"), [("vgpu_plugin", "plugin.in"), ("vgpu_scheduler", "scheduler.in")])
+def test_every_package_that_is_pinned_is_imported(package: str, file: str) -> None:
+    lines = (PLUGIN.parents[1] / "requirements" / file).read_text().splitlines()
+    assert {line for line in lines if line and line[0] not in "#-"} - imported_by(package) == set()
 
 
 def test_an_import_inside_a_function_is_found() -> None:

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from vgpu_plugin.errors import Fatal
-from vgpu_plugin.node import kube_api
+from vgpu_plugin.node import kube_access, kube_api
 
 from .api_double import ApiDouble
 from .test_node_label import write_kubeconfig
@@ -46,7 +46,7 @@ def server(authority):
 
 def reached(tmp_path, cluster, user):
     path = write_kubeconfig(tmp_path / "config", cluster, user)
-    return kube_api.Api(kube_api.access(str(path))).get(NODE)["metadata"]["name"]
+    return kube_api.Api(kube_access.read(str(path))).get(NODE)["metadata"]["name"]
 
 
 def test_known_authority_by_file_and_by_data(tmp_path, authority, server):
@@ -75,7 +75,7 @@ def test_token_is_read_again_for_each_call(tmp_path, authority, server):
     token.write_text("old")
     cluster = {"server": server.url, "certificate-authority": str(authority / "server.crt")}
     path = write_kubeconfig(tmp_path / "config", cluster, {"tokenFile": "token"})
-    api = kube_api.Api(kube_api.access(str(path)))
+    api = kube_api.Api(kube_access.read(str(path)))
     with pytest.raises(kube_api.ApiError, match="401: Unauthorized"):
         api.get(NODE)
     token.write_text("secret")
@@ -106,10 +106,15 @@ def test_service_account_of_a_pod(tmp_path, authority, server, monkeypatch):
     host, port = server.url.removeprefix("https://").split(":")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
-    assert kube_api.Api(kube_api.access("in-cluster", tmp_path)).get(NODE)["kind"] == "Node"
+    assert kube_api.Api(kube_access.read("in-cluster", tmp_path)).get(NODE)["kind"] == "Node"
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    with pytest.raises(Fatal, match="this is no pod"):
-        kube_api.access("in-cluster", tmp_path)
+    with pytest.raises(Fatal, match="KUBERNETES_SERVICE_HOST is missing: this is no pod"):
+        kube_access.read("in-cluster", tmp_path)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "::1")
+    assert kube_access.read("in-cluster", tmp_path).server == f"https://[::1]:{port}"
+    (tmp_path / "token").unlink()
+    with pytest.raises(Fatal, match="token is missing: this is no pod"):
+        kube_access.read("in-cluster", tmp_path)
 
 
 CONFIG = {
@@ -143,7 +148,7 @@ def test_file_that_is_no_kubeconfig_is_refused_by_its_place(tmp_path, config, wo
     path = tmp_path / "config"
     path.write_text(config if isinstance(config, str) else json.dumps(config))
     with pytest.raises(Fatal, match=words) as fault:
-        kube_api.access(str(path))
+        kube_access.read(str(path))
     assert str(path) in str(fault.value)
 
 
@@ -151,4 +156,4 @@ def test_server_that_is_away_or_talks_nonsense(tmp_path):
     with pytest.raises(kube_api.ApiError, match=r"127\.0\.0\.1:1: .*refused"):
         reached(tmp_path, {"server": "http://127.0.0.1:1"}, None)
     with pytest.raises(Fatal, match="No such file"):
-        kube_api.access(str(tmp_path / "nothing"))
+        kube_access.read(str(tmp_path / "nothing"))

@@ -49,7 +49,7 @@ def test_it_would_be_loaded_otherwise():
         "import ssl; print(ssl.create_default_context().verify_mode.name)",
         "import hashlib; print(hashlib.sha256(b'').hexdigest()[:8] == 'e3b0c442' and 'CERT_REQUIRED')",
         "import asyncio; asyncio.run(asyncio.sleep(0)); print('CERT_REQUIRED')",
-        "from vgpu_plugin.node import kube_api; print(kube_api.Access('https://x').context().verify_mode.name)",
+        "from vgpu_plugin.node import kube_access; print(kube_access.Access('https://x').context().verify_mode.name)",
     ],
 )
 def test_what_needs_it_later_has_it(after):

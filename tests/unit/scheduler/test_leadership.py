@@ -8,9 +8,10 @@ import asyncio
 import random
 
 import pytest
+from vgpu_plugin.node.kube_access import Access
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import leadership as leadership_module
-from vgpu_scheduler.api import Access, Api
+from vgpu_scheduler.api import Api
 from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.leadership import QUIET, RECENT, WANTED, Leadership
 from vgpu_scheduler.ledger import Ledger
@@ -53,7 +54,7 @@ def stage():
 
     def run(story):
         async def go():
-            async with ApiDouble() as double, Api(Access(double.url, tls=False), timeout=60.0) as api:
+            async with ApiDouble() as double, Api(Access(double.url), timeout=60.0) as api:
                 clock, busy = Clock(), {}
                 electors = {
                     name: Leadership(api, Listed(), NAME, name, 15.0, lambda name=name: busy.get(name, False), clock)

@@ -10,13 +10,16 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 
 import aiohttp
 import pytest
 import yaml
+from aiohttp import web
 from vgpu_plugin._shared.pods import annotations as pod_annotations
-from vgpu_scheduler import api, settings
+from vgpu_plugin.node import kube_access
+from vgpu_scheduler import api, main, settings
 
 from .api_double import ApiDouble
 from .conftest import ROOT, SITE
@@ -31,11 +34,11 @@ def free_port():
         return one.getsockname()[1]
 
 
-def kubeconfig(path, url, **user):
+def kubeconfig(path, url, cluster=(), **user):
     document = {
         "current-context": "c",
         "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": url}}],
+        "clusters": [{"name": "k", "cluster": {"server": url, **dict(cluster)}}],
         "users": [{"name": "u", "user": user}],
     }
     path.write_text(yaml.safe_dump(document))
@@ -143,21 +146,68 @@ def defaults(document):
     return {"default_memory_mib": document["defaultMemoryMiB"]} if "defaultMemoryMiB" in document else {}
 
 
-@pytest.mark.parametrize("text", ["", "{}", "current-context: a", "- 1", "a: b: c", "\x00"])
-def test_kubeconfigs_that_are_none(tmp_path, text):
-    path = tmp_path / "kubeconfig"
-    path.write_text(text)
-    with pytest.raises(api.ApiError, match="is no kubeconfig"):
-        api.from_kubeconfig(path)
-    with pytest.raises(api.ApiError, match="is no kubeconfig"):
-        api.from_kubeconfig(tmp_path / "nothing")
+class Server:
+    """Answers every call, and notes what the caller showed."""
+
+    def __init__(self, tls=None):
+        self.shown = []
+        self.tls = tls
+
+    async def __aenter__(self):
+        async def handle(request):
+            self.shown.append(request.headers.get("Authorization", ""))
+            return web.json_response({})
+
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", handle)
+        self._runner = web.AppRunner(application)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.tls)
+        await site.start()
+        scheme = "https" if self.tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_about):
+        await self._runner.cleanup()
 
 
-def test_a_token_file_is_read_again_when_it_changes(tmp_path):
-    path = tmp_path / "token"
-    path.write_text("one\n")
-    access = api.Access("http://x", token_file=path)
-    assert access.headers() == {"Authorization": "Bearer one"}
-    path.write_text("two\n")
-    os.utime(path, (1, 1))
-    assert access.headers() == {"Authorization": "Bearer two"}
+def test_a_token_file_of_a_kubeconfig_is_read_again_for_each_call(tmp_path):
+    async def run():
+        async with Server() as server:
+            path = kubeconfig(tmp_path / "config", server.url, tokenFile="token")
+            async with api.Api(kube_access.read(str(path))) as client:
+                for token in ("one", "two"):
+                    (tmp_path / "token").write_text(token + "\n")
+                    await client.pod("default", "a")
+            return server.shown
+
+    assert asyncio.run(run()) == ["Bearer one", "Bearer two"]
+
+
+def test_the_certificate_is_checked_against_the_server_name_of_the_kubeconfig(tmp_path):
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-keyout", key, "-out", certificate, "-days", "2", "-subj", "/CN=x", "-addext", "subjectAltName=DNS:api.x"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+
+    async def ask(**cluster):
+        async with Server(tls) as server:
+            known = {"certificate-authority": str(certificate), **cluster}
+            path = kubeconfig(tmp_path / "config", server.url, known, token="a")
+            async with api.Api(kube_access.read(str(path))) as client:
+                await client.pod("default", "a")
+
+    asyncio.run(ask(**{"tls-server-name": "api.x"}))
+    with pytest.raises(api.Unknown, match="CERTIFICATE_VERIFY_FAILED"):
+        asyncio.run(ask())
+
+
+def test_a_kubeconfig_that_cannot_be_used_ends_the_program_with_its_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["vgpu-scheduler", "--kubeconfig", str(tmp_path / "nothing")])
+    assert main.main() == 1
+    assert f"{tmp_path / 'nothing'}: No such file" in capsys.readouterr().err

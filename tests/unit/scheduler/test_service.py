@@ -10,13 +10,15 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import Use
+from vgpu_plugin.node.kube_access import Access
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import cluster as cluster_module
 from vgpu_scheduler import main as main_module
 from vgpu_scheduler import webhook
-from vgpu_scheduler.api import Access, Api
+from vgpu_scheduler.api import Api
 from vgpu_scheduler.cluster import Cluster
 from vgpu_scheduler.extender import Extender
 from vgpu_scheduler.leadership import Leadership
@@ -94,7 +96,7 @@ class Replica:
 @asynccontextmanager
 async def replica(double, lease="", identity="one", resync=300.0, wait=True, timeout=60.0, seconds=15.0):
     # As long as a busy machine may need; a test of what hangs says less.
-    async with Api(Access(double.url, tls=False), timeout=timeout) as api, aiohttp.ClientSession() as session:
+    async with Api(Access(double.url), timeout=timeout) as api, aiohttp.ClientSession() as session:
         one = Replica(double, session)
         one.ledger = Ledger()
         one.extender = Extender(one.ledger, api)
@@ -444,6 +446,10 @@ def test_what_people_see(capsys):
             assert 'vgpu_scheduler_binds_total{outcome="bound"} 2' in text
             assert 'vgpu_scheduler_node_memory_held_bytes{node="n0"} 9437184000' in text
             assert 'vgpu_scheduler_request_seconds_count{verb="bind"} 2' in text
+            families = {one.name: one for one in text_string_to_metric_families(text)}
+            assert families["vgpu_scheduler_request_seconds"].type == "histogram"
+            assert families["vgpu_scheduler_binds"].type == "counter"
+            assert all(one.documentation for one in families.values())
             assert (await one.get("/readyz"))[0] == 200 and (await one.get("/healthz"))[0] == 200
             assert names == ["n0", "n1"]
 

@@ -193,10 +193,10 @@ class Daemon:
                 folder.rmdir()
         # Last: what is on the host goes whether or not the API answers.
         if self._extras.kubeconfig:
-            from .node import kube_api
+            from .node import kube_access, kube_api
             from .reconcile import node_trace
 
-            api = kube_api.Api(kube_api.access(self._extras.kubeconfig))
+            api = kube_api.Api(kube_access.read(self._extras.kubeconfig))
             node_trace.leave(api, self._extras.node_name or socket.gethostname().lower())
 
     def _make_folders(self) -> None:
@@ -365,7 +365,7 @@ class Daemon:
         if not self._extras.kubeconfig:
             return None
         from .allocation.pod_sizes import PodSizes
-        from .node import kube_api
+        from .node import kube_access, kube_api
         from .reconcile.node_label import NodeLabel
 
         def choose(name: str) -> None:
@@ -374,7 +374,7 @@ class Daemon:
                 self._health.ask()
 
         node = self._extras.node_name or socket.gethostname().lower()
-        access = kube_api.access(self._extras.kubeconfig)
+        access = kube_access.read(self._extras.kubeconfig)
         allocator.sizes = PodSizes(
             kube_api.Api(access, POD_ANSWER_S),
             node,

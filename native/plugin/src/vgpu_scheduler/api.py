@@ -7,23 +7,18 @@ place for that in 300 MB. Here a list comes in pages and is parsed into the fiel
 
 from __future__ import annotations
 
-import base64
-import os
 import ssl
-import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
-import yaml
+
+from vgpu_plugin.node.kube_access import Access
 
 from . import wire
 
-SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 PAGE = 500
 TIMEOUT = 4.0
 MAX_LINE = 8 << 20  # an object of a watch; etcd holds 1.5 MiB
@@ -42,76 +37,13 @@ class Unknown(ApiError):
     """A call whose outcome is not known: no answer, or one that does not say that nothing was done."""
 
 
-@dataclass
-class Access:
-    """How the API server is reached. ``token_file`` is read again, for kubelets renew it."""
-
-    url: str
-    tls: ssl.SSLContext | bool = True
-    token: str = ""
-    token_file: Path | None = None
-    _read: tuple[float, str] = field(default=(-1.0, ""), repr=False)
-
-    def headers(self) -> dict[str, str]:
-        token = self.token
-        if self.token_file is not None:
-            changed = self.token_file.stat().st_mtime
-            if changed != self._read[0]:
-                self._read = (changed, self.token_file.read_text().strip())
-            token = self._read[1]
-        return {"Authorization": f"Bearer {token}"} if token else {}
-
-
-def in_cluster(folder: Path = SERVICE_ACCOUNT) -> Access:
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not (folder / "token").exists():
-        raise ApiError(
-            f"no KUBERNETES_SERVICE_HOST or no {folder}/token: this is no pod; name a file with --kubeconfig"
-        )
-    host = f"[{host}]" if ":" in host else host
-    return Access(f"https://{host}:{port}", ssl.create_default_context(cafile=folder / "ca.crt"), "", folder / "token")
-
-
-def from_kubeconfig(path: Path) -> Access:
-    """The current context of a kubeconfig: token or client certificate, inline or by file."""
-    try:
-        document = yaml.safe_load(path.read_text())
-        by_name = {
-            kind: {one["name"]: one for one in document.get(kind) or []} for kind in ("contexts", "clusters", "users")
-        }
-        context = by_name["contexts"][document["current-context"]]["context"]
-        cluster = by_name["clusters"][context["cluster"]]["cluster"]
-        user = by_name["users"][context["user"]].get("user") or {}
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as fault:
-        raise ApiError(f"{path}: is no kubeconfig with a current context ({fault!r})") from None
-    tls: ssl.SSLContext | bool = True
-    if cluster["server"].startswith("https:"):
-        authority = _text(cluster, "certificate-authority", path)
-        tls = ssl.create_default_context(cadata=authority) if authority else ssl.create_default_context()
-        if cluster.get("insecure-skip-tls-verify"):
-            tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        certificate, key = _text(user, "client-certificate", path), _text(user, "client-key", path)
-        if certificate:
-            with tempfile.NamedTemporaryFile("w", suffix=".pem") as both:
-                both.write(certificate + "\n" + key)
-                both.flush()
-                tls.load_cert_chain(both.name)
-    return Access(cluster["server"].rstrip("/"), tls, user.get("token") or "")
-
-
-def _text(section: dict[str, Any], name: str, path: Path) -> str:
-    if section.get(f"{name}-data"):
-        return base64.b64decode(section[f"{name}-data"]).decode()
-    if section.get(name):
-        return (path.parent / section[name]).read_text()
-    return ""
-
-
 class Api:
     """Use as ``async with Api(access) as api``. ``calls`` counts requests by method and kind."""
 
     def __init__(self, access: Access, timeout: float = TIMEOUT) -> None:
         self._access, self._timeout = access, timeout
+        # Once: the certificates of the system alone take 20 ms to read.
+        self._tls: ssl.SSLContext | bool = access.context() if access.server.startswith("https:") else True
         self._session: aiohttp.ClientSession | None = None
         self.calls: dict[tuple[str, str], int] = {}
 
@@ -128,19 +60,18 @@ class Api:
         assert self._session is not None
         kind = path.rstrip("/").split("/")[-1] if method in ("POST", "LIST") else path.split("/")[-2]
         self.calls[method, kind] = self.calls.get((method, kind), 0) + 1
-        headers = {"Accept": "application/json"}
+        kinds = {"Accept": "application/json"}
         if body is not None:
-            patch = "application/merge-patch+json" if method == "PATCH" else "application/json"
-            headers["Content-Type"] = patch
+            kinds["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
-            headers.update(self._access.headers())
             async with self._session.request(
                 "GET" if method == "LIST" else method,
-                self._access.url + path,
+                self._access.server + path,
                 params={key: str(value) for key, value in query.items()},
                 data=None if body is None else msgspec.json.encode(body),
-                headers=headers,
-                ssl=self._access.tls,
+                headers={**kinds, **self._authorization()},
+                ssl=self._tls,
+                server_hostname=self._access.server_name or None,
                 timeout=aiohttp.ClientTimeout(total=self._timeout),
             ) as answer:
                 text = await answer.read()
@@ -151,6 +82,10 @@ class Api:
         if answer.status >= 300:
             raise ApiError(f"{method} {path}: {answer.status}: {_message(text)}", answer.status)
         return text
+
+    def _authorization(self) -> dict[str, str]:
+        found = self._access.authorization()
+        return {"Authorization": found} if found else {}
 
     async def json(self, method: str, path: str, body: Any = None, **query: str | int) -> dict[str, Any]:
         try:
@@ -222,10 +157,11 @@ class Api:
         decode = msgspec.json.Decoder(wire.Event).decode
         try:
             async with self._session.get(
-                self._access.url + path,
+                self._access.server + path,
                 params={**params, **query},
-                headers=self._access.headers(),
-                ssl=self._access.tls,
+                headers=self._authorization(),
+                ssl=self._tls,
+                server_hostname=self._access.server_name or None,
                 timeout=timeout,
             ) as answer:
                 if answer.status != 200:

@@ -16,8 +16,11 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from vgpu_plugin.errors import Fatal
+from vgpu_plugin.node import kube_access
+
 from . import settings, webhook
-from .api import Access, Api, ApiError, from_kubeconfig, in_cluster
+from .api import Api, ApiError
 from .cluster import Cluster
 from .extender import Extender
 from .leadership import Leadership
@@ -34,7 +37,11 @@ SHUTDOWN = 6.0  # a bind that is on the way gets its answer
 def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="vgpu-scheduler", description=(__doc__ or "").splitlines()[0])
     add = options.add_argument
-    add("--kubeconfig", type=Path, help="how the API server is reached; by default as a pod reaches it")
+    add(
+        "--kubeconfig",
+        default=kube_access.IN_CLUSTER,
+        help="how the API server is reached: a file, or in-cluster, as a pod reaches it (default: %(default)s)",
+    )
     add("--config", type=Path, help="configuration file; see the README")
     add("--scheduler-name", default="vgpu-scheduler", help="spec.schedulerName of our pods (default: %(default)s)")
     add("--extender", default="127.0.0.1:8880", help="where the kube-scheduler calls (default: %(default)s)")
@@ -61,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     return options
 
 
-async def serve(given: argparse.Namespace, access: Access) -> None:
+async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
     """Until SIGTERM or SIGINT."""
     chosen = settings.load(given.config) if given.config else settings.SchedulerSettings()
     stop = asyncio.Event()
@@ -153,9 +160,9 @@ def main() -> int:
         return ask(given.extender, given.explain)
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
     try:
-        access = from_kubeconfig(given.kubeconfig) if given.kubeconfig else in_cluster()
+        access = kube_access.read(given.kubeconfig)
         asyncio.run(serve(given, access))
-    except (ApiError, settings.SettingsError, OSError, ValueError) as fault:
+    except (Fatal, ApiError, settings.SettingsError, OSError, ValueError) as fault:
         print(f"vgpu-scheduler: {fault}", file=sys.stderr)
         return 1
     return 0

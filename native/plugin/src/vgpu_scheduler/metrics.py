@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from vgpu_plugin.admin.exposition import Exposition
 
 from .cluster import Cluster
 from .extender import Extender
@@ -12,6 +12,24 @@ from .leadership import Leadership
 MIB = 1 << 20
 # Upper bounds, seconds.
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
+TYPES = {
+    "vgpu_scheduler_leader": ("gauge", "1 where this replica binds."),
+    "vgpu_scheduler_synced": ("gauge", "1 once nodes and pods were listed."),
+    "vgpu_scheduler_binds_total": ("counter", "Binds by outcome."),
+    "vgpu_scheduler_drift_total": ("counter", "Differences that a whole list found, by kind."),
+    "vgpu_scheduler_waiting_events_total": ("counter", "Events that name why a pod waits."),
+    "vgpu_scheduler_unplanned_pods": ("gauge", "Pods on a node that hold GPUs without a plan."),
+    "vgpu_scheduler_uncertain_binds": ("gauge", "Binds whose outcome is not known yet."),
+    "vgpu_scheduler_oversold_gpus": ("gauge", "GPUs on which more is planned than they have."),
+    "vgpu_scheduler_quota_hard": ("gauge", "Limit of a quota, in its own unit."),
+    "vgpu_scheduler_quota_used": ("gauge", "What pods use of a quota, in its own unit."),
+    "vgpu_scheduler_nodes": ("gauge", "Nodes with GPUs."),
+    "vgpu_scheduler_api_requests_total": ("counter", "Requests to the API server, by method and kind."),
+    "vgpu_scheduler_node_memory_capacity_bytes": ("gauge", "Memory that the slices of a node may hold together."),
+    "vgpu_scheduler_node_memory_held_bytes": ("gauge", "Memory that pods hold of it."),
+    "vgpu_scheduler_node_slots_held": ("gauge", "Slices of a node that pods hold."),
+    "vgpu_scheduler_request_seconds": ("histogram", "Time of an answer, by verb."),
+}
 
 
 class Durations:
@@ -26,15 +44,14 @@ class Durations:
         counts[next((n for n, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))] += 1
         self._sums[verb] = self._sums.get(verb, 0.0) + seconds
 
-    def lines(self, name: str) -> Iterable[str]:
-        yield f"# TYPE {name} histogram"
+    def write(self, name: str, out: Exposition) -> None:
         for verb, counts in self._counts.items():
             total = 0
             for bound, count in zip([*BUCKETS, "+Inf"], counts, strict=True):
                 total += count
-                yield f'{name}_bucket{{verb="{verb}",le="{bound}"}} {total}'
-            yield f'{name}_sum{{verb="{verb}"}} {self._sums[verb]:.6f}'
-            yield f'{name}_count{{verb="{verb}"}} {total}'
+                out.add(name, total, suffix="_bucket", verb=verb, le=bound)
+            out.add(name, self._sums[verb], suffix="_sum", verb=verb)
+            out.add(name, total, suffix="_count", verb=verb)
 
 
 def render(
@@ -45,37 +62,28 @@ def render(
     calls: dict[tuple[str, str], int],
 ) -> str:
     ledger = extender.ledger
-    rows: list[str] = []
-
-    def metric(name: str, kind: str, values: Iterable[tuple[str, float]]) -> None:
-        rows.append(f"# TYPE vgpu_scheduler_{name} {kind}")
-        rows.extend(f"vgpu_scheduler_{name}{labels} {value}" for labels, value in values)
-
-    metric("leader", "gauge", [("", int(leadership.leads))])
-    metric("synced", "gauge", [("", int(cluster.synced))])
-    metric("binds_total", "counter", ((f'{{outcome="{name}"}}', value) for name, value in extender.counts.items()))
-    metric("drift_total", "counter", ((f'{{kind="{name}"}}', value) for name, value in cluster.drift.items()))
-    metric("waiting_events_total", "counter", [("", extender.waiting.events)])
-    metric("unplanned_pods", "gauge", [("", len(cluster.unplanned))])
-    metric("uncertain_binds", "gauge", [("", len(extender.uncertain))])
-    metric("oversold_gpus", "gauge", [("", len(ledger.oversold()))])
-    quotas = [
-        (f'{{namespace="{space}",quota="{limit.quota}",resource="{limit.name}"}}', limit.hard, used)
-        for space, limit, used in extender.quotas.rows()
-    ]
-    # In the unit of the quota, as its owner wrote it.
-    metric("quota_hard", "gauge", ((labels, hard) for labels, hard, _used in quotas))
-    metric("quota_used", "gauge", ((labels, used) for labels, _hard, used in quotas))
-    metric("nodes", "gauge", [("", len(ledger.nodes))])
-    names = ((f'{{method="{method}",kind="{kind}"}}', value) for (method, kind), value in sorted(calls.items()))
-    metric("api_requests_total", "counter", names)
-    totals: list[tuple[str, int, int, int]] = []
-    for name, gpus in ledger.nodes.items():
-        use = ledger.use(name)
-        held = sum(use[gpu.uuid].memory_mib for gpu in gpus)
-        totals.append((name, sum(gpu.capacity_mib for gpu in gpus), held, sum(one.slots for one in use.values())))
-    metric("node_memory_capacity_bytes", "gauge", ((f'{{node="{one[0]}"}}', one[1] * MIB) for one in totals))
-    metric("node_memory_held_bytes", "gauge", ((f'{{node="{one[0]}"}}', one[2] * MIB) for one in totals))
-    metric("node_slots_held", "gauge", ((f'{{node="{one[0]}"}}', one[3]) for one in totals))
-    rows.extend(durations.lines("vgpu_scheduler_request_seconds"))
-    return "\n".join(rows) + "\n"
+    found = Exposition(TYPES)
+    add = found.add
+    add("vgpu_scheduler_leader", leadership.leads)
+    add("vgpu_scheduler_synced", cluster.synced)
+    for outcome, count in extender.counts.items():
+        add("vgpu_scheduler_binds_total", count, outcome=outcome)
+    for kind, count in cluster.drift.items():
+        add("vgpu_scheduler_drift_total", count, kind=kind)
+    add("vgpu_scheduler_waiting_events_total", extender.waiting.events)
+    add("vgpu_scheduler_unplanned_pods", len(cluster.unplanned))
+    add("vgpu_scheduler_uncertain_binds", len(extender.uncertain))
+    add("vgpu_scheduler_oversold_gpus", len(ledger.oversold()))
+    for space, limit, used in extender.quotas.rows():
+        add("vgpu_scheduler_quota_hard", limit.hard, namespace=space, quota=limit.quota, resource=limit.name)
+        add("vgpu_scheduler_quota_used", used, namespace=space, quota=limit.quota, resource=limit.name)
+    add("vgpu_scheduler_nodes", len(ledger.nodes))
+    for (method, kind), count in sorted(calls.items()):
+        add("vgpu_scheduler_api_requests_total", count, method=method, kind=kind)
+    for node, gpus in ledger.nodes.items():
+        use = ledger.use(node)
+        add("vgpu_scheduler_node_memory_capacity_bytes", sum(gpu.capacity_mib for gpu in gpus) * MIB, node=node)
+        add("vgpu_scheduler_node_memory_held_bytes", sum(use[gpu.uuid].memory_mib for gpu in gpus) * MIB, node=node)
+        add("vgpu_scheduler_node_slots_held", sum(one.slots for one in use.values()), node=node)
+    durations.write("vgpu_scheduler_request_seconds", found)
+    return found.text()

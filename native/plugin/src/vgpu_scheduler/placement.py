@@ -30,7 +30,7 @@ class Picked(NamedTuple):
 def memory_of(view: View, ask: Ask) -> np.ndarray:
     """MiB that one GPU of the ask comes to on each GPU; IMPOSSIBLE where the GPU has no such size.
 
-    The rule of ``dialects.size_on``, for arrays; a test holds the two equal.
+    The rule of ``pods.requests.size_on``, for arrays; a test holds the two equal.
     """
     kind, amount = ask.memory
     if kind == CARD:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """One container's allocation. ``limits`` is what layouts.pack_limits takes, so that files can be made anew."""
+    """One container's allocation. ``limits`` is what abi.files.pack_limits takes, so that files can be made anew."""
 
     id: str
     kind: str

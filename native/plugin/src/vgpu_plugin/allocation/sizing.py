@@ -37,9 +37,9 @@ def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], sick: Mapping[str, st
     found = []
     for gpu in gpus:
         share = slices.share_of(gpu.facts(), config)
-        made = slices.slices_of(gpu.facts(), config) if share is not None and not gpu.mig_enabled else []
-        if share is None or not made:
+        if share is None or gpu.mig_enabled:
             continue
+        memory_mib, sm_percent = slices.size_of(gpu.facts(), share)
         found.append(
             NodeGpu(
                 gpu.uuid,
@@ -47,8 +47,8 @@ def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], sick: Mapping[str, st
                 gpu.memory_mib,
                 capacity_mib(gpu, share),
                 share.split_count,
-                made[0].memory_mib,
-                made[0].sm_percent,
+                memory_mib,
+                sm_percent,
                 not sick.get(gpu.uuid),
                 -1 if gpu.numa_node == NO_NUMA else gpu.numa_node,
                 gpu.links,

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from .._shared.pods import annotations as pod_annotations
 from .._shared.pods import requests
 from ..errors import Fatal
-from ..node import kube_api
+from ..node import kube_access, kube_api
 
 SCHEDULER = "127.0.0.1:8880"
 # Where a kubeconfig lies that may read pods; the first that is there.
@@ -43,7 +43,7 @@ def explain(given: argparse.Namespace) -> int:
     try:
         lines = of_scheduler(given.scheduler, namespace, name)
         if lines is None:
-            api = kube_api.Api(kube_api.access(kubeconfig(given.kubeconfig)), ANSWER_S)
+            api = kube_api.Api(kube_access.read(kubeconfig(given.kubeconfig)), ANSWER_S)
             lines = of_api(api, namespace, name)
     except (kube_api.ApiError, Fatal, OSError, ValueError) as fault:
         print(f"vgpuctl: pod {namespace}/{name}: {' '.join(str(fault).split())}", file=sys.stderr)

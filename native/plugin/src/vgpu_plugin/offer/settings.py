@@ -128,7 +128,7 @@ class Settings:
         )
 
     def limit_flags(self, gpus: list[Gpu]) -> dict[str, Any]:
-        """The part of a limits file that does not depend on the slices, in the keys of layouts.pack_limits."""
+        """The part of a limits file that does not depend on the slices, in the keys of abi.files.pack_limits."""
         vcuda = self.vcuda
         shares = [slices.share_of(gpu.facts(), self.config) for gpu in gpus]
         return {

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.config import slices
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import sharing, slices
 
 
 def gpus(memory_mib, count=2, model="Tesla V100-SXM2-16GB"):
@@ -16,6 +16,11 @@ def config(split=2, memory="1.0", cores=None, devices=()):
     if cores is not None:
         vcuda["coresScaling"] = cores
     return {"version": "v1", "sharing": {"vcuda": vcuda}}
+
+
+def pieces(gpus, config):
+    found, _findings = sharing.pieces_for(gpus, config)
+    return found
 
 
 # The worked table of the product's description: GPU MiB, K, S, C, slices of 2 GPUs, MiB each, SM % each.
@@ -39,27 +44,27 @@ WORKED = [
 
 @pytest.mark.parametrize("memory_mib, split, scaling, cores, number, slice_mib, sm_percent", WORKED)
 def test_worked_table(memory_mib, split, scaling, cores, number, slice_mib, sm_percent):
-    made = slices.slices_for(gpus(memory_mib), config(split, scaling, cores))
+    made = pieces(gpus(memory_mib), config(split, scaling, cores))
     assert len(made) == number
     assert {piece.memory_mib for piece in made} == {slice_mib}
     assert {piece.sm_percent for piece in made} == {sm_percent}
 
 
 def test_ids_are_uuid_and_number_in_the_order_of_the_gpus():
-    made = slices.slices_for(gpus(16160), config(2))
+    made = pieces(gpus(16160), config(2))
     assert [piece.id for piece in made] == ["GPU-00000000::0", "GPU-00000000::1", "GPU-00000001::0", "GPU-00000001::1"]
     assert [piece.uuid for piece in made] == ["GPU-00000000", "GPU-00000000", "GPU-00000001", "GPU-00000001"]
 
 
 @pytest.mark.parametrize("split", [1, 2, 3, 7, 13])
 def test_cores_scaling_left_out_is_no_limit(split):
-    assert {piece.sm_percent for piece in slices.slices_for(gpus(16160), config(split))} == {100}
+    assert {piece.sm_percent for piece in pieces(gpus(16160), config(split))} == {100}
 
 
 def test_cores_scaling_left_out_follows_the_split_count_of_that_gpu():
     # With the node's K of 2 as the C of both, GPU 0 would get 50 % a slice.
     devices = [{"match": {"index": 0}, "splitCount": 4}]
-    made = slices.slices_for(gpus(16160), config(2, devices=devices))
+    made = pieces(gpus(16160), config(2, devices=devices))
     assert [piece.sm_percent for piece in made] == [100] * 6
 
 
@@ -68,7 +73,7 @@ def test_first_exception_that_matches_wins_and_leaves_the_rest_to_the_node():
         {"match": {"index": 0}, "splitCount": 1},
         {"match": {"model": "V100"}, "splitCount": 5, "coresScaling": "1"},
     ]
-    made = slices.slices_for(gpus(16160), config(3, "2.0", devices=devices))
+    made = pieces(gpus(16160), config(3, "2.0", devices=devices))
     assert [(piece.id, piece.memory_mib, piece.sm_percent) for piece in made] == [
         ("GPU-00000000::0", 32320, 100),
         *[(f"GPU-00000001::{n}", 6464, 20) for n in range(5)],
@@ -76,8 +81,8 @@ def test_first_exception_that_matches_wins_and_leaves_the_rest_to_the_node():
 
 
 def test_unshared_host_gives_whole_gpus():
-    made = slices.slices_for(gpus(16160), {"version": "v1", "sharing": {}})
-    assert made == [("GPU-00000000", "GPU-00000000", 16160, 100), ("GPU-00000001", "GPU-00000001", 16160, 100)]
+    made = pieces(gpus(16160), {"version": "v1", "sharing": {}})
+    assert [one[:4] for one in made] == [(uuid, uuid, 16160, 100) for uuid in ("GPU-00000000", "GPU-00000001")]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +100,8 @@ def test_unshared_host_gives_whole_gpus():
 )
 def test_what_cannot_be_carried_out_is_an_error(memory_mib, split, scaling, cores, words):
     with pytest.raises(slices.SliceError) as caught:
-        slices.slices_for(gpus(memory_mib), config(split, scaling, cores))
+        (gpu,) = gpus(memory_mib, count=1)
+        slices.size_of(gpu, slices.share_of(gpu, config(split, scaling, cores)))
     for word in words:
         assert word in str(caught.value)
 

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVML through its Python binding and without: what happens when parts of it fail.
-
-That both readers answer the same on a whole driver is tests/native/nvml's business.
-"""
+"""The NVML reader where parts of the driver fail; tests/native/nvml_readers reads a whole driver."""
 
 from __future__ import annotations
-
-import sys
-import types
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
@@ -15,8 +9,6 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 
 class Fake:
     """A driver with three GPUs, of which calls can be told to fail with a code."""
-
-    name = "fake"
 
     def __init__(self, failing=()):
         self.failing = dict(failing)
@@ -113,32 +105,3 @@ def test_without_the_library_ctypes_says_what_is_missing():
     with pytest.raises(nvml.NvmlError) as caught:
         nvml.CtypesReader("libvgpu-no-such-library.so.1")
     assert caught.value.code == 12
-
-
-def test_the_binding_is_used_where_it_can_be_imported(monkeypatch):
-    class Error(Exception):
-        def __init__(self, value):
-            self.value = value
-
-    binding = types.ModuleType("pynvml")
-    binding.NVMLError = Error
-    binding.nvmlInit = lambda: None
-    binding.nvmlShutdown = lambda: None
-    binding.nvmlSystemGetDriverVersion = lambda: b"470.1"  # bytes before nvidia-ml-py 12
-    binding.nvmlSystemGetCudaDriverVersion = lambda: 11040
-    binding.nvmlDeviceGetCount = lambda: 1
-
-    def lost(index):
-        raise Error(15)
-
-    binding.nvmlDeviceGetHandleByIndex = lost
-    monkeypatch.setitem(sys.modules, "pynvml", binding)
-    found = nvml.read()
-    assert (found["reader"], found["driver_version"], found["cuda_version"]) == ("pynvml", "470.1", "11.4")
-    assert [gpu["index"] for gpu in found["lost"]] == [0]
-
-
-def test_ctypes_is_used_where_the_binding_is_absent(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # import raises ImportError
-    monkeypatch.setattr(nvml, "CtypesReader", Fake)
-    assert nvml.reader().name == "fake"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config, slices
+from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config, sharing
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
 from plan_samples import CONVERGED, RUNNING, SILENT, UNIT, made
 
@@ -99,7 +99,7 @@ def running(split, *held):
     """The status of a device plugin with K slices of each GPU, and the slices that containers hold."""
     config = node_config.from_vars({"vgpu_split_count": split})
     allocations = [{"id": str(n), "kind": kind, "slice_ids": [one]} for n, (kind, one) in enumerate(held)]
-    made_slices = [one._asdict() for one in slices.slices_for(CONVERGED["gpus"], config)]
+    made_slices = [one._asdict() for one in sharing.pieces_for(CONVERGED["gpus"], config)[0]]
     return {**CONVERGED["plugin"]["status"], "slices": made_slices, "allocations": allocations}
 
 

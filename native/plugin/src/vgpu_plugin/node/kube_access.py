@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the Kubernetes API is reached: the credentials of a kubeconfig file or of the pod's service account.
+
+For the clients of the device plugin (``kube_api``) and of ``vgpu_scheduler``. Not in the shared core, for a kubeconfig
+is YAML and the core has the standard library alone; the modules read theirs with the library ``kubernetes``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import os
+import ssl
+import tempfile
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import Fatal
+
+IN_CLUSTER = "in-cluster"
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the server is reached. Its files are read again at each call, for credentials are rotated in place."""
+
+    server: str
+    ca: Path | bytes | None = None
+    verify: bool = True
+    server_name: str = ""
+    token: Path | str = ""
+    certificate: Path | bytes | None = None
+    key: Path | bytes | None = None
+
+    def authorization(self) -> str:
+        token = self.token.read_text() if isinstance(self.token, Path) else self.token
+        return f"Bearer {token.strip()}" if token.strip() else ""
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        elif self.ca is not None:
+            text = self.ca.read_text() if isinstance(self.ca, Path) else self.ca.decode()
+            context = ssl.create_default_context(cadata=text)
+        if self.certificate is not None and self.key is not None:
+            with _as_file(self.certificate) as certificate, _as_file(self.key) as key:
+                context.load_cert_chain(certificate, key)
+        return context
+
+
+@contextlib.contextmanager
+def _as_file(what: Path | bytes) -> Iterator[Path]:
+    """OpenSSL takes a client's certificate from a file alone."""
+    if isinstance(what, Path):
+        yield what
+        return
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(what)
+        file.flush()
+        yield Path(file.name)
+
+
+def read(kubeconfig: str, service_account: Path = SERVICE_ACCOUNT) -> Access:
+    """``kubeconfig``: a file, or ``in-cluster``. Raises Fatal naming the file and the place in it."""
+    if kubeconfig == IN_CLUSTER:
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        if not host or not (service_account / "token").exists():
+            missing = f"{service_account}/token" if host else "KUBERNETES_SERVICE_HOST"
+            raise Fatal(f"{missing} is missing: this is no pod; name a file with --kubeconfig")
+        host = f"[{host}]" if ":" in host else host
+        return Access(f"https://{host}:{port}", service_account / "ca.crt", token=service_account / "token")
+    path = Path(kubeconfig)
+    import yaml
+
+    try:
+        config = yaml.safe_load(path.read_text())
+    except OSError as fault:
+        raise Fatal(f"{path}: {fault.strerror}; --kubeconfig names the file that says how the API is reached") from None
+    except (yaml.YAMLError, ValueError) as fault:
+        raise Fatal(f"{path}: not a kubeconfig file: {' '.join(str(fault).split())}") from None
+    return _of_kubeconfig(path, config)
+
+
+def _of_kubeconfig(path: Path, config: Any) -> Access:
+    context = _named(path, config, "contexts", "context", (config or {}) if isinstance(config, dict) else {})
+    cluster = _named(path, config, "clusters", "cluster", context)
+    user = _named(path, config, "users", "user", context) if context.get("user") else {}
+    for section, key in ((user, "exec"), (user, "auth-provider"), (cluster, "proxy-url")):
+        if section.get(key):
+            raise Fatal(f"{path}: {key} is not supported here; give a token or a client certificate")
+    token = user.get("token") or (path.parent / user["tokenFile"] if user.get("tokenFile") else "")
+    server = str(cluster.get("server") or "")
+    if urllib.parse.urlsplit(server).scheme not in ("http", "https"):
+        raise Fatal(f'{path}: clusters: server: expected https://host:port, found "{server}"')
+    return Access(
+        server.rstrip("/"),
+        _data(path, cluster, "certificate-authority"),
+        not cluster.get("insecure-skip-tls-verify"),
+        str(cluster.get("tls-server-name") or ""),
+        token,
+        _data(path, user, "client-certificate"),
+        _data(path, user, "client-key"),
+    )
+
+
+def _named(path: Path, config: Any, many: str, one: str, holder: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a list that the context, or current-context, names."""
+    wanted = holder.get("current-context" if one == "context" else one)
+    entries = config.get(many) if isinstance(config, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
+        if isinstance(entry, dict) and entry.get("name") == wanted and isinstance(entry.get(one), dict):
+            found: dict[str, Any] = entry[one]
+            return found
+    raise Fatal(f'{path}: {many}: no entry named "{wanted}"; this is no whole kubeconfig file')
+
+
+def _data(path: Path, section: dict[str, Any], key: str) -> Path | bytes | None:
+    if text := section.get(f"{key}-data"):
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError, TypeError):
+            raise Fatal(f"{path}: {key}-data: not base64") from None
+    return path.parent / section[key] if section.get(key) else None

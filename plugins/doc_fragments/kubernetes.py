@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a module reaches the Kubernetes API."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    DOCUMENTATION = r"""
+notes:
+  - Runs where the API can be reached, most often on the controller.
+requirements:
+  - kubernetes (Python package)
+options:
+  kubeconfig:
+    description: File that says how the API is reached.
+    type: path
+    required: true
+  context:
+    description: Context of that file; its current one where this is left out.
+    type: str
+"""
