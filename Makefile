@@ -22,7 +22,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down
-.PHONY: test test-fast test-slow lint unit sanity native-test integration molecule native-slow page
+.PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow page
 .PHONY: molecule-all molecule-ubuntu packages-rpm e2e e2e-scheduler fuzz bench bench-long bench-hosts gpu-check
 .PHONY: docs execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
@@ -50,6 +50,9 @@ test-fast: apt-test venv collection ## what a person runs while working: all but
 # Hours. site.yml is killed at twenty random moments in place of five.
 test-slow: apt-test venv collection ## every gate and every sweep, for hours
 	@VGPU_FAULTS=$(or $(VGPU_FAULTS),20) $(GATES) --group all
+
+gate: apt-test venv collection ## one gate or sweep: NAME=native-address; without NAME the list of all
+	@$(GATES) $(or $(NAME),--list)
 
 lint: ## ruff, mypy, yamllint, shellcheck, ansible-lint, antsibull-changelog
 unit: ## tests/unit

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the project's gates and end with one line: ``N passed, N failed``.
 
-    tools/gates.py                  the gates of gate_table.py
-    tools/gates.py --group turn     the same, and the sweeps whose turn it is by the number of commits
-    tools/gates.py --group 3        the same, and the sweeps of group 3; --group all: every sweep
-    tools/gates.py lint native-slow these gates and sweeps alone
-    tools/gates.py --list           what each group runs, with its minutes; nothing is run
+    python tools/gates.py                   the gates of gate_table.py
+    python tools/gates.py --group turn      the same, and the sweeps whose turn it is by the number of commits
+    python tools/gates.py --group 3         the same, and the sweeps of group 3; --group all: every sweep
+    python tools/gates.py lint native-slow  these gates and sweeps alone
+    python tools/gates.py --list            what each group runs, with its minutes; nothing is run
+
+The Python is that of .build/venv, whose programs must be in PATH: `make test` and `make gate NAME=...` see to both.
 
 A pytest gate counts its tests, any other counts as one for each command. Every gate runs even when an earlier one
 failed, so that one run shows all faults. What was left out is named at the end, with the command that runs it.
@@ -83,7 +85,7 @@ def listing() -> list[str]:
         for lane in in_lanes(gates):
             what = ", ".join(f"{gate.name} {gate.minutes}" for gate in lane)
             lines.append(f"  {lane[0].lane:7} {sum(gate.minutes for gate in lane):3}: {what}")
-    lines.append("no group, one by one: `tools/gates.py NAME`")
+    lines.append("no group: `make gate NAME=...` runs one")
     return lines + [f"  {gate.name} {gate.minutes}" for gate in SWEEPS if gate.group is None]
 
 
@@ -152,9 +154,7 @@ def run_tests(folder: str, options: list[str]) -> Outcome:
     outcome, skipped = read_report(report, folder)
     deselected = re.search(r"(\d+) deselected", log_of(title).read_text(errors="replace")[-500:])
     if deselected and any(option.startswith("not slow") for option in options):
-        say(
-            f"       {folder}: left out: {deselected[1]} tests by their markers: `tools/gates.py native-slow` runs slow"
-        )
+        say(f"       {folder}: left out: {deselected[1]} tests by their markers: `make native-slow` runs slow")
     for reason in skipped:
         say(f"       {folder}: left out: {reason}")
     if not outcome.failures and (not fine or outcome.passed == 0):
@@ -189,7 +189,7 @@ def say_left_out(gates: list[Gate]) -> None:
     for gate in SWEEPS:
         if gate not in gates:
             where = "it is in no group" if gate.group is None else f"`make test GROUP={gate.group}` runs its group"
-            say(f"{gate.name}: left out: {where}; `tools/gates.py {gate.name}` takes about {gate.minutes} minutes")
+            say(f"{gate.name}: left out: {where}; `make gate NAME={gate.name}` takes about {gate.minutes} minutes")
 
 
 def main(argv: list[str]) -> int:

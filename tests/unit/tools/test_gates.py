@@ -128,8 +128,8 @@ def test_sweeps_that_do_not_run_are_named_with_what_runs_them(small, capsys):
     small.main(["--group", "0"])
     shown = capsys.readouterr().out
     assert "early: left out" not in shown
-    assert "late: left out: `make test GROUP=1` runs its group; `tools/gates.py late`" in shown
-    assert "long: left out: it is in no group; `tools/gates.py long` takes about 90 minutes" in shown
+    assert "late: left out: `make test GROUP=1` runs its group; `make gate NAME=late`" in shown
+    assert "long: left out: it is in no group; `make gate NAME=long` takes about 90 minutes" in shown
 
 
 @pytest.mark.parametrize(
