@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cluster for all tests, one node with other GPUs for each module that asks."""
+"""One cluster for all tests, in the same state for each module; one node with other GPUs for each module that asks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ sys.path[:0] = [str(E2E), str(PLUGIN / "src")]
 # The gRPC code of the kubelet's interfaces, for the recorder of traces.
 subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
 
-from kubebox import pods  # noqa: E402
+from kubebox import pods, state  # noqa: E402
 from kubebox.box import CGROUP_VARIABLE  # noqa: E402
-from kubebox.cluster import PODS, Cluster  # noqa: E402
+from kubebox.cluster import Cluster  # noqa: E402
 from kubebox.gpunode import GpuNode  # noqa: E402
 from kubebox.process import until  # noqa: E402
 from kubebox.programs import Programs  # noqa: E402
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    state.by_runtime(items)
+
+
 @pytest.fixture(scope="session")
-def machine() -> Iterator[tuple[Cluster, GpuNode]]:
+def started() -> Iterator[tuple[Cluster, GpuNode]]:
+    """Cluster and node, once for all files."""
     if CGROUP_VARIABLE not in os.environ:
         pytest.fail("these tests need the box: run `make e2e`, or tests/e2e/run.py pytest tests/e2e")
     programs = Programs.from_environment()
@@ -39,7 +44,14 @@ def machine() -> Iterator[tuple[Cluster, GpuNode]]:
         node.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def machine(started: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> tuple[Cluster, GpuNode]:
+    """Cluster and node as each module finds them: no pod, none of our programs, the module's ``RUNTIME``."""
+    state.reset(*started, state.runtime_of(request.module))
+    return started
+
+
+@pytest.fixture(scope="module")
 def cluster(machine: tuple[Cluster, GpuNode]) -> Cluster:
     return machine[0]
 
@@ -50,14 +62,6 @@ def offer(cluster: Cluster, node: GpuNode, count: int) -> None:
     until(lambda: (cluster.capacity(), cluster.allocatable()) == (count, count), f"{count} slices at the node")
 
 
-def empty(cluster: Cluster) -> None:
-    left = [pods.Pod(cluster, one["metadata"]["name"]) for one in cluster.api.get(PODS)["items"]]
-    for one in left:
-        one.ask_to_end()
-    for one in left:
-        one.delete()
-
-
 @pytest.fixture(scope="module")
 def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> Iterator[GpuNode]:
     """The node as the module's ``GPUS``, ``CONFIGURATION`` (``sharing``) and ``SLICES`` say."""
@@ -66,7 +70,7 @@ def node(machine: tuple[Cluster, GpuNode], request: pytest.FixtureRequest) -> It
     node.configure(request.module.CONFIGURATION)
     offer(cluster, node, request.module.SLICES)
     yield node
-    empty(cluster)
+    pods.delete_all(cluster)
     until(lambda: not node.held(), "kubelet that holds nothing")
 
 
@@ -78,4 +82,4 @@ def pod(cluster: Cluster, node: GpuNode) -> Iterator[Callable[..., pods.Pod]]:
         return pods.create(cluster, pods.manifest(name, pods.container(command, slices), restart=restart, **spec))
 
     yield make
-    empty(cluster)
+    pods.delete_all(cluster)

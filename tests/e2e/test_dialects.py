@@ -45,11 +45,10 @@ def fleet(machine: Any) -> Iterator[Fleet]:
     """Two replicas of the scheduler at this cluster, and the node's plugin with the node's own rights."""
     cluster, node = machine
     made = Fleet(cluster, ROOT / ".build" / "scheduler" / "bin" / "python", ROOT)
-    plain = node.plugin.command
     node.exchange(GPUS)
     node.configure(CONFIGURATION)
     node.plugin.command = [
-        *(*plain, "--kubeconfig", str(cluster.authority.folder / "kubelet.conf")),
+        *(*node.plugin.command, "--kubeconfig", str(cluster.authority.folder / "kubelet.conf")),
         *("--node-name", cluster.node),
     ]
     try:
@@ -60,25 +59,16 @@ def fleet(machine: Any) -> Iterator[Fleet]:
         until(made.admits, "webhook that listens")
         until(lambda: pod_annotations.GPUS in annotations(cluster), f"GPUs that the node tells:\n{node.plugin.tail(5)}")
         yield made
-        empty(cluster)
+        pods.delete_all(cluster)
         until(lambda: not node.held(), "kubelet that holds nothing")
     finally:
         made.withdraw()
         node.stop()
-        node.plugin.command = plain
 
 
 def annotations(cluster: Any) -> dict[str, str]:
     found: dict[str, str] = cluster.node_object().get("metadata", {}).get("annotations") or {}
     return found
-
-
-def empty(cluster: Any) -> None:
-    left = [pods.Pod(cluster, one["metadata"]["name"]) for one in cluster.api.get(PODS)["items"]]
-    for one in left:
-        one.ask_to_end()
-    for one in left:
-        one.delete()
 
 
 @pytest.fixture
@@ -94,7 +84,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
         return pods.create(cluster, body)
 
     yield make
-    empty(cluster)
+    pods.delete_all(cluster)
     until(lambda: not node.held(), "kubelet that holds nothing")
 
 
@@ -208,7 +198,7 @@ def test_pods_bound_in_the_same_moment_get_their_own_sizes(machine, fleet, pod):
             moved += pod_annotations.GIVEN in one.object()["metadata"]["annotations"]
         assert over(fleet) == []
         seen += AT_ONCE
-        empty(cluster)
+        pods.delete_all(cluster)
     print(f"{seen} trials, none wrong; the kubelet took another GPU than planned in {moved}")
 
 

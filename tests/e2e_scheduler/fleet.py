@@ -94,12 +94,14 @@ class Fleet:
         self.names: list[str] = []
 
     def start(self) -> None:
+        """Applies the objects, whichever of them exist, and runs the replicas until one binds."""
         for one in scheduler_manifests.manifests(self.wish):
             if one["kind"] in ("Deployment", "Service"):
                 # Nobody runs it here; that the API server takes it is what can be seen.
                 self.api.call("POST", self.path(one) + "?dryRun=All", one)
             else:
-                self.api.create(self.path(one), one)
+                path = f"{self.path(one)}/{one['metadata']['name']}?fieldManager=fleet&force=true"
+                self.api.call("PATCH", path, one, "application/apply-patch+yaml")
         for replica in self.replicas:
             replica.start()
         until(self.trusted, f"webhook that is trusted; its log:\n{self.replicas[0].ours.tail()}", 120)
@@ -113,8 +115,9 @@ class Fleet:
         """Ends the replicas and removes their cluster-wide objects."""
         self.stop()
         for one in scheduler_manifests.manifests(self.wish):
-            if not one["metadata"].get("namespace"):
-                self.api.delete(f"{self.path(one)}/{one['metadata']['name']}")
+            path = f"{self.path(one)}/{one['metadata']['name']}"
+            if not one["metadata"].get("namespace") and self.api.get_or_none(path) is not None:
+                self.api.delete(path)
 
     @staticmethod
     def path(one: dict[str, Any]) -> str:

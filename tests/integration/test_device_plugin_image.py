@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("podman") or not shutil.which("mmdebstrap"),
-    reason="needs root, podman and mmdebstrap: `make test` installs them",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or not shutil.which("podman") or not shutil.which("mmdebstrap"),
+        reason="needs root, podman and mmdebstrap: `make test` installs them",
+    ),
+]
 TAG = "localhost/vgpu-device-plugin:test-of-the-role"
 # Ansible calls it as sudo: options, then the shell and its command.
 SUDO = '#!/bin/sh\nwhile [ "$1" != /bin/sh ]; do shift; done\nexport VGPU_SUDO=1\nexec "$@"\n'

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from conftest import Workplace
 
+pytestmark = pytest.mark.slow
+
 NODE = "gpu-1"
 MARK = "vgpu.fleet/cordoned-for"
 DAEMON_SET, REPLICA_SET = {"kind": "DaemonSet"}, {"kind": "ReplicaSet"}

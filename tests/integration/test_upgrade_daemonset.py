@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import yaml
 
+pytestmark = pytest.mark.slow
+
 NODE, OTHER = "/api/v1/nodes/a1", "/api/v1/nodes/a2"
 DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
 PODS = "/api/v1/namespaces/kube-system/pods"

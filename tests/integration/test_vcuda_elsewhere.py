@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from conftest import Run, Workplace
 
+pytestmark = pytest.mark.slow
+
 VERSION = "7.0.0-there"
 
 

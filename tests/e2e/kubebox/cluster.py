@@ -31,6 +31,8 @@ SERVER = f"https://{API_ADDRESS}:443"
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 IMAGE = "localhost/kubebox:1"
 PODS = "/api/v1/namespaces/default/pods"
+# The container runtimes: Debian's containerd, and a newer one that knows CDI, with nothing of NVIDIA's.
+DEBIAN, WITH_CDI = "containerd", "containerd-with-cdi"
 
 
 class Cluster:
@@ -61,9 +63,8 @@ class Cluster:
                 "kube-controller-manager",
                 [str(programs.kubernetes / "kube-controller-manager"), *self._controller_options()],
             )
-        self.containerd = self._service(
-            "containerd", [str(programs.system / "containerd"), "--config", "/etc/containerd/config.toml"]
-        )
+        self.runtime = DEBIAN
+        self.containerd = self._containerd_service()
         self.kubelet = self._service(
             "kubelet",
             [
@@ -73,11 +74,20 @@ class Cluster:
             ],
         )
         self.cgroup = cgroup
-        self._containerd_programs = programs.system
 
-    def _service(self, name: str, command: list[str]) -> Service:
-        path = f"{self.programs.system}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    def _service(self, name: str, command: list[str], folder: Path | None = None) -> Service:
+        """``folder``: whose programs it finds first; those of etcd and Debian's containerd where none is given."""
+        path = f"{folder or self.programs.system}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return Service(name, ["nice", "-n", "5", *command], self.logs, {"PATH": path})
+
+    @property
+    def _containerd_programs(self) -> Path:
+        return self.programs.containerd_with_cdi if self.runtime == WITH_CDI else self.programs.system
+
+    def _containerd_service(self) -> Service:
+        folder = self._containerd_programs
+        command = [str(folder / "containerd"), "--config", "/etc/containerd/config.toml"]
+        return self._service(self.runtime, command, folder)
 
     def __enter__(self) -> Cluster:
         return self
@@ -118,19 +128,19 @@ class Cluster:
         self.kubelet.start()
         until(self.node_ready, f"node that is ready; the kubelet's log:\n{self.kubelet.tail(5)}")
 
-    def take_runtime_with_cdi(self) -> None:
-        """The newer containerd instead of Debian's, with nothing of the old one's. No pod may be there."""
+    def use_runtime(self, name: str) -> None:
+        """``DEBIAN`` or ``WITH_CDI``, each with images and containers of its own; nothing is done where it runs
+        already. No pod may be there."""
+        if name == self.runtime:
+            return
         self.kubelet.stop()
         self.containerd.stop()
-        folder = self.programs.containerd_with_cdi
-        self._containerd_programs = folder
-        self._write_containerd(with_cdi=True)
-        path = f"{folder}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        command = [str(folder / "containerd"), "--config", "/etc/containerd/config.toml"]
-        self.containerd = Service("containerd-with-cdi", command, self.logs, {"PATH": path})
+        self.runtime = name
+        self.containerd = self._containerd_service()
+        self._write_containerd()
         self._start_containerd()
         self.kubelet.start()
-        until(self.node_ready, "node that is ready with the other runtime")
+        until(self.node_ready, f"node that is ready with {name}")
 
     def _start_containerd(self) -> None:
         self.containerd.start()
@@ -298,8 +308,9 @@ class Cluster:
             "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
         }
 
-    def _write_containerd(self, with_cdi: bool = False) -> None:
-        """Version 2 of the file for Debian's containerd; version 3, where CDI is on by itself, for the newer one."""
+    def _write_containerd(self) -> None:
+        """Version 2 of the file for Debian's containerd; version 3, where CDI is the default, for the newer one."""
+        with_cdi = self.runtime == WITH_CDI
         runtime = Path("/usr/local/bin/nvidia-container-runtime")
         nvidia = runtime.exists() and not with_cdi  # with CDI no runtime of NVIDIA's is needed
         runtimes = {"runc": self.programs.runc, **({"nvidia": runtime} if nvidia else {})}
@@ -325,7 +336,7 @@ class Cluster:
             tables[f"{table}.options"] = {"BinaryName": str(program), "SystemdCgroup": False}
         head = {
             "version": 3 if with_cdi else 2,
-            "root": str(self.folder / ("containerd-with-cdi" if with_cdi else "containerd")),
+            "root": str(self.folder / self.runtime),
             "state": "/run/containerd",
             "oom_score": 0,
         }

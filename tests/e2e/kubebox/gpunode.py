@@ -42,9 +42,8 @@ class GpuNode:
         sources = [PLUGIN / "src", BUILD / "plugin"]
         environment = {"PYTHONPATH": os.pathsep.join(str(one) for one in sources), "PYTHONDONTWRITEBYTECODE": "1"}
         self.environment = environment
-        self.plugin = Service(
-            "vgpu-device-plugin", [sys.executable, "-m", "vgpu_plugin.main", "--log-level", "debug"], logs, environment
-        )
+        self._plugin_command = [sys.executable, "-m", "vgpu_plugin.main", "--log-level", "debug"]
+        self.plugin = Service("vgpu-device-plugin", self._plugin_command, logs, environment)
         self.arbiter = Service("vgpu-arbiter", [str(LIBRARIES / "current" / "vgpu-arbiter")], logs)
 
     # ---- the machine
@@ -67,13 +66,19 @@ class GpuNode:
         for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
             shutil.copy2(BUILD / name, library / name)
         (LIBRARIES / "current").symlink_to(LIBRARY_VERSION)
-        Path("/etc/vgpu").mkdir()
-        Path("/run/vgpu").mkdir()
+        self.reset()
         subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
         worker = Path("/usr/local/bin/gpu-worker")
         source = Path(__file__).resolve().parent.parent / "worker.c"
         subprocess.run(["cc", "-std=c11", "-O1", "-o", str(worker), str(source), "-ldl"], check=True)
         self.gpusimctl("devices")  # makes the state, which pods mount
+
+    def reset(self) -> None:
+        """Our programs are ended and have their own commands, and the folders that a role may have removed exist."""
+        self.stop()
+        self.plugin.command = self._plugin_command
+        for folder in ("/etc/vgpu", "/run/vgpu"):
+            Path(folder).mkdir(exist_ok=True)
 
     def _insert(self, gpus: list[str]) -> None:
         """Profile and device nodes of these GPUs."""

@@ -20,6 +20,8 @@ from .conftest import ROOT, SOURCES, SPLIT, until
 sys.path.insert(0, str(ROOT / ".build" / "collections"))
 from ansible_collections.vgpu.fleet.plugins.module_utils.abi import files as abi_files
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 F_OFD_SETLK = 37
 # The module's own core on a host that lies in a folder.

@@ -14,6 +14,8 @@ import pytest
 
 from .conftest import BUILD, ROOT, SLICE_MIB, SOURCES, SPLIT
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 # Not there on every machine; without it the module says not-run for that check alone.
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is: the Python of the tests has it

@@ -17,6 +17,8 @@ import pytest
 from .conftest import BUILD, SLICE_MIB, SPLIT, until
 from .test_watch import Slice
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 CHURN_MIB = 256
 # A tenant: takes all of its slice, frees and takes again a part of it, runs kernels. Ends with its stdin.

@@ -22,6 +22,8 @@ import pytest
 from .conftest import ROOT, SLICE_MIB, RealNode, until
 from .test_cdi import FOLDER, LIMITS, podman
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 # Those that need a look from outside, or a watcher, or a second way into the container.
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]

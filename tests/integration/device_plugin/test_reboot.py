@@ -22,6 +22,8 @@ from .conftest import RESOURCE, SOURCES, RealNode, until
 sys.path.insert(0, str(SOURCES[0]))
 from vgpu_plugin._shared.abi import files as abi_files
 
+pytestmark = pytest.mark.slow
+
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
 LIMITS, LEDGER = "/etc/vgpu/limits", "/run/vgpu/ledger"

@@ -17,6 +17,8 @@ import pytest
 from .conftest import PLUGIN, ROOT
 from .test_archive import VERSION, wheelhouse
 
+pytestmark = pytest.mark.slow
+
 IMAGE = PLUGIN / "tools" / "image.py"
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from .conftest import BUILD, SLICE_MIB, SPLIT, until
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 HOLD_MS = "20000"
 INTERVAL = "0.2"

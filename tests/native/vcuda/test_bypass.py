@@ -20,6 +20,8 @@ from test_files import FORCED, container
 from test_probe import run, verdicts
 from test_probe_finds import broken
 
+pytestmark = pytest.mark.slow
+
 # By LD_PRELOAD, files at other places than a slice's.
 WITHOUT_MOUNTS = {
     "bypass-path": "held",

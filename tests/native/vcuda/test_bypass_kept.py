@@ -12,6 +12,8 @@ from conftest import CARD, LIMIT, MIB, PROBE, Host
 from test_probe import run, verdicts
 from test_probe_finds import broken
 
+pytestmark = pytest.mark.slow
+
 LENT, HANDLE, POOL, ARRAY = "bypass-lent", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept"
 KEPT = [LENT, HANDLE, POOL, ARRAY]
 RELEASED, ENDED = "released", "ended"

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import BUILD, LIMIT, LINKED, OK, OOM, PUPPET, ROOT, Host, compile_program
 
+pytestmark = pytest.mark.slow
+
 ARM = "aarch64-linux-gnu-gcc"
 # What an aarch64 container has is not there: libc comes from the cross compiler's own folder.
 ARM_ROOT = "/usr/aarch64-linux-gnu"

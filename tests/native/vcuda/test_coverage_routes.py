@@ -12,6 +12,8 @@ from test_coverage import ROWS
 from test_coverage_graphs import say
 from test_coverage_passed import answers_nothing
 
+pytestmark = pytest.mark.slow
+
 SIZE = 8 * MIB
 FLOAT, DEVICE = 0x20, 1  # an array's format; CU_MEM_LOCATION_TYPE_DEVICE, also of a pinned allocation's kind
 LAZY = {"CUDA_MODULE_LOADING": "LAZY"}

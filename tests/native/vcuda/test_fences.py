@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, compile_program
 
+pytestmark = pytest.mark.own_build
+
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 

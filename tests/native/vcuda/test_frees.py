@@ -16,6 +16,8 @@ from hypothesis.stateful import run_state_machine_as_test as run
 from test_coverage_graphs import say
 from test_probe_finds import MUTANTS, broken
 
+pytestmark = pytest.mark.slow
+
 SIZE = 6 * MIB + 5
 UNITS = 6 * MIB
 STREAM, POOL, GRAPH, EXEC, PLACE = 2, 3, 4, 5, 6

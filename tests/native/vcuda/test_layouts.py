@@ -11,6 +11,8 @@ from pathlib import Path
 import layouts
 import pytest
 
+pytestmark = pytest.mark.own_build
+
 ROOT = Path(__file__).resolve().parents[3]
 
 TABLES = {

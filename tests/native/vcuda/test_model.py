@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.own_build
+
 ROOT = Path(__file__).resolve().parents[3]
 VCUDA = ROOT / "native" / "vcuda"
 SOURCES = (

@@ -10,6 +10,8 @@ import layouts
 import pytest
 from conftest import ROOT, compile_program
 
+pytestmark = pytest.mark.own_build
+
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "MIG-11111111-1111-1111-1111-111111111111"]
 DEFAULT, FORCE, DISABLE = (layouts.CORE_POLICIES[name] for name in ("default", "force", "disable"))
 OFF, ON = 0, 1

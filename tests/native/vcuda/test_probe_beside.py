@@ -16,6 +16,8 @@ import pytest
 from conftest import LIMIT, MIB, PRELOAD, PROBE, Host
 from test_probe_finds import broken
 
+pytestmark = pytest.mark.slow
+
 PIECE = 64 * MIB
 OURS, THEIRS = "import-beside", "lend-beside"
 

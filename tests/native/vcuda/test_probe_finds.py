@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import PROBE, ROOT, Host
 
+pytestmark = pytest.mark.slow
+
 FITS = "bool fits = total <= limit && bytes <= limit - total;"
 ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
 CREDITED = "!USUAL(tally_uncharged(tally, ACCOUNT_USED, block.bytes))"

@@ -10,6 +10,8 @@ import layouts
 import pytest
 from conftest import ROOT, compile_program
 
+pytestmark = pytest.mark.own_build
+
 SOURCES = ["limits_file.c", "env.c", "log.c", "blocks.c", "ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c"]
 SOURCES += ["shareable.c"]
 BUILDS = {

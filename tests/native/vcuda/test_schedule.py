@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.own_build
+
 VCUDA = Path(__file__).resolve().parents[3] / "native" / "vcuda"
 MS = 1_000_000
 TURN, CLOSED = 2, 3

@@ -14,6 +14,8 @@ import pytest
 from conftest import Host
 from shares import Container, Node, wait_for
 
+pytestmark = pytest.mark.slow
+
 # A busy machine of few cores takes time from the programs that should keep the GPU busy; never does it give any. Rounds
 # in which it took much are not judged: Node.judged.
 OVER, UNDER = 3.0, 10.0

@@ -16,6 +16,8 @@ import pytest
 from conftest import LIMIT, MIB, NOT_SUPPORTED, OK, OOM, Host, Puppet
 from test_coverage_graphs import say
 
+pytestmark = pytest.mark.slow
+
 SIZE = 600 * MIB
 MEMORY, HANDLE, TAKEN, IMPORT, PLACE = 10, 11, 20, 21, 22
 

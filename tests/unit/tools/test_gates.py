@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gates' driver: what it counts, what it names at its end, and what it shows of a test that failed."""
+"""The gates' driver: which gates it chooses, what it counts, what it names at its end, and what it shows of a test that
+failed."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 
@@ -25,6 +26,7 @@ def test_one():
 @pytest.fixture
 def gates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """tools/gates.py in a folder of the test."""
+    monkeypatch.syspath_prepend(str(GATES.parent))
     spec = importlib.util.spec_from_file_location("vgpu_gates", GATES)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -72,21 +74,184 @@ def test_commands_count_as_one_each(gates, capsys):
     assert "       why\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("commands", "code"), [({"fine": ["true"]}, 0), ({"a": ["false"], "b": ["false"]}, 1)])
-def test_last_lines_are_failures_and_the_count(gates, monkeypatch, capsys, commands, code):
+@pytest.fixture
+def small(gates: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Three gates and a sweep of each kind, which all pass at once."""
+    true = {"x": ["true"]}
     monkeypatch.setattr(gates, "BUILD_GATE", gates.Gate("build", {"build": ["true"]}))
-    monkeypatch.setattr(gates, "GATES", [gates.Gate("one", commands), gates.Gate("two", {"x": ["true"]}, lane=1)])
-    assert gates.main([]) == code
+    monkeypatch.setattr(gates, "GATES", [gates.Gate("one", true), gates.Gate("two", true, lane="hosts")])
+    sweeps = [gates.Gate("early", true, group=0, minutes=3), gates.Gate("late", true, lane="hosts", group=1)]
+    monkeypatch.setattr(gates, "SWEEPS", [*sweeps, gates.Gate("long", true, minutes=90)])
+    return gates
+
+
+@pytest.mark.parametrize(("commands", "code"), [({"fine": ["true"]}, 0), ({"a": ["false"], "b": ["false"]}, 1)])
+def test_last_lines_are_failures_and_the_count(small, monkeypatch, capsys, commands, code):
+    monkeypatch.setattr(small, "GATES", [small.Gate("one", commands), small.GATES[1]])
+    assert small.main([]) == code
     lines = capsys.readouterr().out.splitlines()
     failed = list(commands) if code else []
     assert lines[-1] == f"{2 + len(commands) - len(failed)} passed, {len(failed)} failed"
     assert lines[len(lines) - 1 - len(failed) : -1] == [f"failed: {name}" for name in failed]
 
 
-def test_sweeps_that_do_not_fit_are_named(gates, monkeypatch, capsys):
-    sweeps = [gates.Gate("short", {"s": ["true"]}, minutes=2), gates.Gate("long", {"l": ["true"]}, minutes=90)]
-    monkeypatch.setattr(gates, "SLOW_GATES", [*sweeps, gates.Gate("other", {"o": ["true"]})])
-    assert gates.run_slow(60, time.monotonic(), ["short", "long"]).passed == 1
+def test_sweep_that_fails_fails_the_run(small, monkeypatch, capsys):
+    monkeypatch.setattr(small, "SWEEPS", [small.Gate("early", {"early": ["false"]}, group=0)])
+    assert small.main([]) == 0
+    assert small.main(["--group", "0"]) == 1
+    assert capsys.readouterr().out.endswith("failed: early\n3 passed, 1 failed\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "started"),
+    [
+        ([], ["build", "one", "two"]),
+        (["--group", ""], ["build", "one", "two"]),
+        (["--group", "0"], ["build", "early", "one", "two"]),
+        (["--group", "1"], ["build", "late", "one", "two"]),
+        (["--group", "4"], ["build", "one", "two"]),
+        (["--group", "turn"], ["build", "early", "one", "two"]),
+        (["--group", "all"], ["build", "early", "late", "long", "one", "two"]),
+        (["one", "long"], ["build", "long", "one"]),
+    ],
+)
+def test_group_chooses_the_sweeps(small, capsys, argv, started):
+    """The folder of the test has no history: the turn is that of group 0."""
+    assert small.main(argv) == 0
     shown = capsys.readouterr().out
-    assert "long: left out: it takes about 90 minutes; 0 of 60 minutes are gone" in shown
-    assert "other: left out: not among short, long" in shown
+    assert (
+        sorted(line.removesuffix(": started") for line in shown.splitlines() if line.endswith(": started")) == started
+    )
+
+
+def test_sweeps_that_do_not_run_are_named_with_what_runs_them(small, capsys):
+    small.main(["--group", "0"])
+    shown = capsys.readouterr().out
+    assert "early: left out" not in shown
+    assert "late: left out: `make test GROUP=1` runs its group; `make gate NAME=late`" in shown
+    assert "long: left out: it is in no group; `make gate NAME=long` takes about 90 minutes" in shown
+
+
+@pytest.mark.parametrize(
+    ("argv", "fault"),
+    [
+        (["three"], "no gate is named three"),
+        (["--group", "5"], "invalid choice: '5'"),
+        (["one", "--group", "1"], "expected names or --group, found both"),
+    ],
+)
+def test_wrong_command_line_runs_nothing(small, capsys, argv, fault):
+    with pytest.raises(SystemExit) as ended:
+        small.main(argv)
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert fault in shown.err
+
+
+def test_markers_leave_out_and_say_so(gates, tmp_path, capsys):
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: x\n")
+    text = "import pytest\n@pytest.mark.slow\ndef test_slow(): assert 0\ndef test_quick(): pass\n"
+    write(tmp_path, "some", text)
+    outcome = gates.run_gates([gates.Gate("one", {}, ["some"], ["-m", "not slow"])])
+    assert (outcome.passed, outcome.failures) == (1, [])
+    assert "some: left out: 1 tests by their markers" in capsys.readouterr().out
+    outcome = gates.run_gates([gates.Gate("one", {}, ["some"], ["-m", "slow"])])
+    assert (outcome.passed, outcome.failures) == (0, ["some: some.test_it.test_slow"])
+    assert "left out" not in capsys.readouterr().out
+
+
+# ---- whose turn it is
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Path:
+    """A repository of seven commits."""
+    folder = tmp_path / "history"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    for number in range(7):
+        git(folder, "commit", "-q", "--allow-empty", "-m", str(number))
+    return folder
+
+
+def test_turn_is_the_number_of_commits(gates, history):
+    assert gates.group_of_commit(history) == 7 % 5
+
+
+def test_turn_without_history_is_group_0(gates, tmp_path):
+    assert gates.group_of_commit(tmp_path) == 0
+
+
+def test_turn_of_a_shallow_clone_is_group_0(gates, history, tmp_path):
+    """Its count is that of the commits that were fetched."""
+    git(tmp_path, "clone", "-q", "--depth", "3", history.as_uri(), "shallow")
+    assert gates.git(tmp_path / "shallow", "rev-list", "--count", "HEAD") == "3"
+    assert gates.group_of_commit(tmp_path / "shallow") == 0
+
+
+# ---- the table
+
+
+def test_names_are_unique_and_lanes_known(gates):
+    every = gates.GATES + gates.SWEEPS
+    assert len({gate.name for gate in every}) == len(every)
+    assert {gate.lane for gate in every} == set(gates.LANES)
+
+
+def test_consecutive_commits_run_every_sweep_of_a_group(gates):
+    assert {gate.group for gate in gates.SWEEPS} == {None, *range(gates.GROUPS)}
+    chosen = [gate.name for number in range(gates.GROUPS) for gate in gates.choose([], str(number))]
+    for gate in gates.GATES + gates.SWEEPS:
+        expected = gates.GROUPS if gate in gates.GATES else int(gate.group is not None)
+        assert chosen.count(gate.name) == expected, gate.name
+
+
+def test_groups_fit_into_the_budget(gates):
+    from gate_table import GROUP_MINUTES
+
+    assert all(gate.minutes for gate in gates.GATES + gates.SWEEPS)
+    for number in range(gates.GROUPS):
+        for lane in gates.in_lanes([gate for gate in gates.SWEEPS if gate.group == number]):
+            minutes = sum(gate.minutes for gate in lane)
+            assert minutes <= GROUP_MINUTES, f"group {number}, lane {lane[0].lane}: {minutes} minutes"
+
+
+def test_list_names_every_gate_once_and_runs_nothing(gates, capsys):
+    assert gates.main(["--list"]) == 0
+    shown = capsys.readouterr().out
+    for gate in gates.GATES + gates.SWEEPS:
+        assert shown.count(f" {gate.name} {gate.minutes}") == 1, gate.name
+    assert "started" not in shown
+
+
+def test_every_folder_of_tests_is_in_a_gate(gates):
+    """tests/hosts is what molecule runs."""
+    root = GATES.parents[1]
+    gated = {folder for gate in gates.GATES + gates.SWEEPS for folder in gate.tests}
+    gated |= {"tests/hosts/checks", "tests/e2e", "tests/e2e_scheduler"}
+    assert all((root / folder).is_dir() for folder in gated)
+    found = {str(one.parent.relative_to(root)) for one in root.glob("tests/**/test_*.py")}
+    assert {one for one in found if not any(f"{one}/".startswith(f"{folder}/") for folder in gated)} == set()
+
+
+def test_gates_that_run_tests_of_one_folder_are_of_one_lane(gates):
+    """Two pytest processes in the same folder would compete for what its tests make on the machine."""
+    lanes: dict[str, set[str]] = {}
+    for gate in gates.GATES + gates.SWEEPS:
+        for folder in gate.tests:
+            lanes.setdefault(folder, set()).add(gate.lane)
+    assert {folder: found for folder, found in lanes.items() if len(found) > 1} == {}
+
+
+def test_page_shows_the_groups_as_they_are(gates):
+    page = (GATES.parents[1] / "docs" / "gates.md").read_text()
+    for number in range(gates.GROUPS):
+        sweeps = [gate for gate in gates.SWEEPS if gate.group == number]
+        lanes = [", ".join(f"`{one.name}` {one.minutes}" for one in sweeps if one.lane == name) for name in gates.LANES]
+        row = "| " + " | ".join([str(number), *lanes]) + " |"
+        assert row.replace("|  |", "| |") in page, row

@@ -1,23 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets in a clean clone: what one runs finds what it needs, whatever was made there before."""
+"""Targets in a clean clone: what one runs finds what it needs, whatever was there before; ``make help`` lists all."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
-MAKEFILE = (Path(__file__).resolve().parents[3] / "Makefile").read_text()
-RULE = re.compile(r"^(?P<targets>[a-z0-9 -]+):(?P<needs>[^=\n]*)\n(?P<recipe>(?:\t.*\n?)+)", re.MULTILINE)
+ROOT = Path(__file__).resolve().parents[3]
+MAKEFILE = (ROOT / "Makefile").read_text()
+RULE = re.compile(r"^(?P<targets>[a-z0-9 -]+):(?P<needs>[^=\n#]*)(?:##.*)?\n(?P<recipe>(?:\t.*\n?)+)", re.MULTILINE)
 
 
 def rules() -> dict[str, tuple[set[str], str]]:
     return {one["targets"]: (set(one["needs"].split()), one["recipe"]) for one in RULE.finditer(MAKEFILE)}
 
 
+def phony() -> list[str]:
+    return [name for line in re.findall(r"^\.PHONY: (.*)$", MAKEFILE, re.M) for name in line.split()]
+
+
 def test_whatever_runs_tests_has_made_the_collection_they_import() -> None:
     runs = {
-        name: needs for name, (needs, recipe) in rules().items() if re.search(r"pytest|gates\.py|molecule\.sh", recipe)
+        name: needs
+        for name, (needs, recipe) in rules().items()
+        if re.search(r"\$\((PYTEST|GATES)\)|molecule\.sh", recipe)
     }
     assert {"test", "e2e", "e2e-scheduler", "fuzz", "molecule-all"} <= set(runs), "the rules were read"
     assert {name for name, needs in runs.items() if "collection" not in needs} == set()
     assert {name for name, needs in runs.items() if "venv" not in needs} == set()
+
+
+def test_help_has_one_line_for_each_target() -> None:
+    shown = subprocess.run(
+        ["make", "--no-print-directory", "-C", str(ROOT), "help"], capture_output=True, text=True, check=True
+    ).stdout
+    lines = [re.fullmatch(r"make (\S+) +(\S.*)", line) for line in shown.splitlines()]
+    assert all(lines), shown
+    names = [line[1] for line in lines if line]
+    assert sorted(names) == sorted(set(phony())), "each .PHONY target has a text after its ##"
+    assert max(len(line) for line in shown.splitlines()) <= 120
+
+
+def test_no_target_is_a_file() -> None:
+    made = {name for targets in rules() for name in targets.split()}
+    assert made == set(phony())

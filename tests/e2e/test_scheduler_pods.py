@@ -149,11 +149,10 @@ def deployed(machine: Any) -> Iterator[Any]:
     network = cluster.folder / "cni" / "05-pods.conflist"
     network.write_text(json.dumps(NETWORK))
     load_images(cluster)
-    plain = node.plugin.command
     node.exchange(GPUS)
     node.configure(CONFIGURATION)
     kubeconfig = str(cluster.authority.folder / "kubelet.conf")
-    node.plugin.command = [*plain, "--kubeconfig", kubeconfig, "--node-name", cluster.node]
+    node.plugin.command = [*node.plugin.command, "--kubeconfig", kubeconfig, "--node-name", cluster.node]
     controllers = cluster.start_controllers(*CONTROLLERS)
     try:
         node.start()
@@ -168,7 +167,6 @@ def deployed(machine: Any) -> Iterator[Any]:
         controllers.stop()
         network.unlink()
         node.stop()
-        node.plugin.command = plain
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module kube_scheduler at a real API server: check, apply, repeat, undo, with the module as a process.
-
-The last file, as its name has it, for the replicas of the others end here: cluster-wide objects have one name.
-"""
+"""The module kube_scheduler at a real API server: check, apply, repeat, undo, with the module as a process."""
 
 from __future__ import annotations
 
@@ -22,6 +19,15 @@ from vgpu_plugin._shared.kube.scheduler_manifests import Wish
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "other"
 KINDS = [one["kind"] for one in scheduler_manifests.manifests(Wish("a", "b"))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def replicas_withdrawn(fleet):
+    """The replicas of the other files run again afterwards: cluster-wide objects have one name."""
+    fleet.withdraw()
+    fleet.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+    yield
+    fleet.start()
 
 
 def call(fleet, check=False, **params):
@@ -58,8 +64,6 @@ def there(fleet):
 
 
 def test_check_apply_repeat_change_undo(fleet):
-    fleet.withdraw()
-    fleet.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     wish = {"image": "x:1", "kube_scheduler_repository": "registry.example/kube-scheduler"}
     planned, _code = call(fleet, check=True, **wish)
     assert planned.get("changed"), planned

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device plugin as a DaemonSet: the module as a process at the real API server, our image without a registry, pods
-that get their slices from a plugin that is a pod itself, and its rights.
-
-One of the last files by its name: the node's service is ended here, and the DaemonSet's controller started.
-"""
+that get their slices from a plugin that is a pod itself, and its rights."""
 
 from __future__ import annotations
 
@@ -76,17 +73,21 @@ def wait_until_it_serves(cluster, node, slices: int, about: str) -> None:
 
 @pytest.fixture(scope="module")
 def deployed(cluster, node):
-    """The service ends, and the DaemonSet takes its place."""
+    """The service ends, and the DaemonSet takes its place; nothing of it stays."""
     node.plugin.stop()
     cluster.ctr("images", "import", str(cluster.programs.plugin_image))
     cluster.ctr("images", "label", PLUGIN_IMAGE, "io.cri-containerd.pinned=pinned")
     controllers = cluster.start_controllers("daemonset-controller", "root-ca-certificate-publisher-controller")
-    found = call(cluster)
-    assert found.get("changed"), found
-    wait_until_it_serves(cluster, node, SLICES, "slices of a plugin that is a pod")
-    yield node
-    call(cluster, state="absent")
-    controllers.stop()
+    try:
+        found = call(cluster)
+        assert found.get("changed"), found
+        wait_until_it_serves(cluster, node, SLICES, "slices of a plugin that is a pod")
+        yield node
+    finally:
+        call(cluster, state="absent")
+        end_pods(cluster)
+        call(cluster, state="absent")  # what the program wrote at its node, once no pod of it runs
+        controllers.stop()
 
 
 def test_api_server_takes_every_object_and_check_mode_changes_nothing(cluster, node):
@@ -396,9 +397,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
 
 
 def test_service_of_the_node_comes_back(cluster, deployed):
-    for folder in ("/etc/vgpu", "/run/vgpu"):  # which the role took with it
-        Path(folder).mkdir(exist_ok=True)
+    deployed.reset()  # the role removed our folders
     deployed.configure(CONFIGURATION)
-    deployed.plugin.start()
-    until(deployed.registered, "the service of the node, once more")
+    deployed.start()
     assert cluster.api.get(PODS)["items"] == []

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state in which each file of tests finds cluster and node, whatever files ran before it.
+
+A file that needs a container runtime other than Debian's containerd names it: ``RUNTIME = WITH_CDI``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import pods
+from .cluster import DEBIAN, Cluster
+from .gpunode import GpuNode
+from .process import until
+
+
+def runtime_of(module: Any) -> str:
+    """The container runtime that the tests of a module need."""
+    return str(getattr(module, "RUNTIME", DEBIAN))
+
+
+def by_runtime(items: list[Any]) -> None:
+    """Sorts pytest's items in place: those of one runtime together, Debian's first, else as they were. A change of
+    the runtime takes a minute."""
+    items.sort(key=lambda item: (runtime_of(item.module) != DEBIAN, runtime_of(item.module)))
+
+
+def reset(cluster: Cluster, node: GpuNode, runtime: str) -> None:
+    """No pod in the namespace default, none of our programs on the node, and this runtime."""
+    if pods.delete_all(cluster):
+        until(lambda: not node.held(), "kubelet that holds nothing")
+    node.reset()
+    cluster.use_runtime(runtime)
