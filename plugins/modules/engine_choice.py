@@ -19,7 +19,7 @@ author:
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
 options:
-  wish:
+  desired:
     description:
       - The variables C(engine), C(packages), C(repository) and C(packages_record) of the role C(container_runtime),
         without its prefix.
@@ -38,7 +38,7 @@ seealso:
 EXAMPLES = r"""
 - name: Which packages would bring docker to this host?
   vgpu.fleet.engine_choice:
-    wish:
+    desired:
       engine: docker
   register: engine
 """
@@ -79,12 +79,12 @@ from ..module_utils.packages.pins import name_of
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "wish": {"type": "dict", "default": {}},
+            "desired": {"type": "dict", "default": {}},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
     )
-    wanted = {**engine_packages.DEFAULTS, **module.params["wish"]}
+    wanted = {**engine_packages.DEFAULTS, **module.params["desired"]}
     host = Host()
     record = wanted["packages_record"]
     state = {

@@ -108,8 +108,8 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
         "vgpu_container_share_limit_ratio": [0.5],
         "vgpu_container_device_seconds_total": [2.5],
         "vgpu_container_throttled_seconds_total": [7.5],
-        "vgpu_container_wanting": [0],
-        "vgpu_container_held_back": [0],
+        "vgpu_container_active": [0],
+        "vgpu_container_throttled": [0],
         "vgpu_container_memory_violations_total": [0],
     }
     assert [one.value for one in found["vgpu_slice_in_use"]] == [0, 0, 0, 0, 0, 0, 1, 0]
@@ -119,7 +119,7 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
 
 
 WAITS = [
-    # balance, seconds since it wanted, since it waited for the gate; wanting, held back
+    # balance, seconds since it wanted, since it waited for the gate; active, throttled
     (0, 0.0, 99.0, 1, 0),
     (-5, 0.0, 99.0, 1, 1),
     (5, 0.0, 0.0, 1, 1),
@@ -128,8 +128,8 @@ WAITS = [
 ]
 
 
-@pytest.mark.parametrize(("balance", "wanted", "waited", "wanting", "held_back"), WAITS)
-def test_held_back(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, wanting, held_back):
+@pytest.mark.parametrize(("balance", "wanted", "waited", "active", "throttled"), WAITS)
+def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, active, throttled):
     pod = kubelet.run_pod("train")
     page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/tenant")
     base, fields = abi_files.TENANT_FIELDS["devices"][0], abi_files.TENANT_DEVICE_FIELDS
@@ -145,7 +145,7 @@ def test_held_back(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, 
     if wanted == 0:  # a busy machine may take longer to look than a time is recent
         monkeypatch.setattr(usage, "RECENT_NS", 60_000_000_000)
     found = samples(vgpuctl(node, capsys, "metrics"))
-    assert [found[f"vgpu_container_{one}"][0].value for one in ("wanting", "held_back")] == [wanting, held_back]
+    assert [found[f"vgpu_container_{one}"][0].value for one in ("active", "throttled")] == [active, throttled]
 
 
 def test_violations_count_each_time_that_it_goes_over():

@@ -26,7 +26,7 @@ MOST = {
     "kube_capacity_info": 3,
     "kube_device_plugin": 4,
     "kube_node": 2,
-    "kube_rivals": 4,
+    "kube_conflicting_plugins": 4,
     "kube_scheduler": 3,
     "mig_geometry": 13,
     "mps_daemon": 7,
@@ -36,12 +36,12 @@ MOST = {
     "rpm_packages": 6,
     "time_slice": 4,
     "toolkit_config": 3,
-    "upgrade_point": 12,
+    "rollback_point": 12,
     "vcuda_archive": 1,
     "vcuda_library": 4,
     "vgpu_capacity_info": 13,
     "vgpu_isolation": 15,
-    "wish": 0,
+    "desired_state": 0,
 }
 
 

@@ -138,8 +138,8 @@ class Admin:
                     share_granted=one.share_granted,
                     device_seconds=one.device_seconds,
                     throttled_seconds=one.throttled_seconds,
-                    wanting=one.wanting,
-                    held_back=one.held_back,
+                    active=one.active,
+                    throttled=one.throttled,
                     violations=one.violations,
                 )
                 for one in self._usages()

@@ -42,8 +42,8 @@ class Usage:
     share_granted: float
     device_seconds: float
     throttled_seconds: float = 0.0
-    wanting: bool = False
-    held_back: bool = False
+    active: bool = False
+    throttled: bool = False
     violations: int = 0
 
 
@@ -82,7 +82,7 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
         uuid = device["uuid"]
         held = totals.get(uuid, {"used": 0, "context": 0})
         page = pages.get(uuid, {})
-        wanting = _recent(page, "wanted_ns", now)
+        active = _recent(page, "wanted_ns", now)
         out.append(
             Usage(
                 record.id,
@@ -98,8 +98,8 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
                 _granted(folder / f"gpu-{uuid}"),
                 page.get("used_ns", 0) / 1e9,
                 page.get("throttled_ns", 0) / 1e9,
-                wanting,
-                wanting and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
+                active,
+                active and (page.get("balance_ns", 0) < 0 or _recent(page, "waiting_ns", now)),
             )
         )
     return out
