@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.vgpu.fleet.plugins.action.desired import heading, tell
+from ansible_collections.vgpu.fleet.plugins.action.desired_state import heading, tell
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, errors
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
