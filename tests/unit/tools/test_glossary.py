@@ -141,7 +141,7 @@ def test_the_list_of_exceptions_stays_short_and_true() -> None:
         (in_python, "x = 'it stands beside'  # told\n", [(1, "told")]),
         (in_python, "'''Ends by\nitself.'''\n", [(1, "by itself")]),
         (in_python, "untold = refresh_tallyho = 1\n", []),
-        (in_c, "int heldBack; /* goes\n * round */\n", [(1, "goes   round"), (1, "held_Back")]),
+        (in_c, "int heldBack; /* goes\n * round */\n", [(1, "goes    round"), (1, "held_Back")]),
         (in_c, 'int lent_mib;\nchar *t = "sick"; // anew\n', [(2, "sick"), (2, "anew"), (1, "lent")]),
         (in_lines, "a: wishes # beside\n", [(1, "wishes"), (1, "beside")]),
     ],
