@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from urllib.parse import parse_qs, urlsplit
+from types import SimpleNamespace
 
 import pytest
+from doubles.kube_api import KubeApi, KubeClient, write_kubeconfig
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import APP, Device, Part
 from vgpu_plugin.ctl import main as ctl
@@ -16,9 +17,8 @@ from vgpu_plugin.ctl import pod as ctl_pod
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.node.kube_api import ApiError
 
-from .test_node_label import write_kubeconfig
-
 PLAN = pod_annotations.write_plan([Part("main", APP, (Device("GPU-a", 3000, 30),))])
+PATH = "/api/v1/namespaces/team/pods/a"
 GIVEN = pod_annotations.write_plan([Part("main", APP, (Device("GPU-b", 3000, 0),))])
 
 
@@ -48,18 +48,14 @@ def event(reason, message, writer="vgpu-scheduler", when="2026-01-01T00:00:00Z",
     }
 
 
-class Api:
-    def __init__(self, made, events=(), fault=None):
-        self.made, self.found, self.fault = made, list(events), fault
-        self.calls = []
-
-    def get(self, path):
-        self.calls.append(path)
-        if "/events" in path:
-            if self.fault:
-                raise self.fault
-            return {"items": self.found}
-        return self.made
+def cluster(made, events=()):
+    """A cluster with a pod, its events, and one of another pod."""
+    out = KubeClient()
+    out.put(PATH, made)
+    for number, one in enumerate([*events, event("GpusNotFree", "of another pod")]):
+        one["involvedObject"] = {"uid": "u-1" if number < len(events) else "u-2"}
+        out.put(f"/api/v1/namespaces/team/events/{number}", one)
+    return out
 
 
 TOLD = [
@@ -106,19 +102,23 @@ TOLD = [
 
 @pytest.mark.parametrize(("made", "events", "words", "absent"), TOLD)
 def test_what_the_api_server_tells(made, events, words, absent):
-    api = Api(made, events)
-    text = "\n".join(ctl_pod.of_api(api, "team", "a"))
+    text = "\n".join(ctl_pod.of_api(cluster(made, events), "team", "a"))
     assert all(word in text for word in words), text
     assert not any(word in text for word in absent), text
-    assert api.calls[0] == "/api/v1/namespaces/team/pods/a"
-    query = parse_qs(urlsplit(api.calls[1]).query)
-    assert query == {"fieldSelector": ["involvedObject.uid=u-1"]}
+    assert "of another pod" not in text
     if len(events) > 1:
         assert text.index("first") < text.index("second")
 
 
 def test_events_that_may_not_be_read_are_said():
-    lines = ctl_pod.of_api(Api(pod(), fault=ApiError(403, "403: no")), "team", "a")
+    api = cluster(pod())
+
+    def get(path):
+        if "/events" in path:
+            raise ApiError(403, "403: no")
+        return api.objects[path]
+
+    lines = ctl_pod.of_api(SimpleNamespace(get=get), "team", "a")
     assert "its events cannot be read: 403: no" in lines[-1]
 
 
@@ -158,12 +158,9 @@ def test_the_command_asks_the_scheduler_first(scheduler, capsys):
 
 
 def test_the_command_asks_the_api_server_else(tmp_path, capsys, monkeypatch):
-    from .api_double import ApiDouble
-
-    double = ApiDouble()
-    try:
-        double.pods["team", "a"] = pod()
-        path = write_kubeconfig(tmp_path / "kubeconfig", {"server": double.url})
+    with KubeApi() as double:
+        double.put(PATH, pod())
+        path = write_kubeconfig(tmp_path / "kubeconfig", double.url)
         words = ["explain", "pod", "team/a", "--scheduler", "127.0.0.1:1"]
         assert ctl.main([*words, "--kubeconfig", str(path)]) == 0
         assert "team/a: Pending, on no node" in capsys.readouterr().out
@@ -173,8 +170,6 @@ def test_the_command_asks_the_api_server_else(tmp_path, capsys, monkeypatch):
         assert "404" in capsys.readouterr().err
         assert ctl.main([*words, "--kubeconfig", str(tmp_path / "nothing")]) == 1
         assert "nothing" in capsys.readouterr().err
-    finally:
-        double.stop()
 
 
 def test_no_kubeconfig_at_all_is_said(monkeypatch):

@@ -11,7 +11,9 @@ import sys
 import threading
 import types
 
+import pynvml
 import pytest
+from doubles.nvml import LOST, TIMEOUT, Pynvml, failing
 from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin.node import checkpoint
 from vgpu_plugin.node.gpus import GpuError, Nvml, numa_node
@@ -101,61 +103,8 @@ def test_numa_node(tmp_path, pci, file, content, node):
     assert numa_node(tmp_path, pci) == node
 
 
-class FakeNvmlError(Exception):
-    def __init__(self, value: int) -> None:
-        super().__init__(f"NVML error {value}")
-        self.value = value
-
-
-def fail(value: int):
-    def call(*_):
-        raise FakeNvmlError(value)
-
-    return call
-
-
-def fake_nvml(**changes) -> types.ModuleType:
-    out = types.ModuleType("pynvml")
-
-    def refuse(*_):
-        raise FakeNvmlError(3)
-
-    content = {
-        "NVMLError": FakeNvmlError,
-        "NVML_ERROR_TIMEOUT": 10,
-        "NVML_DEVICE_MIG_ENABLE": 1,
-        "NVML_MEMORY_ERROR_TYPE_UNCORRECTED": 1,
-        "NVML_VOLATILE_ECC": 0,
-        "nvmlEventTypeXidCriticalError": 8,
-        "nvmlEventTypeDoubleBitEccError": 2,
-        "nvmlDeviceGetSupportedEventTypes": lambda handle: 8 if handle == "handle-0" else 15,
-        "nvmlDeviceGetMigMode": fail(3),
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: f"handle-{index}",
-        "nvmlDeviceGetPciInfo": lambda handle: types.SimpleNamespace(busId=b"00000000:3B:00.0"),
-        "nvmlDeviceGetMinorNumber": lambda handle: int(handle[-1]) + 4,
-        "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle[-1]}",
-        "nvmlDeviceGetName": lambda handle: b"Tesla T4",
-        "nvmlDeviceGetMemoryInfo": lambda handle: types.SimpleNamespace(total=(15360 << 20) + 999),
-        "nvmlEventSetCreate": list,
-        "nvmlEventSetFree": lambda events: None,
-        "nvmlDeviceRegisterEvents": lambda handle, kind, events: events.append((handle, kind)),
-        "nvmlEventSetWait_v2": refuse,
-        "NVML_NVLINK_MAX_LINKS": 18,
-        "nvmlDeviceGetTopologyCommonAncestor": refuse,
-        "nvmlDeviceGetNvLinkState": refuse,
-        **changes,
-    }
-    for name, value in content.items():
-        setattr(out, name, value)
-    out.refuse = refuse
-    return out
-
-
 def test_nvml_lists_gpus(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetMinorNumber=fail(3)))
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlDeviceGetMinorNumber=failing(3)))
     found = Nvml(tmp_path).gpus()
     assert [(one.index, one.uuid, one.model, one.memory_mib, one.minor, one.pci) for one in found] == [
         (0, "GPU-0", "Tesla T4", 15360, 0, "00000000:3b:00.0"),
@@ -164,11 +113,11 @@ def test_nvml_lists_gpus(monkeypatch, tmp_path):
 
 
 def test_nvml_that_fails(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlInit=fail(9)))
-    with pytest.raises(GpuError, match="NVML does not start: NVML error 9"):
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlInit=failing(9)))
+    with pytest.raises(GpuError, match="NVML does not start: Driver Not Loaded"):
         Nvml(tmp_path)
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlDeviceGetCount=fail(15)))
-    with pytest.raises(GpuError, match="does not list the GPUs: NVML error 15"):
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlDeviceGetCount=failing(LOST)))
+    with pytest.raises(GpuError, match="does not list the GPUs: GPU is lost"):
         Nvml(tmp_path).gpus()
 
 
@@ -177,8 +126,8 @@ def test_nvml_events(monkeypatch, tmp_path):
         types.SimpleNamespace(eventType=8, eventData=79, device="handle-1"),
         types.SimpleNamespace(eventType=2, eventData=1, device="handle-0"),  # an uncorrectable ECC error
         types.SimpleNamespace(eventType=1, eventData=1, device="handle-1"),
-        FakeNvmlError(10),
-        FakeNvmlError(15),
+        pynvml.NVMLError(TIMEOUT),
+        pynvml.NVMLError(LOST),
     ]
     sets = []
 
@@ -189,7 +138,7 @@ def test_nvml_events(monkeypatch, tmp_path):
             raise answer
         return answer
 
-    monkeypatch.setitem(sys.modules, "pynvml", fake_nvml(nvmlEventSetWait_v2=wait))
+    monkeypatch.setitem(sys.modules, "pynvml", Pynvml(nvmlEventSetWait_v2=wait))
     source = Nvml(tmp_path)
     assert [source.next_xid(5) for _time in range(4)] == [("GPU-1", 79), ("GPU-0", 48), None, None]
     with pytest.raises(GpuError, match="does not deliver events"):

@@ -9,13 +9,11 @@ import ssl
 import subprocess
 
 import pytest
+from doubles.kube_api import write_kubeconfig
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.node import kube_api
 
-from .api_double import ApiDouble
-from .test_node_label import write_kubeconfig
-
-NODE = "/api/v1/nodes/node-1"
+from .node_api import NODE, NodeApi
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +37,8 @@ def authority(tmp_path_factory):
 def server(authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority / "server.crt", authority / "server.key")
-    double = ApiDouble(token="secret", tls=context)
-    yield double
-    double.stop()
+    with NodeApi(token="secret", tls=context) as double:
+        yield double
 
 
 def reached(tmp_path, cluster, user):
@@ -87,8 +84,7 @@ def test_client_certificate_is_sent(tmp_path, authority):
     context.load_cert_chain(authority / "server.crt", authority / "server.key")
     context.load_verify_locations(authority / "stranger.crt")
     context.verify_mode = ssl.CERT_REQUIRED
-    double = ApiDouble(tls=context)
-    try:
+    with NodeApi(tls=context) as double:
         cluster = {"server": double.url, "certificate-authority": str(authority / "server.crt")}
         files = {"client-certificate": authority / "stranger.crt", "client-key": authority / "stranger.key"}
         assert reached(tmp_path, cluster, {key: str(path) for key, path in files.items()}) == "node-1"
@@ -96,8 +92,6 @@ def test_client_certificate_is_sent(tmp_path, authority):
         assert reached(tmp_path, cluster, data) == "node-1"
         with pytest.raises(kube_api.ApiError):
             reached(tmp_path, cluster, {"token": "secret"})
-    finally:
-        double.stop()
 
 
 def test_service_account_of_a_pod(tmp_path, authority, server, monkeypatch):

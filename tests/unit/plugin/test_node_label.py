@@ -10,13 +10,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from doubles.kube_api import refusing, write_kubeconfig
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon, Extras
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.reconcile.node_label import NodeLabel
 
-from .api_double import ApiDouble
 from .conftest import FakeGpus
+from .node_api import NodeApi
 from .samples import node_yaml, until
 
 RESOURCE = "nvidia.com/gpu"
@@ -24,28 +25,13 @@ RESOURCE = "nvidia.com/gpu"
 
 @pytest.fixture
 def api():
-    double = ApiDouble()
-    yield double
-    double.stop()
+    with NodeApi() as double:
+        yield double
 
 
 @pytest.fixture
 def kubeconfig(tmp_path, api):
-    return write_kubeconfig(tmp_path / "kubeconfig", {"server": api.url})
-
-
-def write_kubeconfig(path, cluster, user=None):
-    path.write_text(
-        json.dumps(
-            {
-                "current-context": "here",
-                "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-                "clusters": [{"name": "c", "cluster": cluster}],
-                "users": [{"name": "u", "user": user or {"token": "t"}}],
-            }
-        )
-    )
-    return path
+    return write_kubeconfig(tmp_path / "kubeconfig", api.url)
 
 
 @pytest.fixture
@@ -137,10 +123,10 @@ def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
     assert metric(node, capsys, "vgpu_plugin_config_refused") == "0"
     api.label(name)
     until(lambda: api.condition().get("reason") == "Refused", "the condition")
-    until(lambda: api.events[-1]["reason"] == "VgpuConfigurationRefused", "the event")
+    until(lambda: api.of("events")[-1]["reason"] == "VgpuConfigurationRefused", "the event")
     assert words in api.condition()["message"]
-    assert words in api.events[-1]["message"]
-    assert (api.events[-1]["type"], api.events[-1]["involvedObject"]["name"]) == ("Warning", "node-1")
+    assert words in api.of("events")[-1]["message"]
+    assert (api.of("events")[-1]["type"], api.of("events")[-1]["involvedObject"]["name"]) == ("Warning", "node-1")
     assert words in "\n".join(status(node, capsys)["warnings"])
     assert metric(node, capsys, "vgpu_plugin_config_refused") == "1"
     assert words in caplog.text
@@ -205,12 +191,12 @@ def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, a
     api.label("big")
     until(lambda: capacity(kubelet) == 4, "the named one")
     end(one, thread)
-    api.refuse[("GET", "/api")] = (503, "etcd is away")
+    api.fault = refusing("GET", "/api", 503, "etcd is away")
     start()
     until(lambda: capacity(kubelet) == 4, "the named one, remembered")
     told = until(lambda: [one for one in status(node, capsys)["warnings"] if "is not followed" in one], "the warning")
     assert "etcd is away" in told[0]
-    api.refuse.clear()
+    api.fault = None
     api.label(None)
     until(lambda: capacity(kubelet) == 8, "followed again")
     until(lambda: not status(node, capsys)["warnings"], "the warning goes")
@@ -268,12 +254,12 @@ def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
 
 
 def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, start, capsys):
-    api.refuse[("PATCH", "/api")] = (403, 'nodes "node-1" is forbidden')
+    api.fault = refusing("PATCH", "/api", 403, 'nodes "node-1" is forbidden')
     start()
     api.label("big")
     until(lambda: capacity(kubelet) == 4, "the named one")
     until(lambda: [one for one in status(node, capsys)["warnings"] if "is forbidden" in one], "the warning")
-    api.refuse.clear()
+    api.fault = None
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
 
 
@@ -383,7 +369,7 @@ def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kube
     before = settled(api)
     node.configure(splitCount=4, sliceSizing="requested")
     program, thread = start()
-    until(lambda: "vgpu.fleet/gpus" in api.node["metadata"]["annotations"], "the annotation")
+    until(lambda: "vgpu.fleet/gpus" in api.annotations, "the annotation")
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
     end(program, thread)
     assert settled(api) != before, "the look sees what the program brings"
@@ -406,7 +392,7 @@ ANSWERS = [
 @pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
 def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubeconfig, refused, words):
     api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
-    api.refuse[(refused[0], "/api/v1/nodes")] = refused[1]
+    api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])
     node.paths.config_name.write_text("big\n")
     if not words:
         purge(node, kubeconfig=str(kubeconfig), node_name="node-1")

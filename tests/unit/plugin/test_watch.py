@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.proc import CONTAINER, Proc
 from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.admin import metrics
 from vgpu_plugin.node.gpus import GpuError
@@ -22,7 +23,6 @@ from vgpu_plugin.watch.processes import Process, Processes
 from vgpu_plugin.watch.rule import MEMORY, MIB, NO_SLOT, Account, judge, tolerance
 
 from .conftest import Node
-from .proc_folder import CONTAINER, Proc
 from .samples import until
 
 

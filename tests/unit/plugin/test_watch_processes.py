@@ -5,15 +5,14 @@ folder.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
 import pytest
+from doubles.nvml import Pynvml
+from doubles.proc import CONTAINER, HOST_MNT, HOST_PID, Proc
 from vgpu_plugin.node.gpus import GpuError, Nvml
 from vgpu_plugin.watch.processes import Process, Processes
-
-from .proc_folder import CONTAINER, HOST_MNT, HOST_PID, Proc
 
 POD_UID = "11111111-2222-3333-4444-555555555555"
 DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
@@ -133,34 +132,6 @@ def test_the_root_group_is_none_from_below_either(tmp_path):
     assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
 
 
-class FakeNvml:
-    """Lists of compute and of graphics; an exception in the place of a list is raised."""
-
-    NVMLError = pynvml.NVMLError
-    NVML_ERROR_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
-    NVML_ERROR_FUNCTION_NOT_FOUND = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
-
-    def __init__(self, compute, graphics):
-        self._lists = {"compute": compute, "graphics": graphics}
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):
-        assert uuid == "GPU-1"
-        return "handle"
-
-    def _answer(self, kind, handle):
-        assert handle == "handle"
-        listed = self._lists[kind]
-        if isinstance(listed, Exception):
-            raise listed
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in listed]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle):
-        return self._answer("compute", handle)
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle):
-        return self._answer("graphics", handle)
-
-
 UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
 LISTED = [
@@ -181,7 +152,7 @@ LISTED = [
 @pytest.mark.parametrize(("about", "compute", "graphics", "wanted"), LISTED, ids=[one[0] for one in LISTED])
 def test_processes_of_graphics_are_looked_at_too(about, compute, graphics, wanted):
     source = Nvml.__new__(Nvml)
-    source._nvml = FakeNvml(compute, graphics)
+    source._nvml = Pynvml(compute, graphics)
     if wanted is None:
         with pytest.raises(GpuError, match="NVML does not list the processes"):
             source.processes("GPU-1")

@@ -15,10 +15,10 @@ import sys
 import aiohttp
 import pytest
 import yaml
+from doubles.kube_api import KubeApi, write_kubeconfig
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_scheduler import api, settings
 
-from .api_double import ApiDouble
 from .conftest import ROOT, SITE
 from .samples import node
 
@@ -29,17 +29,6 @@ def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-def kubeconfig(path, url, **user):
-    document = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 async def eventually(ask, seconds=60.0):
@@ -54,15 +43,13 @@ async def eventually(ask, seconds=60.0):
 
 def test_the_program_serves_both_and_ends_at_sigterm(tmp_path):
     async def go():
-        async with ApiDouble() as double, aiohttp.ClientSession() as session:
-            await double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
+        async with KubeApi() as double, aiohttp.ClientSession() as session:
+            double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
             gpus = pod_annotations.write_gpus(node("n0", 2))
-            await double.put(
-                "/api/v1/nodes/n0", {"metadata": {"name": "n0", "annotations": {pod_annotations.GPUS: gpus}}}
-            )
+            double.put("/api/v1/nodes/n0", {"metadata": {"name": "n0", "annotations": {pod_annotations.GPUS: gpus}}})
             inner, outer = free_port(), free_port()
             (tmp_path / "config.yaml").write_text("plain: default\ndefaultMemoryMiB: 700\n")
-            command = ["--kubeconfig", str(kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]
+            command = ["--kubeconfig", str(write_kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]
             command += ["--config", str(tmp_path / "config.yaml"), "--names=127.0.0.1"]
             command += [f"--extender=127.0.0.1:{inner}", f"--webhook=127.0.0.1:{outer}"]
             program = await asyncio.create_subprocess_exec(

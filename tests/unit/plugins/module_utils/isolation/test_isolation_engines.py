@@ -23,7 +23,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
     runner as isolation_runner,
 )
-from engine_clients import BEFORE, DEAD, FORMER, OURS, calls, clients, record
+from doubles.engines import BEFORE, DEAD, FORMER, OURS, calls, clients, record
 
 UUID = "GPU-1"
 NO_NVIDIA = {"info": "print('{\"runc\":{}}')"}

@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import leftovers
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import runner as isolation_runner
-from engine_clients import BEFORE, DEAD, FORMER, OURS, calls, clients, record
+from doubles.engines import BEFORE, DEAD, FORMER, OURS, calls, clients, record
 
 
 @pytest.fixture

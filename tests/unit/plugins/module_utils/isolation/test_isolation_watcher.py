@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import pytest
-import slice_proc
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import watcher
+from doubles.proc import of_slice
 
 
 @pytest.fixture
 def proc(tmp_path):
-    return slice_proc.lay_out(tmp_path)
+    return of_slice(tmp_path)
 
 
 class Asked:

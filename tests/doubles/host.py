@@ -1,28 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder laid out as a host whose kernel and systemd follow the commands that it is given."""
+"""Hosts in a folder: their files, and what their programs answer."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Setup, Wish
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 
-BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
-RECORD = "/var/lib/vgpu/baseline/setup.json"
-WISH = Wish(
-    files={BLACKLIST: "blacklist nouveau\n"},
-    initramfs=["update-initramfs", "-u", "-k", "all"],
-    modules=["nvidia", "nvidia_uvm"],
-    services=["nvidia-persistenced.service"],
-    record=RECORD,
-)
 IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia 2 1 nvidia_uvm, Live 0x0\n"
 BUSY = "nvidia_uvm 4 0 - Live 0x0\nnvidia 2 3 nvidia_uvm, Live 0x0\n"
 VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue\n"
 BOOT = time.time() - time.monotonic()
-GRIDD, CONF, TOKEN = "nvidia-gridd.service", "/etc/nvidia/gridd.conf", "/etc/nvidia/token.tok"
+
+
+def write(root: Path, path: str, text: str = "") -> Path:
+    place = root / path.lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(text)
+    return place
+
+
+def host(root: Path, files: dict[str, str] | None = None, answers: dict[str, Answer] | None = None) -> Host:
+    """A host of files (text by path) and programs (answer by command line, or by the program's name)."""
+    for path, text in (files or {}).items():
+        write(root, path, text)
+    given = answers or {}
+
+    def run(argv) -> Answer:
+        return given.get(" ".join(argv)) or given.get(argv[0].rsplit("/", 1)[-1]) or Answer(127, "", "no such program")
+
+    return Host(str(root), run=run)
 
 
 class Killed(BaseException):
@@ -46,8 +54,7 @@ class Machine:
                 self.write(f"sys/bus/pci/devices/0000:01:00.0/{name}", text)
 
     def write(self, path: str, text: str) -> None:
-        (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-        (self.root / path).write_text(text)
+        write(self.root, path, text)
 
     def load(self, version: str, modules: str) -> None:
         self.write("proc/driver/nvidia/version", VERSION.format(version))
@@ -105,11 +112,3 @@ class Machine:
 
     def files(self) -> dict[str, str]:
         return {str(one): one.read_text() for one in self.root.rglob("*") if one.is_file() and "proc" not in one.parts}
-
-    def setup(self, state: str = "present", check: bool = False, wish: Wish = WISH) -> Setup:
-        run = Setup(wish, Host(str(self.root), run=self.run), check)
-        getattr(run, state)()
-        return run
-
-
-PERSISTENCED, FABRIC = "nvidia-persistenced.service", "nvidia-fabricmanager.service"

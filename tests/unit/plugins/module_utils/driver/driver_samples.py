@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts as they describe themselves: os-release, kernel names and PCI ids as such hosts report them."""
+"""Hosts as they describe themselves (os-release, kernel names, PCI ids), and a setup of the driver on one."""
 
 from __future__ import annotations
 
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Setup, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
+from doubles.host import Machine
 
 # id, id_like, version_id, name, kernel as each release reports them
 HOSTS = {
@@ -43,3 +46,23 @@ def state(host, gpus=(T4,), driver=None, arch="x86_64", nvswitches=0):
 
 def chosen(host, gpus=(T4,), driver=None, arch="x86_64", nvswitches=0, **wanted):
     return driver_choice.choose(state(host, gpus, driver, arch, nvswitches), wanted)
+
+
+BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
+RECORD = "/var/lib/vgpu/baseline/setup.json"
+WISH = Wish(
+    files={BLACKLIST: "blacklist nouveau\n"},
+    initramfs=["update-initramfs", "-u", "-k", "all"],
+    modules=["nvidia", "nvidia_uvm"],
+    services=["nvidia-persistenced.service"],
+    record=RECORD,
+)
+PERSISTENCED, FABRIC = "nvidia-persistenced.service", "nvidia-fabricmanager.service"
+GRIDD, CONF, TOKEN = "nvidia-gridd.service", "/etc/nvidia/gridd.conf", "/etc/nvidia/token.tok"
+
+
+class DriverHost(Machine):
+    def setup(self, state: str = "present", check: bool = False, wish: Wish = WISH) -> Setup:
+        run = Setup(wish, Host(str(self.root), run=self.run), check)
+        getattr(run, state)()
+        return run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A /proc laid out in a folder, for what the watcher reads of it."""
+"""A /proc laid out in a folder."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class Proc:
             f"30 22 {one} {root} /run/vgpu/x rw - tmpfs tmpfs rw\n" for one, root in _pairs(mounts)
         )
         (folder / "mountinfo").write_text(rows)
+        (folder / "comm").write_text(f"{name}\n")
         (folder / "cgroup").write_text(groups or f"12:pids:/\n0::{group}\n")
         (folder / "stat").write_text(f"{number} (a ) b) {state} " + " ".join(["0"] * 18) + " 5 0 0\n")
         (folder / "status").write_text(
@@ -46,6 +47,14 @@ class Proc:
 
     def end(self, number: int) -> None:
         subprocess.run(["rm", "-r", str(self.root / str(number))], check=True)
+
+
+def of_slice(root: Path) -> str:
+    """Processes 10 and 11 in a slice, 20 on the host, 30 gone."""
+    proc = Proc(root)
+    for pid in (10, 11, 20):
+        proc.add(pid, mnt=HOST_MNT if pid == 20 else "mnt:[9]", name=f"way-{pid}")
+    return str(root)
 
 
 def _pairs(text: str) -> list[list[str]]:
