@@ -17,9 +17,9 @@ from vgpu_plugin.node import gpus
 from vgpu_plugin.node.gpus import Nvml
 from vgpu_plugin.watch import watcher as watch
 
+from .inject.test_inject_handover import specs
+from .inject.test_inject_handover import static_slices as made
 from .samples import until
-from .test_handover import specs
-from .test_handover import static_slices as made
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ def test_scaling_of_the_environment_is_exact(tmp_path):
     """A binary float gives 28 for 100 * 0.29."""
     from vgpu_plugin.offer.settings import make_slices
 
-    from .samples import gpus
+    from ..samples import gpus
 
     path = tmp_path / "node.yaml"
     path.write_text('{"version": "v1", "sharing": {"vcuda": {"splitCount": 1}}}')

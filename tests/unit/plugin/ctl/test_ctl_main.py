@@ -20,8 +20,8 @@ from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.ctl import text as ctl_text
 from vgpu_plugin.daemon import Daemon
 
-from .conftest import FakeGpus
-from .samples import until
+from ..conftest import FakeGpus
+from ..samples import until
 
 COMMANDS = ["status", "slices", "explain", "top", "watch", "metrics", "lease", "release x", "exec -- true"]
 

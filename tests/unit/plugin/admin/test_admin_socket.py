@@ -21,7 +21,7 @@ from vgpu_plugin.admin import admin_socket
 from vgpu_plugin.admin import answers as admin_answers
 from vgpu_plugin.admin.admin_socket import Client, Fault, Server
 
-from .samples import until
+from ..samples import until
 
 
 class Service:

@@ -15,8 +15,8 @@ from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.kubelet.registrations import Registrations
 from vgpu_plugin.offer import settings as node_settings
 
-from .conftest import FakeGpus
-from .samples import node_yaml, until
+from ..conftest import FakeGpus
+from ..samples import node_yaml, until
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -17,7 +17,7 @@ from vgpu_plugin.allocation import records
 from vgpu_plugin.errors import BadRequest, NotNow, Refused
 from vgpu_plugin.kubelet.service import to_message
 
-from .samples import gpus, node_yaml
+from ..samples import gpus, node_yaml
 
 MIB = 1 << 20
 

@@ -22,8 +22,8 @@ from vgpu_plugin.node.notify import notify
 from vgpu_plugin.offer.health import APPLICATION_XIDS, HealthWatch
 from vgpu_plugin.offer.pool import Pool
 
-from .conftest import FakeGpus
-from .samples import gpus, until
+from ..conftest import FakeGpus
+from ..samples import gpus, until
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -14,7 +14,7 @@ from vgpu_plugin.allocation.records import KUBELET, LEASE, Record, RecordStore
 from vgpu_plugin.inject.driver_files import DriverFiles
 from vgpu_plugin.offer.settings import make_slices
 
-from .samples import gpus
+from ..samples import gpus
 
 OVERSOLD = {"memoryScaling": "2.0"}
 

@@ -10,7 +10,7 @@ import pytest
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.offer.settings import load, make_slices
 
-from .samples import gpus
+from ..samples import gpus
 
 VCUDA = {"vcuda": {"splitCount": 2}}
 

@@ -16,9 +16,9 @@ from vgpu_plugin.daemon import Daemon, Extras
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.reconcile.node_label import NodeLabel
 
-from .conftest import FakeGpus
-from .node_api import NodeApi
-from .samples import node_yaml, until
+from ..conftest import FakeGpus
+from ..node_api import NodeApi
+from ..samples import node_yaml, until
 
 RESOURCE = "nvidia.com/gpu"
 

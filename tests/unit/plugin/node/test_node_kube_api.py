@@ -13,7 +13,7 @@ from doubles.kube_api import write_kubeconfig
 from vgpu_plugin.errors import Fatal
 from vgpu_plugin.node import kube_api
 
-from .node_api import NODE, NodeApi
+from ..node_api import NODE, NodeApi
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
 
-from .conftest import FakeGpus
-from .samples import node_yaml, until
+from ..conftest import FakeGpus
+from ..samples import node_yaml, until
 
 RESOURCE = "nvidia.com/gpu"
 

@@ -17,8 +17,8 @@ from vgpu_plugin.errors import BadRequest
 from vgpu_plugin.node.gpus import Nvml
 from vgpu_plugin.node.topology import nearest, scores
 
-from .conftest import FakeGpus
-from .samples import gpus, until
+from ..conftest import FakeGpus
+from ..samples import gpus, until
 
 ORDER = list("ABCDEFGH")
 

@@ -19,7 +19,7 @@ from vgpu_plugin.inject import cdi, driver_files, handover
 from vgpu_plugin.inject.driver_files import DriverFiles
 from vgpu_plugin.kubelet.service import to_message
 
-from .samples import node_yaml
+from ..samples import node_yaml
 
 AS_MOUNTS = "/var/run/nvidia-container-devices"
 

@@ -12,8 +12,8 @@ from vgpu_plugin.node.gpus import GpuError
 from vgpu_plugin.offer.health import HealthWatch, rules
 from vgpu_plugin.offer.pool import Pool
 
-from .conftest import FakeGpus
-from .samples import gpus, until
+from ..conftest import FakeGpus
+from ..samples import gpus, until
 
 RESOURCE = "nvidia.com/gpu"
 

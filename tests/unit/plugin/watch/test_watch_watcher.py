@@ -22,8 +22,8 @@ from vgpu_plugin.watch.end import GRACE_S, Ender
 from vgpu_plugin.watch.processes import Process, Processes
 from vgpu_plugin.watch.rule import MEMORY, MIB, NO_SLOT, Account, judge, tolerance
 
-from .conftest import Node
-from .samples import until
+from ..conftest import Node
+from ..samples import until
 
 
 def process(pid: int = 10, space: int = 77) -> Process:
@@ -67,7 +67,7 @@ def test_who_is_furthest_beyond_is_named_first():
 
 def test_tolerance_is_twice_the_step_of_the_library():
     """The twin of STEP_LEAST and STEP_PART in residue.c."""
-    source = (Path(__file__).resolve().parents[3] / "native/vcuda/src/residue.c").read_text()
+    source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/residue.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
     assert "#define STEP_PART 32" in source
     assert (tolerance(0, True), tolerance(3200 * MIB, True)) == (64 * MIB, 200 * MIB)

@@ -11,7 +11,7 @@ from vgpu_plugin._proto import deviceplugin_pb2 as api
 from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
 from vgpu_plugin.kubelet import service
 
-from .samples import until
+from ..samples import until
 
 MANY = 60
 
