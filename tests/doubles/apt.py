@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""apt in memory, whose lists follow its source files, and what is asked of a set of packages on it."""
+"""apt in memory, whose lists follow its source files, and runs of a set of packages on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import
 
 DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
 
-# What each package brings along, by the text in a source file that makes it known.
+# The packages that each one installs with it, by the text in a source file that makes it known.
 WORLD: dict[str, dict[str, list[str]]] = {
     "Components: main": {"docker.io": ["runc", "containerd"], "runc": [], "containerd": []},
     "non-free": {"nvidia-smi": ["libnvidia-ml1"], "libnvidia-ml1": []},
@@ -107,8 +107,8 @@ class Apt:
                 if self.deletes is not None:
                     self.deletes.unlink()
             return "".join(f"Purg {name} [1.0-1]\n" for name in going)
-        wanted = [more for name in names for more in [name, *self.known()[name]]]
-        coming = [name for name in dict.fromkeys(wanted) if name not in self.here]
+        listed = [more for name in names for more in [name, *self.known()[name]]]
+        coming = [name for name in dict.fromkeys(listed) if name not in self.here]
         if not simulate:
             self.here.update(dict.fromkeys(coming, "1.0-1"))
             self.rests |= {name for name in self.would_remove if self.here.pop(name, None)}

@@ -27,7 +27,7 @@ FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of th
 
 
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
-    """Makes clients: what a command does is Python text. All answers are good ones, unless told."""
+    """Makes clients; a command's work is Python text. An answer that a test does not give is a good one."""
     monkeypatch.setattr(leftovers, "ROOTS", str(tmp_path / "isolation-"))
     monkeypatch.setattr(leftovers, "RECORDS", str(tmp_path / "state" / "check-"))
     monkeypatch.setattr(leftovers, "IN_USE", {one: str(tmp_path / f"{one}*in-use") for one in ("docker", "podman")})

@@ -63,7 +63,7 @@ class Cluster:
         self.writes: list[tuple[str, str]] = []  # those that were carried out and may have changed something
         self.fault: Callable[[str, str], Any] | None = None
         self.controllers: list[Callable[[str, str], None]] = []  # called with (method, path) after each write
-        self.page = 0  # the most items of a list's page; 0: as many as are asked for
+        self.page = 0  # the most items of a list's page; 0: as many as the request allows
         self.silent = False  # watches get no events
         self.compacted = 0
         self.watches = 0
@@ -118,7 +118,7 @@ class Cluster:
         self.closed.set()
         self.end_watches()
 
-    # ---- what a test asks of it
+    # ---- what a test reads of it
 
     def count(self, method: str, part: str) -> int:
         return sum(one == method and part in path for one, path in self.calls)
@@ -365,12 +365,12 @@ def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:
 
 def refusing(method: str, start: str, code: int, message: str) -> Callable[[str, str], Any]:
     """A fault: requests of a method whose path starts so are answered with a Status."""
-    return lambda asked, path: (code, message) if asked == method and path.startswith(start) else None
+    return lambda given, path: (code, message) if given == method and path.startswith(start) else None
 
 
 def is_in(path: str, collection: str) -> bool:
-    one, asked = place_of(path), place_of(collection)
-    return one[::2][:2] == asked[::2][:2] and asked.namespace in ("", one.namespace)
+    one, whole = place_of(path), place_of(collection)
+    return one[::2][:2] == whole[::2][:2] and whole.namespace in ("", one.namespace)
 
 
 def selects(one: Object, query: dict[str, str]) -> bool:
@@ -424,7 +424,7 @@ def _content(one: Object) -> Object:
 
 
 def _identity(path: str, one: Object) -> tuple[str, str]:
-    """(kind, name) as an owner reference says them."""
+    """(kind, name) as in an owner reference."""
     return one.get("kind") or place_of(path).resource, one["metadata"].get("name", place_of(path).name)
 
 

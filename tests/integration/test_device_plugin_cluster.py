@@ -56,7 +56,7 @@ def api(tmp_path):
 
 
 @pytest.mark.parametrize("came", [["a1", "a2", "b1"], ["a2", "b1"]])
-def test_all_that_came_are_told_the_cluster_and_no_other(place, api, came):
+def test_the_cluster_gets_every_host_that_came_and_no_other(place, api, came):
     file, objects = api
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     for host in HOSTS:
@@ -111,7 +111,7 @@ NAMES = [
 @pytest.mark.parametrize(("variables", "name"), NAMES, ids=["alone", "after the preflight", "by the variable"])
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
 def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name):
-    """Facts that are kept are those of the host that was renamed, or put up anew, since."""
+    """Cached facts describe the host before it was renamed or reinstalled."""
     file, objects = api
     ours = {"vgpu.fleet/device-plugin": "daemonset"}
     for one in (name, "kept"):

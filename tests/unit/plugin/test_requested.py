@@ -140,7 +140,7 @@ def test_two_pods_at_one_moment_never_get_each_others_sizes(node, kubelet, api, 
     assert wrong == []
 
 
-def test_other_gpu_than_planned_is_told_and_wins(node, kubelet, api, start):
+def test_other_gpu_than_planned_is_reported_and_wins(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     other = Part("side", pod_annotations.APP, (Device(first, 100, 1),))
@@ -171,12 +171,8 @@ def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(nod
     plan(api, "two", (second, 5000, 0))
     with pytest.raises(PodError, match=r"5000 MiB are asked for, 15000 of 15360 are held by others"):
         run(kubelet, "two", ids=[f"{first}::2"])
-    assert [(one["reason"], one["involvedObject"]["name"]) for one in api.of("events") if "Vgpu" in one["reason"]][
-        -1
-    ] == (
-        "VgpuNoRoom",
-        "two",
-    )
+    events = [one for one in api.of("events") if one["involvedObject"]["kind"] == "Pod"]
+    assert {(one["reason"], one["involvedObject"]["name"]) for one in events} == {("VgpuNoRoom", "two")}
     forgotten(kubelet, "one")
     kubelet.restart_container("two")  # room was made
 
@@ -189,7 +185,7 @@ def somebody_else_takes(lock) -> bool:
     return taken
 
 
-def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypatch):
+def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monkeypatch):
     made, free = [], {}
     configure = Allocator.configure
 
@@ -202,11 +198,11 @@ def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypa
     for name in ("write_given", "tell"):
         real = getattr(PodSizes, name)
 
-        def told(self, *words, name=name, real=real):
+        def report(self, *words, name=name, real=real):
             free[name] = somebody_else_takes(made[-1].lock)
             return real(self, *words)
 
-        monkeypatch.setattr(PodSizes, name, told)
+        monkeypatch.setattr(PodSizes, name, report)
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 15000, 0))
     run(kubelet, "one", ids=[f"{second}::1"])
@@ -216,14 +212,14 @@ def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypa
     assert free == {"write_given": True, "tell": True}
 
 
-def test_room_is_kept_while_the_api_server_is_told(node, kubelet, api, start, monkeypatch):
-    """Another pod asks for it meanwhile and does not get it; a pod that could not be told of leaves it."""
+def test_room_is_kept_during_the_report_to_the_api_server(node, kubelet, api, start, monkeypatch):
+    """Another pod asks for it meanwhile and does not get it; a pod whose report failed releases it."""
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     refused = []
     real = PodSizes.write_given
 
-    def told(self, owner, devices):
+    def report(self, owner, devices):
         if owner.name == "default/one" and not refused:
             plan(api, "two", (second, 10000, 0))
             with pytest.raises(PodError) as fault:
@@ -232,7 +228,7 @@ def test_room_is_kept_while_the_api_server_is_told(node, kubelet, api, start, mo
             raise NotNow("etcd is away")
         real(self, owner, devices)
 
-    monkeypatch.setattr(PodSizes, "write_given", told)
+    monkeypatch.setattr(PodSizes, "write_given", report)
     plan(api, "one", (first, 10000, 0))
     with pytest.raises(PodError, match="etcd is away"):
         run(kubelet, "one", ids=[f"{second}::1"])

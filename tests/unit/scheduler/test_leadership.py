@@ -339,7 +339,7 @@ def test_only_the_holder_binds_and_only_once_it_has_listed():
 
 
 def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkeypatch):
-    """A kube-scheduler that goes on beside the other replica: it tries each pod until it is bound."""
+    """A kube-scheduler that continues next to the other replica: it tries each pod until it is bound."""
     monkeypatch.setattr(leadership_module, "RETRY", 0.2)
 
     async def go():

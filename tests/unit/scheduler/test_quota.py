@@ -157,7 +157,7 @@ def test_what_was_admitted_counts_until_it_is_seen_or_overdue():
 
 
 def test_the_sums_of_namespaces_are_those_of_their_pods():
-    """Held, moved, released, nodes that come and go: the sums are kept, and here added up anew."""
+    """Held, moved, released, nodes that come and go: the sums are kept, and the test adds them up again."""
     import random
 
     chance = random.Random(7)

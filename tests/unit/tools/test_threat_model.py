@@ -69,7 +69,7 @@ TRIED = {
         WATCHER + "watch/test_watch_watcher.py::test_tolerance_is_twice_the_step_of_the_library"
     ],
     "work round the library for less": [
-        WATCHER + "watch/test_watch_watcher.py::test_named_in_the_second_look_and_told_once"
+        WATCHER + "watch/test_watch_watcher.py::test_second_poll_names_the_process_and_reports_it_once"
     ],
     "Vulkan, OpenGL": [
         WATCHER + "test_daemon.py::test_pod_gets_limited_slice",

@@ -181,7 +181,7 @@ def test_several_at_once_and_no_more_than_that(server, service, path):
 def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
     service.gate.clear()
     for _number in range(admin_socket.MOST_CALLS):
-        threading.Thread(target=silent_ask, args=(path,), daemon=True).start()
+        threading.Thread(target=request_without_answer, args=(path,), daemon=True).start()
     until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
     ending = threading.Thread(target=server.stop, daemon=True)
     ending.start()
@@ -189,7 +189,7 @@ def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
     assert not ending.is_alive() and not path.exists()
 
 
-def silent_ask(path: Path) -> None:
+def request_without_answer(path: Path) -> None:
     with contextlib.suppress(Fault):
         ask(path)
 
@@ -238,7 +238,7 @@ def test_who_asks_while_something_is_scarce_is_answered_later(path, service, mon
         server = Server(path, service)
         try:
             for _number in range(2 * admin_socket.MOST_CALLS + 1):
-                silent_ask(path)
+                request_without_answer(path)
             assert len(refused) == 2 * admin_socket.MOST_CALLS
         finally:
             server.stop()

@@ -356,7 +356,7 @@ def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):
     assert "could not be put aside" in node.parts()[1].records.warnings[0]
 
 
-def test_numa_of_the_gpu_is_told(node):
+def test_response_names_the_numa_node_of_the_gpu(node):
     from vgpu_plugin.kubelet.service import to_device
 
     node.gpus = gpus("T4", "T4", numa=(1, -1))

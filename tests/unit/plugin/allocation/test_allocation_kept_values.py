@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an Allocate does not work out anew: it must be as if it did, whatever changes in between."""
+"""Values that Allocate keeps: they must equal those that it would compute again, whatever changes in between."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_slices_in_use_are_not_leased(node):
     assert len(healthy(parts[0])) == 2  # nothing stays withheld
 
 
-def test_sick_gpu_is_not_leased(node):
+def test_unhealthy_gpu_is_not_leased(node):
     parts = node.parts(splitCount=2)
     parts[0].mark_sick(node.gpus[0].uuid, "Xid 79")
     assert leases_of(node, parts).lease().slice_ids[0].startswith(node.gpus[1].uuid)
@@ -247,7 +247,7 @@ def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node)
     assert len(asked) == 4
 
 
-def test_one_look_with_the_allocation_starts_the_grace_anew(node):
+def test_one_poll_with_the_allocation_restarts_the_grace(node):
     parts = node.parts()
     time = Time()
     collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)

@@ -68,7 +68,7 @@ def test_where_nobody_answers_each_command_says_so(node, capsys, own_signals):
         assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
 
 
-def test_who_may_not_ask_is_told_who_may(vgpuctl, node, tmp_path):
+def test_refused_caller_learns_who_may_call(vgpuctl, node, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("root alone can become nobody")
     closed = tmp_path / "closed"
@@ -199,7 +199,7 @@ def live_top(monkeypatch, answers: list, *options: str) -> tuple[int, list[str]]
 GONE = Fault("UNAVAILABLE", "it does not answer")
 
 
-def test_live_table_goes_on_over_a_plugin_that_starts_anew(monkeypatch):
+def test_live_table_outlives_a_restart_of_the_plugin(monkeypatch):
     status, screens = live_top(monkeypatch, [[row("train")], GONE, GONE, [row("train")], []])
     assert (status, len(screens)) == (0, 5)
     assert screens[1] == screens[2] == "vgpuctl: it does not answer\n"
@@ -246,7 +246,7 @@ TOLD = [(signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGTERM, signal.SIGHUP)]
 
 
 @pytest.mark.parametrize("numbers", TOLD, ids=["TERM", "HUP", "both at once"])
-def test_exec_that_is_told_to_end_gives_its_slice_back(vgpuctl, node, daemon, numbers):
+def test_exec_returns_its_slice_at_sigterm(vgpuctl, node, daemon, numbers):
     pid = Path(node.paths.state_dir / "pid")
     with subprocess.Popen(in_slice(vgpuctl, node, "exec sleep 1000"), stderr=subprocess.PIPE) as one:
         until(pid.exists, "the program in the slice")
@@ -270,7 +270,7 @@ def test_exec_that_is_told_to_end_gives_its_slice_back(vgpuctl, node, daemon, nu
 def test_signal_in_the_moment_before_the_release_keeps_no_slice(
     vgpuctl, node, daemon, number, monkeypatch, own_signals, capsys
 ):
-    """The program has ended by itself, or by a signal before; its exit status is what counts."""
+    """The program has ended, or a signal ended it, before; its exit status is what counts."""
     call, told = ctl.Client.call, []
 
     def late(plugin, method, request):

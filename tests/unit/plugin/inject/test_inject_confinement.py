@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The label of SELinux on what a container is given: which files get it, and what is told where the kernel refuses."""
+"""The SELinux label on a container's files: which files get it, and the report where the kernel refuses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_label_is_of_all_containers():
     assert calls == [(7, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
 
 
-def test_a_refusal_is_told_once_and_stops_nothing(caplog):
+def test_a_refusal_is_reported_once_and_stops_nothing(caplog):
     def refuse(descriptor: int, name: str, value: bytes) -> None:
         raise OSError(22, "Invalid argument")
 

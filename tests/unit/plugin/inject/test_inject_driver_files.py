@@ -70,7 +70,7 @@ def host(tmp_path):
     return root
 
 
-def test_driver_of_the_host_is_told_by_the_hosts_paths(host, monkeypatch):
+def test_driver_files_have_the_paths_of_the_host(host, monkeypatch):
     # What the container itself has, or is told to load, is not the host's.
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/compat")
     found = driver_files.find(Path("/"), Path("/nowhere"), host_root=host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container is told its GPU: every strategy, what auto means on a host, the CDI files, the driver's files."""
+"""How a container gets its GPU: every strategy, auto on a host, the CDI files, the driver's files."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_second_look_writes_nothing(node):
         ("unfinished.tmp", "kind: nvidia.com/gpu\n", True),
     ],
 )
-def test_kind_of_nvidia_is_left_to_whoever_has_it(node, name, text, ours):
+def test_cdi_kind_of_nvidia_stays_with_its_owner(node, name, text, ours):
     outside, _pool, _allocator, _files = static_slices(node)
     outside.refresh()
     node.paths.cdi_dirs_of_others[0].mkdir()

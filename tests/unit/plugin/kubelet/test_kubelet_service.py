@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ListAndWatch by many at once: each hears of each change, calls are answered beside, and what is too much is said."""
+"""Many ListAndWatch streams at once: each gets each change, calls are answered meanwhile, too many are refused."""
 
 from __future__ import annotations
 
@@ -71,6 +71,6 @@ def test_one_too_many_is_refused_with_a_sentence_and_none_of_the_others_ends(ser
 
 
 def test_so_many_that_no_node_has_them():
-    """A stream holds a thread, which is there only while it is; calls have theirs beside."""
+    """A stream holds a thread as long as it lasts; calls have threads of their own."""
     assert service.MAX_STREAMS >= 256
     assert service.WORKERS > service.MAX_STREAMS

@@ -131,7 +131,7 @@ def test_ways_as_the_driver_tells_them():
     assert {uuid: dict(row) for uuid, row in found.items()} == {"a": {"b": 140}, "b": {"a": 140}}
 
 
-def test_kubelet_is_told_near_gpus(node, kubelet, running):
+def test_kubelet_gets_near_gpus(node, kubelet, running):
     cards = gpus("T4", "T4", "T4", "T4")
     far, near = cards[0].uuid, [cards[1].uuid, cards[3].uuid]
     cards = [

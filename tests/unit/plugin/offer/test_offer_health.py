@@ -60,7 +60,7 @@ def watch():
     return out
 
 
-def sick(watch) -> list[bool]:
+def unhealthy(watch) -> list[bool]:
     return [bool(watch.pool.sickness(uuid)) for uuid in watch.uuids]
 
 
@@ -69,14 +69,14 @@ def test_well_again_after_a_clean_period(watch):
     watch.saw(first, 79)
     watch.time.now += 59
     watch.recover()
-    assert sick(watch) == [True, False]
-    watch.saw(first, 79)  # the period begins anew
+    assert unhealthy(watch) == [True, False]
+    watch.saw(first, 79)  # the period begins again
     watch.time.now += 59
     watch.recover()
-    assert sick(watch) == [True, False]
+    assert unhealthy(watch) == [True, False]
     watch.time.now += 1
     watch.recover()
-    assert sick(watch) == [False, False]
+    assert unhealthy(watch) == [False, False]
 
 
 def test_not_well_while_the_driver_says_no(watch):
@@ -85,26 +85,26 @@ def test_not_well_while_the_driver_says_no(watch):
     watch.source.faults[first] = "the driver says: GPU is lost"
     watch.time.now += 1000
     watch.recover()
-    assert sick(watch) == [True, False]
+    assert unhealthy(watch) == [True, False]
     watch.source.faults.clear()
     watch.recover()
-    assert sick(watch) == [False, False]
+    assert unhealthy(watch) == [False, False]
 
 
 def test_fault_of_an_unknown_gpu_is_that_of_all(watch):
     watch.saw("", 79)
-    assert sick(watch) == [True, True]
+    assert unhealthy(watch) == [True, True]
 
 
 def test_lost_gpu_is_well_as_soon_as_it_answers(watch):
     watch.lost(watch.uuids[1], "NVML does not list it")
-    assert sick(watch) == [False, True]
+    assert unhealthy(watch) == [False, True]
     watch.source.faults[watch.uuids[1]] = "the driver says: not found"
     watch.recover()
-    assert sick(watch) == [False, True]
+    assert unhealthy(watch) == [False, True]
     watch.source.faults.clear()
     watch.recover()
-    assert sick(watch) == [False, False]
+    assert unhealthy(watch) == [False, False]
 
 
 def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
@@ -128,9 +128,9 @@ def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
         watch.source.xids.put(GpuError("NVML does not deliver events: uninitialized"))
     running(watch)
     until(lambda: len(opened) == 3, "the driver to be opened again")
-    assert sick(watch) == [True, True]  # while it did not start
+    assert unhealthy(watch) == [True, True]  # while it did not start
     watch.ask()
-    until(lambda: sick(watch) == [False, False], "both to come back")
+    until(lambda: unhealthy(watch) == [False, False], "both to come back")
 
 
 # ---- in the daemon

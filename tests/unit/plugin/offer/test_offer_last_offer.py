@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that starts again with another split: what the kubelet is told, and what is promised of a card in all."""
+"""A restart with another split: the devices that the kubelet gets, and the sum that is promised of a card."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def offered(kubelet, node) -> list[int]:
     return [sum(one.startswith(gpu.uuid) for one in ids) for gpu in node.gpus]
 
 
-def told(node, capsys) -> dict:
+def read_status(node, capsys) -> dict:
     assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -62,7 +62,7 @@ def test_a_gpu_whose_slices_are_held_keeps_its_split_over_a_restart(node, kubele
     promised = [bytes_of(kubelet.run_pod("holds", ids=[f"{first}::0"])["answer"])]
     begin(splitCount=after)
     until(lambda: offered(kubelet, node) == [before, after], "the free GPU's new split alone")
-    status = told(node, capsys)
+    status = read_status(node, capsys)
     assert status["waiting"] == [first]
     assert [first in one for one in status["warnings"]] == [True]
     # Whoever takes the rest of that card now: never is more promised than it has.
@@ -88,7 +88,7 @@ def test_a_split_waits_over_restarts_until_the_pod_is_gone(node, kubelet, begin,
         until(lambda: offered(kubelet, node) == [2, 2], "the other GPU's too")
     finally:
         server.stop(grace=0).wait()
-    assert told(node, capsys)["waiting"] == []
+    assert read_status(node, capsys)["waiting"] == []
     begin(splitCount=3)
     until(lambda: offered(kubelet, node) == [3, 3], "nothing is held: the next split at once")
 
@@ -96,7 +96,7 @@ def test_a_split_waits_over_restarts_until_the_pod_is_gone(node, kubelet, begin,
 @pytest.mark.parametrize(
     "text", [None, "", "[]", '{"version": 9, "pieces": []}', '{"version": 1, "pieces": [{"id": 1}]}']
 )
-def test_without_a_memory_gpus_are_offered_anew(node, kubelet, begin, text):
+def test_without_a_memory_gpus_are_offered_again(node, kubelet, begin, text):
     begin(splitCount=4)
     until(lambda: offered(kubelet, node) == [4, 4], "the first split")
     kubelet.run_pod("holds", ids=[f"{node.gpus[0].uuid}::3"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A configuration that changes while the program runs: judged by all that the kubelet was told meanwhile."""
+"""A configuration that changes while the program runs: judged by every list that the kubelet got meanwhile."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_new_split_without_a_restart_and_without_a_gap(node, kubelet, daemon, mo
         ),
     ],
 )
-def test_faulty_file_changes_nothing_and_is_told(node, kubelet, daemon, capsys, text, words):
+def test_faulty_file_changes_nothing_and_is_reported(node, kubelet, daemon, capsys, text, words):
     before = status(node, capsys)["config_sha256"]
     put(node, text)
     found = until(lambda: [one for one in status(node, capsys)["warnings"] if words in one], "the warning")

@@ -124,7 +124,7 @@ class Watched:
             self.watch.look()
         return [one.suspicion.reason for one in self.watch.state().findings]
 
-    def charge(self, pid: int, used: int, slot: int = 0, alive: bool = True, lent_mib: int = 0) -> int:
+    def charge(self, pid: int, used: int, slot: int = 0, alive: bool = True, exported_mib: int = 0) -> int:
         """Writes a slot, and holds its lock as a process does; the descriptor."""
         import fcntl
         import struct
@@ -134,7 +134,7 @@ class Watched:
         base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
         os.pwrite(descriptor, struct.pack("<Q", used), base)
         os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
-        os.pwrite(descriptor, struct.pack("<I", lent_mib), base + 272)
+        os.pwrite(descriptor, struct.pack("<I", exported_mib), base + 272)
         if alive:
             lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE + slot, 1, 0)
             fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
@@ -161,7 +161,7 @@ def watched(node, tmp_path) -> Watched:
     return Watched(node, tmp_path / "proc")
 
 
-def test_named_in_the_second_look_and_told_once(watched):
+def test_second_poll_names_the_process_and_reports_it_once(watched):
     watched.run(20, 70 * MIB)
     assert watched.look() == []
     assert watched.look() == [NO_SLOT]
@@ -172,7 +172,7 @@ def test_named_in_the_second_look_and_told_once(watched):
 
 
 def test_another_process_each_look_does_not_escape(watched):
-    """Whoever starts anew all the time is not named by a pid, but by the container."""
+    """A process that restarts all the time is not named by its pid, but by its container."""
     watched.run(20, MIB)
     watched.look()
     watched.card.running[watched.uuid] = {}
@@ -180,7 +180,7 @@ def test_another_process_each_look_does_not_escape(watched):
     assert watched.look() == [NO_SLOT]
 
 
-def test_one_that_comes_and_goes_is_told_once_a_minute(watched):
+def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
     watched.run(20, MIB)
     gone: dict[int, int | None] = {}
     for _times in range(5):
@@ -205,12 +205,12 @@ def test_slot_of_a_dead_process_covers_nobody(watched):
     assert watched.look(2) == [NO_SLOT]
 
 
-@pytest.mark.parametrize("lent_mib, found", [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
-def test_what_a_dead_process_had_lent_is_charged_still(watched, lent_mib, found):
+@pytest.mark.parametrize("exported_mib, found", [(900, []), (700, [MEMORY]), (0, [MEMORY]), (1 << 31, [])])
+def test_exports_of_a_dead_process_stay_charged(watched, exported_mib, found):
     """Who imported it holds it on, and the ledger keeps it in the slot of the dead; never more than that one had."""
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 0)
-    os.close(watched.charge(19, 900 * MIB, slot=1, alive=False, lent_mib=lent_mib))
+    os.close(watched.charge(19, 900 * MIB, slot=1, alive=False, exported_mib=exported_mib))
     assert watched.look(2) == found
     os.close(descriptor)
 
@@ -319,7 +319,7 @@ def test_lease_and_what_nobody_has_a_record_of_are_never_ended(watched, kind, as
     assert sorted(set(watched.ender.asked)) == asked
 
 
-def test_nobody_is_ended_on_what_was_seen_before_the_driver_fell_silent(watched):
+def test_no_process_is_killed_on_findings_from_before_the_driver_fell_silent(watched):
     watched.run(20, MIB)
     watched.look(2)
     watched.policy = watch.END

@@ -100,7 +100,7 @@ def test_node_that_is_not_there_is_not_made():
         (["n1"], ["n1", "n3"], []),
     ],
 )
-def test_a_node_that_may_have_another_name_is_told(with_one, taken, words):
+def test_a_node_that_may_have_another_name_is_reported(with_one, taken, words):
     api, warnings = cluster(), []
     call(api, nodes=with_one)
     call(api, nodes=taken, state="absent", warnings=warnings)

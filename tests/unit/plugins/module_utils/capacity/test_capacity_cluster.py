@@ -110,7 +110,7 @@ def test_other_conditions_are_not_readiness():
     )
 
 
-def test_what_pods_hold_is_told_by_pod():
+def test_facts_list_the_devices_of_each_pod():
     seen = capacity_cluster.facts(node(), [pod("a", 1), pod("idle", 0), pod("b", 2, phase="Pending")], [GPU])
     assert seen["resources"] == {GPU: {"capacity": 4, "allocatable": 4, "allocated": 3}}
     assert [(one["pod"], one["count"], one["phase"]) for one in seen["pods"]] == [

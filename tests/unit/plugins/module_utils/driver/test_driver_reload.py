@@ -107,7 +107,7 @@ def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warne
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_module_that_does_not_load_is_told_and_what_was_stopped_is_started(tmp_path, starts):
+def test_a_module_that_does_not_load_is_reported_and_stopped_services_start(tmp_path, starts):
     machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
     machine.load("535.1", IDLE)
@@ -133,7 +133,7 @@ CDI_UNITS = [
 
 
 @pytest.mark.parametrize("unit, fails, runs, words", CDI_UNITS)
-def test_cdi_files_are_written_anew_after_a_reload(tmp_path, unit, fails, runs, words):
+def test_cdi_files_are_written_again_after_a_reload(tmp_path, unit, fails, runs, words):
     machine = DriverHost(tmp_path)
     machine.units = {CDI: unit}
     machine.load("535.1", IDLE)

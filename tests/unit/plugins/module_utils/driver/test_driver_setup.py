@@ -104,7 +104,7 @@ def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
     assert (machine.setup("absent").plan, machine.calls) == ([], [])
 
 
-def test_a_host_without_grubby_is_told_what_to_add(tmp_path):
+def test_a_host_without_grubby_gets_the_argument_to_add(tmp_path):
     machine = DriverHost(tmp_path)
     run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
     assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.warnings[0]

@@ -38,7 +38,7 @@ def test_a_whole_driver():
         ({"mig_mode": 3, "minor": 3}, True, [0, 1, 2], [], ""),  # not supported is no fault
     ],
 )
-def test_failures_are_told_and_do_not_hide_the_other_gpus(failing, ok, indices, lost, words):
+def test_failures_are_reported_and_do_not_hide_the_other_gpus(failing, ok, indices, lost, words):
     found = nvml.read(Reader(failing))
     assert found["ok"] is ok
     assert [gpu["index"] for gpu in found["gpus"]] == indices

@@ -74,7 +74,7 @@ def test_list_of_processes_that_cannot_be_had(code):
     assert len(sizes) == (1 if code == 3 else 6)
 
 
-def test_memory_that_is_not_told(proc):
+def test_watch_notes_memory_that_the_driver_does_not_report(proc):
     """Once is enough: what was greatest at another look is not all that there was."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{10: None}, {10: 5}]), "GPU-1", proc)
     assert watch.untold is False
@@ -90,7 +90,7 @@ def test_gpu_that_the_host_does_not_list(proc):
     assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")
 
 
-def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
+def test_mounts_are_compared_by_inode_and_not_by_content(tmp_path, proc):
     root = tmp_path / "10" / "root"
     for name in ("same", "copy"):
         (tmp_path / name).write_text("x")

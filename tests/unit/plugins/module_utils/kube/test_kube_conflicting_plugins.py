@@ -158,7 +158,7 @@ def test_only_an_owner_of_our_resource_is_refused(resources, ignore, faults, not
     assert (len(found[1]), len(found[2])) == (faults, notes)
 
 
-def test_one_daemon_set_on_many_nodes_is_told_once():
+def test_one_daemon_set_on_many_nodes_is_reported_once():
     api = Api()
     for node in ("n1", "n2", "n3"):
         api.pod(NVIDIA, node=node, keeper="ds")
@@ -178,14 +178,14 @@ def test_what_else_the_operator_runs_of_that_image_stays_and_is_not_waited_for()
     assert conflicting_plugins.find(api, ["n1"]) == []
 
 
-def test_what_ended_and_our_own_are_no_rivals():
+def test_ended_pods_and_our_own_do_not_conflict():
     api = Api()
     api.pod(NVIDIA, phase="Succeeded")
     api.pod("localhost/k8s-device-plugin:1", meta={"labels": {"app.kubernetes.io/name": "vgpu-device-plugin"}})
     assert conflicting_plugins.find(api, ["n1"]) == []
 
 
-def test_pods_that_stay_are_told():
+def test_pods_that_stay_are_reported():
     api = Api()
     api.keeps_dependents = True
     api.pod(NVIDIA, keeper="ds")
@@ -195,5 +195,5 @@ def test_pods_that_stay_are_told():
     assert len(waited) == 3
 
 
-def test_consent_that_names_nothing_is_told():
+def test_consent_that_names_nothing_is_reported():
     assert "runs on none of these nodes" in conflicting_plugins.judge([], OURS, ["DaemonSet a/b"], False)[2][0]

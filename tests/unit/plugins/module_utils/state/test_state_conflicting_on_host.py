@@ -58,7 +58,7 @@ def test_bare_host_and_our_own_sockets(host, serve):
     assert conflicting_on_host.find(Host(str(host / "nothing"))) == []
 
 
-def test_socket_that_nobody_serves_is_no_rival(host, serve):
+def test_socket_that_no_process_serves_does_not_conflict(host, serve):
     serve("nvidia-gpu.sock", listening=False)
     assert conflicting_on_host.find(Host(str(host))) == []
 

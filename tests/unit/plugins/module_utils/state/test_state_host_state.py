@@ -58,7 +58,7 @@ def test_versions_of_the_library(root):
     assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
 
 
-def test_a_root_behind_a_link_is_told(root):
+def test_a_root_behind_a_link_is_resolved(root):
     version(root, "1")
     (root / "srv").mkdir()
     (root / "usr/local/lib/vgpu").rename(root / "srv/vgpu")
