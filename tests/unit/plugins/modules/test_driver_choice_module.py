@@ -23,9 +23,12 @@ INSTALLED = "Package: {}\nStatus: install ok installed\nVersion: 2025.03.1-1\n\n
 def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch, package, told):
     machine = host(tmp_path, {**FILES, "var/lib/dpkg/status": INSTALLED.format(package)})
     warnings, left = [], []
-    wish = {"source": "cuda", "branch": "580"}
+    desired = {"source": "cuda", "branch": "580"}
     double = SimpleNamespace(
-        params={"wish": wish}, warn=warnings.append, fail_json=pytest.fail, exit_json=lambda **told: left.append(told)
+        params={"desired": desired},
+        warn=warnings.append,
+        fail_json=pytest.fail,
+        exit_json=lambda **told: left.append(told),
     )
     monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
     monkeypatch.setattr(module_under_test, "Host", lambda: machine)

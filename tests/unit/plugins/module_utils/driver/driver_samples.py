@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import choice as driver_choice
-from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Setup, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Desired, Setup
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from doubles.host import Machine
 
@@ -50,7 +50,7 @@ def chosen(host, gpus=(T4,), driver=None, arch="x86_64", nvswitches=0, **wanted)
 
 BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
 RECORD = "/var/lib/vgpu/baseline/setup.json"
-WISH = Wish(
+DESIRED = Desired(
     files={BLACKLIST: "blacklist nouveau\n"},
     initramfs=["update-initramfs", "-u", "-k", "all"],
     modules=["nvidia", "nvidia_uvm"],
@@ -62,7 +62,7 @@ GRIDD, CONF, TOKEN = "nvidia-gridd.service", "/etc/nvidia/gridd.conf", "/etc/nvi
 
 
 class DriverHost(Machine):
-    def setup(self, state: str = "present", check: bool = False, wish: Wish = WISH) -> Setup:
-        run = Setup(wish, Host(str(self.root), run=self.run), check)
+    def setup(self, state: str = "present", check: bool = False, desired: Desired = DESIRED) -> Setup:
+        run = Setup(desired, Host(str(self.root), run=self.run), check)
         getattr(run, state)()
         return run
