@@ -5,14 +5,12 @@ exactly those that come there, and nobody goes on where it failed. No cluster is
 
 from __future__ import annotations
 
-import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import yaml
+from doubles.kube_api import KubeApi, write_kubeconfig
 
 pytestmark = pytest.mark.slow
 
@@ -20,12 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 HOSTS = ["a1", "a2", "b1", "b2"]
 DESIRED = {"name": "Read", "vgpu.fleet.desired_state": {}, "register": "__device_plugin_desired"}
-ANSWERS = {
-    "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.2"},
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "groups": []},
-    "/api/v1/pods": {"items": []},
-}
 COMMON = {
     "device_plugin_deploy": "daemonset",
     "device_plugin_version": "1",
@@ -59,48 +51,14 @@ def test_one_of_those_that_came_asks_for_all_of_them(place, tasks, came, files, 
 @pytest.fixture
 def api(tmp_path):
     """An API server that has four nodes and keeps what is applied. (its kubeconfig, object by path)"""
-    objects = {f"/api/v1/nodes/{name}": {"metadata": {"name": name}} for name in HOSTS}
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            path = self.path.partition("?")[0]
-            self.say(ANSWERS.get(path) or objects.get(path))
-
-        def do_PATCH(self):
-            path = self.path.partition("?")[0]
-            objects[path] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self.say(objects[path])
-
-        def say(self, found):
-            body = json.dumps(found or {"kind": "Status", "message": "not found"}).encode()
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_about):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    file = tmp_path / "kubeconfig"
-    file.write_text(yaml.safe_dump(config))
-    yield str(file), objects
-    server.shutdown()
-    server.server_close()
+    with KubeApi() as api:
+        for name in HOSTS:
+            api.put(f"/api/v1/nodes/{name}", {"metadata": {"name": name}})
+        yield str(write_kubeconfig(tmp_path / "kubeconfig", api.url)), api.objects
 
 
 @pytest.mark.parametrize("came", [["a1", "a2", "b1"], ["a2", "b1"]])
-def test_all_that_came_are_told_the_cluster_and_no_other(place, api, came):
+def test_the_cluster_gets_every_host_that_came_and_no_other(place, api, came):
     file, objects = api
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     for host in HOSTS:
@@ -155,7 +113,7 @@ NAMES = [
 @pytest.mark.parametrize(("variables", "name"), NAMES, ids=["alone", "after the preflight", "by the variable"])
 @pytest.mark.parametrize("tasks", ["objects", "absent"])
 def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name):
-    """Facts that are kept are those of the host that was renamed, or put up anew, since."""
+    """Cached facts describe the host before it was renamed or reinstalled."""
     file, objects = api
     ours = {"vgpu.fleet/device-plugin": "daemonset"}
     for one in (name, "kept"):

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from conftest import Workplace
+from doubles.kube_api import KubeApi, write_kubeconfig
 
 pytestmark = pytest.mark.slow
 
@@ -21,95 +18,38 @@ MARK = "vgpu.fleet/cordoned-for"
 DAEMON_SET, REPLICA_SET = {"kind": "DaemonSet"}, {"kind": "ReplicaSet"}
 
 
-class Cluster:
-    """One node and its pods. ``budget``: how many evictions are answered 429 before one is granted."""
+class Cluster(KubeApi):
+    """One node and its pods."""
 
     def __init__(self) -> None:
-        self.node: dict[str, Any] = {"metadata": {"name": NODE, "annotations": {"mine": "1"}}, "spec": {}}
-        self.pods: dict[str, dict[str, Any]] = {}
-        self.budget = 0
-        self.stuck = False
-        self.log: list[str] = []
+        super().__init__()
+        self.put(f"/api/v1/nodes/{NODE}", {"metadata": {"name": NODE, "annotations": {"mine": "1"}}, "spec": {}})
 
-    def pod(self, name: str, owner: dict[str, str] | None = None, gpu: bool = False, **fields: Any) -> None:
+    @property
+    def node(self) -> dict[str, Any]:
+        return self.objects[f"/api/v1/nodes/{NODE}"]
+
+    @property
+    def pods(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.of("pods")]
+
+    def pod(
+        self, name: str, owner: dict[str, str] | None = None, gpu: bool = False, phase: str = "Running", **fields: Any
+    ) -> None:
         owners = [{"apiVersion": "v1", "name": "o", "uid": "o", "controller": True, **owner}] if owner else []
         limits = {"nvidia.com/gpu": "1"} if gpu else {"cpu": "1"}
-        self.pods[name] = {
-            "metadata": {"name": name, "namespace": "work", "uid": f"uid-{name}", "ownerReferences": owners}
-            | fields.pop("metadata", {}),
-            "spec": {"nodeName": NODE, "containers": [{"name": "c", "resources": {"limits": limits}}], **fields},
-            "status": {"phase": "Running"},
-        }
-
-    def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        self.log.append(f"{method} {path.partition('?')[0]}")
-        if path == f"/api/v1/nodes/{NODE}" and method == "GET":
-            return 200, self.node
-        if path == f"/api/v1/nodes/{NODE}" and method == "PATCH":
-            merge(self.node, body)
-            return 200, self.node
-        if path.startswith("/api/v1/pods?") and method == "GET":
-            assert f"spec.nodeName%3D{NODE}" in path, path
-            return 200, {"kind": "PodList", "items": list(self.pods.values())}
-        if path.endswith("/eviction") and method == "POST":
-            name = path.split("/")[-2]
-            if self.budget > 0:
-                self.budget -= 1
-                return 429, {"kind": "Status", "reason": "TooManyRequests"}
-            if not self.stuck:
-                self.pods.pop(name, None)
-            return 201, {"kind": "Status", "status": "Success"}
-        return 404, {"kind": "Status", "reason": "NotFound"}
-
-
-def merge(target: dict[str, Any], patch: dict[str, Any]) -> None:
-    """A JSON merge patch, which is what a node's fields take a strategic one for."""
-    for key, value in patch.items():
-        if isinstance(value, dict):
-            merge(target.setdefault(key, {}), value)
-        elif value is None:
-            target.pop(key, None)
-        else:
-            target[key] = value
+        meta = {"name": name, "namespace": "work", "uid": f"uid-{name}", "ownerReferences": owners}
+        meta |= fields.pop("metadata", {})
+        spec = {"nodeName": NODE, "containers": [{"name": "c", "resources": {"limits": limits}}], **fields}
+        self.put(f"/api/v1/namespaces/work/pods/{name}", {"metadata": meta, "spec": spec, "status": {"phase": phase}})
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A served cluster, with its kubeconfig in the test's folder."""
-    cluster = Cluster()
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length) or b"{}")
-            status, answer = cluster.answer(self.command, self.path, body)
-            text = json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        do_GET = do_PATCH = do_POST = handle_any
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    document = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
-    yield cluster
-    server.shutdown()
-    server.server_close()
+    with Cluster() as cluster:
+        write_kubeconfig(tmp_path / "kubeconfig", cluster.url)
+        yield cluster
 
 
 def call(place: Workplace, *options: str, **arguments: Any) -> Any:
@@ -120,7 +60,7 @@ def call(place: Workplace, *options: str, **arguments: Any) -> Any:
 
 
 def evictions(cluster: Cluster) -> list[str]:
-    return [line.split("/")[-2] for line in cluster.log if line.endswith("/eviction")]
+    return [path.split("/")[-2] for _method, path in cluster.calls if path.endswith("/eviction")]
 
 
 def test_check_drain_repeat_undo(place: Workplace, cluster: Cluster) -> None:
@@ -128,8 +68,7 @@ def test_check_drain_repeat_undo(place: Workplace, cluster: Cluster) -> None:
     cluster.pod("web", REPLICA_SET)
     cluster.pod("agent", DAEMON_SET)
     cluster.pod("static", metadata={"annotations": {"kubernetes.io/config.mirror": "x"}})
-    cluster.pod("done")
-    cluster.pods["done"]["status"]["phase"] = "Succeeded"
+    cluster.pod("done", phase="Succeeded")
 
     foretold = call(place, "--check", state="drained")
     assert "changed=1" in foretold.output, foretold.output
@@ -161,7 +100,7 @@ def test_only_pods_that_ask_for_the_resource(place: Workplace, cluster: Cluster)
     cluster.pod("train", REPLICA_SET, gpu=True)
     cluster.pod("web", REPLICA_SET)
     assert "changed=1" in call(place, state="drained", only="nvidia.com/").output
-    assert list(cluster.pods) == ["web"]
+    assert cluster.pods == ["web"]
 
 
 # A pod, options, words of the refusal. Nothing was changed.
@@ -179,10 +118,10 @@ def test_a_pod_that_would_be_lost_is_named_first(
     refused = call(place, state="drained", **options)
     assert refused.code != 0
     assert words in " ".join(refused.output.split())
-    assert (cluster.node["spec"], list(cluster.pods)) == ({}, ["one"])
+    assert (cluster.node["spec"], cluster.pods) == ({}, ["one"])
     forced = call(place, state="drained", force=True, delete_emptydir_data=True)
     assert "changed=1" in forced.output, forced.output
-    assert cluster.pods == {}
+    assert cluster.pods == []
 
 
 def test_time_is_over(place: Workplace, cluster: Cluster) -> None:
@@ -228,7 +167,7 @@ def test_a_host_that_said_no_name_drains_no_node(place: Workplace, cluster: Clus
     failed = upgrade(place, STEPS[0][0], entry, **api)
     assert failed.code != 0
     assert "expected the name of a node, found nothing" in failed.output
-    assert (cluster.node["spec"], list(cluster.pods)) == ({}, ["train"])
+    assert (cluster.node["spec"], cluster.pods) == ({}, ["train"])
 
 
 # What the plan says of its step, the variables, whether the node is drained.
@@ -262,7 +201,7 @@ def test_an_upgrade_drains_where_a_driver_changes_and_gives_the_node_back(
     before = upgrade(place, step, "ask", "drain", **api)
     assert before.code == 0, before.output
     assert cluster.node["spec"] == ({"unschedulable": True} if drained else {})
-    assert list(cluster.pods) == ([] if drained else ["train"])
+    assert cluster.pods == ([] if drained else ["train"])
     after = upgrade(place, step, "release", **api)
     assert after.code == 0, after.output
     assert (cluster.node["spec"], cluster.node["metadata"]["annotations"]) == ({}, {"mine": "1"})

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import yaml
+from doubles.kube_api import APPLY, KubeApi, write_kubeconfig
 
 pytestmark = pytest.mark.slow
 
@@ -18,12 +16,7 @@ NODE, OTHER = "/api/v1/nodes/a1", "/api/v1/nodes/a2"
 DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
 PODS = "/api/v1/namespaces/kube-system/pods"
 CONFIGS = "/api/v1/namespaces/kube-system/configmaps/vgpu-configs"
-ANSWERS = {
-    "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.2"},
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "groups": []},
-}
-LABEL = "vgpu.fleet/device-plugin"
+LABELS = {"vgpu.fleet/device-plugin": "daemonset"}
 NODE_CONFIG, BIG = "/etc/vgpu/node.yaml", "/etc/vgpu/configs/big.yaml"
 FORMER = {
     "namespace": "kube-system",
@@ -38,38 +31,6 @@ FORMER = {
 NEW = {"image": "localhost/vgpu-device-plugin:2", "options": []}
 
 
-class Cluster(BaseHTTPRequestHandler):
-    objects: dict = {}
-
-    def do_GET(self):
-        path, _mark, query = self.path.partition("?")
-        if path == "/api/v1/nodes" and "labelSelector" in query:
-            nodes = [one for key, one in self.objects.items() if key.startswith("/api/v1/nodes/")]
-            return self.say({"items": [one for one in nodes if LABEL in one["metadata"].get("labels", {})]})
-        if path == PODS:
-            return self.say({"items": [one for key, one in self.objects.items() if key.startswith(PODS)]})
-        return self.say(ANSWERS.get(path) or self.objects.get(path))
-
-    def do_PATCH(self):
-        path = self.path.partition("?")[0]
-        self.objects[path] = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.say(self.objects[path])
-
-    def do_DELETE(self):
-        self.say(self.objects.pop(self.path.partition("?")[0], None))
-
-    def say(self, found):
-        body = json.dumps(found or {"kind": "Status", "message": "not found"}).encode()
-        self.send_response(200 if found else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_about):
-        pass
-
-
 def runs(place, version="1", path=NODE_CONFIG, text="former\n"):
     """What the pod of the node says of itself."""
     said = {"version": version, "config_path": path, "config_sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -79,24 +40,14 @@ def runs(place, version="1", path=NODE_CONFIG, text="former\n"):
 @pytest.fixture
 def cluster(tmp_path):
     """An API server with two nodes of the new DaemonSet. (variables that reach it, object by path)"""
-    labelled = {"labels": {LABEL: "daemonset"}}
-    objects = {path: {"kind": "Node", "metadata": {"name": path[-2:], **labelled}} for path in (NODE, OTHER)}
+    api = KubeApi()
+    for path in (NODE, OTHER):
+        api.request("PATCH", path, {"kind": "Node", "metadata": {"name": path[-2:], "labels": LABELS}}, APPLY)
     for name in ("a1", "a2"):
         spec = {"nodeName": name, "containers": [{"image": NEW["image"]}]}
-        objects[f"{PODS}/p-{name}"] = {"kind": "Pod", "metadata": {"name": f"p-{name}"}, "spec": spec}
-    handler = type("Handler", (Cluster,), {"objects": objects})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}],
-        "users": [{"name": "u", "user": {}}],
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
+        meta = {"name": f"p-{name}", "labels": {"app.kubernetes.io/name": "vgpu-device-plugin"}}
+        api.put(f"{PODS}/p-{name}", {"kind": "Pod", "metadata": meta, "spec": spec})
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
     program = tmp_path / "plugin" / "current" / "bin" / "vgpuctl"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\ncat {tmp_path / 'runs'}\n")
@@ -112,9 +63,8 @@ def cluster(tmp_path):
         "device_plugin_daemonset_path": str(tmp_path / "daemonset.json"),
         "device_plugin_config_path": NODE_CONFIG,
     }
-    yield given, objects
-    server.shutdown()
-    server.server_close()
+    with api:
+        yield given, api.objects
 
 
 def go_back(place, given, daemonset, configs=True):
@@ -147,7 +97,7 @@ def test_the_former_image_and_options_come_back(place, cluster, tmp_path):
     assert "--log-level=debug" in json.dumps(container(objects))
     # The former text of this host's configurations; another host's stay.
     assert objects[CONFIGS]["data"] == {"theirs.yaml": "x\n", "big.yaml": "big\n"}
-    assert objects[OTHER]["metadata"]["labels"] == {LABEL: "daemonset"}
+    assert objects[OTHER]["metadata"]["labels"] == LABELS
     # The pod of this node alone is made anew; the other node's runs what was proven there.
     assert [path for path in objects if path.startswith(PODS)] == [f"{PODS}/p-a2"]
     assert json.loads((tmp_path / "daemonset.json").read_text()) == FORMER
@@ -182,5 +132,5 @@ def test_a_node_that_had_no_daemonset_is_taken_from_it(place, cluster, tmp_path)
     run = go_back(place, given, None)
     assert run.code == 0, run.output
     assert objects[NODE]["metadata"].get("labels", {}) == {}
-    assert objects[OTHER]["metadata"]["labels"] == {LABEL: "daemonset"}
+    assert objects[OTHER]["metadata"]["labels"] == LABELS
     assert not (tmp_path / "daemonset.json").exists()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lets plain pytest import the collection by its real name (under ansible-test it can already be imported), and takes
-the clock out of the tests that Hypothesis makes."""
+"""Lets plain pytest import the collection by its real name (under ansible-test it can already be imported) and the
+package of doubles, and takes the clock out of the tests that Hypothesis makes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-COLLECTIONS = Path(__file__).resolve().parents[2] / ".build" / "collections"
+TESTS = Path(__file__).resolve().parents[1]
+COLLECTIONS = TESTS.parent / ".build" / "collections"
 
 if COLLECTIONS.is_dir() and str(COLLECTIONS) not in sys.path:
     sys.path.insert(0, str(COLLECTIONS))
+sys.path.append(str(TESTS))  # for the package doubles
 
 # Hypothesis gives an example 200 ms and complains of slow ones: that tells of the machine, which others use too.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -17,9 +17,9 @@ from vgpu_plugin.node import gpus
 from vgpu_plugin.node.gpus import Nvml
 from vgpu_plugin.watch import watcher as watch
 
+from .inject.test_inject_handover import specs
+from .inject.test_inject_handover import static_slices as made
 from .samples import until
-from .test_handover import specs
-from .test_handover import static_slices as made
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
 
 
 def test_library_is_followed_wherever_current_leads(node):
-    """A link is read anew only where it leads elsewhere; each way in which it may is a row."""
+    """A link is read again only where it leads elsewhere; each way in which it may is a row."""
     _pool, allocator, _files = node.parts()
     first = node.library_root / "0.1.0-aaaaaaaaaaaa"
     current = node.library_root / "current"
@@ -174,7 +174,7 @@ def test_library_is_followed_wherever_current_leads(node):
 
 
 def test_limits_come_last_and_whole(node, monkeypatch):
-    """The arbiter and the watcher go by the limits; whoever looks in while they are made finds none, or all."""
+    """The arbiter and the watcher go by the limits; a reader finds none of them while they are made, or all."""
     pool, allocator, files = node.parts()
     order = []
     for name in ("open", "replace"):
@@ -264,7 +264,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_ledger_that_can_be_read_and_is_not_ours_is_made_anew(node, kind):
+def test_readable_ledger_of_another_program_is_replaced(node, kind):
     """Each is one that parse_ledger takes."""
     abi_files.parse_ledger(OTHERS[kind])
     pool, allocator, files = node.parts()
@@ -299,7 +299,7 @@ def test_ledger_of_another_version_that_can_be_read_is_kept(node):
 # ---- the driver and the watcher
 
 
-def test_numa_nodes_are_read_once_until_the_driver_is_opened_anew(tmp_path, monkeypatch):
+def test_numa_nodes_are_read_once_until_the_driver_is_reopened(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(gpus, "numa_node", lambda _root, pci: read.append(pci) or 1)
     one = Nvml.__new__(Nvml)

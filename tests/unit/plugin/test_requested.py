@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from doubles.kube_api import refusing, write_kubeconfig
 from vgpu_kubelet_double import podresources
 from vgpu_kubelet_double.manager import PodError
 from vgpu_plugin._shared.abi import files as abi_files
@@ -23,10 +24,9 @@ from vgpu_plugin.daemon import Daemon, Extras
 from vgpu_plugin.errors import Fatal, NotNow, Refused
 
 from . import samples
-from .api_double import ApiDouble
 from .conftest import FakeGpus
+from .node_api import NODE, NodeApi, pod_path
 from .samples import until
-from .test_node_label import write_kubeconfig
 
 RESOURCE = "nvidia.com/gpu"
 MIB = 1 << 20
@@ -37,9 +37,8 @@ TRIALS = int(os.environ.get("VGPU_TRIALS", "15"))
 
 @pytest.fixture
 def api():
-    double = ApiDouble()
-    yield double
-    double.stop()
+    with NodeApi() as double:
+        yield double
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ def start(node, kubelet, api, running, tmp_path, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     monkeypatch.setattr("vgpu_plugin.reconcile.node_label.FIRST_RETRY_S", 0.02)
     server = podresources.serve(kubelet, node.paths.pod_resources)
-    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", {"server": api.url})
+    kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
 
     def begin(split=4, **vcuda):
         node.configure(splitCount=split, sliceSizing="requested", **vcuda)
@@ -137,18 +136,18 @@ def test_two_pods_at_one_moment_never_get_each_others_sizes(node, kubelet, api, 
         wrong += [name for name in names if [one[1:] for one in sizes(got[name])] != [wanted[name]]]
         for name in names:
             kubelet.delete_pod(name)
-            del api.pods["default", name]
+            api.remove(pod_path(name))
     assert wrong == []
 
 
-def test_other_gpu_than_planned_is_told_and_wins(node, kubelet, api, start):
+def test_other_gpu_than_planned_is_reported_and_wins(node, kubelet, api, start):
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     other = Part("side", pod_annotations.APP, (Device(first, 100, 1),))
     plan(api, "one", (second, 5000, 30), extra=[other])
     pod = run(kubelet, "one", ids=[f"{first}::2"])
     assert sizes(pod) == [(first, 5000, 30)]
-    annotations = api.pods["default", "one"]["metadata"]["annotations"]
+    annotations = api.objects[pod_path("one")]["metadata"]["annotations"]
     assert pod_annotations.read_annotations(annotations) == (
         other,
         Part("main", pod_annotations.APP, (Device(first, 5000, 30),)),
@@ -172,10 +171,8 @@ def test_what_does_not_fit_where_the_kubelet_put_it_is_refused_with_an_event(nod
     plan(api, "two", (second, 5000, 0))
     with pytest.raises(PodError, match=r"5000 MiB are asked for, 15000 of 15360 are held by others"):
         run(kubelet, "two", ids=[f"{first}::2"])
-    assert [(one["reason"], one["involvedObject"]["name"]) for one in api.events if "Vgpu" in one["reason"]][-1] == (
-        "VgpuNoRoom",
-        "two",
-    )
+    events = [one for one in api.of("events") if one["involvedObject"]["kind"] == "Pod"]
+    assert {(one["reason"], one["involvedObject"]["name"]) for one in events} == {("VgpuNoRoom", "two")}
     forgotten(kubelet, "one")
     kubelet.restart_container("two")  # room was made
 
@@ -188,7 +185,7 @@ def somebody_else_takes(lock) -> bool:
     return taken
 
 
-def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypatch):
+def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monkeypatch):
     made, free = [], {}
     configure = Allocator.configure
 
@@ -201,11 +198,11 @@ def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypa
     for name in ("write_given", "tell"):
         real = getattr(PodSizes, name)
 
-        def told(self, *words, name=name, real=real):
+        def report(self, *words, name=name, real=real):
             free[name] = somebody_else_takes(made[-1].lock)
             return real(self, *words)
 
-        monkeypatch.setattr(PodSizes, name, told)
+        monkeypatch.setattr(PodSizes, name, report)
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 15000, 0))
     run(kubelet, "one", ids=[f"{second}::1"])
@@ -215,14 +212,14 @@ def test_api_server_is_told_without_the_lock(node, kubelet, api, start, monkeypa
     assert free == {"write_given": True, "tell": True}
 
 
-def test_room_is_kept_while_the_api_server_is_told(node, kubelet, api, start, monkeypatch):
-    """Another pod asks for it meanwhile and does not get it; a pod that could not be told of leaves it."""
+def test_room_is_kept_during_the_report_to_the_api_server(node, kubelet, api, start, monkeypatch):
+    """Another pod asks for it meanwhile and does not get it; a pod whose report failed releases it."""
     start()
     first, second = (gpu.uuid for gpu in node.gpus)
     refused = []
     real = PodSizes.write_given
 
-    def told(self, owner, devices):
+    def report(self, owner, devices):
         if owner.name == "default/one" and not refused:
             plan(api, "two", (second, 10000, 0))
             with pytest.raises(PodError) as fault:
@@ -231,7 +228,7 @@ def test_room_is_kept_while_the_api_server_is_told(node, kubelet, api, start, mo
             raise NotNow("etcd is away")
         real(self, owner, devices)
 
-    monkeypatch.setattr(PodSizes, "write_given", told)
+    monkeypatch.setattr(PodSizes, "write_given", report)
     plan(api, "one", (first, 10000, 0))
     with pytest.raises(PodError, match="etcd is away"):
         run(kubelet, "one", ids=[f"{second}::1"])
@@ -265,11 +262,11 @@ def test_api_server_that_is_away_delays_a_start_and_no_restart(node, kubelet, ap
     plan(api, "one", (node.gpus[0].uuid, 5000, 30))
     run(kubelet, "one")
     plan(api, "two", (node.gpus[0].uuid, 600, 30))
-    api.refuse[("GET", "/api/v1/namespaces")] = (503, "etcd is away")
+    api.fault = refusing("GET", "/api/v1/namespaces", 503, "etcd is away")
     with pytest.raises(PodError, match="etcd is away"):
         run(kubelet, "two")
     kubelet.restart_container("one")
-    api.refuse.clear()
+    api.fault = None
     assert sizes(kubelet.restart_container("two"))[0][1:] == (600, 30)
 
 
@@ -314,25 +311,24 @@ def test_node_names_its_gpus_and_keeps_them_named(node, kubelet, api, start):
     daemon, _thread = start(memoryScaling="1.5")
 
     def find():
-        return pod_annotations.read_gpus(api.node["metadata"].get("annotations", {})[pod_annotations.GPUS])
+        return pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS])
 
-    until(lambda: pod_annotations.GPUS in api.node["metadata"].get("annotations", {}), "the annotation")
+    until(lambda: pod_annotations.GPUS in api.annotations, "the annotation")
     assert [(one.uuid, one.memory_mib, one.capacity_mib, one.slots, one.slice_mib, one.healthy) for one in find()] == [
         (gpu.uuid, 15360, 23040, 4, 5760, True) for gpu in node.gpus
     ]
     daemon.source.xids.put((node.gpus[1].uuid, 79))
     until(lambda: [one.healthy for one in find()] == [True, False], "the sick GPU")
-    with api._changed:
-        del api.node["metadata"]["annotations"][pod_annotations.GPUS]
-        api._bump()
-    until(lambda: pod_annotations.GPUS in api.node["metadata"]["annotations"], "written again")
+    with api.edit(NODE) as seen:
+        del seen["metadata"]["annotations"][pod_annotations.GPUS]
+    until(lambda: pod_annotations.GPUS in api.annotations, "written again")
 
 
 def test_node_that_is_split_equally_from_now_on_offers_no_parts(node, api, start):
     start()
-    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_annotations.GPUS, ""), "the annotation")
+    until(lambda: "GPU-" in api.annotations.get(pod_annotations.GPUS, ""), "the annotation")
     node.configure(splitCount=4)
-    until(lambda: pod_annotations.read_gpus(api.node["metadata"]["annotations"][pod_annotations.GPUS]) == (), "no GPUs")
+    until(lambda: pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS]) == (), "no GPUs")
 
 
 def test_equal_slice_beside_a_size_from_before_does_not_oversell(node, kubelet, api, start):
@@ -340,11 +336,9 @@ def test_equal_slice_beside_a_size_from_before_does_not_oversell(node, kubelet, 
     first, second = (gpu.uuid for gpu in node.gpus)
     plan(api, "one", (first, 12000, 0))
     run(kubelet, "one", ids=[f"{first}::0"])
-    until(lambda: "GPU-" in api.node["metadata"].get("annotations", {}).get(pod_annotations.GPUS, ""), "the annotation")
+    until(lambda: "GPU-" in api.annotations.get(pod_annotations.GPUS, ""), "the annotation")
     node.configure(splitCount=4)
-    until(
-        lambda: not pod_annotations.read_gpus(api.node["metadata"]["annotations"][pod_annotations.GPUS]), "equal sizes"
-    )
+    until(lambda: not pod_annotations.read_gpus(api.annotations[pod_annotations.GPUS]), "equal sizes")
     with pytest.raises(PodError, match="3840 MiB are asked for, 12000 of 15360 are held by others"):
         run(kubelet, "two", ids=[f"{first}::1"])
     assert [one[1] for one in sizes(run(kubelet, "three", ids=[f"{second}::1"], init_container=True))] == [3840]

@@ -11,12 +11,11 @@ from datetime import UTC, datetime, timedelta
 import aiohttp
 import pytest
 from aiohttp import web
+from doubles.kube_api import KubeApi
 from vgpu_plugin.node.kube_access import Access
 from vgpu_scheduler import certificates, tls
 from vgpu_scheduler.api import Api, ApiError
 from vgpu_scheduler.tls import Tls
-
-from .api_double import ApiDouble
 
 NAMES = ["vgpu-scheduler.kube-system.svc", "127.0.0.1"]
 NOW = datetime.now(UTC)
@@ -51,8 +50,8 @@ def test_other_names_are_another_certificate():
 
 def test_replicas_share_one_secret_and_clients_trust_the_bundle():
     async def go():
-        async with ApiDouble() as double, Api(Access(double.url)) as api:
-            await double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}, {"name": "b"}]})
+        async with KubeApi() as double, Api(Access(double.url)) as api:
+            double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}, {"name": "b"}]})
             replicas = [Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, ["vgpu-scheduler"]) for _each in range(3)]
             await asyncio.gather(*(one.keep() for one in replicas))
             assert len({one._now for one in replicas}) == 1
@@ -86,11 +85,11 @@ def test_replicas_share_one_secret_and_clients_trust_the_bundle():
 
 
 @pytest.mark.parametrize("broken", ["", "bm8gY2VydGlmaWNhdGU=", None])
-def test_a_secret_that_holds_no_certificate_is_made_anew(broken):
+def test_a_secret_without_a_certificate_is_replaced(broken):
     async def go():
-        async with ApiDouble() as double, Api(Access(double.url)) as api:
+        async with KubeApi() as double, Api(Access(double.url)) as api:
             data = {} if broken is None else dict.fromkeys(tls.FIELDS, broken)
-            await double.put(SECRET, {"metadata": {"name": "vgpu-scheduler-tls"}, "data": data})
+            double.put(SECRET, {"metadata": {"name": "vgpu-scheduler-tls"}, "data": data})
             one = Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, [])
             await one.keep()
             assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 both sides are said
@@ -99,12 +98,12 @@ def test_a_secret_that_holds_no_certificate_is_made_anew(broken):
 
 
 @pytest.mark.parametrize("field", ["ca.crt", "ca.key"])
-def test_a_secret_whose_authority_is_broken_is_made_anew(field):
+def test_a_secret_with_a_broken_authority_is_replaced(field):
     async def go():
-        async with ApiDouble() as double, Api(Access(double.url)) as api:
+        async with KubeApi() as double, Api(Access(double.url)) as api:
             await Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, []).keep()
             stored = double.objects[SECRET]
-            await double.put(SECRET, dict(stored, data=dict(stored["data"], **{field: "bm8gY2VydGlmaWNhdGU="})))
+            double.put(SECRET, dict(stored, data=dict(stored["data"], **{field: "bm8gY2VydGlmaWNhdGU="})))
             one = Tls(api, "kube-system/vgpu-scheduler-tls", NAMES, [])
             await one.keep()
             assert tls.read(double.objects[SECRET]) == one._now != None  # noqa: E711 both sides are said
@@ -114,7 +113,7 @@ def test_a_secret_whose_authority_is_broken_is_made_anew(field):
 
 def test_no_right_to_the_secret_is_said():
     async def go():
-        async with ApiDouble() as double, Api(Access(double.url)) as api:
+        async with KubeApi() as double, Api(Access(double.url)) as api:
             double.fault = lambda _method, _path: 403
             with pytest.raises(ApiError, match="403"):
                 await Tls(api, "kube-system/x", NAMES, []).keep()

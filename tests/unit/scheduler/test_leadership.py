@@ -8,6 +8,7 @@ import asyncio
 import random
 
 import pytest
+from doubles.kube_api import KubeApi
 from vgpu_plugin.node.kube_access import Access
 from vgpu_scheduler import api as api_module
 from vgpu_scheduler import leadership as leadership_module
@@ -17,7 +18,6 @@ from vgpu_scheduler.leadership import QUIET, RECENT, WANTED, Leadership
 from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.wire import BindArgs
 
-from .api_double import ApiDouble
 from .samples import faults, node
 from .test_service import plans, pod_object, pod_path, replica, world
 
@@ -54,7 +54,7 @@ def stage():
 
     def run(story):
         async def go():
-            async with ApiDouble() as double, Api(Access(double.url), timeout=60.0) as api:
+            async with KubeApi() as double, Api(Access(double.url), timeout=60.0) as api:
                 clock, busy = Clock(), {}
                 electors = {
                     name: Leadership(api, Listed(), NAME, name, 15.0, lambda name=name: busy.get(name, False), clock)
@@ -133,7 +133,7 @@ def test_the_clocks_of_machines_are_never_compared(stage):
         for stamp in ("1999-01-01T00:00:00.000000Z", "2199-01-01T00:00:00.000000Z"):
             lease = double.objects[LEASE]
             lease["spec"]["renewTime"] = stamp
-            await double.put(LEASE, lease)
+            double.put(LEASE, lease)
             await two.round()
             clock.time += 10
             await two.round()
@@ -234,7 +234,7 @@ def test_an_api_server_that_does_not_answer_makes_nobody_a_leader_and_unmakes_on
         async with world(lease=NAME, timeout=0.5, seconds=6.0) as (double, one, _names):
             await one.until(lambda: one.leadership.leads)
             double.fault = lambda _method, path: fault if "/leases" in path else None
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             await one.until(lambda: not one.leadership.writes())
             said = await one.bind(pod, "n0")
             assert "lease" in said and not double.objects[pod_path("a")]["spec"].get("nodeName")
@@ -262,7 +262,7 @@ def test_a_bind_that_had_to_read_its_pod_asks_again_whether_it_may(seconds, asks
         ledger = Ledger()
         ledger.set_node("n0", node("n0", 1))
         extender = Extender(ledger, one._api, may_bind=one.may_bind)
-        pod = await double.put(pod_path("a"), pod_object("a"))
+        pod = double.put(pod_path("a"), pod_object("a"))
 
         async def slow(_namespace, _name):
             clock.time += seconds
@@ -316,7 +316,7 @@ def test_only_the_holder_binds_and_only_once_it_has_listed():
             async with replica(double, NAME, "two") as two:
                 await one.until(lambda: one.leadership.leads or two.leadership.leads)
                 first, second = (one, two) if one.leadership.leads else (two, one)
-                pods = [await double.put(pod_path(name), pod_object(name)) for name in "abcd"]
+                pods = [double.put(pod_path(name), pod_object(name)) for name in "abcd"]
                 await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
                 assert await first.bind(pods[0], "n0") == ""
                 assert "the one that binds is" in await second.bind(pods[1], "n0")
@@ -340,12 +340,12 @@ def test_only_the_holder_binds_and_only_once_it_has_listed():
 
 
 def test_the_leader_dies_in_the_middle_and_no_pod_is_lost_or_placed_twice(monkeypatch):
-    """A kube-scheduler that goes on beside the other replica: it tries each pod until it is bound."""
+    """A kube-scheduler that continues next to the other replica: it tries each pod until it is bound."""
     monkeypatch.setattr(leadership_module, "RETRY", 0.2)
 
     async def go():
         async with world(nodes=2, gpus=2, lease=NAME, seconds=8.0) as (double, one, names):
-            pods = [await double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(20)]
+            pods = [double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(20)]
             await one.until(lambda: one.leadership.leads)
             await one.until(lambda: one.cluster.pods.listed_at >= one.leadership._since)
             async with replica(double, NAME, "two", seconds=8.0) as two:
@@ -385,13 +385,13 @@ def test_a_plan_is_written_again_by_the_holder_alone(monkeypatch):
                 await one.until(lambda: one.leadership.leads or two.leadership.leads)
                 first, second = (one, two) if one.leadership.leads else (two, one)
                 await first.until(lambda: first.cluster.pods.listed_at >= first.leadership._since)
-                pod = await double.put(pod_path("a"), pod_object("a"))
+                pod = double.put(pod_path("a"), pod_object("a"))
                 assert (await first.schedule(pod, names))[1] == ""
                 await second.until(lambda: second.ledger.held("uid-a") is not None)
                 first.cluster.writes = lambda: False
                 stored = dict(double.objects[pod_path("a")])
                 stored["metadata"] = dict(stored["metadata"], annotations={})
-                await double.put(pod_path("a"), stored)
+                double.put(pod_path("a"), stored)
                 await second.until(lambda: second.cluster.drift["plan_deleted"] and first.cluster.drift["plan_deleted"])
                 await second.cluster.repair()
                 await first.cluster.repair()

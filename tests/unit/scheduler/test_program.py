@@ -17,11 +17,11 @@ import aiohttp
 import pytest
 import yaml
 from aiohttp import web
+from doubles.kube_api import KubeApi, write_kubeconfig
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin.node import kube_access
 from vgpu_scheduler import api, main, settings
 
-from .api_double import ApiDouble
 from .conftest import ROOT, SITE
 from .samples import node
 
@@ -32,17 +32,6 @@ def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
-
-
-def kubeconfig(path, url, cluster=(), **user):
-    document = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-        "clusters": [{"name": "k", "cluster": {"server": url, **dict(cluster)}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path.write_text(yaml.safe_dump(document))
-    return path
 
 
 async def eventually(ask, seconds=60.0):
@@ -57,15 +46,13 @@ async def eventually(ask, seconds=60.0):
 
 def test_the_program_serves_both_and_ends_at_sigterm(tmp_path):
     async def go():
-        async with ApiDouble() as double, aiohttp.ClientSession() as session:
-            await double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
+        async with KubeApi() as double, aiohttp.ClientSession() as session:
+            double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
             gpus = pod_annotations.write_gpus(node("n0", 2))
-            await double.put(
-                "/api/v1/nodes/n0", {"metadata": {"name": "n0", "annotations": {pod_annotations.GPUS: gpus}}}
-            )
+            double.put("/api/v1/nodes/n0", {"metadata": {"name": "n0", "annotations": {pod_annotations.GPUS: gpus}}})
             inner, outer = free_port(), free_port()
             (tmp_path / "config.yaml").write_text("plain: default\ndefaultMemoryMiB: 700\n")
-            command = ["--kubeconfig", str(kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]
+            command = ["--kubeconfig", str(write_kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]
             command += ["--config", str(tmp_path / "config.yaml"), "--names=127.0.0.1"]
             command += [f"--extender=127.0.0.1:{inner}", f"--webhook=127.0.0.1:{outer}"]
             program = await asyncio.create_subprocess_exec(
@@ -175,7 +162,7 @@ class Server:
 def test_a_token_file_of_a_kubeconfig_is_read_again_for_each_call(tmp_path):
     async def run():
         async with Server() as server:
-            path = kubeconfig(tmp_path / "config", server.url, tokenFile="token")
+            path = write_kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
             async with api.Api(kube_access.read(str(path))) as client:
                 for token in ("one", "two"):
                     (tmp_path / "token").write_text(token + "\n")
@@ -198,7 +185,7 @@ def test_the_certificate_is_checked_against_the_server_name_of_the_kubeconfig(tm
     async def ask(**cluster):
         async with Server(tls) as server:
             known = {"certificate-authority": str(certificate), **cluster}
-            path = kubeconfig(tmp_path / "config", server.url, known, token="a")
+            path = write_kubeconfig(tmp_path / "config", {"server": server.url, **known}, {"token": "a"})
             async with api.Api(kube_access.read(str(path))) as client:
                 await client.pod("default", "a")
 

@@ -157,7 +157,7 @@ def test_what_was_admitted_counts_until_it_is_seen_or_overdue():
 
 
 def test_the_sums_of_namespaces_are_those_of_their_pods():
-    """Held, moved, released, nodes that come and go: the sums are kept, and here added up anew."""
+    """Held, moved, released, nodes that come and go: the sums are kept, and the test adds them up again."""
     import random
 
     chance = random.Random(7)
@@ -219,13 +219,13 @@ async def admission(one, made, verb="validate", **more):
 def test_admission_refuses_with_the_numbers():
     async def go():
         async with world(nodes=1, gpus=4) as (double, one, names):
-            await double.put(quota_path(), quota_object({MEM: "9000", CORES: "100"}))
+            double.put(quota_path(), quota_object({MEM: "9000", CORES: "100"}))
             await one.until(lambda: list(one.extender.quotas.namespaces) == ["default"])
             first = pod_object("a", gpus=2)
             # Asked twice as the API server does, and before once as a dry run and once to be changed.
             assert (await admission(one, first, dryRun=True))[0] and (await admission(one, first, "mutate"))[0]
             assert (await admission(one, first))[0] and (await admission(one, first))[0]
-            stored = await double.put(pod_path("a"), first)
+            stored = double.put(pod_path("a"), first)
             allowed, code, message = await admission(one, pod_object("b", memory=3001))
             assert (allowed, code) == (False, 403)
             assert "3001 asked for" in message and "6000 of 9000 in use" in message and "quota q" in message
@@ -234,7 +234,7 @@ def test_admission_refuses_with_the_numbers():
             assert (await one.schedule(stored, names))[1] == ""
             await one.until(lambda: one.extender.quotas.held("default") == Demand(6000, 0))
             assert (await admission(one, pod_object("b", memory=3001)))[1] == 403
-            await double.put(pod_path("a"), dict(double.objects[pod_path("a")], status={"phase": "Succeeded"}))
+            double.put(pod_path("a"), dict(double.objects[pod_path("a")], status={"phase": "Succeeded"}))
             await one.until(lambda: one.extender.quotas.held("default") == Demand())
             assert (await admission(one, pod_object("b", memory=3001)))[0]
             text = (await one.get("/metrics"))[1]
@@ -250,14 +250,14 @@ def test_what_two_replicas_admitted_at_once_is_bound_within_the_quota():
         async with world(nodes=2, gpus=4) as found:
             double, one, names = found
             async with replica(double) as two:
-                await double.put(quota_path(), quota_object({MEM: "9000"}))
+                double.put(quota_path(), quota_object({MEM: "9000"}))
                 for each in (one, two):
                     await each.until(lambda each=each: list(each.extender.quotas.namespaces) == ["default"])
                 # Neither sees what the other admits: three each, where three in all may be.
                 pods = [pod_object(f"p{n}") for n in range(6)]
                 answers = [await admission(one if n < 3 else two, made) for n, made in enumerate(pods)]
                 assert all(allowed for allowed, _code, _message in answers)
-                stored = [await double.put(pod_path(made["metadata"]["name"]), made) for made in pods]
+                stored = [double.put(pod_path(made["metadata"]["name"]), made) for made in pods]
                 done = await asyncio.gather(*(one.bind(made, names[n % 2]) for n, made in enumerate(stored)))
                 assert sorted(bool(said) for said in done) == [False] * 3 + [True] * 3
                 assert all("9000 of 9000 in use" in said for said in done if said)
@@ -265,10 +265,10 @@ def test_what_two_replicas_admitted_at_once_is_bound_within_the_quota():
                 _status, found = await one.verb("filter", {"Pod": late, "NodeNames": names})
                 assert not found["NodeNames"] and "9000 of 9000" in found["FailedAndUnresolvableNodes"]["n0"]
                 bound = next(made for made, said in zip(stored, done, strict=True) if not said)
-                await double.delete(pod_path(bound["metadata"]["name"]))
+                double.remove(pod_path(bound["metadata"]["name"]))
                 await one.until(lambda: one.extender.quotas.held("default").memory_mib == 6000)
                 assert (await one.schedule(late, names))[1] == ""
-                events = [made for path, made in double.objects.items() if "/events/" in path]
+                events = double.of("events")
                 assert {made["reason"] for made in events} == {"GpuQuota"}
 
     asyncio.run(go())
@@ -282,14 +282,14 @@ def test_the_exact_size_is_judged_at_the_bind():
             small = (gpu("GPU-small", memory=8000),)
             from .test_service import node_object
 
-            await double.put("/api/v1/nodes/small", node_object("small", small))
-            await double.put(quota_path(), quota_object({MEM: "4000"}))
+            double.put("/api/v1/nodes/small", node_object("small", small))
+            double.put(quota_path(), quota_object({MEM: "4000"}))
             await one.until(lambda: "small" in one.ledger.nodes and list(one.extender.quotas.namespaces))
             half = pod_object("half")
             limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem-percentage": "50"}
             half["spec"]["containers"][0]["resources"] = {"limits": limits}
             assert (await admission(one, half))[0]
-            stored = await double.put(pod_path("half"), half)
+            stored = double.put(pod_path("half"), half)
             assert "8080 asked for" in await one.bind(stored, "n0")
             assert one.ledger.held("uid-half") is None
             assert await one.bind(stored, "small") == ""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from doubles.kube_api import KubeApi
 from prometheus_client.parser import text_string_to_metric_families
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import Use
@@ -25,7 +26,6 @@ from vgpu_scheduler.leadership import Leadership
 from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.server import MAX_BODY, Service
 
-from .api_double import ApiDouble
 from .samples import faults, node
 
 SCHEDULER = "vgpu-scheduler"
@@ -129,11 +129,11 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
 
 @asynccontextmanager
 async def world(nodes=2, gpus=2, **options):
-    async with ApiDouble() as double:
+    async with KubeApi() as double:
         names = [f"n{n}" for n in range(nodes)]
         double.nodes = {name: node(name, gpus) for name in names}
         for name in names:
-            await double.put(f"/api/v1/nodes/{name}", node_object(name, double.nodes[name]))
+            double.put(f"/api/v1/nodes/{name}", node_object(name, double.nodes[name]))
         async with replica(double, **options) as one:
             yield double, one, names
 
@@ -141,8 +141,8 @@ async def world(nodes=2, gpus=2, **options):
 def plans(double):
     """(node, plan) of each bound pod, as the API server has it."""
     found = []
-    for path, one in double.objects.items():
-        if "/pods/" in path and one["spec"].get("nodeName"):
+    for one in double.of("pods"):
+        if one["spec"].get("nodeName"):
             found.append(
                 (
                     one["spec"]["nodeName"],
@@ -155,7 +155,7 @@ def plans(double):
 def test_a_pod_is_bound_with_its_plan_in_one_request():
     async def go():
         async with world() as (double, one, names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             calls = len(double.calls)
             where, said = await one.schedule(pod, [*names, "no-gpus"])
             assert said == "" and where in names
@@ -172,7 +172,7 @@ def test_many_at_once_never_oversell_and_every_refusal_is_said():
     async def go():
         async with world(nodes=3, gpus=2) as (double, one, names):
             # Each GPU takes five of them: 30 in all, 45 asked at the same moment, all for the node that looks best.
-            pods = [await double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(45)]
+            pods = [double.put(pod_path(f"p{n}"), pod_object(f"p{n}")) for n in range(45)]
             answers = await asyncio.gather(*(one.schedule(pod, names) for pod in pods))
             for _round in range(4):
                 again = [n for n, (where, said) in enumerate(answers) if where and said]
@@ -190,16 +190,16 @@ def test_the_ledger_comes_back_from_pods_and_nodes():
     async def go():
         async with world() as (double, one, names):
             for n in range(6):
-                pod = await double.put(pod_path(f"p{n}"), pod_object(f"p{n}"))
+                pod = double.put(pod_path(f"p{n}"), pod_object(f"p{n}"))
                 assert (await one.schedule(pod, names))[1] == ""
             double.page = 2
             async with replica(double) as other:
                 assert {name: other.ledger.use(name) for name in names} == {
                     name: one.ledger.use(name) for name in names
                 }
-                await double.delete(pod_path("p0"))
+                double.remove(pod_path("p0"))
                 done = dict(double.objects[pod_path("p1")], status={"phase": "Succeeded"})
-                await double.put(pod_path("p1"), done)
+                double.put(pod_path("p1"), done)
                 for each in (one, other):
                     await each.until(lambda each=each: len(list(each.ledger.held_by())) == 4)
 
@@ -222,7 +222,7 @@ def test_binds_that_go_wrong(fault, bound, holds, finally_holds, monkeypatch):
 
     async def go():
         async with world(timeout=2.0) as (double, one, names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             double.silent, double.fault = True, fault
             _where, said = await one.schedule(pod, names)
             assert said
@@ -240,7 +240,7 @@ def test_binds_that_go_wrong(fault, bound, holds, finally_holds, monkeypatch):
 def test_a_bind_that_was_done_unseen_and_is_tried_again_still_holds():
     async def go():
         async with world(timeout=2.0) as (double, one, names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             double.silent, double.fault = True, lambda _m, path: "done" if path.endswith("/binding") else None
             where, said = await one.schedule(pod, names)
             assert said
@@ -257,13 +257,13 @@ def test_lost_events_are_made_good_by_the_next_list():
     async def go():
         async with world(resync=1.5) as (double, one, names):
             for name in ("a", "b"):
-                pod = await double.put(pod_path(name), pod_object(name))
+                pod = double.put(pod_path(name), pod_object(name))
                 assert (await one.schedule(pod, names))[1] == ""
             double.silent = True
-            await double.delete(pod_path("a"))
+            double.remove(pod_path("a"))
             stranger = dict(double.objects[pod_path("b")])
             stranger["metadata"] = dict(stranger["metadata"], name="c", uid="uid-c")
-            await double.put(pod_path("c"), stranger)
+            double.put(pod_path("c"), stranger)
             await one.until(lambda: one.ledger.held("uid-a") is None and one.ledger.held("uid-c") is not None)
             assert one.cluster.drift["surplus"] == 1 and one.cluster.drift["missing"] == 1
             assert one.ledger.held("uid-b") is not None
@@ -275,9 +275,9 @@ def test_a_version_that_is_too_old_means_a_new_list():
     async def go():
         async with world(resync=300.0) as (double, one, names):
             double.silent = True
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             assert (await one.schedule(pod, names))[1] == ""
-            await double.delete(pod_path("a"))
+            double.remove(pod_path("a"))
             double.compacted, double.silent = double.version + 1, False
             lists = double.count("GET", "/api/v1/pods")
             one.cluster.pods._again.set()
@@ -291,11 +291,11 @@ def test_a_version_that_is_too_old_means_a_new_list():
 def test_a_plan_that_somebody_deleted_is_written_again():
     async def go():
         async with world() as (double, one, names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             assert (await one.schedule(pod, names))[1] == ""
             stored = json.loads(json.dumps(double.objects[pod_path("a")]))
             plan = stored["metadata"]["annotations"].pop(pod_annotations.PLAN)
-            await double.put(pod_path("a"), stored)
+            double.put(pod_path("a"), stored)
             await one.until(
                 lambda: double.objects[pod_path("a")]["metadata"]["annotations"].get(pod_annotations.PLAN) == plan
             )
@@ -307,14 +307,14 @@ def test_a_plan_that_somebody_deleted_is_written_again():
 def test_the_ledger_follows_what_the_kubelet_gave():
     async def go():
         async with world(nodes=1) as (double, one, names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             assert (await one.schedule(pod, names))[1] == ""
             stored = json.loads(json.dumps(double.objects[pod_path("a")]))
             annotations = stored["metadata"]["annotations"]
             (planned,) = [uuid for uuid, use in one.ledger.use("n0").items() if use.slots]
             (other,) = {"GPU-n0-0", "GPU-n0-1"} - {planned}
             annotations[pod_annotations.GIVEN] = annotations[pod_annotations.PLAN].replace(planned, other)
-            await double.put(pod_path("a"), stored)
+            double.put(pod_path("a"), stored)
             await one.until(lambda: one.ledger.use("n0")[other] == Use(3000, 0, 1))
             assert one.ledger.use("n0")[planned] == Use(0, 0, 0)
 
@@ -324,18 +324,18 @@ def test_the_ledger_follows_what_the_kubelet_gave():
 def test_nodes_that_go_come_back_and_lose_their_annotation():
     async def go():
         async with world() as (double, one, names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             where, said = await one.schedule(pod, names)
             before = one.ledger.use(where)
-            await double.delete(f"/api/v1/nodes/{where}")
+            double.remove(f"/api/v1/nodes/{where}")
             await one.until(lambda: where not in one.ledger.nodes)
-            await double.put(f"/api/v1/nodes/{where}", node_object(where, double.nodes[where]))
+            double.put(f"/api/v1/nodes/{where}", node_object(where, double.nodes[where]))
             await one.until(lambda: where in one.ledger.nodes)
             assert one.ledger.use(where) == before and said == ""
             for wrong, kind in ((node_object(where), "gpus_deleted"), (node_object(where), "gpus_unreadable")):
                 if kind == "gpus_unreadable":
                     wrong["metadata"]["annotations"][pod_annotations.GPUS] = "{"
-                await double.put(f"/api/v1/nodes/{where}", wrong)
+                double.put(f"/api/v1/nodes/{where}", wrong)
                 await one.until(lambda kind=kind: one.cluster.drift[kind] > 0)
                 assert one.ledger.use(where) == before
 
@@ -345,7 +345,7 @@ def test_nodes_that_go_come_back_and_lose_their_annotation():
 def test_a_bind_reads_the_pod_where_a_restart_forgot_it():
     async def go():
         async with world() as (double, one, _names):
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             assert await one.bind(pod, "n0") == ""
             stale = json.loads(json.dumps(pod))
             stale["metadata"]["uid"] = "uid-of-before"
@@ -360,7 +360,7 @@ def test_preempt_keeps_nodes_where_it_helps():
     async def go():
         async with world(nodes=2, gpus=1) as (double, one, names):
             for name, where in (("a", "n0"), ("b", "n1"), ("c", "n1")):
-                pod = await double.put(pod_path(name), pod_object(name, memory=8000))
+                pod = double.put(pod_path(name), pod_object(name, memory=8000))
                 assert await one.bind(pod, where) == ""
             big = pod_object("big", memory=16000)
             victims = {"n0": {"Pods": [{"UID": "uid-a"}], "NumPDBViolations": 1}, "n1": {"Pods": [{"UID": "uid-b"}]}}
@@ -423,11 +423,11 @@ def test_what_people_see(capsys):
     async def go():
         async with world(nodes=2, gpus=1) as (double, one, names):
             for name, where in (("a", "n0"), ("b", "n1")):
-                pod = await double.put(pod_path(name), pod_object(name, memory=9000))
+                pod = double.put(pod_path(name), pod_object(name, memory=9000))
                 assert await one.bind(pod, where) == ""
-            await double.put(pod_path("waits"), pod_object("waits", memory=8000))
-            await double.put(pod_path("huge"), pod_object("huge", memory=90000))
-            await double.put(pod_path("odd"), pod_object("odd", memory="-1"))
+            double.put(pod_path("waits"), pod_object("waits", memory=8000))
+            double.put(pod_path("huge"), pod_object("huge", memory=90000))
+            double.put(pod_path("odd"), pod_object("odd", memory="-1"))
             status, text = await one.get("/explain/default/waits")
             assert status == 200 and "0 of 2 nodes have room" in text and "it would fit on n0 once default/a" in text
             assert "2 nodes: not a GPU with 8000 MiB free (n0, n1)" in text
@@ -458,7 +458,7 @@ def test_what_people_see(capsys):
 
 def test_not_ready_and_no_bind_before_the_first_lists():
     async def go():
-        async with ApiDouble() as double:
+        async with KubeApi() as double:
             double.fault = lambda _method, _path: 403
             async with replica(double, wait=False) as one:
                 await one.until(lambda: one.cluster.pods.fault)

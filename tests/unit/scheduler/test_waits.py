@@ -140,39 +140,35 @@ def test_faults_and_bounds(monkeypatch):
     story(go)
 
 
-def events_of(double):
-    return [one for path, one in double.objects.items() if "/events/" in path]
-
-
 def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not(monkeypatch):
     monkeypatch.setattr(waits_module, "BETWEEN", 0.01)
 
     async def go():
         async with world(nodes=1, gpus=1) as (double, one, names):
             task = asyncio.create_task(one.extender.waiting.run())
-            first = await double.put(pod_path("first"), pod_object("first", memory=12000))
+            first = double.put(pod_path("first"), pod_object("first", memory=12000))
             assert (await one.schedule(first, names))[1] == ""
-            waits = await double.put(pod_path("waits"), pod_object("waits", memory=8000))
+            waits = double.put(pod_path("waits"), pod_object("waits", memory=8000))
             for _each in range(5):
                 assert (await one.schedule(waits, names))[0] is None
-            await one.until(lambda: events_of(double))
+            await one.until(lambda: double.of("events"))
             await asyncio.sleep(0.2)
-            (event,) = events_of(double)
+            (event,) = double.of("events")
             assert event["reason"] == "GpusNotFree" and event["type"] == "Warning"
             assert event["involvedObject"]["uid"] == "uid-waits" and event["involvedObject"]["name"] == "waits"
             assert "It would fit on n0 once default/first (12000 MiB) ends" in event["message"]
             assert "vgpu_scheduler_waiting_events_total 1" in (await one.get("/metrics"))[1]
             # A quota is a reason too, and the person hears it from both.
-            await double.put(quota_path(), quota_object({MEM: "12500"}))
+            double.put(quota_path(), quota_object({MEM: "12500"}))
             await one.until(lambda: list(one.extender.quotas.namespaces))
-            small = await double.put(pod_path("small"), pod_object("small", memory=700))
+            small = double.put(pod_path("small"), pod_object("small", memory=700))
             assert (await one.schedule(small, names))[0] is None
-            await one.until(lambda: len(events_of(double)) == 2)
-            assert "12000 of 12500 in use" in events_of(double)[-1]["message"]
+            await one.until(lambda: len(double.of("events")) == 2)
+            assert "12000 of 12500 in use" in double.of("events")[-1]["message"]
             text = (await one.get("/explain/default/small"))[1]
             assert "12000 of 12500 in use" in text and "what it waits for is not GPUs" not in text
             # Bound or gone, it is forgotten.
-            await double.delete(pod_path("waits"))
+            double.remove(pod_path("waits"))
             await one.until(lambda: "uid-waits" not in one.extender.waiting._told)
             task.cancel()
 
@@ -182,10 +178,10 @@ def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not
 def test_a_pod_that_fits_makes_no_event():
     async def go():
         async with world(nodes=1, gpus=1) as (double, one, names):
-            await double.put("/api/v1/nodes/n9", node_object("n9"))
-            pod = await double.put(pod_path("a"), pod_object("a"))
+            double.put("/api/v1/nodes/n9", node_object("n9"))
+            pod = double.put(pod_path("a"), pod_object("a"))
             assert (await one.schedule(pod, [*names, "n9"]))[1] == ""
-            assert not one.extender.waiting._due and not events_of(double)
+            assert not one.extender.waiting._due and not double.of("events")
             args = wire.ExtenderArgs(pod, names)
             assert one.extender.filter(args).NodeNames == names
 

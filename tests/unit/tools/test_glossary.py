@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words of a private dialect stay out of the product's code: names, options, metrics, help and messages; and comments."""
+"""Words of a private dialect stay out of the product's code: names, options, metrics, help, messages, comments."""
 
 from __future__ import annotations
 

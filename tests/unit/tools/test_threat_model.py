@@ -13,7 +13,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import verdic
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "threat-model.md"
 CHECKS = {*verdicts.PROBE_CHECKS, *verdicts.PROBE_BYPASSES, *verdicts.OWN}
-LIBRARY, NODE, WATCHER = "tests/native/vcuda/test_", "tests/integration/device_plugin/test_", "tests/unit/plugin/test_"
+LIBRARY, NODE, WATCHER = "tests/native/vcuda/test_", "tests/integration/device_plugin/test_", "tests/unit/plugin/"
 
 # Start of a row that names no check → the tests that go that way, or that see what the row says of it.
 TRIED = {
@@ -62,15 +62,19 @@ TRIED = {
         LIBRARY + "oversubscription.py::test_a_slice_gets_its_whole_limit_after_another_filled_the_card"
     ],
     "hide from the watcher": [
-        WATCHER + "watch_processes.py::test_whose_a_process_is",
-        WATCHER + "watch.py::test_another_process_each_look_does_not_escape",
+        WATCHER + "watch/test_watch_processes.py::test_whose_a_process_is",
+        WATCHER + "watch/test_watch_watcher.py::test_another_process_each_look_does_not_escape",
     ],
-    "take beside an honest slot": [WATCHER + "watch.py::test_tolerance_is_twice_the_step_of_the_library"],
-    "work round the library for less": [WATCHER + "watch.py::test_named_in_the_second_look_and_told_once"],
+    "take beside an honest slot": [
+        WATCHER + "watch/test_watch_watcher.py::test_tolerance_is_twice_the_step_of_the_library"
+    ],
+    "work round the library for less": [
+        WATCHER + "watch/test_watch_watcher.py::test_second_poll_names_the_process_and_reports_it_once"
+    ],
     "Vulkan, OpenGL": [
-        WATCHER + "daemon.py::test_pod_gets_limited_slice",
-        WATCHER + "handover.py::test_files_are_found_where_the_loader_would",
-        WATCHER + "watch_processes.py::test_processes_of_graphics_are_looked_at_too",
+        WATCHER + "test_daemon.py::test_pod_gets_limited_slice",
+        WATCHER + "inject/test_inject_handover.py::test_files_are_found_where_the_loader_would",
+        WATCHER + "watch/test_watch_processes.py::test_processes_of_graphics_are_looked_at_too",
     ],
     "lie in one's own tenant page": [
         LIBRARY + "share.py::test_what_a_tenant_writes_harms_nobody_else",

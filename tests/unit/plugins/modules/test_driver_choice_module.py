@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 from ansible_collections.vgpu.fleet.plugins.modules import driver_choice as module_under_test
+from doubles.host import host
 
 FILES = {
     "etc/os-release": 'ID=ubuntu\nVERSION_ID="24.04"\n',
@@ -21,9 +21,7 @@ INSTALLED = "Package: {}\nStatus: install ok installed\nVersion: 2025.03.1-1\n\n
 
 @pytest.mark.parametrize("package, told", [("nvlsm", False), ("bash", True)])
 def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch, package, told):
-    for path, text in {**FILES, "var/lib/dpkg/status": INSTALLED.format(package)}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+    machine = host(tmp_path, {**FILES, "var/lib/dpkg/status": INSTALLED.format(package)})
     warnings, left = [], []
     desired = {"source": "cuda", "branch": "580"}
     double = SimpleNamespace(
@@ -33,7 +31,7 @@ def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch
         exit_json=lambda **told: left.append(told),
     )
     monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
-    monkeypatch.setattr(module_under_test, "Host", lambda: Host(str(tmp_path), run=lambda argv: Answer(127, "", "")))
+    monkeypatch.setattr(module_under_test, "Host", lambda: machine)
     module_under_test.main()
     assert any("nvidia-fabricmanager" in name for name in left[0]["choice"]["packages"]), "it has switches"
     assert [True for text in warnings if "nvlsm" in text] == [True] * told

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.modules import kube_device_plugin as module_under_test
+from doubles.kube_api import KubeClient
 
 LABEL = "vgpu.fleet/device-plugin"
 DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
@@ -15,53 +16,15 @@ PODS = "/api/v1/namespaces/kube-system/pods"
 CONFIGS = "/api/v1/namespaces/kube-system/configmaps/vgpu-configs"
 
 
-class Api:
-    """Server-side apply by one manager: a label that is no longer wished for goes."""
+def cluster(version="v1.34.2"):
+    api = KubeClient(version)
+    for name in ("n1", "n2"):
+        api.put(f"/api/v1/nodes/{name}", {"kind": "Node", "metadata": {"name": name, "labels": {}, "annotations": {}}})
+    return api
 
-    def __init__(self, version="v1.34.2", nodes=("n1", "n2")) -> None:
-        self.objects = {
-            f"/api/v1/nodes/{name}": {"kind": "Node", "metadata": {"name": name, "labels": {}, "annotations": {}}}
-            for name in nodes
-        }
-        self.version = version
-        self.writes = 0
-        self.deleted = []
 
-    def get(self, path):
-        if path == "/version":
-            return {"gitVersion": self.version}
-        if path.startswith("/api/v1/nodes?labelSelector="):
-            nodes = [one for one in self.objects.values() if one["kind"] == "Node"]
-            return {"items": [one for one in nodes if LABEL in one["metadata"]["labels"]]}
-        if path.startswith(f"{PODS}?labelSelector=app.kubernetes.io/name%3Dvgpu-device-plugin"):
-            return {"items": copy.deepcopy([one for one in self.objects.values() if one["kind"] == "Pod"])}
-        return copy.deepcopy(self.objects.get(path))
-
-    def apply(self, path, body, dry_run):
-        after = copy.deepcopy(body)
-        if body["kind"] == "Node":
-            after = copy.deepcopy(self.objects[path])
-            after["metadata"]["labels"].pop(LABEL, None)
-            after["metadata"]["labels"].update(body["metadata"]["labels"])
-        if not dry_run:
-            self.writes += 1
-            self.objects[path] = after
-        return after
-
-    def patch(self, path, body):
-        self.writes += 1
-        node = self.objects[path.removesuffix("/status")]
-        if path.endswith("/status"):
-            gone = {one["type"] for one in body["status"]["conditions"] if one["$patch"] == "delete"}
-            node["status"]["conditions"] = [one for one in node["status"]["conditions"] if one["type"] not in gone]
-        for name, value in body.get("metadata", {}).get("annotations", {}).items():
-            assert value is None
-            node["metadata"]["annotations"].pop(name)
-
-    def delete(self, path):
-        self.writes += 1
-        self.deleted.append(path)
-        self.objects.pop(path, None)
+def deleted(api):
+    return [path for method, path in api.writes if method == "DELETE"]
 
 
 class Ended(Exception):
@@ -100,12 +63,12 @@ def labelled(api):
 
 
 def test_check_apply_repeat_undo():
-    api = Api()
-    assert call(api, check=True)["changed"] and api.writes == 0
+    api = cluster()
+    assert call(api, check=True)["changed"] and api.writes == []
     assert call(api)["changed"] and labelled(api) == ["n1"]
     assert not call(api)["changed"]
-    before = api.writes
-    assert call(api, state="absent", check=True)["changed"] and api.writes == before
+    before = len(api.writes)
+    assert call(api, state="absent", check=True)["changed"] and len(api.writes) == before
     call(api, state="absent")
     assert labelled(api) == [] and DAEMON_SET not in api.objects
     assert [path for path in api.objects if "/nodes/" not in path] == []
@@ -115,14 +78,14 @@ def test_check_apply_repeat_undo():
 @pytest.mark.parametrize("version", ["v1.9.11", "v1.8.0-gke.1"])
 def test_old_kubernetes_is_refused(version):
     with pytest.raises(Ended, match=r"expected 1\.10 or newer"):
-        call(Api(version))
+        call(cluster(version))
 
 
 def test_node_that_is_not_there_is_not_made():
-    api = Api()
+    api = cluster()
     with pytest.raises(Ended, match="no node n3"):
         call(api, nodes=("n1", "n3"))
-    assert api.writes == 0
+    assert api.writes == []
     call(api, nodes=("n3",), state="absent")  # gone from the cluster: nothing to do
     assert "/api/v1/nodes/n3" not in api.objects
 
@@ -137,15 +100,15 @@ def test_node_that_is_not_there_is_not_made():
         (["n1"], ["n1", "n3"], []),
     ],
 )
-def test_a_node_that_may_have_another_name_is_told(with_one, taken, words):
-    api, warnings = Api(), []
+def test_a_node_that_may_have_another_name_is_reported(with_one, taken, words):
+    api, warnings = cluster(), []
     call(api, nodes=with_one)
     call(api, nodes=taken, state="absent", warnings=warnings)
     assert len(warnings) == len(words) and all(word in text for word, text in zip(words, warnings, strict=True))
 
 
 def test_objects_stay_while_another_node_has_a_pod():
-    api = Api()
+    api = cluster()
     call(api, nodes=("n1", "n2"))
     call(api, nodes=("n1",), state="absent")
     assert labelled(api) == ["n2"] and DAEMON_SET in api.objects
@@ -169,17 +132,17 @@ def images(api):
 
 
 def test_pods_of_the_named_nodes_alone_are_replaced():
-    api = Api()
+    api = cluster()
     call(api, nodes=("n1", "n2"), rollout="OnDelete")
     assert api.objects[DAEMON_SET]["spec"]["updateStrategy"] == {"type": "OnDelete"}
     controller(api)
-    assert not call(api, nodes=("n1", "n2"), rollout="OnDelete")["changed"] and api.deleted == []
-    before = api.writes
+    assert not call(api, nodes=("n1", "n2"), rollout="OnDelete")["changed"] and deleted(api) == []
+    before = len(api.writes)
     foretold = call(api, rollout="OnDelete", image="new", check=True)
     # The template is not written in check mode, but the pods that would follow it are told.
-    assert "Pod kube-system/p-n1" in foretold["objects"] and api.writes == before
+    assert "Pod kube-system/p-n1" in foretold["objects"] and len(api.writes) == before
     found = call(api, rollout="OnDelete", image="new")
-    assert api.deleted == [f"{PODS}/p-n1"] and "Pod kube-system/p-n1" in found["objects"]
+    assert deleted(api) == [f"{PODS}/p-n1"] and "Pod kube-system/p-n1" in found["objects"]
     controller(api)
     assert images(api) == ["new", "i"]
     # The next batch, whose template is in force already.
@@ -190,25 +153,25 @@ def test_pods_of_the_named_nodes_alone_are_replaced():
 
 
 def test_pods_of_a_rolling_daemonset_are_left_to_kubernetes():
-    api = Api()
+    api = cluster()
     call(api)
     controller(api)
     call(api, image="new")
-    assert api.objects[DAEMON_SET]["spec"]["updateStrategy"]["type"] == "RollingUpdate" and api.deleted == []
+    assert api.objects[DAEMON_SET]["spec"]["updateStrategy"]["type"] == "RollingUpdate" and deleted(api) == []
 
 
 def test_a_pod_that_ends_is_not_ended_again():
-    api = Api()
+    api = cluster()
     call(api, rollout="OnDelete")
     controller(api)
     api.objects[f"{PODS}/p-n1"]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     call(api, rollout="OnDelete", image="new")
-    assert api.deleted == []
+    assert deleted(api) == []
 
 
 def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
     """It would start from the former template as soon as there is room, and nobody would replace it."""
-    api = Api()
+    api = cluster()
     call(api, nodes=("n1", "n2"), rollout="OnDelete")
     controller(api)
     for name in ("n1", "n2"):  # as the controller binds them: by a field, until the scheduler did
@@ -218,13 +181,13 @@ def test_a_pod_that_waits_for_room_on_its_node_is_replaced():
         terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
         spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     assert call(api, rollout="OnDelete", image="new")["objects"][-1] == "Pod kube-system/p-n1"
-    assert api.deleted == [f"{PODS}/p-n1"]
+    assert deleted(api) == [f"{PODS}/p-n1"]
 
 
 @pytest.mark.parametrize("gone_after, rounds", [(3, 3), (None, 6)])
 def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, rounds):
     """Where options alone are new, the former program would pass for the one that is to be waited for. Not for ever."""
-    api, slept = Api(), []
+    api, slept = cluster(), []
     call(api, rollout="OnDelete")
     controller(api)
 
@@ -245,7 +208,7 @@ def test_it_is_waited_until_the_former_pod_is_gone(monkeypatch, gone_after, roun
 
 def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypatch):
     """It would come back as it was."""
-    api, slept = Api(), []
+    api, slept = cluster(), []
     monkeypatch.setattr(module_under_test.time, "sleep", slept.append)
     monkeypatch.setattr(module_under_test.time, "monotonic", lambda: len(slept) * 10)
     call(api, rollout="OnDelete")
@@ -262,11 +225,11 @@ def test_no_pod_is_replaced_before_the_controller_has_seen_the_template(monkeypa
     api.apply = apply
     with pytest.raises(ValueError, match="has not seen generation 2 of kube-system/vgpu-device-plugin"):
         call(api, rollout="OnDelete", image="new")
-    assert api.deleted == [] and slept
+    assert deleted(api) == [] and slept
 
 
 def test_part_of_the_hosts_keeps_the_configurations_of_the_others():
-    api = Api()
+    api = cluster()
     call(api, configs={"n1": {"a.yaml": "1"}})
     call(api, configs={"n2": {"b.yaml": "2"}}, exact_configs=False)
     assert api.objects[CONFIGS]["data"] == {"a.yaml": "1", "b.yaml": "2"}
@@ -275,7 +238,7 @@ def test_part_of_the_hosts_keeps_the_configurations_of_the_others():
 
 
 def test_what_the_program_wrote_on_its_node_is_taken_back():
-    api = Api()
+    api = cluster()
     call(api)
     node = api.objects["/api/v1/nodes/n1"]
     node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]", "a.b/c": "1"}

@@ -14,8 +14,8 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacit
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import node_config
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha256
-from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 from capacity_samples import CONFIG, GPUS, IDS, checkpoint, compared, plugin, slices
+from doubles.host import host as host_double
 
 
 def test_a_host_where_all_agree():
@@ -167,7 +167,7 @@ def test_a_kubelet_is_asked_and_not_believed_from_its_file(monkeypatch, kind, pr
             server.bind(str(Path(folder) / "kubelet.sock"))
         if kind == "listening":
             server.listen()
-        host = Host(folder, run=lambda argv: Answer(127, "", "absent"))
+        host = host_double(Path(folder))
         seen = capacity.observe(host, kubelet_dir="/")
     assert seen["kubelet"] is present
     assert words in seen["kubelet_fault"] and bool(words) is bool(seen["kubelet_fault"])

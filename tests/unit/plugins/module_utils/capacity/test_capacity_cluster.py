@@ -7,18 +7,16 @@ import json
 import os
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
-import yaml
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import cluster as capacity_cluster
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import tables
+from doubles.kube_api import KubeApi, write_kubeconfig
 
 ROOT = Path(__file__).resolve().parents[5]
 GPU = "nvidia.com/gpu"
+NODE = "/api/v1/nodes/n1"
 
 
 def node(capacity=4, allocatable=4, ready="True", name="n1"):
@@ -112,7 +110,7 @@ def test_other_conditions_are_not_readiness():
     )
 
 
-def test_what_pods_hold_is_told_by_pod():
+def test_facts_list_the_devices_of_each_pod():
     seen = capacity_cluster.facts(node(), [pod("a", 1), pod("idle", 0), pod("b", 2, phase="Pending")], [GPU])
     assert seen["resources"] == {GPU: {"capacity": 4, "allocatable": 4, "allocated": 3}}
     assert [(one["pod"], one["count"], one["phase"]) for one in seen["pods"]] == [
@@ -161,57 +159,16 @@ def test_kubernetes_that_was_not_asked_is_said(kube, why):
     assert (found["ok"], found["missing"]) == (True, {"kubernetes": why})
 
 
-class Cluster:
-    def __init__(self) -> None:
-        self.nodes = [node(), node(name="other")]
-        self.pods = [pod("a", 1), pod("b", 1), pod("elsewhere", 4, on="other")]
-        self.status = 200
-        self.asked: list[str] = []
-        self.page = 2
-
-    def answer(self, path):
-        self.asked.append(path)
-        url = urlsplit(path)
-        query = parse_qs(url.query)
-        kind, items = ("NodeList", self.nodes) if url.path.endswith("/nodes") else ("PodList", self.pods)
-        first = int(query.get("continue", ["0"])[0])
-        rest = str(first + self.page) if first + self.page < len(items) else ""
-        if len(self.asked) > 4:
-            self.nodes = [node(), node(name="other")]  # the kubelet has told the API server by now
-        return {
-            "kind": kind,
-            "apiVersion": "v1",
-            "metadata": {"continue": rest},
-            "items": items[first : first + self.page],
-        }
-
-
 @pytest.fixture
 def cluster(tmp_path):
-    found = Cluster()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            text = json.dumps(found.answer(self.path) if found.status == 200 else {"kind": "Status"}).encode()
-            self.send_response(found.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    names = {"clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}]}
-    names.update(users=[{"name": "u", "user": {}}], contexts=[{"name": "x", "context": {"cluster": "c", "user": "u"}}])
-    names.update({"apiVersion": "v1", "kind": "Config", "current-context": "x"})
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(names))
-    found.kubeconfig = str(tmp_path / "kubeconfig")
-    yield found
-    server.shutdown()
-    server.server_close()
+    with KubeApi() as api:
+        api.page = 2
+        for one in (node(), node(name="other")):
+            api.put(f"/api/v1/nodes/{one['metadata']['name']}", one)
+        for one in (pod("a", 1), pod("b", 1), pod("elsewhere", 4, on="other")):
+            api.put(f"/api/v1/namespaces/work/pods/{one['metadata']['name']}", one)
+        api.kubeconfig = str(write_kubeconfig(tmp_path / "kubeconfig", api.url))
+        yield api
 
 
 def module(cluster, timeout=0, **more):
@@ -234,21 +191,27 @@ def test_module_asks_once_for_all_nodes_in_pages(cluster):
     assert found["nodes"]["n1"]["drift"] == []
     assert found["nodes"]["n1"]["resources"][GPU]["allocated"] == 2
     assert [one["what"] for one in found["nodes"]["gone"]["drift"]] == ["Kubernetes"]
-    assert len(cluster.asked) == 3  # the nodes, and two pages of pods
+    assert [path for _method, path in cluster.calls] == ["/api/v1/nodes", "/api/v1/pods", "/api/v1/pods"]  # two pages
 
 
 def test_module_waits_for_the_kubelet_to_tell(cluster):
-    cluster.nodes = [node(2, 2)]
+    cluster.put(NODE, node(2, 2))
     found = module(cluster)
     assert [one["what"] for one in found["nodes"]["n1"]["drift"]] == ["Kubernetes capacity"]
-    cluster.asked.clear()
-    cluster.nodes = [node(2, 2)]
+    calls = len(cluster.calls)
+
+    def report(_method, _path):
+        """The kubelet's, at the fifth call."""
+        if len(cluster.calls) == calls + 5:
+            cluster.put(NODE, node())
+
+    cluster.fault = report
     assert module(cluster, timeout=60)["nodes"]["n1"]["drift"] == []
 
 
 @pytest.mark.parametrize(("status", "words"), [(403, "answered 403"), (500, "answered 500")])
 def test_api_server_that_refuses_is_a_missing_source(cluster, status, words):
-    cluster.status = status
+    cluster.fault = lambda _method, _path: status
     found = module(cluster)
     assert words in found["missing"]
     assert (found["nodes"], found.get("failed", False)) == ({}, False)

@@ -9,9 +9,10 @@ import json
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity import capacity
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
-from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.state import running_plugin
 from capacity_samples import AGREEING, GPUS, IDS, checkpoint, compared, plugin, slices
+from doubles.host import host as host_double
+from doubles.host import write
 
 LEASE = {"id": "1", "kind": "lease", "slice_ids": ["GPU-a::1"]}
 HELD = {"id": "2", "kind": "kubelet", "slice_ids": ["GPU-a::1"]}
@@ -110,10 +111,8 @@ def test_the_configuration_that_a_label_chose_is_what_must_hold(tmp_path, monkey
     monkeypatch.setattr(nvml, "read", lambda: copy.deepcopy(AGREEING["nvml"]))
     monkeypatch.setattr(running_plugin, "status", lambda _host: status)
     for name in ("node.yaml", "configs/large.yaml"):
-        file = tmp_path / "etc/vgpu" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"of": name}))
-    host = Host(str(tmp_path), run=lambda argv: Answer(127, "", "absent"))
+        write(tmp_path, f"etc/vgpu/{name}", json.dumps({"of": name}))
+    host = host_double(tmp_path)
     seen = capacity.observe(host, wanted_text="{}")
     assert (seen["config_path"], json.loads(seen["config_text"])["of"]) == (path, path[len("/etc/vgpu/") :])
     assert (seen["base_path"], json.loads(seen["base_text"])["of"]) == ("/etc/vgpu/node.yaml", "node.yaml")

@@ -8,7 +8,8 @@ import platform
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver import facts as driver_facts
-from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host, dpkg_held, matching
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, dpkg_held, matching
+from doubles import host as host_double
 
 LOADED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.261.03  Tue\n"
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.163.01  Release\n"
@@ -16,13 +17,6 @@ IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia_modeset 3 0 - Live 0x0\nnvidia 2 2 nvi
 DRM = "nvidia_drm 5 0 - Live 0x0\nnvidia_modeset 3 1 nvidia_drm, Live 0x0\nnvidia 2 1 nvidia_modeset, Live 0x0\n"
 BUSY = IDLE.replace("nvidia 2 2", "nvidia 2 5")
 EFI = driver_facts.SECURE_BOOT.lstrip("/")
-
-
-def lay_out(root, files, answers=None):
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    return Host(str(root), run=lambda argv: (answers or {}).get(" ".join(argv), Answer(127, "", "no program")))
 
 
 # files, programs' answers -> facts
@@ -69,12 +63,12 @@ FACTS = [
 
 @pytest.mark.parametrize("files, answers, facts", FACTS)
 def test_facts(tmp_path, files, answers, facts):
-    found = driver_facts.read(lay_out(tmp_path, files, answers))
+    found = driver_facts.read(host_double.host(tmp_path, files, answers))
     assert {key: found[key] for key in facts} == facts
 
 
 def test_who_holds_the_driver_is_named(tmp_path):
-    host = lay_out(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/42/comm": "bash\n"})
+    host = host_double.host(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/42/comm": "bash\n"})
     for pid, target in ((41, "/dev/nvidia0"), (42, "/dev/pts/1")):
         (tmp_path / f"proc/{pid}/fd").mkdir()
         os.symlink(target, tmp_path / f"proc/{pid}/fd/3")
@@ -95,7 +89,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("group, users", GROUPS)
 def test_services_of_the_driver_are_no_users(tmp_path, group, users):
-    host = lay_out(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/41/cgroup": group})
+    host = host_double.host(tmp_path, {"proc/modules": BUSY, "proc/41/comm": "python3\n", "proc/41/cgroup": group})
     (tmp_path / "proc/41/fd").mkdir()
     os.symlink("/dev/nvidiactl", tmp_path / "proc/41/fd/3")
     assert driver_facts.read(host)["in_use"] == users
@@ -103,7 +97,7 @@ def test_services_of_the_driver_are_no_users(tmp_path, group, users):
 
 def test_an_initramfs_that_was_made_before_the_blacklist_is_old(tmp_path):
     image = f"boot/initrd.img-{platform.release()}"
-    host = lay_out(tmp_path, {image: "cpio", "etc/modprobe.d/vgpu-nouveau.conf": "blacklist nouveau\n"})
+    host = host_double.host(tmp_path, {image: "cpio", "etc/modprobe.d/vgpu-nouveau.conf": "blacklist nouveau\n"})
     for when, old in ((1000, True), (3000, False)):
         os.utime(tmp_path / image, (when, when))
         os.utime(tmp_path / "etc/modprobe.d/vgpu-nouveau.conf", (2000, 2000))
@@ -127,7 +121,7 @@ def test_nvswitches(tmp_path, devices, vpd, count):
         files.update({f"sys/bus/pci/devices/{address}/vendor": vendor, f"sys/bus/pci/devices/{address}/device": device})
     if vpd:
         files["sys/class/infiniband/mlx5_0/device/vpd"] = vpd
-    host = lay_out(tmp_path, files)
+    host = host_double.host(tmp_path, files)
     assert driver_facts.nvswitches(host) == count
     assert driver_facts.read(host)["nvlink5"] is ("SW_MNG" in vpd)
 

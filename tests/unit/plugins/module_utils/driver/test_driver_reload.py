@@ -6,15 +6,8 @@ from __future__ import annotations
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import SetupError
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
-from driver_machine import (
-    BUSY,
-    DESIRED,
-    FABRIC,
-    IDLE,
-    PERSISTENCED,
-    Killed,
-    Machine,
-)
+from doubles.host import BUSY, IDLE, Killed
+from driver_samples import DESIRED, FABRIC, PERSISTENCED, DriverHost
 
 # loaded, modules, on disk -> lines of the plan about modules, words of the reason to reboot
 KERNELS = [
@@ -28,7 +21,7 @@ KERNELS = [
 
 @pytest.mark.parametrize("loaded, modules, disk, lines, reboot", KERNELS)
 def test_modules_come_into_force_or_a_reboot_is_asked_for(tmp_path, loaded, modules, disk, lines, reboot):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
     machine.disk = disk
     if loaded:
@@ -44,7 +37,7 @@ def test_modules_come_into_force_or_a_reboot_is_asked_for(tmp_path, loaded, modu
 
 
 def test_what_holds_the_driver_is_stopped_before_its_modules_go(tmp_path):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
     machine.load("535.1", IDLE)
     machine.setup()
@@ -74,7 +67,7 @@ OPENERS = [
 
 @pytest.mark.parametrize("group, calls, reboot", OPENERS)
 def test_nothing_is_stopped_where_somebody_works(tmp_path, group, calls, reboot):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units = {PERSISTENCED: [True, True, True], FABRIC: [True, True, True]}
     machine.load("535.1", BUSY)
     machine.write("proc/41/comm", "python3\n")
@@ -103,7 +96,7 @@ KEPT = [([], ""), (["modprobe nvidia", f"systemctl start {PERSISTENCED}"], "did 
 
 @pytest.mark.parametrize("fails, warned", KEPT)
 def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warned):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
     machine.load("535.1", IDLE)
     machine.fails = {call: Answer(1, "", "version mismatch") for call in ["rmmod nvidia", *fails]}
@@ -114,8 +107,8 @@ def test_a_module_that_the_kernel_keeps_asks_for_a_reboot(tmp_path, fails, warne
 
 
 @pytest.mark.parametrize("starts", [True, False])
-def test_a_module_that_does_not_load_is_told_and_what_was_stopped_is_started(tmp_path, starts):
-    machine = Machine(tmp_path)
+def test_a_module_that_does_not_load_is_reported_and_stopped_services_start(tmp_path, starts):
+    machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
     machine.load("535.1", IDLE)
     machine.fails = {"modprobe nvidia": Answer(1, "", "Key was rejected by service")}
@@ -140,8 +133,8 @@ CDI_UNITS = [
 
 
 @pytest.mark.parametrize("unit, fails, runs, words", CDI_UNITS)
-def test_cdi_files_are_written_anew_after_a_reload(tmp_path, unit, fails, runs, words):
-    machine = Machine(tmp_path)
+def test_cdi_files_are_written_again_after_a_reload(tmp_path, unit, fails, runs, words):
+    machine = DriverHost(tmp_path)
     machine.units = {CDI: unit}
     machine.load("535.1", IDLE)
     machine.fails = {f"systemctl restart {CDI}": Answer(1, "", "no driver")} if fails else {}
@@ -160,7 +153,7 @@ GPUDIRECT = [
 
 @pytest.mark.parametrize("others, fails, loads, words", GPUDIRECT)
 def test_modules_of_other_people_come_back_after_a_reload(tmp_path, others, fails, loads, words):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.load("535.1", "".join(f"{name} 4 0 - Live 0x0\n" for name in others) + IDLE)
     machine.fails = {f"modprobe {fails}": Answer(1, "", "disagrees about version of symbol")} if fails else {}
     run = machine.setup()
@@ -175,7 +168,7 @@ DCGM = "nvidia-dcgm.service"
 @pytest.mark.parametrize("state", ["present", "absent"])
 @pytest.mark.parametrize("moment", ["rmmod nvidia", "modprobe nvidia", f"systemctl start {DCGM}"])
 def test_what_a_killed_reload_had_stopped_is_started_by_the_next_run(tmp_path, moment, state):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units = {DCGM: [True, True, True]}
     desired = DESIRED._replace(services=[], files={}, initramfs=[])
     machine.load("535.1", IDLE)
@@ -193,4 +186,4 @@ def test_what_a_killed_reload_had_stopped_is_started_by_the_next_run(tmp_path, m
 
 
 def test_a_host_without_gpu_loads_nothing(tmp_path):
-    assert "load the kernel modules" not in Machine(tmp_path, gpu=False).setup().plan
+    assert "load the kernel modules" not in DriverHost(tmp_path, gpu=False).setup().plan

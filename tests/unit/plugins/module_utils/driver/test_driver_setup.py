@@ -9,22 +9,12 @@ import time
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Desired, SetupError
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
-from driver_machine import (
-    BLACKLIST,
-    CONF,
-    DESIRED,
-    GRIDD,
-    IDLE,
-    PERSISTENCED,
-    RECORD,
-    TOKEN,
-    Killed,
-    Machine,
-)
+from doubles.host import IDLE, Killed
+from driver_samples import BLACKLIST, CONF, DESIRED, GRIDD, PERSISTENCED, RECORD, TOKEN, DriverHost
 
 
 def test_there_and_back(tmp_path):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     before, units = machine.files(), dict(machine.units)
     predicted = machine.setup(check=True)
     assert (machine.files(), machine.calls) == (before, [])
@@ -54,7 +44,7 @@ def test_there_and_back(tmp_path):
 
 
 def test_a_file_that_was_there_comes_back(tmp_path):
-    machine = Machine(tmp_path, gpu=False)
+    machine = DriverHost(tmp_path, gpu=False)
     machine.write(BLACKLIST[1:], "# theirs\n")
     machine.setup()
     machine.setup(desired=DESIRED._replace(files={BLACKLIST: "blacklist nouveau\noptions x\n"}))
@@ -63,7 +53,7 @@ def test_a_file_that_was_there_comes_back(tmp_path):
 
 
 def test_a_service_that_ran_before_is_left_running(tmp_path):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units["nvidia-persistenced.service"] = [True, True, True]
     machine.setup()
     machine.setup("absent")
@@ -80,7 +70,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("call, said, words", FAULTS)
 def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, said, words):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     before = machine.files()
     machine.fails[call] = Answer(1, "", said)
     with pytest.raises(SetupError, match=words) as caught:
@@ -96,7 +86,7 @@ def test_a_step_that_fails_names_itself_and_a_second_run_heals(tmp_path, call, s
 
 
 def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     before = machine.files()
     machine.setup()
     machine.calls.clear()
@@ -114,14 +104,14 @@ def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
     assert (machine.setup("absent").plan, machine.calls) == ([], [])
 
 
-def test_a_host_without_grubby_is_told_what_to_add(tmp_path):
-    machine = Machine(tmp_path)
+def test_a_host_without_grubby_gets_the_argument_to_add(tmp_path):
+    machine = DriverHost(tmp_path)
     run = machine.setup(desired=DESIRED._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
     assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.warnings[0]
 
 
 def test_kernel_arguments_through_grubby(tmp_path):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.fails["grubby"] = Answer(0, "", "")
     run = machine.setup(desired=DESIRED._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
     assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.plan
@@ -137,7 +127,7 @@ REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize("what, path", REREAD)
 def test_a_service_reads_again_what_changed(tmp_path, what, path, killed):
-    machine = Machine(tmp_path, gpu=False)
+    machine = DriverHost(tmp_path, gpu=False)
     machine.units = {GRIDD: [True, True, True]}
     desired = Desired(files={CONF: "FeatureType=4\n"}, services=[GRIDD], rereads={GRIDD: [CONF, TOKEN]}, record=RECORD)
     machine.write(TOKEN[1:], "first")
@@ -170,7 +160,7 @@ DROP_IN = f"/etc/systemd/system/{PERSISTENCED}.d/vgpu.conf"
 @pytest.mark.parametrize("theirs", [False, True])
 @pytest.mark.parametrize("killed", ["", "systemctl daemon-reload"])
 def test_a_drop_in_of_a_service_comes_into_force_and_goes_without_a_trace(tmp_path, killed, theirs):
-    machine = Machine(tmp_path)
+    machine = DriverHost(tmp_path)
     machine.units[PERSISTENCED] = [True, True, True]
     machine.started[PERSISTENCED] = time.time() - 60
     machine.load("535.2", IDLE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines import docker_variants
-from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
+from doubles.host import host
 
 PLAIN = {"snap": False, "podman": False, "rootless": []}
 PASSWD = "root:x:0:0::/root:/bin/sh\nann:x:1000:1000::/home/ann:/bin/sh\n"
@@ -28,13 +28,8 @@ HOSTS = [
 
 @pytest.mark.parametrize("files, expected", HOSTS)
 def test_what_is_found(tmp_path, files, expected):
-    for path in files:
-        place = tmp_path / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.touch()
-    (tmp_path / "etc").mkdir(exist_ok=True)
-    (tmp_path / "etc/passwd").write_text(PASSWD)
-    assert docker_variants.find(Host(str(tmp_path))) == {**PLAIN, **expected}
+    found = docker_variants.find(host(tmp_path, {**dict.fromkeys(files, ""), "etc/passwd": PASSWD}))
+    assert found == {**PLAIN, **expected}
 
 
 def test_a_plain_docker_is_told_nothing():

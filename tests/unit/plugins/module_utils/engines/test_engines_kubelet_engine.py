@@ -7,6 +7,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines import engine_packages, kubelet_engine
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import desired, plan
+from doubles.host import write
 from plan_samples import BARE, CONVERGED, VARIABLES, changed
 
 CRI = "unix:///run/containerd/containerd.sock"
@@ -48,12 +49,10 @@ KUBELETS = [
 
 @pytest.mark.parametrize("processes, config, version, engine", KUBELETS)
 def test_the_engine_of_a_running_kubelet(tmp_path, processes, config, version, engine):
-    (tmp_path / CONFIG[1:]).parent.mkdir(parents=True)
-    (tmp_path / CONFIG[1:]).write_text(config)
+    write(tmp_path, CONFIG, config)
     for pid, (comm, line) in enumerate(processes.items(), 40):
-        (tmp_path / f"proc/{pid}").mkdir(parents=True)
-        (tmp_path / f"proc/{pid}/comm").write_text(comm + "\n")
-        (tmp_path / f"proc/{pid}/cmdline").write_text(line.replace(" ", "\0") + "\0")
+        write(tmp_path, f"proc/{pid}/comm", comm + "\n")
+        write(tmp_path, f"proc/{pid}/cmdline", line.replace(" ", "\0") + "\0")
     found = kubelet_engine.read(Host(str(tmp_path)), version)
     assert (found and found["engine"]) == engine
 
@@ -76,8 +75,7 @@ def test_drop_ins_of_the_kubelets_configuration_count(tmp_path, texts, engine):
     files = {"proc/40/comm": "kubelet\n", "proc/40/cmdline": line.replace(" ", "\0")}
     files[CONFIG[1:]] = "containerRuntimeEndpoint: unix:///run/cri-dockerd.sock\n"
     for path, text in {**files, **{f"etc/kubelet.d/{name}": text for name, text in texts.items()}}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text)
+        write(tmp_path, path, text)
     assert kubelet_engine.read(Host(str(tmp_path)), (1, 34))["engine"] == engine
 
 

@@ -5,66 +5,11 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
-
-
-class Fake:
-    """A driver with three GPUs, of which calls can be told to fail with a code."""
-
-    def __init__(self, failing=()):
-        self.failing = dict(failing)
-        self.stopped = 0
-
-    def _answer(self, call, value, index=None):
-        code = self.failing.get((call, index), self.failing.get(call))
-        if code:
-            raise nvml.NvmlError(code, call)
-        return value
-
-    def start(self):
-        self._answer("start", None)
-
-    def stop(self):
-        self.stopped += 1
-
-    def driver_version(self):
-        return self._answer("driver_version", "535.261.03")
-
-    def cuda_version(self):
-        return self._answer("cuda_version", 12020)
-
-    def count(self):
-        return self._answer("count", 3)
-
-    def handle(self, index):
-        return self._answer("handle", index, index)
-
-    def uuid(self, handle):
-        return self._answer("uuid", f"GPU-{handle}", handle)
-
-    def model(self, handle):
-        return self._answer("model", "Tesla T4", handle)
-
-    def memory(self, handle):
-        return self._answer("memory", ((15360 << 20) + 5, 3 << 20), handle)
-
-    def mig_devices(self, handle):
-        return [("MIG-a", "Tesla T4 MIG 1g.5gb", 1, 1, 4864), ("MIG-b", "", 3, 1, 7680)]
-
-    def pci(self, handle):
-        return self._answer("pci", "00000000:00:04.0", handle)
-
-    def minor(self, handle):
-        return self._answer("minor", handle, handle)
-
-    def compute_capability(self, handle):
-        return self._answer("compute_capability", "7.5", handle)
-
-    def mig_mode(self, handle):
-        return self._answer("mig_mode", 1 if handle == 2 else 0, handle)
+from doubles.nvml import Reader
 
 
 def test_a_whole_driver():
-    driver = Fake()
+    driver = Reader()
     found = nvml.read(driver)
     assert (found["ok"], found["driver_version"], found["cuda_version"]) == (True, "535.261.03", "12.2")
     assert [gpu["index"] for gpu in found["gpus"]] == [0, 1, 2]
@@ -87,8 +32,8 @@ def test_a_whole_driver():
         ({"mig_mode": 3, "minor": 3}, True, [0, 1, 2], [], ""),  # not supported is no fault
     ],
 )
-def test_failures_are_told_and_do_not_hide_the_other_gpus(failing, ok, indices, lost, words):
-    found = nvml.read(Fake(failing))
+def test_failures_are_reported_and_do_not_hide_the_other_gpus(failing, ok, indices, lost, words):
+    found = nvml.read(Reader(failing))
     assert found["ok"] is ok
     assert [gpu["index"] for gpu in found["gpus"]] == indices
     assert [gpu["index"] for gpu in found["lost"]] == lost
@@ -96,7 +41,7 @@ def test_failures_are_told_and_do_not_hide_the_other_gpus(failing, ok, indices, 
 
 
 def test_a_driver_that_started_is_stopped_even_when_a_call_fails():
-    driver = Fake({"count": 999})
+    driver = Reader({"count": 999})
     nvml.read(driver)
     assert driver.stopped == 1
 

@@ -10,6 +10,7 @@ import sys
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import host as hardware
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host, unit_facts
+from doubles import host as host_double
 
 DPKG = """\
 Package: nvidia-smi
@@ -33,13 +34,6 @@ Version: 9
 """
 
 
-def lay_out(root, files):
-    for path, text in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(text)
-    return Host(str(root), run=lambda argv: Answer(127, "", "no programs here"))
-
-
 @pytest.mark.parametrize(
     "name, version",
     [
@@ -51,7 +45,7 @@ def lay_out(root, files):
     ],
 )
 def test_dpkg_counts_only_what_is_fully_installed(tmp_path, name, version):
-    host = lay_out(tmp_path, {"var/lib/dpkg/status": DPKG})
+    host = host_double.host(tmp_path, {"var/lib/dpkg/status": DPKG})
     assert host.packages([name]) == {name: version}
 
 
@@ -101,7 +95,7 @@ def test_units_are_read_in_one_call(tmp_path):
         asked.append(argv)
         return Answer(0, SYSTEMCTL, "")
 
-    lay_out(tmp_path, {"proc/7/cmdline": "/usr/bin/dockerd\0-H\0fd://\0"})
+    host_double.host(tmp_path, {"proc/7/cmdline": "/usr/bin/dockerd\0-H\0fd://\0"})
     names = ["docker.service", "gone.service", "vgpu-device-plugin.service"]
     units = Host(str(tmp_path), run).units(names)
     assert len(asked) == 1
@@ -168,7 +162,7 @@ def test_what_systemd_says_of_a_unit(load, file_state, active, expected):
 
 
 def test_without_systemd_every_unit_is_absent(tmp_path):
-    units = lay_out(tmp_path, {}).units(["docker.service"])
+    units = host_double.host(tmp_path, {}).units(["docker.service"])
     assert units["docker.service"]["present"] is False
 
 
@@ -183,7 +177,7 @@ def test_gpus_on_the_bus_are_those_of_nvidia_that_compute_or_draw(tmp_path):
     for address, (vendor, kind, device) in devices.items():
         folder = f"sys/bus/pci/devices/{address}"
         files.update({f"{folder}/vendor": vendor + "\n", f"{folder}/class": kind + "\n", f"{folder}/device": device})
-    found = lay_out(tmp_path, files).pci_gpus()
+    found = host_double.host(tmp_path, files).pci_gpus()
     assert [(gpu["address"], gpu["device"]) for gpu in found] == [
         ("0000:00:04.0", "0x1eb8"),
         ("0000:00:05.0", "0x1b06"),
@@ -204,11 +198,11 @@ def test_kernel_side_of_the_driver(tmp_path, version_text, modules, loaded, nouv
     files = {"proc/modules": modules}
     if version_text:
         files["proc/driver/nvidia/version"] = version_text
-    assert lay_out(tmp_path, files).driver() == {"loaded_version": loaded, "nouveau": nouveau}
+    assert host_double.host(tmp_path, files).driver() == {"loaded_version": loaded, "nouveau": nouveau}
 
 
 def test_file_facts(tmp_path):
-    host = lay_out(tmp_path, {"etc/x": "hello"})
+    host = host_double.host(tmp_path, {"etc/x": "hello"})
     (tmp_path / "etc/x").chmod(0o640)
     facts = host.file("/etc/x")
     assert (facts["sha256"], facts["mode"]) == (hashlib.sha256(b"hello").hexdigest(), "0640")
@@ -217,7 +211,7 @@ def test_file_facts(tmp_path):
 
 def test_os_release(tmp_path):
     text = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\n'
-    found = lay_out(tmp_path, {"etc/os-release": text}).os_release()
+    found = host_double.host(tmp_path, {"etc/os-release": text}).os_release()
     assert (found["id"], found["version_id"], found["codename"]) == ("debian", "12", "bookworm")
 
 
@@ -225,13 +219,13 @@ def test_os_release(tmp_path):
     "kernel, name", [("gpu-1\n", "gpu-1"), ("GPU-1.Site.Example\n", "gpu-1.site.example"), (None, "")]
 )
 def test_the_name_that_a_kubelet_takes(tmp_path, kernel, name):
-    assert lay_out(tmp_path, {"proc/sys/kernel/hostname": kernel} if kernel else {}).node_name() == name
+    assert host_double.host(tmp_path, {"proc/sys/kernel/hostname": kernel} if kernel else {}).node_name() == name
 
 
 @pytest.mark.parametrize(("text", "mode"), [("1", "enforcing"), ("0", "permissive"), (None, "")])
 def test_selinux(tmp_path, text, mode):
     files = {} if text is None else {"sys/fs/selinux/enforce": text}
-    assert lay_out(tmp_path, files).os_release()["selinux"] == mode
+    assert host_double.host(tmp_path, files).os_release()["selinux"] == mode
 
 
 def test_a_program_that_is_absent_answers_127():

@@ -23,7 +23,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
     runner as isolation_runner,
 )
-from engine_clients import BEFORE, DEAD, FORMER, OURS, calls, clients, record
+from doubles.engines import BEFORE, DEAD, FORMER, OURS, calls, clients, record
 
 UUID = "GPU-1"
 NO_NVIDIA = {"info": "print('{\"runc\":{}}')"}
@@ -222,7 +222,7 @@ HUNG = [
 
 @pytest.mark.parametrize(("about", "commands", "options", "word"), HUNG, ids=[one[0] for one in HUNG])
 def test_engine_that_hung_is_not_asked_again(host, tmp_path, monkeypatch, about, commands, options, word):
-    """Each GPU of a host would wait a minute for it anew; and that it is left out is told for each."""
+    """Each GPU of a host would wait a minute for it again; the report says for each that it is left out."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     engines = isolation_engines.Engines({**host(docker=commands), **options})
     said = []

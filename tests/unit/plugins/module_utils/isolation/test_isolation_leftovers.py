@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import leftovers
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import runner as isolation_runner
-from engine_clients import BEFORE, DEAD, FORMER, OURS, calls, clients, record
+from doubles.engines import BEFORE, DEAD, FORMER, OURS, calls, clients, record
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_sweep_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, p
 
 
 def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(host, tmp_path):
-    """What former versions left is for ``sweep``: every check would ask for it anew."""
+    """What former versions left is for ``sweep``: every check would ask for it again."""
     (tmp_path / "docker-in-use").write_text("")
     leftovers.begin("docker", host(docker={"image": ""})["docker"])
     assert calls(tmp_path) == []
@@ -192,7 +192,7 @@ def test_sweep_that_is_refused(host):
 
 @pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
 def test_sweep_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
-    """It is asked once, and what it may have stays known; others are swept."""
+    """It is asked once, and what it may have stays known; others are removed."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = host(docker={"ps": ps}, podman={"image": ""})
     docker, podman = record("docker"), record("podman")

@@ -4,46 +4,21 @@
 from __future__ import annotations
 
 import pytest
-import slice_proc
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu.nvml import NvmlError
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.mount_namespace import Mount
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import observer
+from doubles.nvml import Reader
+from doubles.proc import of_slice
 
 
 @pytest.fixture
 def proc(tmp_path):
-    return slice_proc.lay_out(tmp_path)
-
-
-class FakeReader:
-    def __init__(self, looks):
-        self.looks = list(looks)
-
-    def start(self):
-        return None
-
-    stop = start
-
-    def count(self):
-        return 2
-
-    def handle(self, index):
-        return index
-
-    def uuid(self, handle):
-        return f"GPU-{handle}"
-
-    def processes(self, handle):
-        assert handle == 1
-        found = self.looks.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
+    return of_slice(tmp_path)
 
 
 def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
     looks = [{}, {10: 5, 20: 1000}, {10: 5, 11: 7, 20: 1000, 30: 1000}, {11: 1}, NvmlError(15, "x")]
-    watch = observer.MemoryWatch(FakeReader(looks), "GPU-1", proc)
+    watch = observer.MemoryWatch(Reader(gpus=2, processes=looks), "GPU-1", proc)
     assert watch.fault == ""
     for _look in looks:
         watch.look(10)
@@ -53,7 +28,7 @@ def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
 
 def test_look_at_a_process_that_is_gone_counts_nobody(proc):
     """Others that are gone by now have no namespace either."""
-    watch = observer.MemoryWatch(FakeReader([{30: 1000, 99: None}]), "GPU-1", proc)
+    watch = observer.MemoryWatch(Reader(gpus=2, processes=[{30: 1000, 99: None}]), "GPU-1", proc)
     watch.look(30)
     assert (watch.most_bytes, watch.untold, watch.looks) == (None, False, 1)
 
@@ -99,9 +74,9 @@ def test_list_of_processes_that_cannot_be_had(code):
     assert len(sizes) == (1 if code == 3 else 6)
 
 
-def test_memory_that_is_not_told(proc):
+def test_watch_notes_memory_that_the_driver_does_not_report(proc):
     """Once is enough: what was greatest at another look is not all that there was."""
-    watch = observer.MemoryWatch(FakeReader([{10: None}, {10: 5}]), "GPU-1", proc)
+    watch = observer.MemoryWatch(Reader(gpus=2, processes=[{10: None}, {10: 5}]), "GPU-1", proc)
     assert watch.untold is False
     watch.look(10)
     assert (watch.most_bytes, watch.untold) == (None, True)
@@ -110,12 +85,12 @@ def test_memory_that_is_not_told(proc):
 
 
 def test_gpu_that_the_host_does_not_list(proc):
-    watch = observer.MemoryWatch(FakeReader([]), "GPU-7", proc)
+    watch = observer.MemoryWatch(Reader(gpus=2), "GPU-7", proc)
     watch.look(10)
     assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")
 
 
-def test_mounts_are_told_by_inode_and_not_by_content(tmp_path, proc):
+def test_mounts_are_compared_by_inode_and_not_by_content(tmp_path, proc):
     root = tmp_path / "10" / "root"
     for name in ("same", "copy"):
         (tmp_path / name).write_text("x")

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import pytest
-import slice_proc
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import watcher
+from doubles.proc import of_slice
 
 
 @pytest.fixture
 def proc(tmp_path):
-    return slice_proc.lay_out(tmp_path)
+    return of_slice(tmp_path)
 
 
 class Asked:
@@ -23,7 +23,7 @@ class Asked:
         self.count += 1
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def observation(self, proc, names):
+    def observe(self, proc, names):
         return watcher.Observation(self.ask, "a1", names, lambda: self.now, proc)
 
 
@@ -49,9 +49,9 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("about", "names", "answer", "named", "all_of_them"), FOUND)
-def test_witness(proc, about, names, answer, named, all_of_them):
+def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, named, all_of_them):
     asked = Asked(watching(), answer)
-    observation = asked.observation(proc, names)
+    observation = asked.observe(proc, names)
     observation.look(10)
     assert asked.count == 1  # not again at once
     asked.now += 1.5
@@ -68,7 +68,7 @@ def test_witness(proc, about, names, answer, named, all_of_them):
 def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
     (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
     asked = Asked(watching(), watching(1, [11]))
-    observation = asked.observation(proc, {"bypass-x": "a-way-with-a-long-name"})
+    observation = asked.observe(proc, {"bypass-x": "a-way-with-a-long-name"})
     asked.now += 1.0
     with pytest.raises(watcher.AllNamed):
         observation.look(10)
@@ -76,7 +76,7 @@ def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
 
 def test_way_round_is_named_when_it_was_named_first(proc):
     asked = Asked(watching(), watching(1, [11]))
-    observation = asked.observation(proc, BOTH)
+    observation = asked.observe(proc, BOTH)
     for _look in range(2):
         asked.now += 1.5
         observation.look(10)
@@ -84,11 +84,11 @@ def test_way_round_is_named_when_it_was_named_first(proc):
 
 
 def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_path):
-    """Nor where the run's own process is gone, of which nothing can be told either."""
+    """Nor where the run's own process is gone, of which nothing is known either."""
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "comm").write_text("way-12\n")
     asked = Asked(watching(), watching(1, [12]))
-    observation = asked.observation(proc, {"bypass-a": "way-12"})
+    observation = asked.observe(proc, {"bypass-a": "way-12"})
     for pid in (10, 30):
         asked.now += 1.5
         observation.look(pid)
@@ -96,9 +96,9 @@ def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_pa
 
 
 @pytest.mark.parametrize("answers", [(None, watching(7)), (watching(7), None), (None, None)])
-def test_witness_that_was_not_answered_counts_no_look(proc, answers):
+def test_watcher_without_an_answer_counts_no_poll(proc, answers):
     asked = Asked(*answers)
-    observation = asked.observation(proc, ONE)
+    observation = asked.observe(proc, ONE)
     asked.now += 1.5
     observation.look(10)
     assert observation.looks == 0
@@ -106,9 +106,9 @@ def test_witness_that_was_not_answered_counts_no_look(proc, answers):
     assert observation.fault == ("" if answers[1] else "the device plugin does not answer")
 
 
-def test_witness_counts_the_looks_of_its_run(proc):
+def test_watcher_counts_the_polls_of_its_run(proc):
     asked = Asked(watching(100), watching(103, fault="blind"))
-    observation = asked.observation(proc, ONE)
+    observation = asked.observe(proc, ONE)
     assert (observation.absent, observation.looks, observation.needed, observation.hold_s) == ("", 0, 5, 10.0)
     asked.now += 1.0
     observation.look(10)
@@ -116,5 +116,5 @@ def test_witness_counts_the_looks_of_its_run(proc):
 
 
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
-def test_witness_without_a_watcher(proc, answer, said):
-    assert said in Asked(answer).observation(proc, ONE).absent
+def test_check_without_a_watcher_says_so(proc, answer, said):
+    assert said in Asked(answer).observe(proc, ONE).absent

@@ -1,45 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as desired, over an API in memory that merges as server-side apply does for plain mappings."""
+"""Desired objects, by server-side apply on an API in memory."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import apply as kube_apply
+from doubles.kube_api import KubeClient
 
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}, "data": {"k": "v"}}
 ROLE = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "r"}, "rules": []}
-
-
-def merged(old, new):
-    out = copy.deepcopy(old)
-    for key, value in new.items():
-        out[key] = merged(out.get(key) or {}, value) if isinstance(value, dict) else copy.deepcopy(value)
-    return out
-
-
-class Api:
-    def __init__(self):
-        self.objects = {}
-        self.writes = 0
-
-    def get(self, path):
-        return copy.deepcopy(self.objects.get(path))
-
-    def apply(self, path, body, dry_run):
-        made = merged(self.objects.get(path) or {}, body)
-        if not dry_run:
-            self.writes += 1
-            if path not in self.objects or made != self.objects[path]:
-                made["metadata"]["resourceVersion"] = str(self.writes)
-            made["metadata"]["managedFields"] = [self.writes]
-            self.objects[path] = made
-        return copy.deepcopy(made)
-
-    def delete(self, path):
-        self.writes += 1
-        del self.objects[path]
 
 
 PATHS = [
@@ -56,9 +25,9 @@ def test_paths(one, path):
 
 
 def test_check_apply_repeat_change_undo():
-    api, objects = Api(), [ROLE, MAP]
+    api, objects = KubeClient(), [ROLE, MAP]
     planned = kube_apply.apply(api, objects, check=True)
-    assert [one.title for one in planned] == ["ClusterRole r", "ConfigMap n/a"] and api.writes == 0
+    assert [one.title for one in planned] == ["ClusterRole r", "ConfigMap n/a"] and api.writes == []
     assert [one.title for one in kube_apply.apply(api, objects)] == [one.title for one in planned]
     assert kube_apply.apply(api, objects) == []
     other = [ROLE, dict(MAP, data={"k": "w"})]
@@ -66,14 +35,14 @@ def test_check_apply_repeat_change_undo():
         (change,) = kube_apply.apply(api, other, check)
         assert (change.before["data"], change.after["data"]) == ({"k": "v"}, {"k": "w"})
         assert "resourceVersion" not in change.before["metadata"]
-    writes = api.writes
+    writes = len(api.writes)
     assert [one.title for one in kube_apply.remove(api, other, check=True)] == ["ConfigMap n/a", "ClusterRole r"]
-    assert api.writes == writes and len(kube_apply.remove(api, other)) == 2
+    assert len(api.writes) == writes and len(kube_apply.remove(api, other)) == 2
     assert api.objects == {} and kube_apply.remove(api, other) == []
 
 
 def test_no_key_is_shown():
-    api, one = Api(), {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "n"}}
+    api, one = KubeClient(), {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "namespace": "n"}}
     kube_apply.apply(api, [dict(one, data={"tls.key": "c2VjcmV0"})])
     for check in (True, False):
         (change,) = kube_apply.remove(api, [one], check)
@@ -82,7 +51,7 @@ def test_no_key_is_shown():
 
 
 def test_what_others_wrote_stays():
-    api = Api()
+    api = KubeClient()
     kube_apply.apply(api, [MAP])
     api.objects[kube_apply.path_of(MAP)]["data"]["theirs"] = "x"
     assert kube_apply.apply(api, [MAP]) == []

@@ -1,70 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other device plugins in a cluster: an API in memory that gives pods of a node, their keepers, and forgets what is
-deleted. Each row is a pod that may be one.
-"""
+"""Other device plugins in a cluster. Each row is a pod that may be one."""
 
 from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import conflicting_plugins
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube.conflicting_plugins import ConflictError
+from doubles.kube_api import KubeClient
 
 OURS = ["nvidia.com/gpu"]
 SETS = "/apis/apps/v1/namespaces/{}/daemonsets/{}"
 POLICY = "/apis/nvidia.com/v1/clusterpolicies/cluster-policy"
 
 
-class Api:
-    """``sticky``: pods stay although their keeper went."""
+def owner(kind, name, version):
+    return {"controller": True, "apiVersion": version, "kind": kind, "name": name}
 
-    def __init__(self, sticky: bool = False) -> None:
-        self.pods: list = []
-        self.objects: dict = {}
-        self.deleted: list = []
-        self.applied: list = []
-        self.sticky = sticky
 
-    def pod(self, image, node="n1", name="p", keeper="", policy=False, **more):
-        meta = {"namespace": "kube-system", "name": f"{name}-{node}", **more.pop("meta", {})}
+class Api(KubeClient):
+    """A cluster of device plugins. The operator of the ClusterPolicy deletes its DaemonSet once that is disabled."""
+
+    def __init__(self):
+        super().__init__()
+        self.put(POLICY, {"kind": "ClusterPolicy", "metadata": {"name": "cluster-policy"}})
+        self.controllers.append(self.operate)
+
+    def operate(self, method, path):
+        if (method, path) == ("PATCH", POLICY):
+            self.remove(SETS.format("kube-system", "nvidia-ds"))
+
+    def pod(self, image, node="n1", name="p", keeper="", policy=False, phase="Running", meta=None, **more):
+        meta = {"namespace": "kube-system", "name": f"{name}-{node}", **(meta or {})}
         if keeper:
-            path = SETS.format("kube-system", keeper)
-            meta["ownerReferences"] = [
-                {"controller": True, "apiVersion": "apps/v1", "kind": "DaemonSet", "name": keeper}
-            ]
-            above = {
-                "controller": True,
-                "apiVersion": "nvidia.com/v1",
-                "kind": "ClusterPolicy",
-                "name": "cluster-policy",
-            }
-            self.objects[path] = {"metadata": {"name": keeper, "ownerReferences": [above] if policy else []}}
-        phase = more.pop("phase", "Running")
+            meta["ownerReferences"] = [owner("DaemonSet", keeper, "apps/v1")]
+            above = [owner("ClusterPolicy", "cluster-policy", "nvidia.com/v1")] if policy else []
+            kept = {"kind": "DaemonSet", "metadata": {"name": keeper, "ownerReferences": above}}
+            self.put(SETS.format("kube-system", keeper), kept)
         spec = {"nodeName": node, "containers": [{"name": "c", "image": image, **more}]}
-        self.pods.append({"metadata": meta, "spec": spec, "status": {"phase": phase}})
-
-    def get(self, path):
-        if path.startswith("/api/v1/pods?fieldSelector="):
-            node = path.rpartition("%3D")[2]
-            return {"items": [one for one in self.pods if one["spec"]["nodeName"] == node]}
-        return self.objects.get(path)
-
-    def _end(self, keeper):
-        if not self.sticky:
-            self.pods = [
-                one
-                for one in self.pods
-                if one["metadata"]["name"] != keeper
-                and all(owner["name"] != keeper for owner in one["metadata"].get("ownerReferences") or [])
-            ]
-
-    def delete(self, path):
-        self.deleted.append(path)
-        self._end(path.rpartition("/")[2])
-
-    def apply(self, path, body, dry_run):
-        assert not dry_run
-        self.applied.append((path, body["spec"]))
-        self._end("nvidia-ds")  # the operator's own work
+        path = f"/api/v1/namespaces/kube-system/pods/{name}-{node}"
+        self.put(path, {"metadata": meta, "spec": spec, "status": {"phase": phase}})
 
 
 IMAGES = [
@@ -162,10 +136,10 @@ def test_it_is_named_refused_and_removed_with_consent_alone(how, title, removabl
     assert (faults, [one.title for one in remove]) == ([], [title])
     conflicting_plugins.remove(api, remove, ["n1", "n2"], 5, sleep=lambda _s: pytest.fail("nothing to wait for"))
     assert conflicting_plugins.find(api, ["n1", "n2"]) == []
-    assert len(api.deleted) + len(api.applied) == 1
+    assert len(api.writes) == 1
     if "ClusterPolicy" in title:
-        assert api.applied == [(POLICY, {"devicePlugin": {"enabled": False}})]
-    assert any("work" in one["metadata"]["name"] for one in api.pods)
+        assert api.objects[POLICY]["spec"] == {"devicePlugin": {"enabled": False}}
+    assert any("work" in one["metadata"]["name"] for one in api.of("pods"))
 
 
 JUDGED = [
@@ -184,7 +158,7 @@ def test_only_an_owner_of_our_resource_is_refused(resources, ignore, faults, not
     assert (len(found[1]), len(found[2])) == (faults, notes)
 
 
-def test_one_daemon_set_on_many_nodes_is_told_once():
+def test_one_daemon_set_on_many_nodes_is_reported_once():
     api = Api()
     for node in ("n1", "n2", "n3"):
         api.pod(NVIDIA, node=node, keeper="ds")
@@ -200,19 +174,20 @@ def test_what_else_the_operator_runs_of_that_image_stays_and_is_not_waited_for()
         conflicting_plugins.find(api, ["n1"]), OURS, ["ClusterPolicy cluster-policy"], False
     )[0]
     conflicting_plugins.remove(api, remove, ["n1"], 5, sleep=lambda _s: pytest.fail("nothing to wait for"))
-    assert [one["metadata"]["name"] for one in api.pods] == ["gfd-n1"]
+    assert [one["metadata"]["name"] for one in api.of("pods")] == ["gfd-n1"]
     assert conflicting_plugins.find(api, ["n1"]) == []
 
 
-def test_what_ended_and_our_own_are_no_rivals():
+def test_ended_pods_and_our_own_do_not_conflict():
     api = Api()
     api.pod(NVIDIA, phase="Succeeded")
     api.pod("localhost/k8s-device-plugin:1", meta={"labels": {"app.kubernetes.io/name": "vgpu-device-plugin"}})
     assert conflicting_plugins.find(api, ["n1"]) == []
 
 
-def test_pods_that_stay_are_told():
-    api = Api(sticky=True)
+def test_pods_that_stay_are_reported():
+    api = Api()
+    api.keeps_dependents = True
     api.pod(NVIDIA, keeper="ds")
     waited = []
     with pytest.raises(ConflictError, match="after 3 s pods of DaemonSet kube-system/ds on n1 still run"):
@@ -220,5 +195,5 @@ def test_pods_that_stay_are_told():
     assert len(waited) == 3
 
 
-def test_consent_that_names_nothing_is_told():
+def test_consent_that_names_nothing_is_reported():
     assert "runs on none of these nodes" in conflicting_plugins.judge([], OURS, ["DaemonSet a/b"], False)[2][0]

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.library import users as library_users
+from doubles.host import write
 
 ROOT = "/usr/local/lib/vgpu"
 MAPS = "7f00-7f10 r-xp 00000000 {device} {inode}  {path}\n"
@@ -21,12 +22,6 @@ def host(tmp_path):
     for version in ("1", "2"):
         write(tmp_path, f"{ROOT}/{version}/libvgpu.so", version)
     return Host(str(tmp_path))
-
-
-def write(folder, path, text):
-    place = folder / path.lstrip("/")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(text)
 
 
 def process(folder, pid, maps="", mounts="", namespace=None):

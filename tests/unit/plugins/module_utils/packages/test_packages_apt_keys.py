@@ -8,11 +8,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import apt_double
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_keys
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
-from apt_double import LOCAL, Apt, absent, present
+from doubles import apt as apt_double
+from doubles.apt import LOCAL, Apt, absent, present
 
 
 @pytest.fixture

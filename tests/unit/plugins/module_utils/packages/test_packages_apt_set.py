@@ -6,10 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import apt_double
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
-from apt_double import LOCAL, Apt, absent, present, state
+from doubles import apt as apt_double
+from doubles.apt import LOCAL, Apt, absent, present, state
 
 
 @pytest.fixture

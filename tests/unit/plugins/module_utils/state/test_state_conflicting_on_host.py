@@ -9,6 +9,7 @@ import socket
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.state import conflicting_on_host
+from doubles.host import write
 
 MANIFEST = """apiVersion: v1
 kind: Pod
@@ -50,11 +51,6 @@ def serve():
         one.close()
 
 
-def put(root, path, text):
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
-
-
 def test_bare_host_and_our_own_sockets(host, serve):
     serve("kubelet.sock")
     serve("vgpu-nvidia.com_gpu.sock")
@@ -62,17 +58,17 @@ def test_bare_host_and_our_own_sockets(host, serve):
     assert conflicting_on_host.find(Host(str(host / "nothing"))) == []
 
 
-def test_socket_that_nobody_serves_is_no_rival(host, serve):
+def test_socket_that_no_process_serves_does_not_conflict(host, serve):
     serve("nvidia-gpu.sock", listening=False)
     assert conflicting_on_host.find(Host(str(host))) == []
 
 
 def test_who_it_is(host, serve):
     serve("nvidia-gpu.sock")
-    put(host, "proc/812/comm", "nvidia-device-p\n")
-    put(host, "proc/812/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/x.scope\n")
-    put(host, "proc/813/comm", "nvidia-persiste\n")
-    put(host, "etc/kubernetes/manifests/gpu.yaml", MANIFEST)
+    write(host, "proc/812/comm", "nvidia-device-p\n")
+    write(host, "proc/812/cgroup", "0::/kubepods.slice/kubepods-pod1.slice/x.scope\n")
+    write(host, "proc/813/comm", "nvidia-persiste\n")
+    write(host, "etc/kubernetes/manifests/gpu.yaml", MANIFEST)
     assert conflicting_on_host.find(Host(str(host))) == [
         {
             "socket": "/var/lib/kubelet/device-plugins/nvidia-gpu.sock",

@@ -9,9 +9,10 @@ import json
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
-from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
+from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from ansible_collections.vgpu.fleet.plugins.module_utils.library import versions
 from ansible_collections.vgpu.fleet.plugins.module_utils.state import host_state, running_plugin
+from doubles.host import host, write
 
 
 @pytest.fixture
@@ -20,15 +21,6 @@ def root(tmp_path, monkeypatch):
     nothing = {"ok": False, "error": "none", "gpus": [], "lost": [], "driver_version": None}
     monkeypatch.setattr(nvml, "read", lambda: dict(nothing))
     return tmp_path
-
-
-def write(root, path, text=""):
-    (root / path).parent.mkdir(parents=True, exist_ok=True)
-    (root / path).write_text(text)
-
-
-def host(root, answers=None):
-    return Host(str(root), run=lambda argv: (answers or {}).get(argv[0].rsplit("/", 1)[-1], Answer(127, "", "absent")))
 
 
 def version(root, name, spoiled=False):
@@ -66,7 +58,7 @@ def test_versions_of_the_library(root):
     assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
 
 
-def test_a_root_behind_a_link_is_told(root):
+def test_a_root_behind_a_link_is_resolved(root):
     version(root, "1")
     (root / "srv").mkdir()
     (root / "usr/local/lib/vgpu").rename(root / "srv/vgpu")
@@ -86,7 +78,7 @@ def test_a_root_behind_a_link_is_told(root):
 )
 def test_what_the_device_plugin_says(root, answer, status):
     write(root, "usr/local/bin/vgpuctl", "program")
-    assert running_plugin.status(host(root, {"vgpuctl": answer})) == status
+    assert running_plugin.status(host(root, answers={"vgpuctl": answer})) == status
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.gpu import nvml
 from ansible_collections.vgpu.fleet.plugins.module_utils.host import digest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 from ansible_collections.vgpu.fleet.plugins.module_utils.state import rollback, running_plugin
+from doubles.host import host, write
 
 LIBRARY, PLUGIN, CONFIG = "/usr/local/lib/vgpu", "/opt/vgpu/plugin", "/etc/vgpu/node.yaml"
 NAMED = "/etc/vgpu/configs/big.yaml"
@@ -38,9 +39,7 @@ class Machine:
         return Answer(0, json.dumps(self.status), "") if argv[0].endswith("vgpuctl") else Answer(127, "", "")
 
     def write(self, path, text):
-        place = self.root / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        write(self.root, path, text)
 
     def switch(self, version):
         for folder in (LIBRARY, PLUGIN):
@@ -121,8 +120,8 @@ def test_how_long_it_counts(machine, after, counts):
 
 def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: {"gpus": [], "driver_version": None})
-    host = Host(str(tmp_path), run=lambda argv: Answer(127, "", ""))
-    point, resumed = rollback.keep(host, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
+    bare = host(tmp_path)
+    point, resumed = rollback.keep(bare, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
     there = {"library": None, "plugin": None, "node_config": None, "configs": {}, "units": {UNIT: None}}
     assert point == {**there, "daemonset": {DAEMON_SET: None}}
     assert resumed is False

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""apt in memory, whose lists follow its source files, and runs of a set of packages on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_set
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import Desired, PackageSet
+
+DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
+
+# The packages that each one installs with it, by the text in a source file that makes it known.
+WORLD: dict[str, dict[str, list[str]]] = {
+    "Components: main": {"docker.io": ["runc", "containerd"], "runc": [], "containerd": []},
+    "non-free": {"nvidia-smi": ["libnvidia-ml1"], "libnvidia-ml1": []},
+    "file:/opt/apt": {"nvidia-docker2": ["nvidia-container-toolkit"], "nvidia-container-toolkit": []},
+}
+LOCAL = {"uris": ["file:/opt/apt"], "suites": ["./"], "components": [], "key": "", "trusted": True}
+
+
+class Apt:
+    """apt whose lists follow its source files, once they have been read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.here: dict[str, str] = {}
+        self.rests: set[str] = set()  # removed, with its settings left behind
+        self.holds: set[str] = set()
+        self.calls: list[str] = []
+        self.broken = False  # an interrupted dpkg
+        self.unreachable = ""  # a text in a source that cannot be fetched
+        self.would_remove: list[str] = []
+        self.deletes: Path | None = None
+        (root / "debian.sources").write_text(DEBIAN)
+        self.lists = self.texts()
+
+    def texts(self) -> str:
+        return "\n".join(self.source_files().values())
+
+    def source_files(self) -> dict[str, str]:
+        return {
+            str(path): path.read_text()
+            for path in sorted(self.root.glob("*.sources")) + sorted(self.root.glob("*.list"))
+        }
+
+    def known(self) -> dict[str, list[str]]:
+        return {name: more for mark, world in WORLD.items() if mark in self.lists for name, more in world.items()}
+
+    def os_name(self) -> str:
+        return "Debian GNU/Linux 12"
+
+    def codename(self) -> str:
+        return "bookworm"
+
+    def wait_for_lock(self) -> None:
+        pass
+
+    def half_done(self) -> bool:
+        return self.broken
+
+    def finish_half_done(self) -> None:
+        self.calls.append("configure")
+        self.broken = False
+
+    def policy(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        known = self.known()
+        return {
+            name: {
+                "installed": self.here.get(name),
+                "candidate": "1.0-1" if name in known else self.here.get(name),
+                "versions": ["1.0-1"] if name in known else [],
+            }
+            for name in names
+        }
+
+    def leftovers(self, names: list[str]) -> list[str]:
+        return [name for name in names if name in self.rests]
+
+    def update(self) -> None:
+        self.calls.append("update")
+        if self.unreachable and self.unreachable in self.texts():
+            raise AptError("reading the package lists failed: 404")
+        self.lists = self.texts()
+
+    def held(self) -> list[str]:
+        return sorted(self.holds)
+
+    def mark(self, verb: str, names: list[str]) -> None:
+        self.calls.append(f"{verb} {' '.join(names)}")
+        for name in names:
+            (self.holds.add if verb == "hold" else self.holds.discard)(name)
+
+    def change(self, verb: str, packages: list[str], simulate: bool, held: bool = False) -> str:
+        if not simulate:
+            self.calls.append(verb)
+        names = [package.partition("=")[0] for package in packages]
+        if verb == "purge":
+            going = [*names, *self.would_remove]
+            if not simulate:
+                for name in names:
+                    self.here.pop(name, None)
+                    self.rests.discard(name)
+                if self.deletes is not None:
+                    self.deletes.unlink()
+            return "".join(f"Purg {name} [1.0-1]\n" for name in going)
+        listed = [more for name in names for more in [name, *self.known()[name]]]
+        coming = [name for name in dict.fromkeys(listed) if name not in self.here]
+        if not simulate:
+            self.here.update(dict.fromkeys(coming, "1.0-1"))
+            self.rests |= {name for name in self.would_remove if self.here.pop(name, None)}
+        lines = [f"Remv {name} [1]\n" for name in self.would_remove]
+        return "".join(lines + [f"Inst {name} (1.0-1 Test [amd64])\n" for name in coming])
+
+
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
+    """apt with its folders below a test's own."""
+    folder = tmp_path / "sources.list.d"
+    folder.mkdir()
+    monkeypatch.setattr(apt_set, "SOURCES", str(folder))
+    monkeypatch.setattr(apt_set, "KEYRINGS", str(tmp_path / "keyrings"))
+    monkeypatch.setattr(apt_set, "TRUSTED", str(tmp_path / "trusted"))
+    return Apt(folder)
+
+
+def present(apt: Apt, check: bool = False, **desired: Any) -> PackageSet:
+    run = PackageSet(Desired(name="ours", **desired), apt, check)  # type: ignore[arg-type]
+    run.present()
+    return run
+
+
+def absent(apt: Apt, check: bool = False, **desired: Any) -> PackageSet:
+    run = PackageSet(Desired(name="ours", **desired), apt, check)  # type: ignore[arg-type]
+    run.absent()
+    return run
+
+
+def state(apt: Apt) -> tuple:
+    return dict(apt.here), apt.source_files(), sorted(str(path) for path in apt.root.parent.rglob("*"))

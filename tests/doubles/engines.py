@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts whose engines are clients of a few lines, and what runs of the isolation check are named after there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Callable
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.host import run_id
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    containerd as isolation_containerd,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    image as isolation_image,
+)
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import (
+    leftovers,
+)
+
+OURS = run_id.own()
+DEAD = f"{2**22 + 1}.7.{OURS.split('.')[2]}"  # above the greatest pid of Linux
+BEFORE = f"{os.getpid()}.{OURS.split('.')[1]}.000000000000"  # our own pid, before a reboot
+FORMER = f"{os.getpid()}.1.{OURS.split('.')[2]}"  # and of another process of this boot
+
+
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict]:
+    """Makes clients; a command's work is Python text. An answer that a test does not give is a good one."""
+    monkeypatch.setattr(leftovers, "ROOTS", str(tmp_path / "isolation-"))
+    monkeypatch.setattr(leftovers, "RECORDS", str(tmp_path / "state" / "check-"))
+    monkeypatch.setattr(leftovers, "IN_USE", {one: str(tmp_path / f"{one}*in-use") for one in ("docker", "podman")})
+    monkeypatch.setattr(isolation_image, "pack", lambda _probe: b"tar of the host")
+    monkeypatch.setattr(isolation_image, "lay_out", lambda _tar, folder: Path(folder).mkdir())
+    monkeypatch.setattr(isolation_containerd, "EMPTY_FOLDERS", ())
+
+    def make(**clients: dict) -> dict:
+        params = {"runtime": "auto", "image": "", "cdi_folders": [str(tmp_path)]}
+        params.update({name: str(tmp_path / name) for name in ("docker", "podman", "ctr", "nvidia_runtime")})
+        for name, commands in clients.items():
+            table = {"info": "print('{\"nvidia\":{}}')", "image": "sys.exit('No such image')", **commands}
+            program = tmp_path / name
+            program.write_text(
+                f"#!{sys.executable} -S\nimport sys, time\nwords = ' '.join(sys.argv[1:])\n"
+                f"open({str(tmp_path / 'calls')!r}, 'a').write({name!r} + ' ' + words + '\\n')\n"
+                f"exec({table!r}.get(sys.argv[1], ''))\n"
+            )
+            program.chmod(0o755)
+        return params
+
+    return make
+
+
+def record(engine: str = "docker", mark: str = DEAD) -> str:
+    """What a run leaves that was killed when it used an engine."""
+    path = Path(f"{leftovers.RECORDS}{engine}-{mark}")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("")
+    return str(path)
+
+
+def calls(tmp_path: Path) -> list[str]:
+    return (tmp_path / "calls").read_text().splitlines() if (tmp_path / "calls").exists() else []

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Kubernetes API: one store of objects by path (``Cluster``), served over HTTP (``KubeApi``) or called in this
+process (``KubeClient``).
+
+Rules of the real server that it keeps: every write raises the resourceVersion; a resourceVersion or uid in a write is
+a precondition (409); lists come in pages and by selectors; a watch ends after timeoutSeconds, and with an event ERROR
+410 where its version was compacted away; strategic merge patches merge conditions by type; server-side apply takes
+away the fields that its manager applied before and does not apply any more; a Binding's annotations become the pod's,
+and a pod is bound once; dependents are deleted with their owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+Object = dict[str, Any]
+MERGE, STRATEGIC, APPLY = (
+    f"application/{kind}" for kind in ("merge-patch+json", "strategic-merge-patch+json", "apply-patch+yaml")
+)
+
+
+class Place(NamedTuple):
+    """A path of the API, taken apart."""
+
+    group: str
+    namespace: str
+    resource: str
+    name: str
+    subresource: str
+
+
+@lru_cache(maxsize=None)
+def place_of(path: str) -> Place:
+    words = path.strip("/").split("/")
+    start = 2 if words[0] == "api" else 3
+    group, rest = "/".join(words[:start]), words[start:]
+    namespace = ""
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        namespace, rest = rest[1], rest[2:]
+    return Place(group, namespace, *[*rest, "", "", ""][:3])
+
+
+class Cluster:
+    """``fault``: called with (method, path) of each request before it is carried out; it may return a status, a
+    (status, message), "hang" (no answer), or "done" (carried out, connection closed without an answer)."""
+
+    def __init__(self, server_version: str = "v1.34.2") -> None:
+        self.server_version = server_version
+        self.objects: dict[str, Object] = {}
+        self.version = 10
+        self.calls: list[tuple[str, str]] = []  # (method, path without its query) of every request
+        self.writes: list[tuple[str, str]] = []  # those that were carried out and may have changed something
+        self.fault: Callable[[str, str], Any] | None = None
+        self.controllers: list[Callable[[str, str], None]] = []  # called with (method, path) after each write
+        self.page = 0  # the most items of a list's page; 0: as many as the request allows
+        self.silent = False  # watches get no events
+        self.compacted = 0
+        self.watches = 0
+        self.keeps_dependents = False
+        self.budget = 0  # how many evictions are answered 429 before one is granted
+        self.stuck = False  # an evicted pod stays
+        self.closed = threading.Event()
+        self._applied: dict[str, Object] = {}
+        self._log: list[tuple[int, str, str, Object]] = []  # version, type, path, object
+        self._ended, self._end_code = 0, 0
+        self._changed = threading.Condition(threading.RLock())
+
+    # ---- what a test does to the cluster
+
+    def put(self, path: str, made: Object) -> Object:
+        """Stores an object as it is given, and returns that very object."""
+        with self._changed:
+            self.version += 1
+            made["metadata"]["resourceVersion"] = str(self.version)
+            kind = "MODIFIED" if path in self.objects else "ADDED"
+            self.objects[path] = made
+            self._report(kind, path, made)
+        return made
+
+    def remove(self, path: str) -> None:
+        with self._changed:
+            self.version += 1
+            gone = self.objects.pop(path)
+            self._applied.pop(path, None)
+            gone["metadata"]["resourceVersion"] = str(self.version)
+            self._report("DELETED", path, gone)
+            if not self.keeps_dependents:
+                for one, found in list(self.objects.items()):
+                    owners = found["metadata"].get("ownerReferences") or []
+                    if any((owner["kind"], owner["name"]) == _identity(path, gone) for owner in owners):
+                        self.remove(one)
+
+    @contextlib.contextmanager
+    def edit(self, path: str) -> Iterator[Object]:
+        with self._changed:
+            yield self.objects[path]
+            self.put(path, self.objects[path])
+
+    def end_watches(self, code: int = 0) -> None:
+        """As after timeoutSeconds; with a code: by an event ERROR."""
+        with self._changed:
+            self._ended, self._end_code = self._ended + 1, code
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self.fault = None
+        self.closed.set()
+        self.end_watches()
+
+    # ---- what a test reads of it
+
+    def count(self, method: str, part: str) -> int:
+        return sum(one == method and part in path for one, path in self.calls)
+
+    def of(self, resource: str) -> list[Object]:
+        """The objects of a resource, of every namespace, in the order of their making."""
+        return [one for path, one in list(self.objects.items()) if place_of(path).resource == resource]
+
+    # ---- requests
+
+    def request(self, method: str, target: str, body: Any = None, kind: str = MERGE) -> tuple[int, Object]:
+        """(status, document) of any request but a watch."""
+        url = urlsplit(target)
+        query = dict(parse_qsl(url.query))
+        with self._changed:
+            status, document = self._carry_out(method, url.path, query, body, kind)
+            changes = method != "GET" and status < 300 and "dryRun" not in query
+            if changes:
+                self.writes.append((method, url.path))
+            answer = status, copy.deepcopy(document)
+            for controller in self.controllers if changes else ():
+                controller(method, url.path)
+        return answer
+
+    def _carry_out(self, method: str, path: str, query: dict[str, str], body: Any, kind: str) -> tuple[int, Object]:
+        fixed = {"/version": {"major": "1", "gitVersion": self.server_version}, "/api": {"versions": ["v1"]}}
+        fixed["/apis"] = {"kind": "APIGroupList", "groups": []}
+        if path in fixed:
+            return 200, fixed[path]
+        place = place_of(path)
+        if place.subresource:
+            path = path.rpartition("/")[0]
+        if method == "POST" and not place.name:
+            name = body["metadata"].get("name") or f"{body['metadata']['generateName']}{self.version}"
+            if f"{path}/{name}" in self.objects:
+                return failure(409, f"{name} already exists")
+            return 201, self.put(f"{path}/{name}", body)
+        if method == "GET" and not place.name:
+            return 200, self._list(path, query)
+        if method == "PATCH" and kind == APPLY:
+            return self._apply(path, body, "dryRun" in query)
+        if path not in self.objects:
+            return failure(404, f"{path} not found")
+        found = self.objects[path]
+        if method == "GET":
+            return 200, found
+        if method == "DELETE":
+            self.remove(path)
+            return 200, {"kind": "Status", "status": "Success"}
+        if method == "POST":
+            return self._evict(path) if place.subresource == "eviction" else self._bind(path, found, body)
+        metadata = body.get("metadata") or {}
+        for key in ("resourceVersion", "uid"):
+            if metadata.get(key) not in (None, found["metadata"].get(key)):
+                return failure(409, f"the {key} in the precondition does not match: {found['metadata'].get(key)}")
+        return 200, self.put(path, body if method == "PUT" else merge(found, body, kind == STRATEGIC))
+
+    def _list(self, path: str, query: dict[str, str]) -> Object:
+        items = [one for key, one in sorted(self.objects.items()) if is_in(key, path) and selects(one, query)]
+        start = int(query.get("continue") or 0)
+        size = self.page or int(query.get("limit") or 0) or len(items)
+        more = str(start + size) if start + size < len(items) else ""
+        metadata = {"resourceVersion": str(self.version), "continue": more}
+        return {"kind": "List", "apiVersion": "v1", "metadata": metadata, "items": items[start : start + size]}
+
+    def _apply(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object]:
+        found = self.objects.get(path)
+        made = merge(without(found or {}, self._applied.get(path, {}), body), body)
+        made["metadata"]["managedFields"] = [{"operation": "Apply", "time": str(len(self.calls) + len(self.writes))}]
+        if dry_run:
+            return 200, made
+        self._applied[path] = copy.deepcopy(body)
+        if found is not None and _content(found) == _content(made):
+            found["metadata"]["managedFields"] = made["metadata"]["managedFields"]
+            return 200, found
+        return (200 if found else 201), self.put(path, made)
+
+    def _evict(self, path: str) -> tuple[int, Object]:
+        if self.budget > 0:
+            self.budget -= 1
+            return failure(429, "Cannot evict pod as it would violate the pod's disruption budget.", "TooManyRequests")
+        if not self.stuck:
+            self.remove(path)
+        return 201, {"kind": "Status", "status": "Success"}
+
+    def _bind(self, path: str, pod: Object, body: Object) -> tuple[int, Object]:
+        if body["metadata"].get("uid") != pod["metadata"]["uid"]:
+            return failure(409, "another uid")
+        if pod["spec"].get("nodeName"):
+            return failure(409, f"pod is already assigned to node {pod['spec']['nodeName']}")
+        pod = copy.deepcopy(pod)
+        pod["spec"]["nodeName"] = body["target"]["name"]
+        pod["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
+        self.put(path, pod)
+        return 201, {"kind": "Status", "status": "Success"}
+
+    # ---- watches
+
+    def _report(self, kind: str, path: str, made: Object) -> None:
+        if not self.silent:
+            self._log.append((self.version, kind, path, copy.deepcopy(made)))
+        self._changed.notify_all()
+
+    def watch(self, target: str) -> Iterator[Object]:
+        """The events after a resourceVersion, until timeoutSeconds are over or the cluster ends its watches."""
+        url = urlsplit(target)
+        query = dict(parse_qsl(url.query))
+        since, read = int(query["resourceVersion"]), 0
+        end = time.monotonic() + float(query["timeoutSeconds"])
+        with self._changed:
+            self.watches += 1
+            ended = self._ended
+        if since < self.compacted:
+            yield {"type": "ERROR", "object": failure(410, "too old resource version")[1]}
+            return
+        while True:
+            with self._changed:
+                while len(self._log) == read and self._ended == ended and (left := end - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                entries, read = self._log[read:], len(self._log)
+                over, code = self._ended != ended or time.monotonic() >= end, self._end_code
+            for version, kind, path, one in entries:
+                if version > since and is_in(path, url.path) and selects(one, query):
+                    yield {"type": kind, "object": one}
+            if over:
+                if code:
+                    yield {"type": "ERROR", "object": failure(code, "too old resource version")[1]}
+                return
+
+
+class KubeClient(Cluster):
+    """The cluster as the modules' client shows it: no server, objects by path."""
+
+    def _answer(self, method: str, target: str, body: Any = None, kind: str = MERGE) -> Object | None:
+        self.calls.append((method, target.partition("?")[0]))
+        status, document = self.request(method, target, body, kind)
+        assert status in (200, 201, 404), document
+        return None if status == 404 else document
+
+    def get(self, path: str) -> Object | None:
+        return self._answer("GET", path)
+
+    def apply(self, path: str, body: Object, dry_run: bool) -> Object | None:
+        return self._answer("PATCH", path + ("?dryRun=All" if dry_run else ""), body, APPLY)
+
+    def patch(self, path: str, body: Object) -> Object | None:
+        return self._answer("PATCH", path, body, STRATEGIC)
+
+    def delete(self, path: str) -> None:
+        self._answer("DELETE", path)
+
+
+class KubeApi(Cluster):
+    """The cluster over HTTP, from ``start`` to ``close``. ``token``: the one that callers must send."""
+
+    def __init__(self, token: str = "", tls: ssl.SSLContext | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        handler = type("Handler", (_Handler,), {"cluster": self, "token": token})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self._server.server_address[1]}"
+
+    def start(self) -> None:
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        super().close()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def __enter__(self) -> KubeApi:
+        self.start()
+        return self
+
+    def __exit__(self, *_about: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> KubeApi:
+        return self.__enter__()
+
+    async def __aexit__(self, *_about: object) -> None:
+        self.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    cluster: KubeApi
+    token: str
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def _serve(self) -> None:
+        text = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urlsplit(self.path)
+        self.cluster.calls.append((self.command, url.path))
+        if self.token and self.headers.get("Authorization") != f"Bearer {self.token}":
+            return self._answer(*failure(401, "Unauthorized"))
+        fault = self.cluster.fault(self.command, url.path) if self.cluster.fault else None
+        if fault == "hang":
+            self.cluster.closed.wait()
+            fault = 503
+        if fault and fault != "done":
+            return self._answer(*(failure(fault, "the test ordered it") if isinstance(fault, int) else failure(*fault)))
+        if self.command == "GET" and dict(parse_qsl(url.query)).get("watch") in ("1", "true"):
+            return self._watch()
+        kind = self.headers.get("Content-Type") or MERGE
+        answer = self.cluster.request(self.command, self.path, json.loads(text or "null"), kind)
+        if fault == "done":
+            self.close_connection = True
+            return None
+        return self._answer(*answer)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
+    def _answer(self, status: int, document: Object) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(data)
+
+    def _watch(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for event in self.cluster.watch(self.path):
+                data = json.dumps(event).encode() + b"\n"
+                self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+
+    def log_message(self, format: str, *_arguments: Any) -> None:
+        return
+
+
+def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:
+    status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
+    return code, {**status, "metadata": {}, "reason": reason}
+
+
+def refusing(method: str, start: str, code: int, message: str) -> Callable[[str, str], Any]:
+    """A fault: requests of a method whose path starts so are answered with a Status."""
+    return lambda given, path: (code, message) if given == method and path.startswith(start) else None
+
+
+def is_in(path: str, collection: str) -> bool:
+    one, whole = place_of(path), place_of(collection)
+    return one[::2][:2] == whole[::2][:2] and whole.namespace in ("", one.namespace)
+
+
+def selects(one: Object, query: dict[str, str]) -> bool:
+    """By fieldSelector a.b=c and labelSelector key or key=value."""
+    for term in filter(None, query.get("fieldSelector", "").split(",")):
+        path, _equals, value = term.partition("=")
+        found: Any = one
+        for key in path.split("."):
+            found = found.get(key) or {}
+        if (found or "") != value:
+            return False
+    labels = one["metadata"].get("labels") or {}
+    for term in filter(None, query.get("labelSelector", "").split(",")):
+        key, equals, value = term.partition("=")
+        if key not in labels or (equals and labels[key] != value):
+            return False
+    return True
+
+
+def merge(old: Object, patch: Object, strategic: bool = False) -> Object:
+    """A JSON merge patch; a strategic one merges conditions by their type."""
+    out = copy.deepcopy(old)
+    for key, value in patch.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, dict):
+            out[key] = merge(out[key] if isinstance(out.get(key), dict) else {}, value, strategic)
+        elif strategic and key == "conditions":
+            named = {one["type"] for one in value}
+            kept = [one for one in out.get(key) or [] if one["type"] not in named]
+            out[key] = kept + [one for one in value if one.get("$patch") != "delete"]
+        else:
+            out[key] = copy.deepcopy(value)
+    return out
+
+
+def without(found: Object, applied: Object, body: Object) -> Object:
+    """An object less the fields that were applied before and are not in the body."""
+    out = dict(found)
+    for key, value in applied.items():
+        if isinstance(value, dict) and isinstance(out.get(key), dict):
+            out[key] = without(out[key], value, body.get(key) or {})
+        elif key not in body:
+            out.pop(key, None)
+    return out
+
+
+def _content(one: Object) -> Object:
+    metadata = {key: value for key, value in one["metadata"].items() if key not in ("managedFields", "resourceVersion")}
+    return {**one, "metadata": metadata}
+
+
+def _identity(path: str, one: Object) -> tuple[str, str]:
+    """(kind, name) as in an owner reference."""
+    return one.get("kind") or place_of(path).resource, one["metadata"].get("name", place_of(path).name)
+
+
+def write_kubeconfig(path: Path, cluster: str | Object, user: Object | None = None) -> Path:
+    """A kubeconfig file with one context; ``cluster``: the server's URL, or the whole section."""
+    section = {"server": cluster} if isinstance(cluster, str) else cluster
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": section}],
+        "users": [{"name": "u", "user": user or {"token": "t"}}],
+    }
+    path.write_text(json.dumps(document))
+    return path

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A /proc laid out in a folder."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+HOST_MNT, HOST_PID = "mnt:[1]", "pid:[2]"
+CONTAINER = "/kubepods.slice/pod-x/cri-1.scope"
+
+
+class Proc:
+    """A /proc in a folder. Process 1 is the host's."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.add(1, mnt=HOST_MNT, pid=HOST_PID)
+
+    def add(
+        self,
+        number: int | str,
+        mnt: str = "mnt:[9]",
+        pid: str = "pid:[77]",
+        mounts: str = "",
+        group: str = "/",
+        state: str = "S",
+        inner: str = "",
+        name: str = "python",
+        memory: str = "VmSize:\t10 kB\n",
+        groups: str = "",
+        task: int = 0,
+    ) -> None:
+        """``task``: a thread of the process instead of its first one."""
+        folder = self.root / str(number)
+        if task:
+            folder = folder / "task" / str(task)
+        (folder / "ns").mkdir(parents=True)
+        (folder / "ns" / "mnt").symlink_to(mnt)
+        (folder / "ns" / "pid").symlink_to(pid)
+        rows = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + "".join(
+            f"30 22 {one} {root} /run/vgpu/x rw - tmpfs tmpfs rw\n" for one, root in _pairs(mounts)
+        )
+        (folder / "mountinfo").write_text(rows)
+        (folder / "comm").write_text(f"{name}\n")
+        (folder / "cgroup").write_text(groups or f"12:pids:/\n0::{group}\n")
+        (folder / "stat").write_text(f"{number} (a ) b) {state} " + " ".join(["0"] * 18) + " 5 0 0\n")
+        (folder / "status").write_text(
+            f"Name:\t{name}\nState:\t{state} (x)\n{memory}NStgid:\t{number}\t{inner or number}\n"
+        )
+
+    def end(self, number: int) -> None:
+        subprocess.run(["rm", "-r", str(self.root / str(number))], check=True)
+
+
+def of_slice(root: Path) -> str:
+    """Processes 10 and 11 in a slice, 20 on the host, 30 gone."""
+    proc = Proc(root)
+    for pid in (10, 11, 20):
+        proc.add(pid, mnt=HOST_MNT if pid == 20 else "mnt:[9]", name=f"way-{pid}")
+    return str(root)
+
+
+def _pairs(text: str) -> list[list[str]]:
+    return [one.split("=") for one in text.split()]

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpuctl's way to the plugin: every call over a real socket, and callers that are none."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from vgpu_plugin import errors
+from vgpu_plugin._proto import admin_pb2 as api
+from vgpu_plugin.admin import admin_socket
+from vgpu_plugin.admin import answers as admin_answers
+from vgpu_plugin.admin.admin_socket import Client, Fault, Server
+
+from ..samples import until
+
+
+class Service:
+    """Answers a version; ``fault`` is raised instead, ``gate`` holds every call until it is set."""
+
+    def __init__(self) -> None:
+        self.fault: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = 0
+        self.leased: list[str] = []
+        self.released: list[str] = []
+
+    def Status(self, request: api.StatusRequest) -> api.StatusResponse:
+        self.inside += 1
+        self.gate.wait(60)
+        if self.fault is not None:
+            raise self.fault
+        return api.StatusResponse(version="v" * 300_000)
+
+    def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
+        self.Status(api.StatusRequest())
+        self.leased.append(f"lease-{len(self.leased)}")
+        return api.LeaseResponse(allocation=self.leased[-1])
+
+    def Release(self, request: api.ReleaseRequest) -> api.ReleaseResponse:
+        self.released.append(request.allocation)
+        return api.ReleaseResponse()
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch) -> Path:
+    # The path of a socket has an end, pytest's folder may lie beyond it.
+    monkeypatch.chdir(tmp_path)
+    return Path("plugin.sock")
+
+
+@pytest.fixture
+def server(path: Path, service: Service):
+    out = Server(path, service)
+    yield out
+    service.gate.set()
+    out.stop()
+
+
+def ask(path: Path, timeout_s: float = 30.0) -> api.StatusResponse:
+    return Client(path, timeout_s).call("Status", api.StatusRequest())
+
+
+def test_calls_are_those_of_the_proto_file():
+    methods = api.DESCRIPTOR.services_by_name["Admin"].methods_by_name
+    expected = {name: (one.input_type.name, one.output_type.name) for name, one in methods.items()}
+    found = {name: tuple(one.DESCRIPTOR.name for one in messages) for name, messages in admin_socket.METHODS.items()}
+    assert found == expected
+    assert all(callable(getattr(admin_answers.Admin, name)) for name in expected)
+
+
+def test_an_answer_of_any_length_from_a_socket_of_roots_alone(server, path):
+    assert len(ask(path).version) == 300_000
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [one.name for one in Path().iterdir()] == ["plugin.sock"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "text"),
+    [
+        (errors.BadRequest("no such id"), "INVALID_ARGUMENT", "no such id"),
+        (errors.Refused("distinct"), "FAILED_PRECONDITION", "distinct"),
+        (errors.Taken("held"), "UNAVAILABLE", "held"),
+        (errors.NoFreeSlice("none"), "RESOURCE_EXHAUSTED", "none"),
+        (errors.Unknown("gone – ü"), "NOT_FOUND", "gone – ü"),
+        (errors.PluginError("else"), "UNKNOWN", "else"),
+        (KeyError("x"), "INTERNAL", "Status failed in the plugin: KeyError('x'); see its log"),
+    ],
+)
+def test_every_fault_is_a_code_and_a_sentence(server, service, path, fault, code, text):
+    service.fault = fault
+    with pytest.raises(Fault) as found:
+        ask(path)
+    assert (found.value.code, str(found.value)) == (code, text)
+    service.fault = None
+    assert ask(path).version
+
+
+SAID = {
+    "nothing": b"",
+    "a name without an end": b"Status",
+    "an endless name": b"x" * 1000,
+    "not ASCII": b"\xff\xfe\n\0\0\0\0",
+    "half a length": b"Status\n\0\0",
+    "half a message": b"Status\n\0\0\0\x09abc",
+    "a message of 4 GiB": b"Status\n\xff\xff\xff\xff",
+    "another protocol": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+}
+ANSWERED = {
+    "an unknown call": (b"Reboot\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
+    "a private method": (b"__init__\n\0\0\0\0", b"INVALID_ARGUMENT\n"),
+    "no message": (b"Lease\n\0\0\0\x02\x0a\x7f", b"INVALID_ARGUMENT\n"),
+}
+
+
+@pytest.mark.parametrize("said", [*SAID, *ANSWERED])
+def test_callers_that_are_none(server, path, said):
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(30)
+        caller.connect(str(path))
+        caller.sendall(SAID[said] if said in SAID else ANSWERED[said][0])
+        caller.shutdown(socket.SHUT_WR)
+        answer = b""
+        try:
+            while part := caller.recv(4096):
+                answer += part
+        except ConnectionResetError:
+            pass  # it closed with what was not read
+    assert answer.startswith(ANSWERED[said][1] if said in ANSWERED else b"")
+    assert bool(answer) is (said in ANSWERED)
+    assert ask(path).version, "and the next one is answered"
+
+
+def test_callers_that_say_nothing_do_not_stay(path, service, monkeypatch):
+    monkeypatch.setattr(admin_socket, "SILENT_S", 0.2)
+    server = Server(path, service)
+    silent = [socket.socket(socket.AF_UNIX) for _number in range(2 * admin_socket.MOST_CALLS)]
+    try:
+        for one in silent:
+            one.connect(str(path))
+        assert ask(path).version
+    finally:
+        for one in silent:
+            one.close()
+        server.stop()
+
+
+def test_several_at_once_and_no_more_than_that(server, service, path):
+    service.gate.clear()
+    answers: list[int] = []
+    callers = [
+        threading.Thread(target=lambda: answers.append(len(ask(path, 60).version)), daemon=True)
+        for _number in range(admin_socket.MOST_CALLS + 2)
+    ]
+    for one in callers:
+        one.start()
+    until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
+    time.sleep(0.2)  # for a call more than that to come in; a slow machine makes this see less, not fail
+    assert service.inside == admin_socket.MOST_CALLS
+    service.gate.set()
+    for one in callers:
+        one.join(60)
+    assert len(answers) == len(callers)
+
+
+def test_stop_waits_for_no_call_that_is_under_way(server, service, path):
+    service.gate.clear()
+    for _number in range(admin_socket.MOST_CALLS):
+        threading.Thread(target=request_without_answer, args=(path,), daemon=True).start()
+    until(lambda: service.inside == admin_socket.MOST_CALLS, "as many calls as are taken")
+    ending = threading.Thread(target=server.stop, daemon=True)
+    ending.start()
+    ending.join(30)  # every call is held for 60 s
+    assert not ending.is_alive() and not path.exists()
+
+
+def request_without_answer(path: Path) -> None:
+    with contextlib.suppress(Fault):
+        ask(path)
+
+
+@pytest.mark.parametrize("why", ["it was ended", "it waited for long enough"])
+def test_a_lease_that_nobody_hears_of_ends(server, service, path, why):
+    """While the kubelet is waited for. The control: who is there keeps its own."""
+    kept = Client(path, 30.0).call("Lease", api.LeaseRequest()).allocation
+    service.gate.clear()
+    if why == "it was ended":
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(path))
+            caller.sendall(b"Lease\n\0\0\0\0")
+            until(lambda: service.inside == 2, "the call")
+    else:
+        with pytest.raises(Fault, match="no answer to Lease"):
+            Client(path, 0.1).call("Lease", api.LeaseRequest())
+        until(lambda: service.inside == 2, "the call")
+    service.gate.set()
+    until(lambda: service.released, "the end of the lease")
+    assert (kept, service.leased, service.released) == ("lease-0", ["lease-0", "lease-1"], ["lease-1"])
+
+
+@pytest.mark.parametrize("what", ["a descriptor", "a thread"])
+def test_who_asks_while_something_is_scarce_is_answered_later(path, service, monkeypatch, what):
+    monkeypatch.setattr(admin_socket, "AGAIN_S", 0.01)
+    refused = []
+
+    class Scarce(socket.socket):
+        def accept(self):
+            if what == "a descriptor" and len(refused) < 2 * admin_socket.MOST_CALLS:
+                refused.append(what)
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    class Thread(threading.Thread):
+        def start(self):
+            if what == "a thread" and self.name == "admin call" and len(refused) < 2 * admin_socket.MOST_CALLS:
+                refused.append(what)
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(admin_socket.socket, "socket", Scarce)
+        patched.setattr(admin_socket.threading, "Thread", Thread)
+        server = Server(path, service)
+        try:
+            for _number in range(2 * admin_socket.MOST_CALLS + 1):
+                request_without_answer(path)
+            assert len(refused) == 2 * admin_socket.MOST_CALLS
+        finally:
+            server.stop()
+    assert service.inside
+
+
+@pytest.mark.parametrize(
+    ("what", "text"),
+    [
+        ("nothing", "does not exist: the plugin does not run"),
+        ("a dead socket", "does not answer: "),
+        ("a file", "does not answer: "),
+        ("one that hangs", "no answer to Status in 0 s"),
+        ("a plugin of gRPC", "does not answer: no line end"),
+    ],
+)
+def test_what_vgpuctl_says_where_nobody_answers(path, what, text):
+    listening = socket.socket(socket.AF_UNIX)
+    answered: threading.Thread | None = None
+    if what == "a file":
+        path.write_text("no socket")
+    elif what != "nothing":
+        listening.bind(str(path))
+    if what in ("one that hangs", "a plugin of gRPC"):
+        listening.listen(1)
+    if what == "a plugin of gRPC":
+
+        def settings() -> None:
+            caller = listening.accept()[0]
+            # What a server of HTTP/2 says first: a frame of settings.
+            caller.sendall(struct.pack(">BHBBI", 0, 96, 4, 0, 0) + b"\0" * 96)
+            caller.recv(4096)
+            caller.close()
+
+        answered = threading.Thread(target=settings, daemon=True)
+        answered.start()
+    if what == "a dead socket":
+        listening.close()
+    with pytest.raises(Fault) as found:
+        ask(path, 0.3 if what == "one that hangs" else 30)
+    assert found.value.code == "UNAVAILABLE"
+    assert text in str(found.value)
+    assert str(path) in str(found.value)
+    listening.close()
+    if answered is not None:
+        answered.join(30)
+
+
+def test_stop_removes_the_socket_and_a_start_takes_a_dead_one_over(path, service):
+    first = Server(path, service)
+    first.stop()
+    assert list(Path().iterdir()) == []
+    for left in ("plugin.sock", "new.sock"):  # of a program that was killed
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(left)
+    second = Server(path, service)
+    assert ask(path).version
+    second.stop()
+    assert list(Path().iterdir()) == []
+
+
+def test_vgpuctl_loads_no_grpc():
+    """It would be most of what a question costs."""
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; print('grpc' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Allocate and PreStartContainer, judged by the files on disk."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from vgpu_plugin._proto import deviceplugin_pb2 as api
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.allocation import records
+from vgpu_plugin.errors import BadRequest, NotNow, Refused
+from vgpu_plugin.kubelet.service import to_message
+
+from ..samples import gpus, node_yaml
+
+MIB = 1 << 20
+
+
+def slice_id(gpu, n: int = 0) -> str:
+    return f"{gpu.uuid}::{n}"
+
+
+def limits_of(answer) -> dict:
+    path = next(host for inside, host, _read_only in answer.mounts if inside == "/etc/vgpu/limits")
+    return abi_files.parse_limits(Path(path).read_bytes())
+
+
+def devices_of(answer) -> list[tuple[str, int, int]]:
+    return [(one["uuid"], one["memory_bytes"] // MIB, one["sm_percent"]) for one in limits_of(answer)["devices"]]
+
+
+def test_limits_say_what_the_issue_says(node):
+    """Rows of the issue's table: GPU MiB, K, S, C, MiB of a slice, SM % of a slice."""
+    table = [
+        (16160, 2, "1.0", "2", 8080, 100),
+        (16160, 4, "2.0", "1", 8080, 25),
+        (16160, 3, "1.0", "1", 5386, 33),
+        (15360, 7, "1.0", "1", 2194, 14),
+        (11178, 2, "1.5", "2", 8383, 100),
+    ]
+    for total, split, memory, cores, mib, percent in table:
+        node.gpus = [
+            type(node.gpus[0])(**{**vars(node.gpus[0]), "memory_mib": total}),
+            type(node.gpus[1])(**{**vars(node.gpus[1]), "memory_mib": total}),
+        ]
+        pool, allocator, _files = node.parts(splitCount=split, memoryScaling=memory, coresScaling=cores)
+        assert len(pool.slices) == 2 * split
+        (answer,) = allocator.allocate([[slice_id(node.gpus[1], split - 1)]])
+        assert devices_of(answer) == [(node.gpus[1].uuid, mib, percent)]
+        allocator.forget(answer.allocation)
+
+
+@pytest.mark.parametrize(
+    ("vcuda", "flags"),
+    [
+        ({}, {"count_context": True, "oom_killer": False, "oversubscribe": False, "deny": False}),
+        ({"countContext": False, "oomKiller": True}, {"count_context": False, "oom_killer": True}),
+        ({"memoryScaling": "1.5"}, {"oversubscribe": True}),
+        ({"corePolicy": "force", "logLevel": 4}, {"core_policy": "force", "log_level": 4}),
+        ({"corePolicy": "force", "disableCoreLimit": True}, {"core_policy": "disable"}),
+        (
+            {"devices": [{"match": {"index": 0}, "memoryScaling": "2"}]},
+            {"oversubscribe": True, "allow_disable_control": False},
+        ),
+    ],
+)
+def test_flags_of_the_group_reach_the_limits(node, vcuda, flags):
+    _pool, allocator, _files = node.parts(**vcuda)
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    limits = limits_of(answer)
+    assert {name: limits[name] for name in flags} == flags
+    assert limits["allocation"] == answer.allocation
+
+
+def test_oversubscribe_is_of_the_own_gpu(node):
+    _pool, allocator, _files = node.parts(devices=[{"match": {"index": 0}, "memoryScaling": "2"}])
+    (answer,) = allocator.allocate([[slice_id(node.gpus[1])]])
+    assert limits_of(answer)["oversubscribe"] is False
+
+
+def test_files_and_their_rights(node):
+    _pool, allocator, files = node.parts()
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    folder = files.folder(answer.allocation)
+    assert node.mounter.mounted == {folder / "rw": 1 << 20}
+    page = f"gpu-{node.gpus[0].uuid}"
+    names = ("limits", "ld.so.preload", page, "rw/ledger", "rw/tenant")
+    modes = {name: oct((folder / name).stat().st_mode & 0o7777) for name in names}
+    assert modes == dict(zip(names, ("0o444", "0o444", "0o444", "0o666", "0o666"), strict=True))
+    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "rw"])
+    assert oct(node.paths.allocations.stat().st_mode & 0o7777) == "0o700"
+    ledger = abi_files.parse_ledger((folder / "rw/ledger").read_bytes())
+    assert (ledger["devices"], ledger["slots"]) == ([node.gpus[0].uuid], [])
+    assert sum(one.stat().st_size for one in (folder / "rw").iterdir()) < 1 << 20
+    assert abi_files.parse_gpu_page((folder / page).read_bytes())["uuid"] == node.gpus[0].uuid
+    tenant = abi_files.parse_tenant_page((folder / "rw/tenant").read_bytes())
+    assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
+
+
+def test_two_slices_of_one_gpu(node):
+    both = [slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]
+    _pool, allocator, files = node.parts(splitCount=3, coresScaling="1")
+    with pytest.raises(Refused, match="this node's policy is distinct GPUs"):
+        allocator.allocate([both])
+    assert (files.present(), allocator.records.all()) == ([], [])
+    _pool, allocator, _files = node.parts(splitCount=3, coresScaling="1", multiSlice="merge")
+    (answer,) = allocator.allocate([[*both, slice_id(node.gpus[1])]])
+    assert devices_of(answer) == [(node.gpus[0].uuid, 10240, 66), (node.gpus[1].uuid, 5120, 33)]
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{node.gpus[0].uuid},{node.gpus[1].uuid}"
+
+
+def test_merged_cores_end_at_the_whole_card(node):
+    _pool, allocator, _files = node.parts(splitCount=2, coresScaling="2", multiSlice="merge")
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0], 0), slice_id(node.gpus[0], 1)]])
+    assert devices_of(answer) == [(node.gpus[0].uuid, 15360, 100)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind", "sentence"),
+    [
+        ([], BadRequest, "names no slice"),
+        (["GPU-x::0"], BadRequest, "GPU-x::0 was never offered by this node"),
+        (["{0}::2"], BadRequest, "was never offered"),
+        (["{0}"], BadRequest, "was never offered"),
+        (["{0}::0", "{0}::0"], BadRequest, "comes twice"),
+    ],
+)
+def test_bad_requests(node, ids, kind, sentence):
+    _pool, allocator, files = node.parts()
+    with pytest.raises(kind, match=sentence):
+        allocator.allocate([[one.format(node.gpus[0].uuid) for one in ids]])
+    assert files.present() == []
+
+
+def test_one_bad_container_takes_back_the_good_one(node):
+    _pool, allocator, files = node.parts()
+    with pytest.raises(BadRequest):
+        allocator.allocate([[slice_id(node.gpus[0])], ["GPU-x::0"]])
+    assert (files.present(), allocator.records.all(), node.mounter.mounted) == ([], [], {})
+
+
+def test_mount_that_fails_leaves_nothing(node):
+    _pool, allocator, files = node.parts()
+    node.mounter.fail_with = OSError(1, "Operation not permitted")
+    with pytest.raises(NotNow, match="its files cannot be made"):
+        allocator.allocate([[slice_id(node.gpus[0])]])
+    assert (files.present(), allocator.records.all()) == ([], [])
+
+
+def test_no_library(node):
+    _pool, allocator, _files = node.parts()
+    (node.library_root / "current").unlink()
+    with pytest.raises(Refused, match="the role vcuda installs it"):
+        allocator.allocate([[slice_id(node.gpus[0])]])
+
+
+def test_switch_of_the_library_is_for_new_allocations(node):
+    _pool, allocator, _files = node.parts()
+    (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
+    node.install_library("0.2.0-bbbbbbbbbbbb")
+    (new,) = allocator.allocate([[slice_id(node.gpus[0], 1)]])
+    sources = [
+        host
+        for answer in (old, new)
+        for inside, host, _read_only in answer.mounts
+        if inside.endswith("vgpu/libvgpu.so")
+    ]
+    assert [Path(one).parent.name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
+
+
+def test_volume_mounts(node):
+    config = json.loads(node_yaml(node.library_root))
+    config["flags"]["plugin"] = {"deviceListStrategy": "volume-mounts"}
+    node.config_text = json.dumps(config)
+    _pool, allocator, _files = node.parts()
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
+    assert (f"/var/run/nvidia-container-devices/{node.gpus[0].uuid}", "/dev/null", False) in answer.mounts
+
+
+def test_whole_gpus_without_sharing(node):
+    node.config_text = '{"version": "v1"}'
+    pool, allocator, files = node.parts()
+    assert [one.id for one in pool.slices] == [one.uuid for one in node.gpus]
+    (answer,) = allocator.allocate([[node.gpus[1].uuid]])
+    assert (answer.mounts, answer.envs["NVIDIA_VISIBLE_DEVICES"]) == ([], node.gpus[1].uuid)
+    allocator.prestart([node.gpus[1].uuid])
+    assert files.present() == []
+
+
+# ---- PreStartContainer
+
+
+def test_prestart_after_a_reboot(node):
+    _pool, allocator, files = node.parts(splitCount=3)
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    before = limits_of(answer)
+    shutil.rmtree(node.paths.run_dir)
+    node.mounter.mounted.clear()
+    node.install_library("0.2.0-bbbbbbbbbbbb")
+    _pool, allocator, files = node.parts(
+        splitCount=3, logLevel=5
+    )  # the program starts anew, with another configuration
+    allocator.prestart([slice_id(node.gpus[0])])
+    assert limits_of(answer) == before  # the answer of Allocate stays, so the limits that it had stay
+    for _inside, host, _read_only in answer.mounts:
+        assert Path(host).is_file()
+    assert node.mounter.mounted == {files.folder(answer.allocation) / "rw": 1 << 20}
+
+
+def test_prestart_of_a_restarted_container_begins_at_zero(node):
+    _pool, allocator, files = node.parts()
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    ledger = files.folder(answer.allocation) / "rw/ledger"
+    ledger.write_bytes(b"torn")
+    allocator.prestart([slice_id(node.gpus[0])])
+    assert abi_files.parse_ledger(ledger.read_bytes())["slots"] == []
+
+
+def test_init_container_and_container_share_ids(node):
+    _pool, allocator, files = node.parts()
+    (first,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    (second,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    for answer in (first, second):
+        shutil.rmtree(files.folder(answer.allocation))
+    node.mounter.mounted.clear()
+    allocator.prestart([slice_id(node.gpus[0])])
+    assert files.present() == sorted([first.allocation, second.allocation])
+
+
+def test_prestart_rebuilds_lost_records_from_the_checkpoint(node):
+    _pool, allocator, files = node.parts(splitCount=3)
+    ids = [slice_id(node.gpus[0], 2), slice_id(node.gpus[1], 1)]
+    (answer,) = allocator.allocate([ids])
+    before = limits_of(answer)
+    message = base64.b64encode(to_message(answer).SerializeToString()).decode()
+    entry = {
+        "PodUID": "u",
+        "ContainerName": "c",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": {"-1": list(reversed(ids))},
+        "AllocResp": message,
+    }
+    node.paths.checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry], "RegisteredDevices": {}}}))
+    node.paths.records.unlink()
+    shutil.rmtree(files.folder(answer.allocation))
+    node.mounter.mounted.clear()
+    node.install_library("0.2.0-bbbbbbbbbbbb")
+    _pool, allocator, _files = node.parts(splitCount=3)
+    allocator.prestart(ids)
+    assert limits_of(answer) == before
+    (record,) = allocator.records.all()
+    assert (record.id, Path(record.library).name) == (answer.allocation, "0.1.0-aaaaaaaaaaaa")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda node: node.paths.records.unlink(), "neither .* nor the kubelet's checkpoint knows an allocation"),
+        (lambda node: shutil.rmtree(node.library_root / "0.1.0-aaaaaaaaaaaa"), "is gone, and the container mounts"),
+    ],
+)
+def test_prestart_that_cannot_be(node, spoil, sentence):
+    _pool, allocator, _files = node.parts()
+    allocator.allocate([[slice_id(node.gpus[0])]])
+    spoil(node)
+    _pool, allocator, _files = node.parts()
+    with pytest.raises(Refused, match=sentence):
+        allocator.prestart([slice_id(node.gpus[0])])
+
+
+def test_records_that_cannot_be_read_are_put_aside(node):
+    node.paths.records.write_text('{"version": 1, "allocations": [{"id": 3')
+    _pool, allocator, _files = node.parts()
+    assert allocator.records.all() == []
+    assert "was put aside" in allocator.records.warnings[0]
+    assert node.paths.records.with_suffix(".broken").exists()
+
+
+# ---- a disk that takes nothing
+
+
+class Disk:
+    """A disk that may be full: a part of the records is written, as a real one lets happen."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.full = False
+        real = records._overwrite
+
+        def overwrite(path, data):
+            real(path, data[: len(data) // 2] if self.full else data)
+            if self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        monkeypatch.setattr(records, "_overwrite", overwrite)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    return Disk(monkeypatch)
+
+
+def test_allocation_that_cannot_be_written_down_leaves_nothing(node, disk):
+    _pool, allocator, files = node.parts()
+    (kept,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    disk.full = True
+    with pytest.raises(NotNow, match="No space left on device"):
+        allocator.allocate([[slice_id(node.gpus[1])]])
+    assert [one.id for one in allocator.records.all()] == [kept.allocation]
+    assert files.present() == [kept.allocation]
+    disk.full = False
+    assert [one.id for one in node.parts()[1].records.all()] == [kept.allocation]  # what was on disk is whole
+
+
+def test_end_of_an_allocation_needs_no_disk(node, disk):
+    """A lease must end and a slice come free, also where the record on disk cannot be changed."""
+    _pool, allocator, files = node.parts()
+    (one,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    (two,) = allocator.allocate([[slice_id(node.gpus[1])]])
+    disk.full = True
+    allocator.forget(one.allocation)
+    assert ([record.id for record in allocator.records.all()], files.present()) == ([two.allocation],) * 2
+    disk.full = False
+    allocator.forget(two.allocation)  # the next change brings the file up to date
+    assert node.parts()[1].records.all() == []
+
+
+def test_prestart_whose_rebuilt_record_cannot_be_written_down(node, disk):
+    _pool, allocator, files = node.parts()
+    ids = [slice_id(node.gpus[0])]
+    (answer,) = allocator.allocate([ids])
+    message = base64.b64encode(to_message(answer).SerializeToString()).decode()
+    entry = {"ResourceName": "nvidia.com/gpu", "DeviceIDs": {"-1": ids}, "AllocResp": message}
+    node.paths.checkpoint.write_text(json.dumps({"Data": {"PodDeviceEntries": [entry]}}))
+    node.paths.records.unlink()
+    _pool, allocator, files = node.parts()
+    disk.full = True
+    with pytest.raises(NotNow, match="No space left on device"):
+        allocator.prestart(ids)
+    assert files.present() == [answer.allocation]  # the kubelet still has it, and asks again
+
+
+def test_broken_records_that_cannot_be_put_aside(node, monkeypatch):
+    node.paths.records.write_text("{")
+
+    def refuse(*_arguments):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("os.replace", refuse)
+    assert "could not be put aside" in node.parts()[1].records.warnings[0]
+
+
+def test_response_names_the_numa_node_of_the_gpu(node):
+    from vgpu_plugin.kubelet.service import to_device
+
+    node.gpus = gpus("T4", "T4", numa=(1, -1))
+    pool, _allocator, _files = node.parts(splitCount=1)
+    devices = [to_device(offer) for offer in pool.offers()[1]]
+    assert devices[0].topology == api.TopologyInfo(nodes=[api.NUMANode(ID=1)])
+    assert not devices[1].HasField("topology")
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_records_are_whole_at_every_moment(node, monkeypatch, can):
+    """However the file is replaced: who reads it finds what was written down last, longer or shorter than before."""
+    if not can:
+        monkeypatch.setattr("vgpu_plugin.allocation.records._exchanged", lambda _one, _other: False)
+    _pool, allocator, _files = node.parts(splitCount=4)
+    made = []
+    for n in range(4):
+        (answer,) = allocator.allocate([[slice_id(node.gpus[0], n)]])
+        made.append(answer.allocation)
+        assert [one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]] == made
+    while made:
+        allocator.forget(made.pop(0))
+        assert [one["id"] for one in json.loads(node.paths.records.read_text())["allocations"]] == made
+    assert oct(node.paths.records.stat().st_mode & 0o777) == "0o600"

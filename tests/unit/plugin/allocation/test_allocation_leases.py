@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Leases and the collection of allocations: what is kept, what ends, and when."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from vgpu_plugin.allocation.collector import GRACE_S, Collector
+from vgpu_plugin.allocation.leases import Leases
+from vgpu_plugin.errors import BadRequest, NoFreeSlice, NotNow, Unknown
+from vgpu_plugin.kubelet.service import to_message
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def write_checkpoint(node, answers=(), advertised=(), ids_only=(), resource=RESOURCE) -> None:
+    entries: list[dict[str, Any]] = [
+        {
+            "PodUID": "u",
+            "ContainerName": "c",
+            "ResourceName": resource,
+            "DeviceIDs": {"-1": list(answer.slice_ids)},
+            "AllocResp": base64.b64encode(to_message(answer).SerializeToString()).decode(),
+        }
+        for answer in answers
+    ]
+    entries += [{"PodUID": "v", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": list(ids_only)}]
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": {RESOURCE: list(advertised)}}
+    node.paths.checkpoint.write_text(json.dumps({"Data": data, "Checksum": 1}))
+
+
+def leases_of(node, parts, registered=lambda: False) -> Leases:
+    pool, allocator, _files = parts
+    out = Leases(allocator, pool, node.paths.checkpoint, registered, node.clock)
+    out.restore()
+    return out
+
+
+def healthy(pool) -> set[str]:
+    return {offer.slice.id for offer in pool.offers()[1] if offer.healthy}
+
+
+def test_lease_takes_the_slice_that_the_kubelet_would_take_last(node):
+    parts = node.parts(splitCount=3)
+    answer = leases_of(node, parts).lease(node.gpus[1].uuid)
+    assert answer.slice_ids == (f"{node.gpus[1].uuid}::2",)
+    assert answer.slice_ids[0] not in healthy(parts[0])
+
+
+def test_slices_in_use_are_not_leased(node):
+    parts = node.parts(splitCount=1)
+    leases = leases_of(node, parts)
+    parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])  # ours, not in the checkpoint yet
+    write_checkpoint(node, ids_only=[f"{node.gpus[1].uuid}::0"])  # of an earlier life, unknown to us
+    with pytest.raises(NoFreeSlice, match="all 2 are in use, leased or unhealthy"):
+        leases.lease()
+    assert len(healthy(parts[0])) == 2  # nothing stays withheld
+
+
+def test_unhealthy_gpu_is_not_leased(node):
+    parts = node.parts(splitCount=2)
+    parts[0].mark_sick(node.gpus[0].uuid, "Xid 79")
+    assert leases_of(node, parts).lease().slice_ids[0].startswith(node.gpus[1].uuid)
+    with pytest.raises(NoFreeSlice, match=f"no free slice of {node.gpus[0].uuid}"):
+        leases_of(node, parts).lease(node.gpus[0].uuid)
+
+
+@pytest.mark.parametrize(
+    ("uuid", "ttl", "kind", "sentence"),
+    [
+        ("GPU-x", 0, Unknown, "this node has no GPU GPU-x; it has GPU-0"),
+        ("", -1, BadRequest, "expected 1 to 3600"),
+        ("", 3601, BadRequest, "expected 1 to 3600"),
+    ],
+)
+def test_bad_lease(node, uuid, ttl, kind, sentence):
+    with pytest.raises(kind, match=sentence):
+        leases_of(node, node.parts()).lease(uuid, ttl)
+
+
+def test_kubelet_that_gave_the_slice_away_meanwhile_wins(node):
+    parts = node.parts(splitCount=1)
+    first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
+    asked = []
+
+    def registered() -> bool:
+        # The kubelet withdraws each slice that is withheld, but a pod got the first one just before.
+        if not asked:
+            asked.append(True)
+            write_checkpoint(node, ids_only=[first], advertised=[second])
+        else:
+            write_checkpoint(node, ids_only=[first], advertised=[])
+        return True
+
+    assert leases_of(node, parts, registered).lease().slice_ids == (second,)
+    assert healthy(parts[0]) == {first}
+
+
+def test_allocate_that_comes_just_before_the_grant_wins(node, monkeypatch):
+    """The kubelet's Allocate arrives after the last look at who holds the slice."""
+    parts = node.parts(splitCount=1)
+    first, second = (f"{gpu.uuid}::0" for gpu in node.gpus)
+    look = Leases._withdrawn
+    pods = []
+
+    def withdrawn(self, slice_id):
+        answer = look(self, slice_id)
+        if not pods:
+            pods.extend(parts[1].allocate([[slice_id]]))
+        return answer
+
+    monkeypatch.setattr(Leases, "_withdrawn", withdrawn)
+    assert leases_of(node, parts).lease().slice_ids == (second,)
+    holders = {one.slice_ids: one.kind for one in parts[1].records.all()}
+    assert holders == {(first,): "kubelet", (second,): "lease"}
+    assert healthy(parts[0]) == {first}
+    assert parts[2].present() == sorted(one.id for one in parts[1].records.all())
+
+
+def test_kubelet_that_does_not_withdraw(node, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.allocation.leases.CONFIRM_S", 0.05)
+    parts = node.parts(splitCount=1)
+    write_checkpoint(node, advertised=[one.id for one in parts[0].slices])
+    with pytest.raises(NotNow, match="did not withdraw slice"):
+        leases_of(node, parts, lambda: True).lease()
+    assert len(healthy(parts[0])) == 2
+
+
+def test_lease_outlives_a_restart_and_ends_in_time(node):
+    parts = node.parts()
+    answer = leases_of(node, parts).lease(ttl_s=100)
+    parts = node.parts()
+    leases = leases_of(node, parts)  # the program starts anew
+    assert answer.slice_ids[0] not in healthy(parts[0])
+    node.clock.seconds += 99
+    leases.expire()
+    assert answer.slice_ids[0] not in healthy(parts[0])
+    node.clock.seconds += 1
+    leases.expire()
+    assert answer.slice_ids[0] in healthy(parts[0])
+    assert (parts[1].records.all(), parts[2].present()) == ([], [])
+
+
+@pytest.mark.parametrize(("boot", "seconds"), [("boot-b", 0.0), ("boot-a", 5000.0)])
+def test_lease_of_another_boot_or_that_is_over_ends_at_the_start(node, boot, seconds):
+    answer = leases_of(node, node.parts()).lease(ttl_s=100)
+    node.clock.boot, node.clock.seconds = boot, node.clock.seconds + seconds
+    parts = node.parts()
+    leases_of(node, parts)
+    assert answer.slice_ids[0] in healthy(parts[0])
+    assert parts[1].records.all() == []
+
+
+def test_release(node):
+    parts = node.parts()
+    leases = leases_of(node, parts)
+    (pod,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    answer = leases.lease()
+    leases.release(answer.allocation)
+    assert len(healthy(parts[0])) == 4
+    for unknown in (answer.allocation, pod.allocation, "nothing"):
+        with pytest.raises(Unknown, match=f"there is no lease {unknown}"):
+            leases.release(unknown)
+
+
+# ---- collection
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_collection_waits_for_the_kubelet(node):
+    parts = node.parts()
+    time = Time()
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
+    (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    (gone,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
+    leased = leases_of(node, parts).lease()
+    assert collector.collect() == []  # no checkpoint: a kubelet that is down still has containers
+    time.now += 10 * GRACE_S
+    assert collector.collect() == []
+    write_checkpoint(node, [kept])
+    assert collector.collect() == []  # missing for the first time
+    time.now += GRACE_S - 1
+    assert collector.collect() == []
+    node.paths.checkpoint.write_text("{torn")
+    time.now += 2
+    assert collector.collect() == []
+    write_checkpoint(node, [kept])
+    assert collector.collect() == [gone.allocation]
+    assert parts[2].present() == sorted([kept.allocation, leased.allocation])
+    assert {one.id for one in parts[1].records.all()} == {kept.allocation, leased.allocation}
+
+
+def test_allocation_that_pod_resources_knows_does_not_end(node):
+    """A checkpoint that lost an entry is not the kubelet's only account."""
+    parts = node.parts()
+    time = Time()
+    held = {f"{node.gpus[0].uuid}::0": ("ml", "train", "main")}
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, lambda: held, time)
+    (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    (gone,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
+    write_checkpoint(node)
+    assert collector.collect() == []
+    time.now += GRACE_S
+    assert collector.collect() == [gone.allocation]
+    held.clear()
+    assert collector.collect() == []  # missing for the first time
+    time.now += GRACE_S
+    assert collector.collect() == [kept.allocation]
+
+
+def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node):
+    """It drops a deleted pod from its file no earlier than something makes it write; PodResources lacks it at once."""
+    parts = node.parts()
+    time, asked = Time(), []
+    slice_id = f"{node.gpus[0].uuid}::0"
+    held: dict | None = {slice_id: ("ml", "train", "main")}
+    collector = Collector(
+        parts[1], parts[2], node.paths.checkpoint, lambda: held, time, tell_again=lambda: asked.append(time.now)
+    )
+    (one,) = parts[1].allocate([[slice_id]])
+    write_checkpoint(node, [one])
+    start = time.now
+    assert (collector.collect(), asked) == ([], [])
+    held = None  # PodResources does not answer: nothing is known
+    assert (collector.collect(), asked) == ([], [])
+    held = {}
+    assert (collector.collect(), asked) == ([], [start])
+    for later in (9, 10, 29, 30, 69, 70):
+        time.now = start + later
+        # The kubelet alone judges: while its file names the pod, the allocation lives.
+        assert collector.collect() == []
+    assert asked == [start, start + 10, start + 30, start + 70]
+    write_checkpoint(node)
+    assert collector.collect() == []
+    time.now += GRACE_S
+    assert collector.collect() == [one.allocation]
+    assert len(asked) == 4
+
+
+def test_one_poll_with_the_allocation_restarts_the_grace(node):
+    parts = node.parts()
+    time = Time()
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
+    (one,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    for answers in ([], [one], []):
+        write_checkpoint(node, answers)
+        assert collector.collect() == []
+        time.now += GRACE_S - 1
+    assert collector.collect() == []
+
+
+def test_checkpoint_that_names_only_ids_keeps_the_allocation(node):
+    parts = node.parts()
+    time = Time()
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
+    parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    write_checkpoint(node, ids_only=[f"{node.gpus[0].uuid}::0"])
+    for _time in range(3):
+        assert collector.collect() == []
+        time.now += 2 * GRACE_S
+
+
+def test_containers_of_the_resource_under_its_former_name_keep_their_files(node):
+    """The resource was renamed; its containers run on, and the kubelet lists them under the name they asked for."""
+    parts = node.parts(splitCount=1)
+    time = Time()
+    (kept,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
+    write_checkpoint(node, [kept, lost], resource="example.com/former")
+    parts[1].records.drop(lost.allocation)  # its folder is explained by the checkpoint alone
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
+    for _time in range(3):
+        assert collector.collect() == []
+        time.now += 2 * GRACE_S
+    assert parts[2].present() == sorted([kept.allocation, lost.allocation])
+    with pytest.raises(NoFreeSlice):
+        leases_of(node, parts).lease()
+
+
+def test_folder_that_nobody_explains_is_removed(node):
+    parts = node.parts()
+    time = Time()
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
+    (known,) = parts[1].allocate([[f"{node.gpus[0].uuid}::0"]])
+    (lost,) = parts[1].allocate([[f"{node.gpus[1].uuid}::0"]])
+    node.paths.records.unlink()
+    parts = node.parts()
+    collector = Collector(parts[1], parts[2], node.paths.checkpoint, monotonic=time)
+    write_checkpoint(node, [known])
+    collector.collect()
+    time.now += GRACE_S
+    assert collector.collect() == [lost.allocation]
+    assert parts[2].present() == [known.allocation]

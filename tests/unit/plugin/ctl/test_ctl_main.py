@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vgpuctl as people meet it: where nobody answers, without rights, in a pipe, in a narrow terminal, ended from outside.
+None of it ends in a traceback, and each has its exit status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from vgpu_plugin.admin.admin_socket import Fault
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.ctl import text as ctl_text
+from vgpu_plugin.daemon import Daemon
+
+from ..conftest import FakeGpus
+from ..samples import until
+
+COMMANDS = ["status", "slices", "explain", "top", "watch", "metrics", "lease", "release x", "exec -- true"]
+
+
+@pytest.fixture
+def daemon(node, kubelet, running):
+    node.configure(splitCount=4)
+    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 8, "the slices")
+
+
+@pytest.fixture
+def vgpuctl(node):
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from vgpu_plugin.ctl.main import main; sys.exit(main())"
+    return [sys.executable, "-c", code, "--socket", str(node.paths.admin_socket)]
+
+
+def run(vgpuctl, words: str, **given):
+    return subprocess.run([*vgpuctl, *words.split()], capture_output=True, text=True, timeout=60, check=False, **given)
+
+
+def here(node, capsys, words: str) -> tuple[int, str, str]:
+    """In this process: exit status, output, errors."""
+    try:
+        status = ctl.main(["--socket", str(node.paths.admin_socket), *words.split()])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return (status, *capsys.readouterr())
+
+
+@pytest.fixture
+def own_signals():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_where_nobody_answers_each_command_says_so(node, capsys, own_signals):
+    socket = node.paths.admin_socket
+    for words in COMMANDS:
+        status, out, err = here(node, capsys, words)
+        text = f"vgpuctl: {socket} does not exist: the plugin does not run, or waits for the driver; see: systemctl "
+        assert (status, out, err.startswith(text)) == (1, "", True), (words, err)
+
+
+def test_refused_caller_learns_who_may_call(vgpuctl, node, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("root alone can become nobody")
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    code = f"import os; os.setuid(65534); from vgpu_plugin.ctl import main; raise SystemExit(main.main({['status']!r}))"
+    code = code.replace("['status']", repr(["--socket", str(closed / "plugin.sock"), "status"]))
+    code = f"import sys; sys.path[:0] = {sys.path!r}; import vgpu_plugin.ctl.main; {code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "is root's alone: run this as root, or by sudo" in done.stderr) == (1, True), done.stderr
+    assert "systemctl" not in done.stderr
+
+
+USAGE = [
+    ("top --interval -1", "expected 0.1 or more"),
+    ("top --interval nan", "expected 0.1 or more"),
+    ("top --interval inf", "expected 0.1 or more"),
+    ("top --interval often", "every often s; expected 0.1 or more"),
+    ("lease --ttl 99999999999999", "a lease of 99999999999999 s; expected a whole number from 1 to 2147483647"),
+    ("lease --ttl -5", "expected a whole number from 1 "),
+    ("lease --ttl 5m", "a lease of 5m s; expected a whole number from 1 "),
+    ("exec --ttl 0 -- true", "expected a whole number from 1 "),
+    ("exec", "exec needs a program"),
+    ("explain 0 0", "explain takes one thing"),
+    ("explain pod", "needs a name"),
+    ("", "required"),
+    ("tpo", "invalid choice"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), USAGE)
+def test_command_line_that_is_wrong_is_exit_2(node, capsys, words, said):
+    status, out, err = here(node, capsys, words)
+    assert (status, out, said in err) == (2, "", True), err
+
+
+def test_argument_that_is_no_text(vgpuctl):
+    done = subprocess.run([*vgpuctl, "release", b"\xff\xfe"], capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, b"vgpuctl: an argument is no text in UTF-8\n")
+
+
+def test_answers_of_each_kind_have_their_exit_status(node, daemon, capsys):
+    rows = [
+        ("status", 0, "plugin ", ""),
+        ("explain 7", 1, "", "this node has no GPU and no slice 7"),
+        ("explain 7 --json", 1, '"lines": []', ""),
+        ("release x", 1, "", "there is no lease x"),
+        ("lease --ttl 4000", 1, "", "expected 1 to 3600"),
+        ("lease --uuid GPU-x", 1, "", "this node has no GPU GPU-x"),
+    ]
+    for words, status, out, err in rows:
+        found = here(node, capsys, words)
+        assert (found[0], out in found[1], err in found[2]) == (status, True, True), (words, found)
+
+
+def test_reader_that_has_had_enough_ends_it_quietly(vgpuctl, daemon):
+    """More than a pipe holds is not needed: the reader is gone before anything is written."""
+    for words in ("slices", "metrics", "top --interval 0.1", "--help", "exec --help"):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with os.fdopen(writing, "wb") as stream:
+            done = subprocess.run(
+                [*vgpuctl, *words.split()], stdout=stream, stderr=subprocess.PIPE, timeout=60, check=False
+            )
+        assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b""), words
+
+
+def test_output_that_takes_nothing_is_said(vgpuctl, daemon):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*vgpuctl, "status"], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"vgpuctl: [Errno 28] No space left on device\n")
+
+
+def test_terminal_without_every_character(vgpuctl):
+    done = run(vgpuctl, "exec --help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, "-- PROGRAM ?" in done.stdout) == (0, True), done.stderr
+
+
+# ---- top
+
+
+def row(pod: str, uuid: str = "GPU-58761ffe-067d-967c-c921-df91885a18d2") -> dict:
+    numbers = {"memory_limit": 5386 << 20, "memory_used": 1 << 30, "share_limit": 0.33, "share_granted": 0.25}
+    names = {"namespace": "ml", "pod": pod, "container": "main", "uuid": uuid, "allocation": "a1"}
+    return {**names, **numbers, "processes": 3, "device_seconds": 1.5}
+
+
+@pytest.mark.parametrize("width", [0, 60, 80, 100, 132, 200])
+def test_names_give_way_to_figures(width):
+    usages = [row("train"), row("a-pod-with-a-name-as-long-as-people-like-to-have-them-0")]
+    whole = ctl_text.top(usages).splitlines()
+    lines = ctl_text.top(usages, width=width).splitlines()
+    assert len(lines) == 3
+    if not width or max(map(len, whole)) <= width:
+        assert lines == whole
+        return
+    assert max(map(len, lines)) <= width
+    if width >= 80:
+        assert [line.split()[-7:] for line in lines[1:]] == [["1024", "5386", "19", "33", "25", "-", "3"]] * 2
+        assert lines[0].split()[-1] == "PROCS" and lines[1].startswith("ml/train")
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def live_top(monkeypatch, answers: list, *options: str) -> tuple[int, list[str]]:
+    """Screens of a terminal of 80 columns; Ctrl-C once the answers are used up."""
+    left, screen = list(answers), Tty()
+
+    def usage(_plugin):
+        answer = left.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def sleep(_seconds: float) -> None:
+        if not left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ctl, "usage", usage)
+    monkeypatch.setattr(ctl.time, "sleep", sleep)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", screen)
+    return ctl.main(["top", *options]), screen.getvalue().split("\033[H\033[2J")[1:]
+
+
+GONE = Fault("UNAVAILABLE", "it does not answer")
+
+
+def test_live_table_outlives_a_restart_of_the_plugin(monkeypatch):
+    status, screens = live_top(monkeypatch, [[row("train")], GONE, GONE, [row("train")], []])
+    assert (status, len(screens)) == (0, 5)
+    assert screens[1] == screens[2] == "vgpuctl: it does not answer\n"
+    assert screens[0].split() == screens[3].replace(" 0 ", " - ").split()
+    assert max(len(line) for one in screens for line in one.splitlines()) <= 80
+    assert screens[4] == "no container holds a limited slice\n"
+
+
+def test_live_table_of_nobody_ends_at_once(monkeypatch, capsys):
+    assert live_top(monkeypatch, [GONE])[0] == 1
+    assert capsys.readouterr().err == "vgpuctl: it does not answer\n"
+
+
+def test_interrupt_within_a_call_is_no_traceback(monkeypatch):
+    assert live_top(monkeypatch, [KeyboardInterrupt()])[0] == 130
+
+
+# ---- exec
+
+
+@pytest.fixture(autouse=True)
+def hangups_end_programs():
+    """Not so where the tests themselves are run below nohup, for which exec has a rule of its own."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def in_slice(vgpuctl, node, script: str) -> list[str]:
+    """An exec whose second half, which wants root and mounts, is a shell script; its id is in the file pid."""
+    folder = node.paths.state_dir
+    stand_in = folder / "second-half"
+    stand_in.write_text(f"#!/bin/sh\necho $$ > {folder}/pid.new\nmv {folder}/pid.new {folder}/pid\n{script}\n")
+    stand_in.chmod(0o755)
+    code = vgpuctl[2].replace("from vgpu_plugin", f"sys.executable = {str(stand_in)!r}; from vgpu_plugin")
+    return [vgpuctl[0], "-c", code, *vgpuctl[3:], "exec", "--", "true"]
+
+
+def allocations(vgpuctl) -> list[str]:
+    return [one["kind"] for one in json.loads(run(vgpuctl, "status --json").stdout)["allocations"]]
+
+
+TOLD = [(signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("numbers", TOLD, ids=["TERM", "HUP", "both at once"])
+def test_exec_returns_its_slice_at_sigterm(vgpuctl, node, daemon, numbers):
+    pid = Path(node.paths.state_dir / "pid")
+    with subprocess.Popen(in_slice(vgpuctl, node, "exec sleep 1000"), stderr=subprocess.PIPE) as one:
+        until(pid.exists, "the program in the slice")
+        assert allocations(vgpuctl) == ["lease"]
+        for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):
+            one.send_signal(number)
+        program = int(pid.read_text())
+        try:
+            one.wait(60)
+        finally:
+            one.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(program, signal.SIGKILL)
+        assert one.returncode in [128 + number for number in numbers]
+        assert one.stderr and one.stderr.read() == b""
+    assert allocations(vgpuctl) == []
+    until(lambda: not Path(f"/proc/{program}").exists(), "the end of the program")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_in_the_moment_before_the_release_keeps_no_slice(
+    vgpuctl, node, daemon, number, monkeypatch, own_signals, capsys
+):
+    """The program has ended, or a signal ended it, before; its exit status is what counts."""
+    call, told = ctl.Client.call, []
+
+    def late(plugin, method, request):
+        if method == "Release":
+            told.append(number)
+            os.kill(os.getpid(), number)
+        return call(plugin, method, request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ctl.Client, "call", late)
+        patch.setattr(ctl.descendants, "adopt", lambda: None)
+        patch.setattr(ctl.descendants, "end", list)  # the children here are pytest's
+        patch.setattr(ctl.subprocess, "run", lambda command, **_given: subprocess.CompletedProcess(command, 7))
+        assert (here(node, capsys, "exec -- true")[0], told) == (7, [number])
+    assert allocations(vgpuctl) == []
+
+
+# How a program goes and leaves another behind, which has a session of its own.
+LEFT = [
+    ("by itself", "setsid sleep 1000 & echo $! > {0}/left; exit 7", None, 7),
+    ("told to end", "setsid sleep 1000 & echo $! > {0}/left; wait", signal.SIGTERM, 143),
+    ("behind two parents", "(setsid sh -c 'sleep 1000 & echo $! > {0}/left; wait' &); sleep 1000", signal.SIGHUP, 129),
+]
+
+
+@pytest.mark.parametrize(("_name", "script", "number", "status"), LEFT, ids=[row[0] for row in LEFT])
+def test_exec_ends_what_its_program_left_in_the_slice(vgpuctl, node, daemon, _name, script, number, status):
+    folder = node.paths.state_dir
+    left = folder / "left"
+    words = in_slice(vgpuctl, node, script.format(folder))
+    with subprocess.Popen(words, stderr=subprocess.PIPE) as one:
+        until(lambda: left.exists() and left.read_text().strip(), "what is left behind")
+        pid = int(left.read_text())
+        if number is not None:
+            # The program that waits, or that has ended already.
+            one.send_signal(number)
+        try:
+            one.wait(60)
+            assert not Path(f"/proc/{pid}").exists()
+        finally:
+            one.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert (one.returncode, one.stderr and one.stderr.read()) == (status, b"")
+    assert allocations(vgpuctl) == []
+
+
+def test_exec_below_nohup_outlives_its_terminal(vgpuctl, node, daemon):
+    """What ignores a signal since before goes on, and the program in the slice with it."""
+    folder = node.paths.state_dir
+    words = in_slice(vgpuctl, node, f"while ! test -e {folder}/go; do sleep 0.05; done; exit 7")
+    with subprocess.Popen(["/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *words], stderr=subprocess.PIPE) as one:
+        until((folder / "pid").exists, "the program in the slice")
+        one.send_signal(signal.SIGHUP)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((folder / "pid").read_text()), signal.SIGHUP)
+        (folder / "go").touch()
+        try:
+            one.wait(60)
+        finally:
+            one.kill()
+        assert (one.returncode, one.stderr and one.stderr.read()) == (7, b"")
+    assert allocations(vgpuctl) == []
+
+
+@pytest.mark.parametrize("place", ["the working directory", "PYTHONPATH"])
+def test_exec_imports_nothing_from_where_it_is_called(vgpuctl, daemon, tmp_path, place):
+    """Root runs it in folders of others: a file json.py there would be theirs and run as root."""
+    ran = tmp_path / "ran"
+    (tmp_path / "json.py").write_text(f"open({str(ran)!r}, 'w').close()\nraise SystemExit(3)\n")
+    there = (
+        {"cwd": tmp_path} if place == "the working directory" else {"env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    )
+    done = subprocess.run([*vgpuctl, "exec", "--", "true"], capture_output=True, timeout=60, check=False, **there)
+    assert not ran.exists(), done.stderr
+    # The second half began: without root it can lay out nothing.
+    assert done.returncode in (0, 126), done.stderr
+
+
+def test_exec_whose_lease_is_over_returns_what_the_program_did(vgpuctl, node, daemon):
+    stand_in = node.paths.state_dir / "releases"
+    status = [vgpuctl[0], "-c", vgpuctl[2], *vgpuctl[3:]]
+    stand_in.write_text(
+        f"#!{sys.executable}\nimport json, subprocess\nbase = {status!r}\n"
+        "found = subprocess.run([*base, 'status', '--json'], stdout=subprocess.PIPE, check=True).stdout\n"
+        "(one,) = json.loads(found)['allocations']\n"
+        "subprocess.run([*base, 'release', one['id']], stdout=subprocess.DEVNULL, check=True)\nraise SystemExit(7)\n"
+    )
+    stand_in.chmod(0o755)
+    code = vgpuctl[2].replace("from vgpu_plugin", f"sys.executable = {str(stand_in)!r}; from vgpu_plugin")
+    done = subprocess.run(
+        [vgpuctl[0], "-c", code, *vgpuctl[3:], "exec", "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "was not given back" in done.stderr) == (7, True), done.stderr

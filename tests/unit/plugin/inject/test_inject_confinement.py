@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SELinux label on a container's files: which files get it, and the report where the kernel refuses."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from vgpu_plugin.allocation.allocation_files import AllocationFiles
+from vgpu_plugin.allocation.records import RecordStore
+from vgpu_plugin.inject import confinement
+from vgpu_plugin.node.paths import CONTAINER_LIBRARY
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["a new folder", "one that was there"])
+def test_every_file_of_an_allocation_is_labelled(node, before):
+    """All that is mounted but the library, which lies below /usr, where containers may read."""
+    _pool, allocator, _files = node.parts()
+    (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
+    store = RecordStore(node.paths.records)
+    store.load()
+    (record,) = store.all()
+    labelled: list[int] = []
+
+    def label(descriptor: int) -> None:
+        labelled.append(os.fstat(descriptor).st_ino)
+
+    files = AllocationFiles(node.paths.allocations, node.mounter, label)
+    if not before:
+        files.remove(record.id)
+    files.make(record)
+    hosts = [host for inside, host, _read_only in answer.mounts if inside != CONTAINER_LIBRARY]
+    assert len(hosts) == 5
+    assert sorted(os.stat(host).st_ino for host in hosts) == sorted(labelled)
+
+
+def test_the_label_is_of_all_containers():
+    calls: list[tuple[int, str, bytes]] = []
+    confinement.Labeller(lambda *words: calls.append(words))(7)
+    assert calls == [(7, "security.selinux", b"system_u:object_r:container_file_t:s0\0")]
+
+
+def test_a_refusal_is_reported_once_and_stops_nothing(caplog):
+    def refuse(descriptor: int, name: str, value: bytes) -> None:
+        raise OSError(22, "Invalid argument")
+
+    label = confinement.Labeller(refuse)
+    for descriptor in range(3):
+        label(descriptor)
+    assert [one.message.count("container-selinux") for one in caplog.records] == [1]
+
+
+KERNELS = [
+    ("nodev\tsysfs\nnodev\tselinuxfs\n\text4\n", True),
+    ("nodev\tsysfs\nnodev\tsecurityfs\n\text4\n", False),
+    (None, False),
+]
+
+
+@pytest.mark.parametrize(("text", "labels"), KERNELS, ids=["SELinux", "another", "no list"])
+def test_who_labels(tmp_path, text, labels):
+    """By what the kernel has: the pod of a DaemonSet does not see where the host has SELinux's files mounted."""
+    if text is not None:
+        (tmp_path / "filesystems").write_text(text)
+    assert (confinement.labeller(str(tmp_path / "filesystems")) is not None) is labels

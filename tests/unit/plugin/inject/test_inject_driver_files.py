@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program in a pod, where the host's root folder is seen below another one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from vgpu_plugin import main
+from vgpu_plugin._shared.kube import device_plugin_manifests as manifests
+from vgpu_plugin.errors import Refused
+from vgpu_plugin.inject import driver_files, handover
+
+
+def test_arguments_are_those_of_the_program():
+    """What the program's own parser does not know would end every pod."""
+    desired = manifests.Desired("image", options=["--labels"], kubelet_dir="/data/kubelet")
+    given = main.parser().parse_args(manifests.arguments(desired))
+    assert (str(given.host_root), given.in_container, given.kubeconfig) == ("/host", True, "in-cluster")
+    assert str(given.kubelet_dir) == "/data/kubelet/device-plugins"
+
+
+LINKS = [
+    # about, link → where it leads, path of the host, what it is on the host
+    ("no link", {}, "/usr/lib/a", "/usr/lib/a"),
+    ("a file beside it", {"usr/lib/a": "a.1"}, "/usr/lib/a", "/usr/lib/a.1"),
+    ("an absolute link stays on the host", {"usr/lib/a": "/etc/alternatives/a"}, "/usr/lib/a", "/etc/alternatives/a"),
+    ("a folder of the way", {"lib": "usr/lib"}, "/lib/a", "/usr/lib/a"),
+    ("two in a row", {"x": "/y", "y": "z/w"}, "/x/a", "/z/w/a"),
+    ("upwards", {"usr/lib/a": "../share/a"}, "/usr/lib/a", "/usr/share/a"),
+    ("above the root is the root", {"a": "../../../b"}, "/a", "/b"),
+]
+
+
+@pytest.mark.parametrize(("about", "links", "path", "out"), LINKS, ids=[one[0] for one in LINKS])
+def test_links_are_followed_as_on_the_host(tmp_path, about, links, path, out):
+    for name, target in links.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(target)
+    assert driver_files.resolved(tmp_path, Path(path)) == tmp_path / out.lstrip("/")
+
+
+def test_links_in_a_circle_end(tmp_path):
+    (tmp_path / "a").symlink_to("/b")
+    (tmp_path / "b").symlink_to("/a")
+    assert driver_files.resolved(tmp_path, Path("/a/x")).is_relative_to(tmp_path)
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A host with a driver below its root: libraries, loader's cache (ldconfig's own), a program."""
+    root = tmp_path / "host"
+    folder = root / "usr/lib/nvidia"
+    folder.mkdir(parents=True)
+    for name, target in (("libcuda.so.1", "libcuda.so.535"), ("libnvidia-ml.so.1", "/opt/driver/libnvidia-ml.so.535")):
+        (folder / name).symlink_to(target)
+    (root / "opt/driver").mkdir(parents=True)
+    for path, name in (
+        (folder / "libcuda.so.535", "libcuda.so.1"),
+        (root / "opt/driver/libnvidia-ml.so.535", "libnvidia-ml.so.1"),
+    ):
+        command = ["cc", "-shared", "-nostdlib", "-o", str(path), f"-Wl,-soname,{name}", "-x", "c", "/dev/null"]
+        subprocess.run(command, check=True)
+    (root / "usr/bin").mkdir()
+    (root / "usr/bin/nvidia-smi").write_text("")
+    (root / "etc").mkdir()
+    (root / "etc/ld.so.conf").write_text("/usr/lib/nvidia\n")
+    subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
+    return root
+
+
+def test_driver_files_have_the_paths_of_the_host(host, monkeypatch):
+    # What the container itself has, or is told to load, is not the host's.
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/compat")
+    found = driver_files.find(Path("/"), Path("/nowhere"), host_root=host)
+    assert found.libraries == (
+        ("libcuda.so.1", "/usr/lib/nvidia/libcuda.so.535"),
+        ("libnvidia-ml.so.1", "/opt/driver/libnvidia-ml.so.535"),
+    )
+    assert found.programs == ("/usr/bin/nvidia-smi",)
+
+
+def test_driver_below_a_folder_of_the_host(host, tmp_path):
+    """A driver container: nvidiaDriverRoot on a host that is itself below /host."""
+    outer = tmp_path / "outer"
+    (outer / "run/nvidia").mkdir(parents=True)
+    host.rename(outer / "run/nvidia/driver")
+    found = driver_files.find(Path("/run/nvidia/driver"), Path("/nowhere"), host_root=outer)
+    assert ("libcuda.so.1", "/run/nvidia/driver/usr/lib/nvidia/libcuda.so.535") in found.libraries
+
+
+def test_pipe_of_mps_is_looked_for_on_the_host(tmp_path):
+    root = Path("/run/nvidia/mps")
+    with pytest.raises(Refused, match="does not run on this node"):
+        handover.mps_mounts(root, "nvidia.com/gpu", tmp_path)
+    (tmp_path / "run/nvidia/mps/nvidia.com/gpu/pipe").mkdir(parents=True)
+    assert handover.mps_mounts(root, "nvidia.com/gpu", tmp_path)[0][1] == "/run/nvidia/mps/nvidia.com/gpu/pipe"

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many ListAndWatch streams at once: each gets each change, calls are answered meanwhile, too many are refused."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+from vgpu_plugin._proto import deviceplugin_pb2 as api
+from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
+from vgpu_plugin.kubelet import service
+
+from ..samples import until
+
+MANY = 60
+
+
+@pytest.fixture
+def served(node, tmp_path):
+    """The service alone on a socket: (pool, service, stub)."""
+    pool, allocator, _files = node.parts(splitCount=2)
+    one = service.DevicePlugin(pool, allocator)
+    server = grpc.server(ThreadPoolExecutor(max_workers=service.WORKERS))
+    rpc.add_DevicePluginServicer_to_server(one, server)
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    server.start()
+    with grpc.insecure_channel(f"unix:{tmp_path}/s") as channel:
+        yield pool, one, rpc.DevicePluginStub(channel)
+        one.stop()
+        server.stop(grace=1.0).wait()
+
+
+def healths(answer: api.ListAndWatchResponse) -> list[str]:
+    return [one.health for one in answer.devices]
+
+
+def test_every_stream_hears_of_every_change_and_calls_are_answered_beside(served):
+    pool, one, stub = served
+    streams = [stub.ListAndWatch(api.Empty()) for _number in range(MANY)]
+    assert {tuple(healths(next(stream))) for stream in streams} == {("Healthy",) * 4}
+    until(lambda: one.streams == MANY, "all streams")
+    ids = [piece.id for piece in pool.slices]
+    asked = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids[:1])])
+    assert stub.Allocate(asked, timeout=60).container_responses
+    pool.mark_sick(pool.gpus[0].uuid, "Xid 79")
+    assert {tuple(healths(next(stream))) for stream in streams} == {("Unhealthy",) * 2 + ("Healthy",) * 2}
+    for stream in streams[:-1]:
+        stream.cancel()
+    until(lambda: one.streams == 1, "the end of all but one")
+    pool.mark_well(pool.gpus[0].uuid)
+    assert healths(next(streams[-1])) == ["Healthy"] * 4
+
+
+def test_one_too_many_is_refused_with_a_sentence_and_none_of_the_others_ends(served, monkeypatch):
+    pool, one, stub = served
+    monkeypatch.setattr(service, "MAX_STREAMS", 3)
+    streams = [stub.ListAndWatch(api.Empty()) for _number in range(3)]
+    for stream in streams:
+        next(stream)
+    with pytest.raises(grpc.RpcError) as fault:
+        next(stub.ListAndWatch(api.Empty()))
+    assert fault.value.code().name == "RESOURCE_EXHAUSTED"
+    assert "3 streams of ListAndWatch are open already" in fault.value.details()
+    pool.tell_again()
+    for stream in streams:
+        next(stream)
+    streams[0].cancel()
+    until(lambda: one.streams == 2, "the end of one")
+    assert next(stub.ListAndWatch(api.Empty()))
+
+
+def test_so_many_that_no_node_has_them():
+    """A stream holds a thread as long as it lasts; calls have threads of their own."""
+    assert service.MAX_STREAMS >= 256
+    assert service.WORKERS > service.MAX_STREAMS

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole GPUs that are near to each other, as a table; and the ways between GPUs as a driver tells them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from vgpu_plugin._proto import deviceplugin_pb2 as api
+from vgpu_plugin._proto import deviceplugin_pb2_grpc as rpc
+from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.errors import BadRequest
+from vgpu_plugin.node.gpus import Nvml
+from vgpu_plugin.node.topology import nearest, scores
+
+from ..conftest import FakeGpus
+from ..samples import gpus, until
+
+ORDER = list("ABCDEFGH")
+
+
+def symmetric(pairs: dict[str, int]) -> dict[str, dict[str, int]]:
+    out: dict[str, dict[str, int]] = {uuid: {} for uuid in ORDER}
+    for (one, other), score in pairs.items():
+        out[one][other] = out[other][one] = score
+    return out
+
+
+# Two boards of four; NVLink joins A-D and B-C twice, E-F once.
+LINKS = symmetric(
+    {
+        **{one + other: 20 for half in ("ABCD", "EFGH") for one, other in itertools.combinations(half, 2)},
+        **{one + other: 10 for one in "ABCD" for other in "EFGH"},
+        "AD": 220,
+        "BC": 220,
+        "EF": 120,
+    }
+)
+CASES = [
+    # about, available, must include, size, answer
+    ("a pair: most links", ORDER, "", 2, "AD"),
+    ("the next pair", "BCEFGH", "", 2, "BC"),
+    ("one link is better than none", "BEFGH", "", 2, "EF"),
+    ("one: nobody misses it", ORDER, "", 1, "G"),
+    ("four: one board", ORDER, "", 4, "ABCD"),
+    ("its pair of what must be included", ORDER, "C", 2, "BC"),
+    ("all", ORDER, "", 8, "ABCDEFGH"),
+    ("all that is asked for is given already", ORDER, "H", 1, "H"),
+    ("nothing is known: by index", "XYZ", "", 2, "XY"),
+]
+
+
+@pytest.mark.parametrize(("about", "available", "must", "size", "answer"), CASES, ids=[one[0] for one in CASES])
+def test_nearest(about, available, must, size, answer):
+    found = nearest(list(available), list(must), size, LINKS, ORDER)
+    assert sorted(found) == sorted(answer)
+    assert sorted(nearest(list(reversed(available)), list(must), size, LINKS, ORDER)) == sorted(answer)
+
+
+@pytest.mark.parametrize(("available", "must", "size"), [("A", "", 2), ("A", "B", 1)])
+def test_refused(available, must, size):
+    with pytest.raises(BadRequest):
+        nearest(list(available), list(must), size, LINKS, ORDER)
+
+
+def worth(names, links) -> int:
+    return sum(links[a].get(b, 0) for a, b in itertools.combinations(names, 2))
+
+
+@pytest.mark.parametrize(("cards", "sizes", "least"), [(8, (2, 3, 4, 5), 1.0), (16, (3,), 0.75)])
+def test_against_all_sets(cards, sizes, least):
+    """On machines of any wiring: the best set of 8 GPUs, and of 16 one that is near it."""
+    choose = random.Random(7)
+    order = [f"G{n:02d}" for n in range(cards)]
+    for trial in range(40):
+        links: dict[str, dict[str, int]] = {uuid: {} for uuid in order}
+        for one, other in itertools.combinations(order, 2):
+            links[one][other] = links[other][one] = choose.choice((10, 20, 30, 120, 220))
+        size = sizes[trial % len(sizes)]
+        best = max(worth(names, links) for names in itertools.combinations(order, size))
+        assert worth(nearest(order, [], size, links, order), links) >= least * best
+
+
+def test_scores():
+    found = scores({("A", "B"): 10, ("A", "C"): 50}, {("A", "B"): 2, ("B", "A"): 2}, {"B": 6, "C": 4})
+    assert {uuid: dict(row) for uuid, row in found.items()} == {
+        "A": {"B": 250, "C": 10},
+        "B": {"A": 250, "C": 400},
+        "C": {"A": 10, "B": 400},
+    }
+
+
+class Driver:
+    """The calls of nvidia-ml-py about ways between GPUs."""
+
+    NVML_NVLINK_MAX_LINKS = 18
+    NVML_FEATURE_ENABLED = 1
+
+    class NVMLError(Exception):
+        pass
+
+    # GPU → what each of its links ends at; None: a link that is off.
+    links = {"a": ["00000000:02:00.0", None, "00000000:99:00.0"], "b": ["00000000:01:00.0"], "c": []}
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return "abc"[index]
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one, other):
+        if "c" in (one, other):
+            raise self.NVMLError
+        return 20
+
+    def nvmlDeviceGetNvLinkState(self, handle, link):
+        if link >= len(self.links[handle]):
+            raise self.NVMLError
+        return int(self.links[handle][link] is not None)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle, link):
+        return SimpleNamespace(busId=self.links[handle][link].encode())
+
+
+def test_ways_as_the_driver_tells_them():
+    nvml = Nvml.__new__(Nvml)
+    nvml._nvml = Driver()
+    cards = [SimpleNamespace(uuid=u, index=n, pci=f"00000000:{n + 1:02x}:00.0") for n, u in enumerate("abc")]
+    found = nvml._scores(cards)
+    assert {uuid: dict(row) for uuid, row in found.items()} == {"a": {"b": 140}, "b": {"a": 140}}
+
+
+def test_kubelet_gets_near_gpus(node, kubelet, running):
+    cards = gpus("T4", "T4", "T4", "T4")
+    far, near = cards[0].uuid, [cards[1].uuid, cards[3].uuid]
+    cards = [
+        dataclasses.replace(one, links=tuple((u, 100) for u in near if u != one.uuid and one.uuid in near))
+        for one in cards
+    ]
+    node.paths.config.write_text('{"version": "v1"}')
+    running(Daemon(node.paths, lambda: FakeGpus(cards), node.mounter))
+    until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 4, "the GPUs")
+    assert sorted(kubelet.run_pod("two", count=2)["ids"]) == sorted(near)
+    with grpc.insecure_channel(f"unix:{node.paths.endpoint('nvidia.com/gpu')}") as channel:
+        request = api.ContainerPreferredAllocationRequest(available_deviceIDs=[far], allocation_size=2)
+        with pytest.raises(grpc.RpcError) as fault:
+            rpc.DevicePluginStub(channel).GetPreferredAllocation(
+                api.PreferredAllocationRequest(container_requests=[request])
+            )
+    assert "2 GPUs are asked for out of 1" in fault.value.details()

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which faults make which slices unhealthy, and what brings them back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.node.gpus import GpuError
+from vgpu_plugin.offer.health import HealthWatch, rules
+from vgpu_plugin.offer.pool import Pool
+
+from ..conftest import FakeGpus
+from ..samples import gpus, until
+
+RESOURCE = "nvidia.com/gpu"
+
+# DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, Xids that are critical, Xids that are not
+VARIABLES = [
+    (None, None, (48, 74, 79, 94), (13, 31, 43, 45, 68, 109)),
+    ("all", None, (), (48, 79, 13)),
+    ("xids", None, (), (48, 79)),
+    ("ALL", None, (), (79,)),
+    ("79", None, (48, 74), (79, 13)),
+    ("79, 74", None, (48,), (74, 79)),
+    (None, "13", (13, 79), (31,)),
+    ("79", "79", (79,), ()),
+    ("all", "79", (79,), (48, 13)),  # NVIDIA's plugin turns 79 off as well
+    ("all", "all", (48, 79), (13,)),
+    ("garbage", "", (79,), (13,)),
+]
+
+
+@pytest.mark.parametrize(("disable", "enable", "critical", "harmless"), VARIABLES)
+def test_variables(disable, enable, critical, harmless):
+    said = {"DP_DISABLE_HEALTHCHECKS": disable, "DP_ENABLE_HEALTHCHECKS": enable}
+    found = rules({name: value for name, value in said.items() if value is not None})
+    assert {xid: found.critical(xid) for xid in (*critical, *harmless)} == {
+        **dict.fromkeys(critical, True),
+        **dict.fromkeys(harmless, False),
+    }
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def watch():
+    found = gpus("T4", "T4")
+    source, time = FakeGpus(found), Time()
+    out = HealthWatch(source, Pool(found, []), clean_s=60, monotonic=time)
+    out.source, out.pool, out.time, out.uuids = source, out._pool, time, [gpu.uuid for gpu in found]
+    return out
+
+
+def unhealthy(watch) -> list[bool]:
+    return [bool(watch.pool.sickness(uuid)) for uuid in watch.uuids]
+
+
+def test_well_again_after_a_clean_period(watch):
+    first = watch.uuids[0]
+    watch.saw(first, 79)
+    watch.time.now += 59
+    watch.recover()
+    assert unhealthy(watch) == [True, False]
+    watch.saw(first, 79)  # the period begins again
+    watch.time.now += 59
+    watch.recover()
+    assert unhealthy(watch) == [True, False]
+    watch.time.now += 1
+    watch.recover()
+    assert unhealthy(watch) == [False, False]
+
+
+def test_not_well_while_the_driver_says_no(watch):
+    first = watch.uuids[0]
+    watch.saw(first, 79)
+    watch.source.faults[first] = "the driver says: GPU is lost"
+    watch.time.now += 1000
+    watch.recover()
+    assert unhealthy(watch) == [True, False]
+    watch.source.faults.clear()
+    watch.recover()
+    assert unhealthy(watch) == [False, False]
+
+
+def test_fault_of_an_unknown_gpu_is_that_of_all(watch):
+    watch.saw("", 79)
+    assert unhealthy(watch) == [True, True]
+
+
+def test_lost_gpu_is_well_as_soon_as_it_answers(watch):
+    watch.lost(watch.uuids[1], "NVML does not list it")
+    assert unhealthy(watch) == [False, True]
+    watch.source.faults[watch.uuids[1]] = "the driver says: not found"
+    watch.recover()
+    assert unhealthy(watch) == [False, True]
+    watch.source.faults.clear()
+    watch.recover()
+    assert unhealthy(watch) == [False, False]
+
+
+def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
+    watch.saw(watch.uuids[0], 79)
+    watch.lost(watch.uuids[0], "NVML does not list it")
+    watch.recover()
+    assert watch.pool.sickness(watch.uuids[0]) == "Xid 79"
+
+
+def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.offer.health.PAUSE_S", 0.01)
+    opened = []
+
+    def reopen() -> None:
+        opened.append(1)
+        if len(opened) < 3:
+            raise GpuError("NVML does not start: driver not loaded")
+
+    watch.source.reopen = reopen
+    for _time in range(3):
+        watch.source.xids.put(GpuError("NVML does not deliver events: uninitialized"))
+    running(watch)
+    until(lambda: len(opened) == 3, "the driver to be opened again")
+    assert unhealthy(watch) == [True, True]  # while it did not start
+    watch.ask()
+    until(lambda: unhealthy(watch) == [False, False], "both to come back")
+
+
+# ---- in the daemon
+
+
+@pytest.fixture
+def daemon(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    node.configure(splitCount=7)
+    source = FakeGpus(node.gpus)
+    out = Daemon(node.paths, lambda: source, node.mounter, clean_s=0.2)
+    out.source = source
+    running(out)
+    until(lambda: allocatable(kubelet) == 14, "14 slices at the kubelet")
+    return out
+
+
+def allocatable(kubelet) -> int:
+    return kubelet.state()["resources"].get(RESOURCE, {}).get("allocatable", -1)
+
+
+def test_xid_and_recovery_reach_the_kubelet(node, kubelet, daemon):
+    first = node.gpus[0].uuid
+    daemon.source.faults[first] = "the driver says: reset needed"
+    daemon.source.xids.put((first, 79))
+    until(lambda: allocatable(kubelet) == 7, "the slices of one GPU to go")
+    assert {one.partition("::")[0] for one in kubelet.endpoints[RESOURCE].healthy()} == {node.gpus[1].uuid}
+    daemon.source.faults.clear()
+    until(lambda: allocatable(kubelet) == 14, "the slices to come back")
+
+
+def test_gpu_that_vanishes_and_comes_back(node, kubelet, daemon):
+    both = list(daemon.source.listed)
+    daemon.source.faults[both[1].uuid] = "the driver says: not found"
+    daemon.source.listed = both[:1]
+    until(lambda: allocatable(kubelet) == 7, "the slices of the lost GPU to go")
+    assert len(kubelet.endpoints[RESOURCE].devices) == 14  # told as unhealthy, for containers may hold them
+    daemon.source.listed = both
+    daemon.source.faults.clear()
+    until(lambda: allocatable(kubelet) == 14, "the slices to come back")
+
+
+def test_gpu_that_appears_later_is_offered_without_a_restart(node, kubelet, daemon):
+    third = dataclasses.replace(gpus("T4", "T4", "T4")[2])
+    daemon.source.listed = [*node.gpus, third]
+    until(lambda: allocatable(kubelet) == 21, "the slices of the new GPU")
+
+
+def test_driver_that_does_not_answer_makes_all_unhealthy(node, kubelet, daemon, monkeypatch):
+    def fail():
+        raise GpuError("NVML does not list the GPUs: driver not loaded")
+
+    listed = daemon.source.gpus
+    for gpu in node.gpus:
+        daemon.source.faults[gpu.uuid] = "the driver says: driver not loaded"
+    daemon.source.gpus = fail
+    until(lambda: allocatable(kubelet) == 0, "all slices to go")
+    daemon.source.gpus = listed
+    daemon.source.faults.clear()
+    until(lambda: allocatable(kubelet) == 14, "all slices to come back")
+
+
+def test_driver_that_comes_later_is_waited_for(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.daemon.DRIVER_RETRY_S", 0.02)
+    tries = []
+
+    def open_gpus():
+        tries.append(1)
+        if len(tries) < 4:
+            raise GpuError("NVML does not start: driver not loaded")
+        return FakeGpus(node.gpus)
+
+    config = node.configure(splitCount=2).config
+    node.paths.config.write_text(json.dumps({**config, "flags": {"failOnInitError": False}}))
+    running(Daemon(node.paths, open_gpus, node.mounter))
+    until(lambda: allocatable(kubelet) == 4, "the slices, once the driver is there")
+    assert len(tries) == 4

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A restart with another split: the devices that the kubelet gets, and the sum that is promised of a card."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from vgpu_kubelet_double import podresources
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.daemon import Daemon
+
+from ..conftest import FakeGpus
+from ..samples import node_yaml, until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def begin(node, running):
+    """``begin(split)`` ends the program that runs, and starts one with another split."""
+    alive = []
+
+    def start(**vcuda):
+        while alive:
+            daemon, thread = alive.pop()
+            daemon.stop()
+            thread.join(30)
+            assert not thread.is_alive()
+            daemon._lock.close()  # as the end of a process does
+        node.paths.config.write_text(node_yaml(node.library_root, **vcuda))
+        daemon = Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter)
+        alive.append((daemon, running(daemon)))
+
+    return start
+
+
+def offered(kubelet, node) -> list[int]:
+    """Slices of each GPU that the kubelet may use."""
+    endpoint = kubelet.endpoints.get(RESOURCE)
+    ids = endpoint.healthy() if endpoint else []
+    return [sum(one.startswith(gpu.uuid) for one in ids) for gpu in node.gpus]
+
+
+def read_status(node, capsys) -> dict:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def bytes_of(answer: dict) -> int:
+    path = next(one["host_path"] for one in answer["mounts"] if one["container_path"] == "/etc/vgpu/limits")
+    with open(path, "rb") as stream:
+        return int(abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"])
+
+
+@pytest.mark.parametrize("before, after", [(2, 4), (4, 2), (3, 7)])
+def test_a_gpu_whose_slices_are_held_keeps_its_split_over_a_restart(node, kubelet, begin, capsys, before, after):
+    begin(splitCount=before)
+    until(lambda: offered(kubelet, node) == [before, before], "the first split")
+    first = node.gpus[0].uuid
+    promised = [bytes_of(kubelet.run_pod("holds", ids=[f"{first}::0"])["answer"])]
+    begin(splitCount=after)
+    until(lambda: offered(kubelet, node) == [before, after], "the free GPU's new split alone")
+    status = read_status(node, capsys)
+    assert status["waiting"] == [first]
+    assert [first in one for one in status["warnings"]] == [True]
+    # Whoever takes the rest of that card now: never is more promised than it has.
+    for number in range(1, before):
+        pod = kubelet.run_pod(f"other-{number}", ids=[f"{first}::{number}"])
+        promised.append(bytes_of(pod["answer"]))
+    assert sum(promised) <= node.gpus[0].memory_mib << 20
+
+
+def test_a_split_waits_over_restarts_until_the_pod_is_gone(node, kubelet, begin, capsys, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
+    begin(splitCount=4)
+    until(lambda: offered(kubelet, node) == [4, 4], "the first split")
+    kubelet.run_pod("holds", ids=[f"{node.gpus[0].uuid}::3"])
+    for _time in range(2):
+        begin(splitCount=2)
+        until(lambda: offered(kubelet, node) == [4, 2], "the free GPU's new split alone")
+    kubelet.delete_pod("holds")
+    server = podresources.serve(kubelet, node.paths.pod_resources)
+    try:
+        until(lambda: offered(kubelet, node) == [2, 2], "the other GPU's too")
+    finally:
+        server.stop(grace=0).wait()
+    assert read_status(node, capsys)["waiting"] == []
+    begin(splitCount=3)
+    until(lambda: offered(kubelet, node) == [3, 3], "nothing is held: the next split at once")
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "[]", '{"version": 9, "pieces": []}', '{"version": 1, "pieces": [{"id": 1}]}']
+)
+def test_without_a_memory_gpus_are_offered_again(node, kubelet, begin, text):
+    begin(splitCount=4)
+    until(lambda: offered(kubelet, node) == [4, 4], "the first split")
+    kubelet.run_pod("holds", ids=[f"{node.gpus[0].uuid}::3"])
+    if text is None:
+        node.paths.last_offer.unlink()
+    else:
+        node.paths.last_offer.write_text(text)
+    begin(splitCount=2)
+    until(lambda: offered(kubelet, node) == [2, 2], "both GPUs' new split")
+
+
+def test_a_gpu_that_left_is_forgotten(node, kubelet, begin):
+    begin(splitCount=4)
+    until(lambda: offered(kubelet, node) == [4, 4], "the first split")
+    gone = node.gpus.pop()
+    begin(splitCount=2)
+    until(lambda: offered(kubelet, node) == [2], "the GPU that is there")
+    assert gone.uuid not in node.paths.last_offer.read_text()
+
+
+def test_purge_leaves_nothing_of_it(node):
+    """Of a program that was killed while it wrote, either."""
+    node.paths.state_dir.mkdir(parents=True, exist_ok=True)
+    node.paths.last_offer.write_text("{}")
+    node.paths.last_offer.with_suffix(".new").write_text("{")
+    node.paths.run_dir.mkdir(parents=True, exist_ok=True)
+    for name in ("plugin.sock", "new.sock"):
+        (node.paths.run_dir / name).touch()
+    Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).purge()
+    assert not node.paths.state_dir.exists() and not node.paths.run_dir.exists()

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration that the node's label chooses: the whole program at an API double and the kubelet double."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from doubles.kube_api import refusing, write_kubeconfig
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.errors import Fatal
+from vgpu_plugin.reconcile.node_label import NodeLabel
+
+from ..conftest import FakeGpus
+from ..node_api import NodeApi
+from ..samples import node_yaml, until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def api():
+    with NodeApi() as double:
+        yield double
+
+
+@pytest.fixture
+def kubeconfig(tmp_path, api):
+    return write_kubeconfig(tmp_path / "kubeconfig", api.url)
+
+
+@pytest.fixture
+def start(node, kubelet, running, monkeypatch, kubeconfig):
+    """Starts the program, and again with what the last one left."""
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.FIRST_RETRY_S", 0.02)
+    node.configure(splitCount=4)
+    node.paths.configs.mkdir()
+    put(node, "big", splitCount=2)
+
+    def begin(kubeconfig_path=kubeconfig):
+        source = FakeGpus(node.gpus)
+        extras = Extras(kubeconfig=str(kubeconfig_path) if kubeconfig_path else "", node_name="node-1")
+        out = Daemon(node.paths, lambda: source, node.mounter, extras=extras)
+        out.source = source
+        return out, running(out)
+
+    return begin
+
+
+def end(one, thread) -> None:
+    """As the end of a process."""
+    one.stop()
+    thread.join(20)
+    one._lock.close()
+
+
+def put(node, name, **vcuda):
+    fresh = node.paths.configs / ".new"
+    fresh.write_text(node_yaml(node.library_root, **vcuda))
+    fresh.rename(node.paths.configs / f"{name}.yaml")
+
+
+def capacity(kubelet) -> int:
+    found = kubelet.state()["resources"].get(RESOURCE)
+    return found["allocatable"] if found and found["connected"] else -1
+
+
+def status(node, capsys) -> dict:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def metric(node, capsys, name) -> str:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "metrics"]) == 0
+    return next(line for line in capsys.readouterr().out.splitlines() if line.startswith(name)).rpartition(" ")[2]
+
+
+def test_label_chooses_and_its_end_brings_the_nodes_own_back(node, kubelet, api, start, capsys):
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    found = status(node, capsys)
+    assert (found["config_name"], found["config_fault"]) == ("big", "")
+    assert found["config_path"] == str(node.paths.configs / "big.yaml")
+    until(lambda: str(node.paths.configs / "big.yaml") in api.condition().get("message", ""), "the condition")
+    assert (api.condition()["status"], api.condition()["reason"]) == ("True", "Applied")
+    put(node, "big", splitCount=3)
+    until(lambda: capacity(kubelet) == 6, "an edited file, without a change of the label")
+    api.label(None)
+    until(lambda: capacity(kubelet) == 8, "the node's own again")
+    assert status(node, capsys)["config_name"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("bgi", "", "it holds big"),
+        ("../node", "", 'names "../node"'),
+        ("bad", '{"version": "v1", "sharing": {"vcuda": {"splitCuont": 2}}}', 'did you mean "splitCount"'),
+        (
+            "bad",
+            '{"version": "v1", "sharing": {"vcuda": {"devices": [{"match": {"index": 9}, "splitCount": 1}]}}}',
+            "no GPU with index 9",
+        ),
+    ],
+)
+def test_what_cannot_be_taken_over_leaves_the_old_and_is_said_everywhere(
+    node, kubelet, api, start, capsys, caplog, name, text, words
+):
+    if text:
+        (node.paths.configs / "bad.yaml").write_text(text)
+    start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
+    assert metric(node, capsys, "vgpu_plugin_config_refused") == "0"
+    api.label(name)
+    until(lambda: api.condition().get("reason") == "Refused", "the condition")
+    until(lambda: api.of("events")[-1]["reason"] == "VgpuConfigurationRefused", "the event")
+    assert words in api.condition()["message"]
+    assert words in api.of("events")[-1]["message"]
+    assert (api.of("events")[-1]["type"], api.of("events")[-1]["involvedObject"]["name"]) == ("Warning", "node-1")
+    assert words in "\n".join(status(node, capsys)["warnings"])
+    assert metric(node, capsys, "vgpu_plugin_config_refused") == "1"
+    assert words in caplog.text
+    assert (capacity(kubelet), status(node, capsys)["config_name"]) == (4, "big")
+    api.label("big")
+    until(lambda: api.condition()["reason"] == "Applied", "the fault is over")
+
+
+def refuse_to_read(node, monkeypatch) -> None:
+    """As for a user without rights; root, who runs this, has all."""
+
+    below = str(node.paths.configs)
+
+    def guarded(whole):
+        def call(path, *rest):
+            if str(path).startswith(below):
+                raise PermissionError(13, "Permission denied", str(path))
+            return whole(path, *rest)
+
+        return call
+
+    monkeypatch.setattr("vgpu_plugin.reconcile.config_choice.os.scandir", guarded(os.scandir))
+    monkeypatch.setattr(Path, "is_file", guarded(Path.is_file))
+
+
+def put_a_file_there(node, _monkeypatch) -> None:
+    node.paths.configs.rename(node.paths.configs.with_name("away"))
+    node.paths.configs.write_text("")
+
+
+def lead_it_to_itself(node, _monkeypatch) -> None:
+    node.paths.configs.rename(node.paths.configs.with_name("away"))
+    node.paths.configs.symlink_to(node.paths.configs)
+
+
+UNREADABLE = {
+    "Permission denied": refuse_to_read,
+    "Not a directory": put_a_file_there,
+    "Too many levels of symbolic links": lead_it_to_itself,
+}
+
+
+@pytest.mark.parametrize("words", UNREADABLE)
+def test_folder_of_configurations_that_cannot_be_read(node, kubelet, api, start, capsys, monkeypatch, words):
+    """The one in force stays, and it is said that the folder is at fault, not the label."""
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    with monkeypatch.context() as patch:
+        UNREADABLE[words](node, patch)
+        api.label("big")
+        until(lambda: api.condition().get("reason") == "Refused", "the condition")
+        assert f"{node.paths.configs} cannot be read: {words}" in api.condition()["message"]
+        assert (capacity(kubelet), status(node, capsys)["config_name"]) == (8, "")
+    if not node.paths.configs.is_dir():
+        node.paths.configs.unlink()
+        node.paths.configs.with_name("away").rename(node.paths.configs)
+    until(lambda: capacity(kubelet) == 4, "the named one, once the folder can be read")
+
+
+def test_restart_without_the_api_server_keeps_the_configuration(node, kubelet, api, start, capsys):
+    one, thread = start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    end(one, thread)
+    api.fault = refusing("GET", "/api", 503, "etcd is away")
+    start()
+    until(lambda: capacity(kubelet) == 4, "the named one, remembered")
+    told = until(lambda: [one for one in status(node, capsys)["warnings"] if "is not followed" in one], "the warning")
+    assert "etcd is away" in told[0]
+    api.fault = None
+    api.label(None)
+    until(lambda: capacity(kubelet) == 8, "followed again")
+    until(lambda: not status(node, capsys)["warnings"], "the warning goes")
+
+
+def test_refused_name_is_not_remembered(node, kubelet, api, start, capsys):
+    one, thread = start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    api.label("nowhere")
+    until(lambda: api.condition().get("reason") == "Refused", "the condition")
+    end(one, thread)
+    start()
+    until(lambda: capacity(kubelet) == 4, "the last that held")
+
+
+def test_remembered_file_that_is_gone_gives_the_nodes_own(node, kubelet, api, start, capsys):
+    one, thread = start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    end(one, thread)
+    (node.paths.configs / "big.yaml").unlink()
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own")
+    until(lambda: "it holds none" in status(node, capsys)["config_fault"], "the fault")
+
+
+def test_without_kubeconfig_the_label_is_nobodys(node, kubelet, api, start, capsys):
+    node.paths.config_name.write_text("big\n")
+    api.label("big")
+    start(None)
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    assert api.calls == []
+
+
+def test_watch_that_ends_or_is_too_old_begins_again(node, kubelet, api, start):
+    start()
+    until(lambda: api.watches == 1, "a watch")
+    api.end_watches()
+    until(lambda: api.watches == 2, "the next")
+    api.end_watches(410)
+    until(lambda: api.watches == 3, "the next")
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the label")
+
+
+def test_slices_in_use_wait_and_the_node_says_so(node, kubelet, api, start):
+    start()
+    until(lambda: capacity(kubelet) == 8, "the node's own configuration")
+    kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
+    api.label("big")
+    until(lambda: api.condition().get("reason") == "Waiting", "the condition")
+    assert (api.condition()["status"], node.gpus[0].uuid in api.condition()["message"]) == ("True", True)
+    until(lambda: capacity(kubelet) == 6, "the kubelet's sight of it")
+
+
+def test_report_that_is_refused_does_not_delay_the_label(node, kubelet, api, start, capsys):
+    api.fault = refusing("PATCH", "/api", 403, 'nodes "node-1" is forbidden')
+    start()
+    api.label("big")
+    until(lambda: capacity(kubelet) == 4, "the named one")
+    until(lambda: [one for one in status(node, capsys)["warnings"] if "is forbidden" in one], "the warning")
+    api.fault = None
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
+
+
+class Impatient:
+    """An API server, or a proxy before it, that takes everything, ends every watch as it begins and keeps no
+    annotation; who asks it without an end is stopped.
+    """
+
+    server = "https://api.example"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def get(self, path, *_more):
+        self.calls += 1
+        assert self.calls < 100, "asked again and again without a pause"
+        return {"metadata": {"name": "node-1", "resourceVersion": "10"}}
+
+    patch = post = get
+
+    def watch(self, _path):
+        return iter(())
+
+    def stop(self):
+        return
+
+
+class Pauses(threading.Event):
+    """Stands for the program's life: each wait is written down, and the last one ends it."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.last, self.waited = last, []
+
+    def wait(self, timeout=None):
+        self.waited.append(timeout)
+        if len(self.waited) == self.last:
+            self.set()
+        return self.is_set()
+
+
+@pytest.mark.parametrize("task", ["run", "report"])
+def test_server_that_takes_all_and_keeps_nothing_is_asked_later_and_later(task):
+    api = Impatient()
+    label = NodeLabel(api, "node-1", lambda _name: None)
+    label._stopping = Pauses(8)
+    label.annotate("vgpu.fleet/gpus", "[]")
+    label._keep({})
+    getattr(label, task)()
+    assert label._stopping.waited == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert api.calls == 8
+
+
+def test_watch_that_ended_in_its_time_begins_again_at_once(monkeypatch):
+    clock = iter(range(0, 10_000, 240))
+    monkeypatch.setattr("vgpu_plugin.reconcile.node_label.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    api = Impatient()
+    label = NodeLabel(api, "node-1", lambda _name: None)
+    label._stopping = Pauses(1)
+    followed = label._follow
+
+    def follow():
+        if api.calls == 20:
+            label._stopping.set()
+        followed()
+
+    monkeypatch.setattr(label, "_follow", follow)
+    label.run()
+    assert label._stopping.waited == []
+
+
+def test_annotation_that_goes_while_the_answer_of_its_write_is_on_its_way_is_written_again():
+    label = NodeLabel(None, "node-1", lambda _name: None)
+    written = []
+
+    def patch(_path, change):
+        written.append(change["metadata"]["annotations"])
+        if len(written) == 1:
+            # The server took it, somebody deleted it, the watch said so; only then this answer arrives.
+            label._saw({"metadata": {"annotations": written[0]}})
+            label._saw({"metadata": {"annotations": {}}})
+        else:
+            label._stopping.set()
+        return {"metadata": {"annotations": written[-1]}}
+
+    label._api = SimpleNamespace(patch=patch, server="https://here")
+    label.annotate("vgpu.fleet/gpus", "[]")
+    label._saw({"metadata": {}})
+    label._report()
+    assert label._missing() == {"vgpu.fleet/gpus": "[]"}
+    label._report()
+    assert label._missing() == {} and len(written) == 2
+
+
+def purge(node, **extras) -> None:
+    Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(**extras)).purge()
+
+
+def settled(api) -> str:
+    """The node less what every write changes."""
+    return json.dumps({**api.node, "metadata": {**api.node["metadata"], "resourceVersion": ""}}, sort_keys=True)
+
+
+def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kubeconfig):
+    # Somebody else's, beside ours.
+    api.node["metadata"]["annotations"] = {"mine": "1"}
+    before = settled(api)
+    node.configure(splitCount=4, sliceSizing="requested")
+    program, thread = start()
+    until(lambda: "vgpu.fleet/gpus" in api.annotations, "the annotation")
+    until(lambda: api.condition().get("reason") == "Applied", "the condition")
+    end(program, thread)
+    assert settled(api) != before, "the look sees what the program brings"
+    purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    assert settled(api) == before
+    # Again: nothing is written.
+    writes = [call for call in api.calls if call[0] == "PATCH"]
+    purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    assert (settled(api), [call for call in api.calls if call[0] == "PATCH"]) == (before, writes)
+
+
+# What the server answers, what purge says of it: empty, nothing.
+ANSWERS = [
+    (("GET", (404, 'nodes "node-1" not found')), ""),
+    (("GET", (403, "nodes is forbidden")), "vgpu.fleet/gpus and its condition VgpuConfiguration may be left"),
+    (("PATCH", (500, "etcd has no leader")), "Run this again once the API answers, or without --kubeconfig"),
+]
+
+
+@pytest.mark.parametrize("refused, words", ANSWERS, ids=[str(row[0][1][0]) for row in ANSWERS])
+def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubeconfig, refused, words):
+    api.node["metadata"]["annotations"] = {"vgpu.fleet/gpus": "[]"}
+    api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])
+    node.paths.config_name.write_text("big\n")
+    if not words:
+        purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    else:
+        with pytest.raises(Fatal, match=words):
+            purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    assert not node.paths.config_name.exists()
+    # Without --kubeconfig the API is nobody's business.
+    calls = len(api.calls)
+    purge(node)
+    assert len(api.calls) == calls

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration that changes while the program runs: judged by every list that the kubelet got meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from vgpu_kubelet_double import podresources
+from vgpu_kubelet_double.endpoint import Endpoint
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.ctl import main as ctl
+from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.kubelet.registrations import Registrations
+from vgpu_plugin.offer import settings as node_settings
+
+from ..conftest import FakeGpus
+from ..samples import node_yaml, until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def daemon(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    node.configure(splitCount=4)
+    source = FakeGpus(node.gpus)
+    out = Daemon(node.paths, lambda: source, node.mounter)
+    running(out)
+    until(lambda: capacity(kubelet) == 8, "8 slices at the kubelet")
+    return out
+
+
+def capacity(kubelet, resource: str = RESOURCE) -> int:
+    found = kubelet.state()["resources"].get(resource)
+    return found["allocatable"] if found and found["connected"] else -1
+
+
+def put(node, text: str) -> None:
+    """As the role does: by a rename."""
+    fresh = node.paths.config.with_suffix(".new")
+    fresh.write_text(text)
+    os.replace(fresh, node.paths.config)
+
+
+def status(node, capsys) -> dict:
+    assert ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(("split", "slices"), [(2, 4), (7, 14)])
+def test_new_split_without_a_restart_and_without_a_gap(node, kubelet, daemon, monkeypatch, split, slices):
+    seen = []
+    healthy = Endpoint.healthy
+
+    def watched(self):
+        out = healthy(self)
+        seen.append(len(out))
+        return out
+
+    monkeypatch.setattr(Endpoint, "healthy", watched)
+    put(node, node_yaml(node.library_root, splitCount=split))
+    until(lambda: capacity(kubelet) == slices, "the new slices")
+    assert min(seen) >= min(8, slices)
+    pod = kubelet.run_pod("one")
+    limits = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
+    with open(limits, "rb") as stream:
+        assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == (15360 // split) << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"version": "v1", "sharing": {"vcuda": {"splitCuont": 2}}}', 'did you mean "splitCount"'),
+        ("{", "not valid JSON"),
+        (
+            '{"version": "v1", "sharing": {"vcuda": {"devices": [{"match": {"index": 9}, "splitCount": 1}]}}}',
+            "no GPU with index 9",
+        ),
+    ],
+)
+def test_faulty_file_changes_nothing_and_is_reported(node, kubelet, daemon, capsys, text, words):
+    before = status(node, capsys)["config_sha256"]
+    put(node, text)
+    found = until(lambda: [one for one in status(node, capsys)["warnings"] if words in one], "the warning")
+    assert "was not taken over, the one before stays" in found[0]
+    assert (capacity(kubelet), status(node, capsys)["config_sha256"]) == (8, before)
+    put(node, node_yaml(node.library_root, splitCount=3))
+    until(lambda: capacity(kubelet) == 6, "the next file, without a fault")
+    assert status(node, capsys)["warnings"] == []
+
+
+def test_file_that_is_gone_changes_nothing(node, kubelet, daemon, capsys):
+    node.paths.config.unlink()
+    until(lambda: status(node, capsys)["warnings"], "the warning")
+    assert capacity(kubelet) == 8
+
+
+def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
+    held = kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
+    put(node, node_yaml(node.library_root, splitCount=2))
+    until(lambda: capacity(kubelet) == 6, "the free GPU's new split beside the old one of the other")
+    offered = {one.partition("::")[0]: 0 for one in kubelet.endpoints[RESOURCE].devices}
+    for one in kubelet.endpoints[RESOURCE].devices:
+        offered[one.partition("::")[0]] += 1
+    assert offered == {node.gpus[0].uuid: 4, node.gpus[1].uuid: 2}
+    assert [node.gpus[0].uuid in one for one in status(node, capsys)["warnings"]] == [True]
+    kubelet.restart_container("one")  # its files are made anew from what it was given
+    limits = next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/etc/vgpu/limits")
+    with open(limits, "rb") as stream:
+        assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == 3840 << 20
+
+
+def test_split_waits_until_the_last_slice_is_free(node, kubelet, daemon, capsys, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.allocation.collector.GRACE_S", 0.0)
+    monkeypatch.setattr("vgpu_plugin.daemon.HOUSEKEEPING_S", 0.05)
+    kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
+    put(node, node_yaml(node.library_root, splitCount=2))
+    until(lambda: capacity(kubelet) == 6, "the free GPU's new split")
+    # A slice that a running container holds under a name that is in both splits waits as well: its size differs.
+    kubelet.delete_pod("one")
+    # The kubelet's file still names the pod; the collector sees by PodResources that it is gone.
+    server = podresources.serve(kubelet, node.paths.pod_resources)
+    try:
+        until(lambda: capacity(kubelet) == 4, "the other GPU's too")
+    finally:
+        server.stop(grace=0).wait()
+    assert status(node, capsys)["warnings"] == []
+
+
+def test_container_that_runs_finds_its_files_after_its_slices_are_gone_from_the_file(node, kubelet, daemon):
+    """Same name, other mode: the container keeps what it was given."""
+    kubelet.run_pod("one", ids=[f"{node.gpus[0].uuid}::3"])
+    put(node, json.dumps({"version": "v1"}))
+    until(lambda: f"{node.gpus[1].uuid}" in kubelet.endpoints[RESOURCE].devices, "the free GPU as a whole")
+    kubelet.restart_container("one")
+
+
+def test_renamed_resource_is_registered_before_the_old_one_ends(node, kubelet, daemon):
+    put(node, node_yaml(node.library_root, splitCount=4, resourceName="example.com/gpu"))
+    until(lambda: capacity(kubelet, "example.com/gpu") == 8, "the slices under the new name")
+    until(lambda: capacity(kubelet) == -1, "the end of the old one")
+
+
+def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kubelet, running, monkeypatch):
+    monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
+    node.configure(splitCount=4)
+    source = FakeGpus(node.gpus)
+    load = node_settings.load
+
+    def replaced(*arguments):
+        found = load(*arguments)
+        monkeypatch.setattr(node_settings, "load", load)
+        put(node, node_yaml(node.library_root, splitCount=3))
+        return found
+
+    monkeypatch.setattr(node_settings, "load", replaced)
+    running(Daemon(node.paths, lambda: source, node.mounter))
+    until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")
+
+
+def test_nothing_is_registered_after_the_end():
+    """A look at the configuration may still be under way while the program ends."""
+    made, stopped = [], []
+
+    class One:
+        def run(self):
+            pass
+
+        def stop(self):
+            stopped.append(self)
+
+    def make(resource):
+        made.append(resource)
+        return One()
+
+    registrations = Registrations(make)
+    registrations.bring_in_line(["nvidia.com/gpu"])
+    registrations.stop()
+    registrations.bring_in_line(["nvidia.com/gpu", "nvidia.com/gpu.light"])
+    assert (made, len(stopped)) == (["nvidia.com/gpu"], 1)
+    assert registrations.state() == (False, "")

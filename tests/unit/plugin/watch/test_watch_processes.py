@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are on a GPU, by lists of a driver that is a double, and whose each is, on a /proc laid out in a
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+from doubles.nvml import Pynvml
+from doubles.proc import CONTAINER, HOST_MNT, HOST_PID, Proc
+from vgpu_plugin.node.gpus import GpuError, Nvml
+from vgpu_plugin.watch.processes import Process, Processes
+
+from ..samples import until
+
+POD_UID = "11111111-2222-3333-4444-555555555555"
+DEVICES = {"0:50": "aaaa", "0:51": "bbbb"}
+# What is added to a /proc where process 20 of a container with allocation aaaa runs; whose process 30 is then.
+OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
+    ("the ledger is mounted", {"mounts": "0:50=/ledger"}, {"aaaa"}),
+    ("its file was made anew since", {"mounts": "0:50=/ledger//deleted"}, {"aaaa"}),
+    ("in the host's pid namespace, the ledger mounted", {"pid": HOST_PID, "mounts": "0:51=/ledger"}, {"bbbb"}),
+    ("a process of the host", {"mnt": HOST_MNT, "pid": HOST_PID, "mounts": "0:50=/ledger", "group": CONTAINER}, None),
+    ("a service with mounts of its own", {"pid": HOST_PID, "mounts": "0:50=/ 0:51=/", "group": CONTAINER}, None),
+    ("a container without a slice", {"group": "/docker/other"}, None),
+    ("the node's folders in a container (a monitor)", {"mounts": "0:50=/ 0:51=/", "group": "/docker/m"}, None),
+    ("chroot in the container", {"group": CONTAINER}, {"aaaa"}),
+    ("and a group below its own", {"group": CONTAINER + "/own", "pid": "pid:[99]"}, {"aaaa"}),
+    ("a group whose name only begins so", {"group": CONTAINER + "2"}, None),
+    ("all of a pod hides", {"group": f"/kubepods/burstable/pod{POD_UID}/77"}, {"bbbb"}),
+    ("by systemd's driver", {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"}, {"bbbb"}),
+    ("a pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
+    ("no group", {"group": "/"}, None),
+]
+PODS = {
+    POD_UID: frozenset({"bbbb"}),
+    "99999999-2222-3333-4444-555555555555": frozenset({"aaaa", "bbbb"}),
+}
+
+
+@pytest.mark.parametrize(("about", "what", "owner"), OWNERS, ids=[row[0] for row in OWNERS])
+def test_whose_a_process_is(tmp_path, about, what, owner):
+    proc = Proc(tmp_path)
+    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(30, **what)
+    found = Processes(tmp_path).of([30, 4711], DEVICES, lambda: PODS)
+    assert found == ({30: frozenset(owner)} if owner else {})
+
+
+def test_group_is_known_for_as_long_as_the_allocation(tmp_path):
+    proc = Proc(tmp_path)
+    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(30, group=CONTAINER)
+    processes = Processes(tmp_path)
+    assert processes.of([20], DEVICES) == {20: frozenset({"aaaa"})}
+    proc.end(20)  # the one that showed its mounts
+    assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
+    assert processes.of([30], {"0:51": "bbbb"}) == {}
+    assert processes.of([30], DEVICES) == {}
+
+
+def test_who_cannot_see_the_host_believes_mounts_alone(tmp_path):
+    """Without the host's namespaces nobody can tell its processes from those that hide."""
+    proc = Proc(tmp_path)
+    proc.end(1)
+    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(30, group=CONTAINER)
+    assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
+
+
+def test_namespaces_of_the_program_itself_are_the_host(tmp_path):
+    proc = Proc(tmp_path)
+    proc.end(1)
+    proc.add("self", mnt=HOST_MNT, pid=HOST_PID)
+    proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(30, group=CONTAINER)
+    proc.add(40, mnt=HOST_MNT, pid=HOST_PID, mounts="0:50=/ledger", group=CONTAINER)
+    assert Processes(tmp_path).of([30, 40], DEVICES) == {30: frozenset({"aaaa"})}
+
+
+def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
+    proc, now, looks = Proc(tmp_path), [100.0], []
+    proc.add(30, group="/docker/other")
+    processes = Processes(tmp_path, lambda: now[0])
+    every = processes._all
+    processes._all = lambda: looks.append(1) or every()
+    for second, count in ((100, 1), (110, 1), (129, 1), (130, 2)):
+        now[0] = float(second)
+        assert processes.of([30], DEVICES) == {}
+        assert len(looks) == count
+    proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # its container has one after all
+    now[0] = 161.0
+    assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
+
+
+@pytest.mark.parametrize("gone", [{"state": "Z"}, {"state": "X"}, {"memory": ""}])
+def test_process_that_is_about_to_go_is_none(tmp_path, gone):
+    proc = Proc(tmp_path)
+    proc.add(20)
+    proc.add(30, **gone)
+    processes = Processes(tmp_path)
+    assert processes.process(20) == Process(20, 5, "python", (77, 20))
+    assert processes.process(30) is None
+    assert processes.process(31) is None
+
+
+GONE = {"state": "Z", "memory": ""}
+
+
+def ended_leader(proc: Proc, number: int, *tasks: dict[str, Any]) -> None:
+    """A process whose first thread has ended: /proc shows neither its memory nor its mount namespace."""
+    proc.add(number, group=CONTAINER, inner="7", **GONE)
+    for at, task in enumerate(tasks):
+        proc.add(number, task=number + at, **{"inner": "7", "group": CONTAINER, **task})
+    for folder in (proc.root / str(number), *(proc.root / str(number) / "task").glob("*")):
+        if "VmSize" not in (folder / "status").read_text():
+            (folder / "ns" / "mnt").unlink()
+            (folder / "mountinfo").unlink()
+
+
+# The threads that are there; whether the process is found.
+LEADERS: list[tuple[str, list[dict[str, Any]], bool]] = [
+    ("a second thread goes on", [GONE, {"mounts": "0:50=/ledger"}], True),
+    ("so does a third one alone", [GONE, GONE, {"mounts": "0:50=/ledger"}], True),
+    ("no other thread", [GONE], False),
+    ("no thread can be read", [], False),
+]
+
+
+@pytest.mark.parametrize(("about", "tasks", "found"), LEADERS, ids=[one[0] for one in LEADERS])
+def test_process_whose_first_thread_has_ended(tmp_path, about, tasks, found):
+    proc = Proc(tmp_path)
+    ended_leader(proc, 30, *tasks)
+    processes = Processes(tmp_path)
+    assert processes.process(30) == (Process(30, 5, "python", (77, 7)) if found else None)
+    assert processes.of([30], DEVICES) == ({30: frozenset({"aaaa"})} if found else {})
+
+
+ENDS_ITS_FIRST_THREAD = """
+import ctypes, os, sys, threading, time
+threading.Thread(target=time.sleep, args=(60,)).start()
+device = os.stat(sys.argv[1]).st_dev
+print(f"{os.major(device)}:{os.minor(device)}", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+# In a mount namespace of its own, with the ledger of a tmpfs mounted as a container has it.
+CONTAINED = (
+    'mount -t tmpfs t "$1" && touch "$1/ledger" "$1/at" && mount --bind "$1/ledger" "$1/at" && exec "$2" -c "$3" "$1"'
+)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+def test_real_process_whose_first_thread_has_ended(tmp_path):
+    words = ["sh", str(tmp_path), sys.executable, ENDS_ITS_FIRST_THREAD]
+    command = ["unshare", "--mount", "sh", "-c", CONTAINED, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as one:
+        try:
+            assert one.stdout is not None
+            device = one.stdout.readline().strip()
+            status = Path(f"/proc/{one.pid}/status")
+            until(lambda: "zombie" in status.read_text(), "the end of the first thread")
+            found = Processes().process(one.pid)
+            mine = Processes().process(os.getpid())
+            assert found is not None
+            assert mine is not None
+            assert found.own == (mine.own[0], one.pid)
+            assert Processes().of([one.pid], {device: "aaaa"}) == {one.pid: frozenset({"aaaa"})}
+        finally:
+            one.kill()
+
+
+def test_name_of_a_process_stays_on_its_line(tmp_path):
+    proc = Proc(tmp_path)
+    proc.add(30, name="a\x1b[31m b", inner="7")
+    assert Processes(tmp_path).process(30) == Process(30, 5, "a?[31m b", (77, 7))
+
+
+HYBRID = "12:memory:/docker/{0}\n11:pids:/docker/{0}\n1:name=systemd:/docker/{0}\n0::/system.slice/containerd.service\n"
+
+
+def test_a_group_of_the_daemon_is_no_container(tmp_path):
+    """On a hybrid host version 2 names the daemon's own group for every container of it."""
+    proc = Proc(tmp_path)
+    proc.add(20, mounts="0:50=/ledger", groups=HYBRID.format("mine"))
+    proc.add(30, groups=HYBRID.format("other"))
+    proc.add(31, groups=HYBRID.format("mine"))
+    mine = frozenset({"aaaa"})
+    assert Processes(tmp_path).of([20, 30, 31], DEVICES) == {20: mine, 31: mine}
+
+
+def test_the_root_group_is_none_from_below_either(tmp_path):
+    """As a pod with a namespace of control groups sees a container without a group of its own."""
+    proc = Proc(tmp_path)
+    proc.add(20, mounts="0:50=/ledger", group="/../../..")
+    proc.add(30, group="/../../../docker/other")
+    assert Processes(tmp_path).of([20, 30], DEVICES) == {20: frozenset({"aaaa"})}
+
+
+UNSUPPORTED = pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+LOST = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+LISTED = [
+    # about, compute, graphics, what is listed; None: it is a fault
+    ("compute alone", [(7, 100)], [], {7: 100}),
+    ("Vulkan alone, which goes round the library", [], [(8, 300)], {8: 300}),
+    ("both at once, which the driver lists twice with one figure", [(7, 500)], [(7, 500)], {7: 500}),
+    ("its figure grew between the lists", [(7, 500)], [(7, 600)], {7: 600}),
+    ("told in one list alone", [(7, None)], [(7, 500)], {7: 500}),
+    ("told in none", [(7, None)], [(7, None)], {7: None}),
+    ("two instances of a card", [(7, 100), (7, 50)], [], {7: 150}),
+    ("a driver without graphics", [(7, 100)], UNSUPPORTED, {7: 100}),
+    ("a card that is lost meanwhile", [(7, 100)], LOST, None),
+    ("a card that is lost", LOST, [], None),
+]
+
+
+@pytest.mark.parametrize(("about", "compute", "graphics", "wanted"), LISTED, ids=[one[0] for one in LISTED])
+def test_processes_of_graphics_are_looked_at_too(about, compute, graphics, wanted):
+    source = Nvml.__new__(Nvml)
+    source._nvml = Pynvml(compute, graphics)
+    if wanted is None:
+        with pytest.raises(GpuError, match="NVML does not list the processes"):
+            source.processes("GPU-1")
+    else:
+        assert source.processes("GPU-1") == wanted
