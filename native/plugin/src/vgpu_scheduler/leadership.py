@@ -18,6 +18,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,21 +37,29 @@ RECENT = 10.0
 WANTED = "vgpu.fleet/wanted-by"
 
 
+@dataclass(frozen=True)
+class Candidacy:
+    """``lease`` is namespace/name, empty: this program is the only one. ``identity`` is of this process alone.
+    ``duration``: of the Lease, in seconds.
+    """
+
+    lease: str
+    identity: str
+    duration: float = 15.0
+
+
 class Leadership:
     def __init__(
         self,
         api: Api,
         cluster: Cluster,
-        lease: str,
-        identity: str,
-        duration: float = 15.0,
+        candidacy: Candidacy,
         busy: Callable[[], bool] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lease`` is namespace/name, empty: this program is the only one. ``identity`` is of this process alone.
-        ``busy``: whether a bind is at the API server now; then nothing is handed over."""
+        """``busy``: whether a bind is at the API server now; then nothing is handed over."""
         self._api, self._cluster, self._busy, self._now = api, cluster, busy, now
-        self.identity, self._duration = identity, duration
+        lease, self.identity, self._duration = candidacy.lease, candidacy.identity, candidacy.duration
         self._folder, self._name, self._path = "", "", ""
         if lease:
             namespace, _slash, self._name = lease.partition("/")
