@@ -284,7 +284,7 @@ def test_top_slices_and_explain(node, kubelet, daemon, capsys):
     assert "unhealthy" not in vgpuctl(node, capsys, "explain", "0")
     assert ctl.main(["--socket", str(node.paths.admin_socket), "explain", "7"]) == 1
     assert "this node has no GPU and no slice 7" in capsys.readouterr().err
-    assert "containers are told their GPU by envvar" in vgpuctl(node, capsys, "explain")
+    assert "containers get their GPU by envvar" in vgpuctl(node, capsys, "explain")
 
 
 def test_share_that_was_got():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program vgpu-scheduler: extender and webhook beside a stock kube-scheduler."""
+"""The program vgpu-scheduler: extender and webhook next to a stock kube-scheduler."""
 
 from __future__ import annotations
 

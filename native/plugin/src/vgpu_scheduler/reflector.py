@@ -68,7 +68,7 @@ class Reflector:
                 self.fault = str(fault)
                 # An old version is no fault: that is how a server says "list again".
                 log.log(logging.INFO if fault.status == 410 else logging.WARNING, "%s; listed again", fault)
-                # Also then not at once again and again: whoever says so may say so for long.
+                # Also then not at once again and again: the server may say so for long.
                 if fault.status != 410 or time.monotonic() - self.listed_at < PAUSE:
                     await self._pause()
 

@@ -44,9 +44,9 @@ class Rules:
 
 
 def rules(environment: Mapping[str, str]) -> Rules:
-    """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored beside those
-    of applications. ENABLE: numbers that count whatever DISABLE says, ``all``: all but those of applications. So with
-    DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin turns it off too.
+    """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored in addition
+    to those of applications. ENABLE: numbers that count whatever DISABLE says, ``all``: all but those of applications.
+    So with DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin turns it off too.
     """
     disabled, all_off = _words(environment.get(DISABLE, ""), DISABLE, ("all", "xids"))
     enabled, all_on = _words(environment.get(ENABLE, ""), ENABLE, ("all",))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watcher: compares, every two seconds, what the driver says of the processes on each shared GPU with the ledgers
-of the containers that they belong to, and names what goes round the library.
+of the containers that they belong to, and names the processes that bypass the library.
 
 Named is what was found in two looks, one after the other: a process that begins or ends between the two accounts is
 not. By policy a named process is ended too: of a container of the kubelet or of a static slice, and on what was seen in
@@ -68,7 +68,7 @@ class Finding:
         if self.suspicion.reason == watch_rule.NO_SLOT:
             return (
                 f"{who} holds {used >> 20} MiB of {self.uuid} without a live slot in the ledger of allocation "
-                f"{self.allocation}: it goes round libvgpu.so"
+                f"{self.allocation}: it bypasses libvgpu.so"
             )
         return (
             f"{who}: the driver says {self.suspicion.found >> 20} MiB of {self.uuid}, the ledger of allocation "
@@ -305,7 +305,7 @@ class Watch:
             self._ender.forget()
 
     def _end(self, now: float, found: Iterable[tuple[str, str, str]]) -> None:
-        """The worst process of each finding of this look is told to end, then made to. What is kept of a GPU that was
+        """The worst process of each finding of this poll gets SIGTERM, then SIGKILL. What is kept of a GPU that was
         not seen may be over, so nobody is ended for it.
         """
         for key in found:
