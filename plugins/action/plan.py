@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.plan: compares the state of one host with its wish. No remote call."""
+"""Controller side of vgpu.fleet.plan: compares the state of one host with its desired state. No remote call."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible_collections.vgpu.fleet.plugins.action.wish import heading, tell
+from ansible_collections.vgpu.fleet.plugins.action.desired import heading, tell
 from ansible_collections.vgpu.fleet.plugins.module_utils.config import variables as schema
 from ansible_collections.vgpu.fleet.plugins.module_utils.config.kinds import Finding, errors
 from ansible_collections.vgpu.fleet.plugins.module_utils.plan import plan
@@ -17,25 +17,25 @@ from ansible_collections.vgpu.fleet.plugins.plugin_utils.variable_source import 
 class ActionModule(ActionBase):
     TRANSFERS_FILES = False
     _requires_connection = False
-    _VALID_ARGS = frozenset(("wish", "state"))
+    _VALID_ARGS = frozenset(("desired", "state"))
 
     def run(self, tmp: Any = None, task_vars: Any = None) -> dict[str, Any]:
         super().run(tmp, task_vars)
         task_vars = task_vars or {}
-        wish, state = self._task.args.get("wish"), self._task.args.get("state")
-        if not isinstance(wish, dict) or not isinstance(state, dict):
-            msg = "wish and state must be mappings: what vgpu.fleet.wish and vgpu.fleet.host_state returned"
+        desired, state = self._task.args.get("desired"), self._task.args.get("state")
+        if not isinstance(desired, dict) or not isinstance(state, dict):
+            msg = "desired and state must be mappings: what vgpu.fleet.desired_state and vgpu.fleet.host_state returned"
             return {"failed": True, "changed": False, "msg": msg}
         host = task_vars.get("inventory_hostname", "")
         inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
         sources = Sources(inventory, self._loader, host)
-        findings = [by_variable(finding) for finding in plan.check_gpus(wish, state)]
-        findings += plan_toolkit.check(wish, state)
+        findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
+        findings += plan_toolkit.check(desired, state)
         told = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
-        made = plan.make_plan(wish, state)
+        made = plan.make_plan(desired, state)
         lines = plan.describe(made, state)
         return {"changed": False, **made, "text": lines, "warnings": [*told, *made["warnings"]]}
 

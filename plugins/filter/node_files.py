@@ -11,9 +11,9 @@ class FilterModule:
         return {"node_files": node_files}
 
 
-def node_files(wish, config_path=node_config.PATH):
+def node_files(desired, config_path=node_config.PATH):
     """Path → text: node.yaml, and the configurations that a node label may choose."""
-    files = {config_path: node_config.dump(wish["node_config"])}
-    for name, config in sorted((wish.get("node_configs") or {}).items()):
+    files = {config_path: node_config.dump(desired["node_config"])}
+    for name, config in sorted((desired.get("node_configs") or {}).items()):
         files[node_config.config_file(config_path, name)] = node_config.dump(config)
     return files

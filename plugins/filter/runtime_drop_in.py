@@ -14,10 +14,10 @@ def runtime_drop_in(engine: str, runtimes: dict[str, Any], default_runtime: str)
     program = (runtimes.get("nvidia") or {}).get("path") if isinstance(runtimes, dict) else None
     if not program:
         raise AnsibleFilterError("container_runtime_runtimes: expected a runtime nvidia with a path, found none")
-    wish = containerd_text.Wish(path=str(program), default=default_runtime == "nvidia")
+    desired = containerd_text.Desired(path=str(program), default=default_runtime == "nvidia")
     if engine == "crio":
-        return containerd_text.crio(wish)
-    return containerd_text.rancher(wish) if engine in ("k3s", "rke2") else ""
+        return containerd_text.crio(desired)
+    return containerd_text.rancher(desired) if engine in ("k3s", "rke2") else ""
 
 
 class FilterModule:

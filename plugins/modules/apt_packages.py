@@ -163,7 +163,7 @@ source_changed:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.packages.apt_host import AptHost
-from ..module_utils.packages.apt_set import PackageSet, Wish
+from ..module_utils.packages.apt_set import Desired, PackageSet
 from ..module_utils.packages.manager import PackageError
 
 
@@ -198,7 +198,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted = {name: value for name, value in module.params.items() if name not in ("state", "lock_timeout")}
-    packages = PackageSet(Wish(**wanted), AptHost(module.params["lock_timeout"]), module.check_mode)
+    packages = PackageSet(Desired(**wanted), AptHost(module.params["lock_timeout"]), module.check_mode)
     try:
         if module.params["state"] == "present":
             packages.present()

@@ -104,7 +104,7 @@ applied:
 from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.engines.containerd_apply import Applier, Options
-from ..module_utils.engines.containerd_text import ConfigError, Wish
+from ..module_utils.engines.containerd_text import ConfigError, Desired
 from ..module_utils.text.toml_text import TomlError
 
 
@@ -128,7 +128,7 @@ def main() -> None:
     params = module.params
     options = Options(
         path=params["path"],
-        wish=Wish(params["name"], params["runtime"], params["default"], params["systemd_cgroup"]),
+        desired=Desired(params["name"], params["runtime"], params["default"], params["systemd_cgroup"]),
         absent=params["state"] == "absent",
         record=params["record"],
         service=params["service"],

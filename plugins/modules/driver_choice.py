@@ -12,7 +12,7 @@ version_added: 0.1.0
 description:
   - Reads the host's distribution, GPUs on the PCI bus, kernel, Secure Boot, NVSwitches and the driver that is there,
     and decides packages, repository, kernel modules, files, services and whether a reboot is needed.
-  - Fails, before anything is installed, with every reason why the wish cannot work on this host.
+  - Fails, before anything is installed, with every reason why the desired state cannot work on this host.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 attributes:
@@ -24,7 +24,7 @@ attributes:
     description: Will return details on what has changed when in diff mode.
     support: none
 options:
-  wish:
+  desired:
     description:
       - The variables of the role C(nvidia_driver) without their prefix. What is left out has the role's
         default.
@@ -38,7 +38,7 @@ seealso:
 EXAMPLES = r"""
 - name: Which driver would this host get from NVIDIA's CUDA repository?
   vgpu.fleet.driver_choice:
-    wish:
+    desired:
       source: cuda
       branch: "580"
   register: driver
@@ -105,7 +105,7 @@ from ..module_utils.host.host import Host
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={"wish": {"type": "dict", "default": {}}}, supports_check_mode=True)
+    module = AnsibleModule(argument_spec={"desired": {"type": "dict", "default": {}}}, supports_check_mode=True)
     host = Host()
     found = nvml.read()
     found.pop("gpus")
@@ -117,7 +117,7 @@ def main() -> None:
         "nvml": found,
         "packages": host.packages([driver_choice.SUBNET_MANAGER]),
     }
-    choice = driver_choice.choose(state, module.params["wish"])
+    choice = driver_choice.choose(state, module.params["desired"])
     for warning in choice.warnings:
         module.warn(warning)
     if choice.refusals:

@@ -95,7 +95,7 @@ from typing import Sequence
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ..module_utils.driver.setup import Setup, SetupError, Wish
+from ..module_utils.driver.setup import Desired, Setup, SetupError
 from ..module_utils.host.host import Answer, Host, run_program
 
 # An initramfs for every kernel, with modules that DKMS builds on the way, takes minutes on a slow host.
@@ -121,7 +121,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     wanted = {name: value for name, value in module.params.items() if name != "state"}
-    setup = Setup(Wish(**wanted), Host(run=run_patiently), module.check_mode)
+    setup = Setup(Desired(**wanted), Host(run=run_patiently), module.check_mode)
     try:
         if module.params["state"] == "present":
             setup.present()

@@ -25,7 +25,7 @@ attributes:
     description: Will return details on what has changed when in diff mode.
     support: none
 options:
-  wish:
+  desired:
     description:
       - The variables C(engine), C(packages), C(repository) and C(packages_record) of the role C(container_runtime),
         without its prefix.
@@ -44,7 +44,7 @@ seealso:
 EXAMPLES = r"""
 - name: Which packages would bring docker to this host?
   vgpu.fleet.engine_choice:
-    wish:
+    desired:
       engine: docker
   register: engine
 """
@@ -85,12 +85,12 @@ from ..module_utils.packages.pins import name_of
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "wish": {"type": "dict", "default": {}},
+            "desired": {"type": "dict", "default": {}},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
         },
         supports_check_mode=True,
     )
-    wanted = {**engine_packages.DEFAULTS, **module.params["wish"]}
+    wanted = {**engine_packages.DEFAULTS, **module.params["desired"]}
     host = Host()
     record = wanted["packages_record"]
     state = {

@@ -158,8 +158,8 @@ SEEN = 60
 GONE = 60
 
 
-def wish_of(params: dict, numbers: tuple) -> device_plugin_manifests.Wish:
-    return device_plugin_manifests.Wish(
+def desired_of(params: dict, numbers: tuple) -> device_plugin_manifests.Desired:
+    return device_plugin_manifests.Desired(
         params["image"] or "",
         params["namespace"],
         device_plugin_manifests.union(params["configs"]),
@@ -191,21 +191,21 @@ def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
     return changes
 
 
-def replace(api: kube_client.Api, wish: device_plugin_manifests.Wish, nodes: list, check: bool) -> list:
-    """End the pods on these nodes that are not as wished; the controller makes them anew. Raises ValueError."""
-    folder = f"/api/v1/namespaces/{wish.namespace}/pods"
+def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, nodes: list, check: bool) -> list:
+    """End the pods on these nodes that are not as desired; the controller makes them anew. Raises ValueError."""
+    folder = f"/api/v1/namespaces/{desired.namespace}/pods"
     selector = f"labelSelector=app.kubernetes.io/name%3D{device_plugin_manifests.NAME}"
     pods = (api.get(f"{folder}?{selector}") or {}).get("items") or []
     changes: list = []
-    for pod in device_plugin_manifests.stale(pods, wish, nodes):
+    for pod in device_plugin_manifests.stale(pods, desired, nodes):
         if not changes and not check:
-            wait_until_seen(api, wish)
+            wait_until_seen(api, desired)
         name = pod["metadata"]["name"]
         if not check:
             api.delete(f"{folder}/{name}")
         node = device_plugin_manifests.node_of(pod)
         told = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
-        changes.append(kube_apply.Change(f"Pod {wish.namespace}/{name}", told, None))
+        changes.append(kube_apply.Change(f"Pod {desired.namespace}/{name}", told, None))
     if not check:
         wait_until_gone(api, [f"{folder}/{change.title.rpartition('/')[2]}" for change in changes])
     return changes
@@ -218,8 +218,8 @@ def wait_until_gone(api: kube_client.Api, paths: list) -> None:
         time.sleep(0.5)
 
 
-def wait_until_seen(api: kube_client.Api, wish: device_plugin_manifests.Wish) -> None:
-    path = kube_apply.path_of(device_plugin_manifests.manifests(wish)[-1])
+def wait_until_seen(api: kube_client.Api, desired: device_plugin_manifests.Desired) -> None:
+    path = kube_apply.path_of(device_plugin_manifests.manifests(desired)[-1])
     end = time.monotonic() + SEEN
     while True:
         found = api.get(path) or {}
@@ -228,7 +228,7 @@ def wait_until_seen(api: kube_client.Api, wish: device_plugin_manifests.Wish) ->
             return
         if time.monotonic() >= end:
             raise ValueError(
-                f"the controller of DaemonSets has not seen generation {wanted} of {wish.namespace}/"
+                f"the controller of DaemonSets has not seen generation {wanted} of {desired.namespace}/"
                 f"{device_plugin_manifests.NAME} within {SEEN} s; no pod was replaced; look at kube-controller-manager"
             )
         time.sleep(0.5)
@@ -240,7 +240,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     refusal = kube_version.refusal(numbers, "the API server")
     if refusal:
         module.fail_json(msg=refusal)
-    wish = wish_of(params, numbers)
+    desired = desired_of(params, numbers)
     nodes = [device_plugin_manifests.node(name, params["state"] == "present") for name in params["nodes"]]
     known = [one for one in nodes if api.get(kube_apply.path_of(one)) is not None]
     if params["state"] == "absent":
@@ -254,21 +254,21 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
                 "where one of them is that host, set its device_plugin_node_name and run this again"
             )
         if not others:
-            changes += kube_apply.remove(api, device_plugin_manifests.manifests(wish), module.check_mode)
+            changes += kube_apply.remove(api, device_plugin_manifests.manifests(desired), module.check_mode)
         changes += take_back(api, known, module.check_mode)
     else:
         if len(known) < len(nodes):
             # Server-side apply would make the node.
             lacking = missing(nodes, known)
             module.fail_json(msg=f"the cluster has no node {lacking}; set device_plugin_node_name of that host")
-        objects = device_plugin_manifests.manifests(wish)
+        objects = device_plugin_manifests.manifests(desired)
         if not params["exact_configs"]:
             config_map = next(one for one in objects if one["kind"] == "ConfigMap")
             found = api.get(kube_apply.path_of(config_map)) or {}
             config_map["data"] = {**(found.get("data") or {}), **config_map["data"]}
         changes = kube_apply.apply(api, objects + nodes, module.check_mode)
-        if wish.rollout == device_plugin_manifests.ON_DELETE:
-            changes += replace(api, wish, params["nodes"], module.check_mode)
+        if desired.rollout == device_plugin_manifests.ON_DELETE:
+            changes += replace(api, desired, params["nodes"], module.check_mode)
     return {
         "changed": bool(changes),
         "objects": [change.title for change in changes],

@@ -132,7 +132,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     params = module.params
     numbers = kube_apply.numbers(api.get("/version") or {})
     tag = "v{}.{}.{}".format(*numbers)
-    wish = scheduler_manifests.Wish(
+    desired = scheduler_manifests.Desired(
         params["image"] or "",
         f"{params['kube_scheduler_repository']}:{tag}",
         params["namespace"],
@@ -145,13 +145,13 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         may_give=params["may_give"],
         wakes=WAKES[0] <= numbers < WAKES[1],
     )
-    objects = scheduler_manifests.manifests(wish)
+    objects = scheduler_manifests.manifests(desired)
     if params["state"] == "absent":
-        objects[:0] = [scheduler_manifests.secret(wish), *scheduler_manifests.leases(wish)]
+        objects[:0] = [scheduler_manifests.secret(desired), *scheduler_manifests.leases(desired)]
         changes = kube_apply.remove(api, objects, module.check_mode)
     else:
         changes = kube_apply.apply(api, objects, module.check_mode)
-    if not wish.match_conditions and params["state"] == "present" and params["fail_closed"]:
+    if not desired.match_conditions and params["state"] == "present" and params["fail_closed"]:
         module.warn(f"Kubernetes {tag} cannot tell GPU pods from others before the webhook: it fails open for all")
     out = {"manifests": objects} if params["state"] == "present" else {}
     return {

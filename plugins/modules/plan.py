@@ -14,7 +14,7 @@ version_added: 0.1.0
 description:
   - Runs on the controller alone and makes no remote call.
   - Returns ordered steps, each with its role, its reason, its changes, and whether it disturbs running work.
-  - A wish that the GPUs of the host cannot carry out, such as an exception that matches none of them, is a failure.
+  - A desired state that the GPUs of the host cannot carry out, such as an exception that matches none of them, is a failure.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 attributes:
@@ -26,8 +26,8 @@ attributes:
     description: Will return details on what has changed when in diff mode.
     support: none
 options:
-  wish:
-    description: What M(vgpu.fleet.wish) returned as RV(vgpu.fleet.wish#module:wish).
+  desired:
+    description: What M(vgpu.fleet.desired_state) returned as RV(vgpu.fleet.desired_state#module:desired).
     type: dict
     required: true
   state:
@@ -35,14 +35,14 @@ options:
     type: dict
     required: true
 seealso:
-  - module: vgpu.fleet.wish
+  - module: vgpu.fleet.desired_state
   - module: vgpu.fleet.host_state
 """
 
 EXAMPLES = r"""
 - name: Plan
   vgpu.fleet.plan:
-    wish: "{{ host_wish.wish }}"
+    desired: "{{ host_desired.desired }}"
     state: "{{ host_state.state }}"
   register: host_plan
 

@@ -140,7 +140,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.packages.manager import PackageError
 from ..module_utils.packages.rpm_host import RpmHost
-from ..module_utils.packages.rpm_set import PackageSet, Wish
+from ..module_utils.packages.rpm_set import Desired, PackageSet
 
 
 def main() -> None:
@@ -171,7 +171,7 @@ def main() -> None:
     )
     wanted = {name: value for name, value in module.params.items() if name not in ("state", "lock_timeout", "manager")}
     host = RpmHost(module.params["manager"], module.params["lock_timeout"])
-    packages = PackageSet(Wish(**wanted), host, module.check_mode)
+    packages = PackageSet(Desired(**wanted), host, module.check_mode)
     try:
         if module.params["state"] == "present":
             packages.present()

@@ -54,7 +54,7 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "device_plugin_deploy": "systemd",
         "device_plugin_kubeconfig": "",
         "device_plugin_api_kubeconfig": "",
-        "device_plugin_rivals_remove": [],
+        "device_plugin_conflicting_plugins_remove": [],
         "verify_kubeconfig": "",
         "upgrade_kubeconfig": "",
         "verify_isolation_image": IMAGE,

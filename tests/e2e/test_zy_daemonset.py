@@ -93,7 +93,7 @@ def test_api_server_takes_every_object_and_check_mode_changes_nothing(cluster, n
     """Strictly: a field that its OpenAPI does not know is an error, as the last object shows."""
     from vgpu_plugin._shared.kube import device_plugin_manifests as ours
 
-    objects = ours.manifests(ours.Wish("image", configs={"a.yaml": "{}"}, options=["--labels"]))
+    objects = ours.manifests(ours.Desired("image", configs={"a.yaml": "{}"}, options=["--labels"]))
     for one in objects:
         path = path_of_kind(one) + "?dryRun=All&fieldValidation=Strict"
         assert cluster.api.create(path, one)["kind"] == one["kind"]
@@ -265,7 +265,7 @@ def test_removed_without_a_trace(cluster, deployed):
     assert cluster.api.get_or_none(DAEMON_SET) is not None
     found = call(cluster, state="absent")
     assert found["changed"], found
-    assert [one for one in ours.manifests(ours.Wish("")) if cluster.api.get_or_none(kube_apply.path_of(one))] == []
+    assert [one for one in ours.manifests(ours.Desired("")) if cluster.api.get_or_none(kube_apply.path_of(one))] == []
     end_pods(cluster)
     call(cluster, state="absent")
     assert traces() == []
@@ -281,16 +281,16 @@ def end_pods(cluster) -> None:
 
 # ---- another plugin on the node
 
-RIVAL = "localhost/k8s-device-plugin:1"
-RIVAL_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/nvidia-device-plugin"
+CONFLICTING = "localhost/k8s-device-plugin:1"
+CONFLICTING_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/nvidia-device-plugin"
 
 
 @pytest.fixture
-def rival(cluster, deployed):
+def conflict(cluster, deployed):
     """A DaemonSet by the name of NVIDIA's image, which serves nothing."""
-    cluster.ctr("images", "tag", "--force", "localhost/kubebox:1", RIVAL)
+    cluster.ctr("images", "tag", "--force", "localhost/kubebox:1", CONFLICTING)
     labels = {"name": "nvidia-device-plugin"}
-    container = {"name": "c", "image": RIVAL, "imagePullPolicy": "Never"}
+    container = {"name": "c", "image": CONFLICTING, "imagePullPolicy": "Never"}
     spec = {"hostNetwork": True, "terminationGracePeriodSeconds": 1, "containers": [container]}
     body = {
         "apiVersion": "apps/v1",
@@ -299,35 +299,35 @@ def rival(cluster, deployed):
         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
     }
     until(lambda: cluster._created(f"{SYSTEM}/serviceaccounts", {"metadata": {"name": "default"}}), "the account")
-    cluster.api.create(RIVAL_SET.rpartition("/")[0], body)
-    until(lambda: rivals(cluster)["rivals"], "the other plugin's pod")
+    cluster.api.create(CONFLICTING_SET.rpartition("/")[0], body)
+    until(lambda: conflicts(cluster)["conflicting_plugins"], "the other plugin's pod")
     yield "DaemonSet kube-system/nvidia-device-plugin"
-    if cluster.api.get_or_none(RIVAL_SET):
-        cluster.api.delete(RIVAL_SET)
+    if cluster.api.get_or_none(CONFLICTING_SET):
+        cluster.api.delete(CONFLICTING_SET)
 
 
-def rivals(cluster, check=False, **params):
-    return call(cluster, check, module="kube_rivals", **params)
+def conflicts(cluster, check=False, **params):
+    return call(cluster, check, module="kube_conflicting_plugins", **params)
 
 
-def test_another_plugin_is_named_refused_and_removed_with_consent(cluster, rival):
-    found = rivals(cluster)
-    assert found["failed"] and rival in found["msg"] and "nvidia.com/gpu on gpu-1" in found["msg"], found
-    assert cluster.api.get_or_none(RIVAL_SET)
-    assert rivals(cluster, resources=["example.com/gpu"])["removed"] == []
-    assert rivals(cluster, remove=["DaemonSet kube-system/other"])["failed"]
-    assert rivals(cluster, check=True, remove=[rival])["removed"] == [rival]
-    assert cluster.api.get_or_none(RIVAL_SET)
+def test_another_plugin_is_named_refused_and_removed_with_consent(cluster, conflict):
+    found = conflicts(cluster)
+    assert found["failed"] and conflict in found["msg"] and "nvidia.com/gpu on gpu-1" in found["msg"], found
+    assert cluster.api.get_or_none(CONFLICTING_SET)
+    assert conflicts(cluster, resources=["example.com/gpu"])["removed"] == []
+    assert conflicts(cluster, remove=["DaemonSet kube-system/other"])["failed"]
+    assert conflicts(cluster, check=True, remove=[conflict])["removed"] == [conflict]
+    assert cluster.api.get_or_none(CONFLICTING_SET)
     # Its pod is collected by a controller that is not started here.
     selector = "labelSelector=name%3Dnvidia-device-plugin"
     ending = [one["metadata"]["name"] for one in cluster.api.get(f"{SYSTEM}/pods?{selector}")["items"]]
     with ThreadPoolExecutor(1) as other:
-        removal = other.submit(rivals, cluster, remove=[rival])
-        until(lambda: not cluster.api.get_or_none(RIVAL_SET), "the removal")
+        removal = other.submit(conflicts, cluster, remove=[conflict])
+        until(lambda: not cluster.api.get_or_none(CONFLICTING_SET), "the removal")
         for name in ending:
             cluster.api.delete(f"{SYSTEM}/pods/{name}", grace_s=1)
-        assert removal.result()["removed"] == [rival]
-    assert rivals(cluster)["rivals"] == []
+        assert removal.result()["removed"] == [conflict]
+    assert conflicts(cluster)["conflicting_plugins"] == []
 
 
 # ---- the role

@@ -20,7 +20,7 @@ from kubebox.api import ApiError
 from kubebox.cluster import PODS, SERVER, Cluster
 from kubebox.process import Service, until
 from vgpu_plugin._shared.kube import scheduler_manifests
-from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Wish
+from vgpu_plugin._shared.kube.scheduler_manifests import NAME, Desired
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import NodeGpu
 
@@ -50,9 +50,9 @@ class Replica:
     def __init__(self, fleet: Fleet, number: int) -> None:
         cluster = fleet.cluster
         self.name, self.extender, self.webhook = f"replica-{number}", 18800 + number, 18440 + number
-        wish = fleet.wish
-        configuration = scheduler_manifests.scheduler_configuration(wish)
-        configuration["extenders"] = [scheduler_manifests.extender(wish.config, f"127.0.0.1:{self.extender}")]
+        desired = fleet.desired
+        configuration = scheduler_manifests.scheduler_configuration(desired)
+        configuration["extenders"] = [scheduler_manifests.extender(desired.config, f"127.0.0.1:{self.extender}")]
         # Short, so that a test need not wait for a quarter of a minute.
         configuration["leaderElection"].update(leaseDuration="8s", renewDeadline="3s", retryPeriod="1s")
         configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig)}
@@ -60,7 +60,7 @@ class Replica:
         path.write_text(yaml.safe_dump(configuration))
         kube = [str(cluster.programs.kubernetes / "kube-scheduler"), "--config", str(path)]
         kube += ["--bind-address", "127.0.0.1", "--secure-port", str(18900 + number)]
-        kube += scheduler_manifests.kube_options(wish)
+        kube += scheduler_manifests.kube_options(desired)
         # The holder of a lease is named after the host; each half has a host name of its own in a namespace of its own.
         named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         self.kube = Service(f"kube-{self.name}", [*named, *kube], cluster.logs)
@@ -89,12 +89,12 @@ class Fleet:
         # The account of the Deployment, with its very rights.
         user = f"/O=system:serviceaccounts/CN=system:serviceaccount:kube-system:{NAME}"
         self.kubeconfig = cluster.authority.kubeconfig("vgpu-scheduler", SERVER, user)
-        self.wish = Wish("image", "image", webhook_url="https://127.0.0.1:18440")
+        self.desired = Desired("image", "image", webhook_url="https://127.0.0.1:18440")
         self.replicas = [Replica(self, 0), Replica(self, 1)]
         self.names: list[str] = []
 
     def start(self) -> None:
-        for one in scheduler_manifests.manifests(self.wish):
+        for one in scheduler_manifests.manifests(self.desired):
             if one["kind"] in ("Deployment", "Service"):
                 # Nobody runs it here; that the API server takes it is what can be seen.
                 self.api.call("POST", self.path(one) + "?dryRun=All", one)
@@ -112,7 +112,7 @@ class Fleet:
     def withdraw(self) -> None:
         """Ends the replicas and removes their cluster-wide objects."""
         self.stop()
-        for one in scheduler_manifests.manifests(self.wish):
+        for one in scheduler_manifests.manifests(self.desired):
             if not one["metadata"].get("namespace"):
                 self.api.delete(f"{self.path(one)}/{one['metadata']['name']}")
 

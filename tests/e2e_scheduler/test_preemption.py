@@ -123,10 +123,10 @@ def verbless(fleet):
     for one in fleet.replicas:
         one.kube.stop()
     address = f"127.0.0.1:{fleet.replicas[0].extender}"
-    configuration = scheduler_manifests.scheduler_configuration(fleet.wish)
+    configuration = scheduler_manifests.scheduler_configuration(fleet.desired)
     configuration["leaderElection"] = {"leaderElect": False}
     configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig)}
-    configuration["extenders"] = [scheduler_manifests.extender(fleet.wish.config, address)]
+    configuration["extenders"] = [scheduler_manifests.extender(fleet.desired.config, address)]
     del configuration["extenders"][0]["preemptVerb"]
     path = fleet.cluster.folder / "verbless.yaml"
     path.write_text(yaml.safe_dump(configuration))

@@ -118,7 +118,7 @@ def schedulers(fleet):
     }
     services = {}
     for n, (name, address) in enumerate(extenders.items()):
-        configuration = scheduler_manifests.scheduler_configuration(fleet.wish)
+        configuration = scheduler_manifests.scheduler_configuration(fleet.desired)
         configuration["leaderElection"] = {"leaderElect": False}
         limits = UNLIMITED if name.endswith("-unlimited") else {}
         configuration["clientConnection"] = {"kubeconfig": str(fleet.kubeconfig), **limits}

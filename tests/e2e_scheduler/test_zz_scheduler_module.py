@@ -17,11 +17,11 @@ from fleet import Fleet
 from kubebox.api import ApiError
 from kubebox.cluster import SERVER
 from vgpu_plugin._shared.kube import scheduler_manifests
-from vgpu_plugin._shared.kube.scheduler_manifests import Wish
+from vgpu_plugin._shared.kube.scheduler_manifests import Desired
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "other"
-KINDS = [one["kind"] for one in scheduler_manifests.manifests(Wish("a", "b"))]
+KINDS = [one["kind"] for one in scheduler_manifests.manifests(Desired("a", "b"))]
 
 
 def call(fleet, check=False, **params):
@@ -47,9 +47,9 @@ def call(fleet, check=False, **params):
 
 def there(fleet):
     """Kinds of its objects in that namespace, and its cluster roles, by our own look."""
-    wish = Wish("a", "b", NAMESPACE)
+    desired = Desired("a", "b", NAMESPACE)
     found = []
-    for one in scheduler_manifests.manifests(wish):
+    for one in scheduler_manifests.manifests(desired):
         if one["metadata"].get("namespace") == NAMESPACE:
             name = one["metadata"]["name"]
             if fleet.api.get_or_none(f"{Fleet.path(one)}/{name}"):
@@ -60,21 +60,21 @@ def there(fleet):
 def test_check_apply_repeat_change_undo(fleet):
     fleet.withdraw()
     fleet.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-    wish = {"image": "x:1", "kube_scheduler_repository": "registry.example/kube-scheduler"}
-    planned, _code = call(fleet, check=True, **wish)
+    desired = {"image": "x:1", "kube_scheduler_repository": "registry.example/kube-scheduler"}
+    planned, _code = call(fleet, check=True, **desired)
     assert planned.get("changed"), planned
     assert there(fleet) == []
-    done, _code = call(fleet, **wish)
+    done, _code = call(fleet, **desired)
     assert done.get("changed"), done
     assert done["changed"] and done["objects"] == planned["objects"] and len(there(fleet)) == 7, done
-    again, _code = call(fleet, **wish)
+    again, _code = call(fleet, **desired)
     assert not again["changed"], again["objects"]
     deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/vgpu-scheduler"
     images = [one["image"] for one in fleet.api.get(deployment)["spec"]["template"]["spec"]["containers"]]
     assert images == ["x:1", f"registry.example/kube-scheduler:{done['kubernetes']}"]
-    changed, _code = call(fleet, check=True, **wish, config={"plain": "slice"})
+    changed, _code = call(fleet, check=True, **desired, config={"plain": "slice"})
     assert changed["objects"] == [f"ConfigMap {NAMESPACE}/vgpu-scheduler", f"Deployment {NAMESPACE}/vgpu-scheduler"]
-    assert not call(fleet, **wish)[0]["changed"]
+    assert not call(fleet, **desired)[0]["changed"]
     gone, _code = call(fleet, state="absent")
     assert gone["changed"] and there(fleet) == []
     assert not call(fleet, state="absent")[0]["changed"]
@@ -114,12 +114,12 @@ def play(fleet, folder, **variables):
 def test_the_role(fleet, tmp_path):
     code, said = play(fleet, tmp_path)
     assert code and "name images that the cluster can pull" in said
-    wish = {"scheduler_image": "x:1", "scheduler_kube_scheduler_repository": "registry.example/kube-scheduler"}
-    wish["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
-    wish["scheduler_default_memory"] = 700
+    desired = {"scheduler_image": "x:1", "scheduler_kube_scheduler_repository": "registry.example/kube-scheduler"}
+    desired["vgpu_resource_names"] = {"count": "example.com/gpu", "memory_percentage": "example.com/part"}
+    desired["scheduler_default_memory"] = 700
     # Only written: nothing is in the cluster afterwards, and each object is one that the API server would take.
     out = tmp_path / "objects.json"
-    code, said = play(fleet, tmp_path, **wish, scheduler_apply=False, scheduler_manifests_out=str(out))
+    code, said = play(fleet, tmp_path, **desired, scheduler_apply=False, scheduler_manifests_out=str(out))
     assert code == 0 and there(fleet) == [], said
     items = json.loads(out.read_text())["items"]
     assert [one["kind"] for one in items] == KINDS
@@ -132,9 +132,9 @@ def test_the_role(fleet, tmp_path):
     with pytest.raises(ApiError, match="image"):
         path = f"{Fleet.path(broken)}/{broken['metadata']['name']}?dryRun=All&fieldManager=test"
         fleet.api.call("PATCH", path, broken, "application/apply-patch+yaml")
-    code, said = play(fleet, tmp_path, **wish)
+    code, said = play(fleet, tmp_path, **desired)
     assert code == 0 and "changed=1" in said, said
-    assert "changed=0" in play(fleet, tmp_path, **wish)[1]
+    assert "changed=0" in play(fleet, tmp_path, **desired)[1]
     config = fleet.api.get(f"/api/v1/namespaces/{NAMESPACE}/configmaps/vgpu-scheduler")["data"]["config.yaml"]
     found = json.loads(config)
     assert found["resourceNames"] == {"count": "example.com/gpu", "memoryPercentage": "example.com/part"}

@@ -17,7 +17,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 
 HOSTS = ["a1", "a2", "b1", "b2"]
-WISH = {"name": "Read", "vgpu.fleet.wish": {}, "register": "__device_plugin_wish"}
+DESIRED = {"name": "Read", "vgpu.fleet.desired_state": {}, "register": "__device_plugin_desired"}
 ANSWERS = {
     "/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.2"},
     "/api": {"kind": "APIVersions", "versions": ["v1"]},
@@ -36,14 +36,14 @@ CAME = [
 ]
 
 
-@pytest.mark.parametrize("tasks", ["rivals", "objects"])
+@pytest.mark.parametrize("tasks", ["conflicting_plugins", "objects"])
 @pytest.mark.parametrize(("came", "files", "stopped"), CAME)
 def test_one_of_those_that_came_asks_for_all_of_them(place, tasks, came, files, stopped):
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     for group, file in files.items():
         place.group(group, device_plugin_api_kubeconfig=file)
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": tasks}
-    steps = [WISH, {"name": "Come", "ansible.builtin.import_role": role, "when": f"inventory_hostname in {came}"}]
+    steps = [DESIRED, {"name": "Come", "ansible.builtin.import_role": role, "when": f"inventory_hostname in {came}"}]
     play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "vars": COMMON, "tasks": steps}
     run = place.play([play])
     failed = dict(re.findall(r"^(\w+) .*failed=(\d)", run.output, re.MULTILINE))
@@ -105,13 +105,13 @@ def test_all_that_came_are_told_the_cluster_and_no_other(place, api, came):
         place.host(host, device_plugin_node_name=host)
     place.group("a", vgpu_configs={"big": {"split_count": 2}})
     role = {"name": "vgpu.fleet.device_plugin"}
-    steps = [WISH] + [
+    steps = [DESIRED] + [
         {
             "name": f"Come to {tasks}",
             "ansible.builtin.import_role": {**role, "tasks_from": tasks},
             "when": f"inventory_hostname in {came}",
         }
-        for tasks in ("rivals", "objects")
+        for tasks in ("conflicting_plugins", "objects")
     ]
     common = {**COMMON, "device_plugin_api_kubeconfig": file}
     run = place.play([{"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "vars": common, "tasks": steps}])
@@ -161,7 +161,7 @@ def test_a_node_is_called_as_its_host_is_now(place, api, tasks, variables, name)
     place.hosts({"a": ["a1"]})
     kept = {"name": "Keep", "ansible.builtin.set_fact": {"hostname": "kept", "nodename": "kept", "cacheable": True}}
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": tasks}
-    steps = [kept, WISH, {"name": "Come", "ansible.builtin.import_role": role}]
+    steps = [kept, DESIRED, {"name": "Come", "ansible.builtin.import_role": role}]
     common = {**COMMON, **variables, "device_plugin_api_kubeconfig": file}
     # Away in check mode alone, for the files of this machine are not this test's; what is asked for tells the name.
     options = ["--check", "-vvv"] if tasks == "absent" else []
@@ -198,7 +198,7 @@ def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exa
     for group in "ab":
         place.group(group, device_plugin_deploy="daemonset", device_plugin_api_kubeconfig="/none/one")
     role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "objects"}
-    steps = [WISH, {"name": "Apply", "ansible.builtin.import_role": role}]
+    steps = [DESIRED, {"name": "Apply", "ansible.builtin.import_role": role}]
     play = {"name": "Ask", "hosts": hosts, "gather_facts": False, "vars": dict(COMMON), "tasks": steps}
     run = place.play([play], "-vvv")
     said = re.findall(r'"exact_configs": (true|false)', run.output)

@@ -101,16 +101,16 @@ def test_a_build_that_fails_says_what_the_compiler_said(place: Workplace, tmp_pa
 
 def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Path, sources: Path) -> None:
     path, root = archive(place, tmp_path, sources)[1], tmp_path / "lib"
-    wish = {"version": "1", "root": str(root), "source": str(path)}
-    predicted = task(place, "vcuda_library", wish, "--check")
+    desired = {"version": "1", "root": str(root), "source": str(path)}
+    predicted = task(place, "vcuda_library", desired, "--check")
     assert (changed(predicted), predicted.calls, root.exists()) == (True, {"one": 1}, False)
-    done = task(place, "vcuda_library", wish)
+    done = task(place, "vcuda_library", desired)
     assert (changed(done), done.calls) == (True, {"one": 2})
     assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
-    again = task(place, "vcuda_library", wish)
+    again = task(place, "vcuda_library", desired)
     assert (changed(again), again.calls) == (False, {"one": 1})
     (root / "1" / "libvgpu.so").write_text("damaged")
-    mended = task(place, "vcuda_library", wish)
+    mended = task(place, "vcuda_library", desired)
     assert (changed(mended), mended.calls) == (True, {"one": 2})
     assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
     # Switched without any archive, as the way back of an upgrade does it.

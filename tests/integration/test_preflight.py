@@ -83,8 +83,8 @@ def test_a_value_from_the_command_line_is_said_to_be(place: Workplace) -> None:
 def test_a_role_that_runs_after_changes_does_not_claim_that_there_were_none(place: Workplace) -> None:
     place.hosts({"t4": ["gpu-1"]})
     place.group("t4", vgpu_split_count=0)
-    wish = {"name": "later", "vgpu.fleet.wish": {}}
-    run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [AFTER, wish]}])
+    desired = {"name": "later", "vgpu.fleet.desired_state": {}}
+    run = place.play([{"hosts": "all", "gather_facts": False, "tasks": [AFTER, desired]}])
     assert "The variables of this host hold 1 mistake." in run.output
     assert "No host was changed" not in run.output
 

@@ -141,14 +141,14 @@ TENANT_DEVICE_FIELDS: Fields = {
     "used_ns": (16, "Q"),
     "wanted_ns": (24, "Q"),
     "waiting_ns": (32, "Q"),
-    "wish": (40, "Q"),
+    "desired": (40, "Q"),
     "throttled_ns": (48, "Q"),
     "reserved": (56, "1Q"),
     "busy_until_ns": (64, "16Q"),
 }
 TENANT_DEVICE_SIZE = 192
 GATES = {"none": 0, "open": 1, "turn": 2, "closed": 3}
-TENANT_WISHES = {"low": 1 << 0}
+TENANT_DESIRED = {"low": 1 << 0}
 GPU_PAGE_FLAGS = {"exclusive": 1 << 0, "priority": 1 << 1}
 
 LIMITS_FLAGS = {

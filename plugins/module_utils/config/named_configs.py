@@ -31,21 +31,21 @@ def is_behind(path: str, state: dict[str, Any]) -> bool:
     return status.get("config_sha256") not in (None, sha256(text or ""))
 
 
-def changes(path: str, wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
+def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """What node.yaml and the named configurations will have differently, and which of these go."""
     found = state["node_config"]
-    out = node_yaml_changes(path, wish["node_config"], found["text"])
-    named, wanted = found.get("named") or {}, wish.get("node_configs") or {}
+    out = node_yaml_changes(path, desired["node_config"], found["text"])
+    named, wanted = found.get("named") or {}, desired.get("node_configs") or {}
     for name in sorted(wanted):
         out += node_yaml_changes(node_config.config_file(path, name), wanted[name], named.get(name))
     out += ["remove " + node_config.config_file(path, name) for name in sorted(named) if name not in wanted]
     return out
 
 
-def faults(wish: dict[str, Any], kubeconfig: str) -> list[str]:
+def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
     """What the configurations ask of the device plugin that it cannot do."""
     way_out = "set device_plugin_kubeconfig to a file on the host"
-    named = {"node.yaml": wish["node_config"], **(wish.get("node_configs") or {})}
+    named = {"node.yaml": desired["node_config"], **(desired.get("node_configs") or {})}
     return [
         f"vgpu_slice_sizing: requested ({name}) asks the API server for the sizes of pods; {way_out}"
         for name, config in named.items()
@@ -53,16 +53,16 @@ def faults(wish: dict[str, Any], kubeconfig: str) -> list[str]:
     ]
 
 
-def resources(wish: dict[str, Any]) -> list[str]:
+def resources(desired: dict[str, Any]) -> list[str]:
     """The first resource of each configuration that may be in force."""
-    configs = [wish["node_config"], *(wish.get("node_configs") or {}).values()]
+    configs = [desired["node_config"], *(desired.get("node_configs") or {}).values()]
     return sorted({node_config.resource_name(config) for config in configs})
 
 
-def reshaped(path: str, wish: dict[str, Any], state: dict[str, Any]) -> int:
+def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
     """How many containers hold a slice that will have another size, another name or none at all."""
     name = name_in_force(path, state["plugin"]["status"])
-    wanted = (wish.get("node_configs") or {}).get(name) or wish["node_config"]
+    wanted = (desired.get("node_configs") or {}).get(name) or desired["node_config"]
     status = state["plugin"]["status"] or {}
     if status.get("resource", node_config.resource_name(wanted)) != node_config.resource_name(wanted):
         return len(held(state))

@@ -123,7 +123,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 
 def _inputs(wanted: dict[str, Any]) -> list[str]:
-    """What is wrong with the wish itself, whatever the host."""
+    """What is wrong with the desired state itself, whatever the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:

@@ -27,7 +27,7 @@ class SetupError(Exception):
     """A step failed; the text says which, what was found, and what to do."""
 
 
-class Wish(NamedTuple):
+class Desired(NamedTuple):
     files: dict[str, str]
     initramfs: Sequence[str] = ()
     kernel_arguments: Sequence[str] = ()
@@ -47,8 +47,8 @@ def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) ->
 class Setup:
     """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) tell what was done, or would be."""
 
-    def __init__(self, wish: Wish, host: Host, check_mode: bool = False) -> None:
-        self.wish, self.host, self.check_mode = wish, host, check_mode
+    def __init__(self, desired: Desired, host: Host, check_mode: bool = False) -> None:
+        self.desired, self.host, self.check_mode = desired, host, check_mode
         self.plan: list[str] = []
         self.warnings: list[str] = []
         self.reboot = ""
@@ -57,12 +57,12 @@ class Setup:
     def present(self) -> None:
         facts = driver_facts.read(self.host)
         self._start_stopped()
-        self._write(dict(self.wish.files))
-        self._read_units(self.wish.files)
-        if self.wish.initramfs and (self._wrote(MODPROBE) or facts["initramfs_old"]):
+        self._write(dict(self.desired.files))
+        self._read_units(self.desired.files)
+        if self.desired.initramfs and (self._wrote(MODPROBE) or facts["initramfs_old"]):
             if not self.check_mode:
-                self._remember("initramfs", {"argv": list(self.wish.initramfs)})
-            self._do("rebuild the initramfs", self.wish.initramfs)
+                self._remember("initramfs", {"argv": list(self.desired.initramfs)})
+            self._do("rebuild the initramfs", self.desired.initramfs)
         self._arguments()
         self._modules(facts)
         self._services()
@@ -87,8 +87,8 @@ class Setup:
         for name in record.get("services", []):
             if self.host.units([name])[name]["enabled"]:
                 self._do(f"disable and stop {name}", ["systemctl", "disable", "--now", name])
-        if self.wish.record and not self.check_mode and os.path.exists(self.host.path(self.wish.record)):
-            os.unlink(self.host.path(self.wish.record))
+        if self.desired.record and not self.check_mode and os.path.exists(self.host.path(self.desired.record)):
+            os.unlink(self.host.path(self.desired.record))
 
     # Files ----------------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Setup:
 
     def _arguments(self) -> None:
         """Kernel arguments through grubby, which every release of RHEL has; elsewhere a person must add them."""
-        wanted = list(self.wish.kernel_arguments)
+        wanted = list(self.desired.kernel_arguments)
         if not wanted:
             return
         shown = self.host.run(["grubby", "--info=ALL"])
@@ -155,7 +155,7 @@ class Setup:
 
     def _modules(self, facts: dict[str, Any]) -> None:
         """Bring the module on disk into the kernel: load it, or reload it where nobody uses the old one."""
-        if not self.wish.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
+        if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:
             self.reboot = "nouveau holds the GPUs, and its console keeps it from being unloaded"
@@ -207,15 +207,15 @@ class Setup:
             return
         there = [name for name in driver_facts.MODULES if name in modules]
         # Of other people, such as GPUDirect's: they come back as they went, the last first.
-        others = [name for name in reversed(there) if name not in self.wish.modules]
+        others = [name for name in reversed(there) if name not in self.desired.modules]
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
                 self.reboot = f"the kernel does not let go of the module {name} of driver {loaded}"
                 # Those that went fit the one that stays only where they are not of another version.
-                for one in [*self.wish.modules, *others]:
+                for one in [*self.desired.modules, *others]:
                     self.host.run(["modprobe", one])
                 return
-        for name in self.wish.modules:
+        for name in self.desired.modules:
             self._run(f"loading the kernel module {name}", ["modprobe", name])
         for name in others:
             if self.host.run(["modprobe", name]).rc != 0:
@@ -249,13 +249,13 @@ class Setup:
         self.plan.append(line)
         if self.check_mode:
             return
-        for name in self.wish.modules:
+        for name in self.desired.modules:
             self._run(f"loading the kernel module {name}", ["modprobe", name])
 
     # Services -------------------------------------------------------------------------------------------------------
 
     def _services(self) -> None:
-        for name, unit in self.host.units(list(self.wish.services)).items():
+        for name, unit in self.host.units(list(self.desired.services)).items():
             if not unit["present"]:
                 if not self.check_mode:
                     self.warnings.append(
@@ -274,7 +274,7 @@ class Setup:
 
     def _reread(self, name: str, unit: dict[str, Any]) -> None:
         """Restart a service that started before a file was changed that it reads at its start alone."""
-        paths = list(self.wish.rereads.get(name, ()))
+        paths = list(self.desired.rereads.get(name, ()))
         late = [path for path in paths if path in self.files]
         late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])
         if late:
@@ -302,17 +302,17 @@ class Setup:
     # Record ---------------------------------------------------------------------------------------------------------
 
     def _record(self) -> dict[str, Any]:
-        raw = read_bytes(self.host.path(self.wish.record)) if self.wish.record else None
+        raw = read_bytes(self.host.path(self.desired.record)) if self.desired.record else None
         try:
             return {} if raw is None else dict(json.loads(raw.decode("utf-8")))
         except (ValueError, TypeError) as fault:
             raise SetupError(
-                f"the record {self.wish.record} cannot be read ({fault}); restore it or remove it"
+                f"the record {self.desired.record} cannot be read ({fault}); restore it or remove it"
             ) from None
 
     def _remember(self, key: str, more: Any) -> None:
         """Add to the record before the change that it describes; what it holds of a file is what was there first."""
-        if not self.wish.record:
+        if not self.desired.record:
             return
         record = self._record()
         if isinstance(more, dict):
@@ -328,7 +328,7 @@ class Setup:
 
     def _keep(self, record: dict[str, Any]) -> None:
         write_bytes(
-            self.host.path(str(self.wish.record)),
+            self.host.path(str(self.desired.record)),
             (json.dumps(record, indent=1, sort_keys=True) + "\n").encode("utf-8"),
             0o600,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the wish for a runtime to a containerd that runs with it, or with the former file.
+"""From the desired state for a runtime to a containerd that runs with it, or with the former file.
 
 ``prepare`` reads, merges and asks ``containerd config dump`` about the candidate; it changes nothing, so check mode
 stops after it. ``carry_out`` writes, restarts and looks, and puts the former file back where containerd does not come
@@ -20,7 +20,7 @@ from ..host import host as hardware
 from ..host.files import read_bytes, write_text
 from ..text import toml_text
 from . import containerd_text
-from .containerd_text import ConfigError, Wish
+from .containerd_text import ConfigError, Desired
 from .docker_host import run
 
 # Seconds that a containerd must stay up after a restart to count as started.
@@ -29,7 +29,7 @@ SETTLE = 2.0
 
 class Options(NamedTuple):
     path: str
-    wish: Wish
+    desired: Desired
     absent: bool = False
     record: str | None = None
     service: str = "containerd"
@@ -60,7 +60,7 @@ class Applier:
             self.before = text_of(self.target)
             self.after = self.before
             if record and self.before is not None:
-                self.after = containerd_text.undo(self.before, record["former"], record["ours"], self.options.wish)
+                self.after = containerd_text.undo(self.before, record["former"], record["ours"], self.options.desired)
             if self.after != self.before:
                 self.changes = [f"take NVIDIA's runtime out of {self.target}"]
         else:
@@ -71,10 +71,10 @@ class Applier:
             self.target = containerd_text.place(self.options.path, base)
             self.before = text_of(self.target)
             if self.target == self.options.path:
-                self.after, self.changes = containerd_text.merge(base, self.options.wish)
+                self.after, self.changes = containerd_text.merge(base, self.options.desired)
                 self.after = self.after if self.changes else self.before
             else:
-                self.after = containerd_text.drop_in(base, self.options.wish)
+                self.after = containerd_text.drop_in(base, self.options.desired)
                 self.changes = [] if self.after == self.before else [f"write {self.target}"]
             self.validate(base, daemon, check_mode)
         self.decide()
@@ -99,12 +99,14 @@ class Applier:
             code, said = run([self.options.program, "--config", candidate, "config", "dump"])
         if code != 0:
             raise ConfigError(f"nothing was written to {self.target}, for containerd says: {said.splitlines()[-1]}")
-        missing = containerd_text.lacks(said[said.find("\n[") :] if said.find("\n[") >= 0 else said, self.options.wish)
+        missing = containerd_text.lacks(
+            said[said.find("\n[") :] if said.find("\n[") >= 0 else said, self.options.desired
+        )
         if missing:
             raise ConfigError(f"nothing was written to {self.target}: " + "; ".join(missing))
-        if not check_mode and not os.access(self.options.wish.path, os.X_OK):
+        if not check_mode and not os.access(self.options.desired.path, os.X_OK):
             raise ConfigError(
-                f"nothing was written to {self.target}: {self.options.wish.path} is no program on this host; install "
+                f"nothing was written to {self.target}: {self.options.desired.path} is no program on this host; install "
                 "NVIDIA's container toolkit first (role nvidia_docker)"
             )
 

@@ -28,7 +28,7 @@ class ConfigError(Exception):
     """A configuration that is not changed; says what was found and what to do."""
 
 
-class Wish(NamedTuple):
+class Desired(NamedTuple):
     """A runtime by name and absolute path of its program; ``default``: for containers that name none."""
 
     name: str = "nvidia"
@@ -78,23 +78,23 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
     return found
 
 
-def keys(text: str, wish: Wish, version: int | None = None) -> dict[str, toml_text.Value]:
+def keys(text: str, desired: Desired, version: int | None = None) -> dict[str, toml_text.Value]:
     """The keys that are ours, with their values."""
     base = SECTIONS[version or version_of(text)] + ".containerd"
-    runtime = f"{base}.runtimes.{wish.name}"
+    runtime = f"{base}.runtimes.{desired.name}"
     wanted: dict[str, toml_text.Value] = {
         f"{runtime}.runtime_type": "io.containerd.runc.v2",
-        f"{runtime}.options.BinaryName": wish.path,
+        f"{runtime}.options.BinaryName": desired.path,
     }
     # It must be what the kubelet has; what runc uses is what works on this host.
-    cgroup = wish.systemd_cgroup
+    cgroup = desired.systemd_cgroup
     if cgroup is None:
         written = _get(text, f"{base}.runtimes.runc.options.SystemdCgroup")
         cgroup = None if written is None else written == "true"
     if cgroup is not None:
         wanted[f"{runtime}.options.SystemdCgroup"] = cgroup
-    if wish.default:
-        wanted[f"{base}.default_runtime_name"] = wish.name
+    if desired.default:
+        wanted[f"{base}.default_runtime_name"] = desired.name
     return wanted
 
 
@@ -114,7 +114,7 @@ def place(path: str, text: str) -> str:
     return os.path.join(folder, DROP_IN) if folder else path
 
 
-def merge(text: str, wish: Wish) -> tuple[str, list[str]]:
+def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
     """The main file's text with our keys, and what changed. Every other byte stays."""
     hidden, lines = hide_template(text)
     if any('template "base"' in line for line in lines.values()):
@@ -123,15 +123,15 @@ def merge(text: str, wish: Wish) -> tuple[str, list[str]]:
             " default-runtime in config.yaml.d instead"
         )
     try:
-        merged, changes = toml_text.merge(hidden, keys(hidden, wish))
+        merged, changes = toml_text.merge(hidden, keys(hidden, desired))
     except toml_text.TomlError as fault:
         raise ConfigError(str(fault)) from None
     return show_template(merged, lines), changes
 
 
-def drop_in(main: str, wish: Wish) -> str:
+def drop_in(main: str, desired: Desired) -> str:
     """The text of a file of our own beside the main file, of the main file's version."""
-    return toml_text.merge(f"version = {version_of(main)}\n", keys(main, wish))[0]
+    return toml_text.merge(f"version = {version_of(main)}\n", keys(main, desired))[0]
 
 
 def hide_template(text: str) -> tuple[str, dict[str, str]]:
@@ -151,7 +151,7 @@ def show_template(text: str, lines: dict[str, str]) -> str:
     return "\n".join(lines.get(line, line) for line in text.split("\n"))
 
 
-def undo(text: str, former: str | None, ours: str, wish: Wish) -> str | None:
+def undo(text: str, former: str | None, ours: str, desired: Desired) -> str | None:
     """The text without us. ``former``: what was there before, ``ours``: what we wrote.
 
     Where nobody changed the file since, it is byte for byte the former one; else only our keys go, and a key that had
@@ -159,12 +159,12 @@ def undo(text: str, former: str | None, ours: str, wish: Wish) -> str | None:
     """
     if text == ours:
         return former
-    for key in keys(ours, wish):
+    for key in keys(ours, desired):
         if _get(text, key) != _get(ours, key):
             continue
         before = _get(former or "", key)
         text = toml_text.remove(text, key) if before is None else toml_text.put(text, key, before)
-    runtime = f"{SECTIONS[version_of(ours)]}.containerd.runtimes.{wish.name}"
+    runtime = f"{SECTIONS[version_of(ours)]}.containerd.runtimes.{desired.name}"
     for table in (f"{runtime}.options", runtime):
         text = without_empty_table(text, table)
     return text
@@ -184,18 +184,18 @@ def without_empty_table(text: str, table: str) -> str:
     return "\n".join(lines)
 
 
-def lacks(dump: str, wish: Wish) -> list[str]:
-    """What of the wish is not in force according to ``containerd config dump``, in whatever version that prints."""
+def lacks(dump: str, desired: Desired) -> list[str]:
+    """What of the desired state is not in force according to ``containerd config dump``, in whatever version that prints."""
     found: dict[tuple[str, ...], Any] = {key: entry.value for key, entry in toml_text.scan(dump).entries.items()}
 
     def value(*tail: str) -> str | None:
         return next((text for key, text in found.items() if key[0] == "plugins" and key[-len(tail) :] == tail), None)
 
     rows: list[tuple[tuple[str, ...], str]] = [
-        (("containerd", "runtimes", wish.name, "options", "BinaryName"), wish.path)
+        (("containerd", "runtimes", desired.name, "options", "BinaryName"), desired.path)
     ]
-    if wish.default:
-        rows.append((("containerd", "default_runtime_name"), wish.name))
+    if desired.default:
+        rows.append((("containerd", "default_runtime_name"), desired.name))
     return [
         "{}: expected {}, containerd would use {}".format(".".join(tail), expected, value(*tail) or "nothing")
         for tail, expected in rows
@@ -203,14 +203,18 @@ def lacks(dump: str, wish: Wish) -> list[str]:
     ]
 
 
-def crio(wish: Wish) -> str:
+def crio(desired: Desired) -> str:
     """A drop-in file of CRI-O, which merges by table."""
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
-    default = f'[crio.runtime]\ndefault_runtime = "{wish.name}"\n\n' if wish.default else ""
-    return head + default + f'[crio.runtime.runtimes.{wish.name}]\nruntime_path = "{wish.path}"\nruntime_type = "oci"\n'
+    default = f'[crio.runtime]\ndefault_runtime = "{desired.name}"\n\n' if desired.default else ""
+    return (
+        head
+        + default
+        + f'[crio.runtime.runtimes.{desired.name}]\nruntime_path = "{desired.path}"\nruntime_type = "oci"\n'
+    )
 
 
-def rancher(wish: Wish) -> str:
+def rancher(desired: Desired) -> str:
     """A drop-in file of k3s or RKE2. Both find NVIDIA's program when they start and name its runtime nvidia."""
     head = "# Written by the role vgpu.fleet.container_runtime; changes are overwritten.\n"
-    return head + (f"default-runtime: {wish.name}\n" if wish.default else "")
+    return head + (f"default-runtime: {desired.name}\n" if desired.default else "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the wish for daemon.json to a daemon that runs with it, or with the former file.
+"""From the desired state for daemon.json to a daemon that runs with it, or with the former file.
 
 ``prepare`` reads, compares, checks and decides; it changes nothing, so check mode stops after it. ``carry_out``
 writes, signals and verifies, and puts everything back where the daemon does not follow. The host is behind DockerHost.
@@ -20,7 +20,7 @@ from .docker_host import DockerHost, DockerHostError
 
 
 class ApplyError(Exception):
-    """The wish was not carried out; the text says what was found and what to do."""
+    """The desired state was not carried out; the text says what was found and what to do."""
 
 
 class Options(NamedTuple):

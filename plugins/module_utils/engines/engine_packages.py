@@ -62,7 +62,7 @@ class Choice(NamedTuple):
 
 
 def names(wanted: dict[str, Any]) -> list[str]:
-    """All packages whose versions ``choose`` must know: those of the wish, or every one that may be chosen."""
+    """All packages whose versions ``choose`` must know: those of the desired state, or every one that may be chosen."""
     if wanted["packages"]:
         return [str(package) for package in wanted["packages"]]
     engine = wanted["engine"]

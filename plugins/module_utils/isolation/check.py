@@ -260,32 +260,32 @@ class SliceCheck:
         if not ways or left < 1.0:
             return [verdicts.left_out(name, self._params["duration"]) for name in ways]
         names = {name: name[len(verdicts.BYPASS) :] for name in ways}
-        witness = watcher.Witness(self._ask_watcher, self._lease["allocation"], names)
-        if witness.absent:
+        observation = watcher.Observation(self._ask_watcher, self._lease["allocation"], names)
+        if observation.absent:
             found = self._ask_probe(ways, "--together")
             return [
-                verdicts.of_watcher(one, None, 0, 1, witness.absent) if one["verdict"] == verdicts.OPEN else one
+                verdicts.of_watcher(one, None, 0, 1, observation.absent) if one["verdict"] == verdicts.OPEN else one
                 for one in found
             ]
-        hold_ms = str(int(min(witness.hold_s, left) * 1000))
+        hold_ms = str(int(min(observation.hold_s, left) * 1000))
         try:
-            found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=witness.look)
+            found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=observation.look)
         except watcher.AllNamed:
             found = [verdicts.open_way(name) for name in ways]
-        cut = f"the {self._params['duration']} s of this slice had passed" if left < witness.hold_s else ""
-        out = [self._judge(one, witness, cut) for one in found]
+        cut = f"the {self._params['duration']} s of this slice had passed" if left < observation.hold_s else ""
+        out = [self._judge(one, observation, cut) for one in found]
         if cut:
             self.left_out += [one["name"] for one in out if one["verdict"] == verdicts.OPEN]
         return out
 
-    def _judge(self, one: dict[str, Any], witness: watcher.Witness, cut: str) -> dict[str, Any]:
+    def _judge(self, one: dict[str, Any], observation: watcher.Observation, cut: str) -> dict[str, Any]:
         """``cut``: why it was held for less than the watcher needs; looks at a start that took long are no matter."""
-        if one["name"] in witness.named:
-            seconds, text = witness.named[one["name"]]
-            return verdicts.of_watcher(one, seconds, witness.looks, witness.needed, "", text)
+        if one["name"] in observation.named:
+            seconds, text = observation.named[one["name"]]
+            return verdicts.of_watcher(one, seconds, observation.looks, observation.needed, "", text)
         if one["verdict"] != verdicts.OPEN:
             return one  # it held nothing that could be seen
-        return verdicts.of_watcher(one, None, witness.looks, witness.needed, witness.fault or cut)
+        return verdicts.of_watcher(one, None, observation.looks, observation.needed, observation.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
         try:

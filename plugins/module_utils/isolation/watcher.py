@@ -27,7 +27,7 @@ class AllNamed(Exception):
     """The watcher named every way. Raised out of the runner, which ends the run."""
 
 
-class Witness:
+class Observation:
     """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: way round → name of
     the process that goes it. ``named``: way round → seconds from the begin until it was named, and what was said.
     """

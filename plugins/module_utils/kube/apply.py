@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects in a cluster as they are wished: server-side apply, what it changed, and the way back. Plain data over an API
+"""Objects in a cluster as they are desired: server-side apply, what it changed, and the way back. Plain data over an API
 object that is handed in.
 
 The API object has ``get(path)`` (None where there is no such object), ``apply(path, body, dry_run)`` and
@@ -63,7 +63,7 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
-    """Make every object as wished, in order. In check mode the server says what it would do.
+    """Make every object as desired, in order. In check mode the server says what it would do.
 
     A namespaced object in a namespace that is not there yet cannot be tried; it is told as new.
     """

@@ -3,7 +3,7 @@
 and its removal where somebody consented to exactly that.
 
 Pure over an API object with ``get(path)``, ``delete(path)`` and ``apply(path, body, dry_run)``. A host alone shows a
-socket and a process (rival_plugins.py); who would start them again after a removal, the cluster knows.
+socket and a process (state/conflicting_on_host.py); who would start them again after a removal, the cluster knows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OVER = ("Succeeded", "Failed")
 PAUSE = 1.0
 
 
-class Rival(NamedTuple):
+class ConflictingPlugin(NamedTuple):
     """``title`` is what a person consents to: "DaemonSet kube-system/x", "ClusterPolicy y", "Pod default/z", "static
     pod kube-system/z-node". ``path`` of the object on the API server; empty where it cannot be removed there."""
 
@@ -51,13 +51,13 @@ class Rival(NamedTuple):
     remedy: str
 
 
-class RivalError(Exception):
-    """Rivals are there, or one did not go; the text names each with its remedy."""
+class ConflictError(Exception):
+    """Conflicting device plugins are there, or one did not go; the text names each with its remedy."""
 
 
-def find(api: Any, nodes: Iterable[str]) -> list[Rival]:
+def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
     """Who keeps plugins of other projects running on these nodes, each once."""
-    found: dict[str, Rival] = {}
+    found: dict[str, ConflictingPlugin] = {}
     for node in nodes:
         selector = quote(f"spec.nodeName={node}", safe="")
         pods = (api.get(f"/api/v1/pods?fieldSelector={selector}") or {}).get("items") or []
@@ -68,7 +68,9 @@ def find(api: Any, nodes: Iterable[str]) -> list[Rival]:
             title, path, remedy = _keeper(api, pod, node)
             before = found.get(title)
             resources = tuple(sorted({*who[1], *(before.resources if before else ())}))
-            found[title] = Rival(title, who[0], resources, (*(before.nodes if before else ()), node), path, remedy)
+            found[title] = ConflictingPlugin(
+                title, who[0], resources, (*(before.nodes if before else ()), node), path, remedy
+            )
     return [found[title] for title in sorted(found)]
 
 
@@ -133,13 +135,13 @@ def _controller(meta: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def judge(
-    rivals: Sequence[Rival], resources: Sequence[str], consent: Sequence[str], ignore: bool
-) -> tuple[list[Rival], list[str], list[str]]:
+    conflicts: Sequence[ConflictingPlugin], resources: Sequence[str], consent: Sequence[str], ignore: bool
+) -> tuple[list[ConflictingPlugin], list[str], list[str]]:
     """(to remove, errors, warnings). Only what offers a resource of ours is refused; what is removed is what somebody
     named, whatever it offers.
     """
     remove, faults, notes = [], [], []
-    for one in rivals:
+    for one in conflicts:
         said = "{} ({}) offers {} on {}".format(one.title, one.owner, ", ".join(one.resources), ", ".join(one.nodes))
         if one.title in consent and one.path:
             remove.append(one)
@@ -148,20 +150,24 @@ def judge(
         elif set(one.resources) & set(resources) and not ignore:
             faults.append(
                 f'{said}, as we do; two owners take it from each other. Either {one.remedy}, or put "{one.title}" into '
-                "device_plugin_rivals_remove, or set device_plugin_rivals: ignore"
+                "device_plugin_conflicting_plugins_remove, or set device_plugin_conflicting_plugins: ignore"
             )
         else:
             notes.append(f"{said}; what it gives out of the same GPUs is nobody's account here")
-    gone = [title for title in consent if title not in {one.title for one in rivals}]
-    notes += [f'device_plugin_rivals_remove: "{title}" runs on none of these nodes' for title in gone]
+    gone = [title for title in consent if title not in {one.title for one in conflicts}]
+    notes += [f'device_plugin_conflicting_plugins_remove: "{title}" runs on none of these nodes' for title in gone]
     return remove, faults, notes
 
 
 def remove(
-    api: Any, rivals: Sequence[Rival], nodes: Sequence[str], timeout: int, sleep: Callable[[float], None] = time.sleep
+    api: Any,
+    conflicts: Sequence[ConflictingPlugin],
+    nodes: Sequence[str],
+    timeout: int,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Removes these and waits until their pods have left the nodes. Raises RivalError."""
-    for one in rivals:
+    """Removes these and waits until their pods have left the nodes. Raises ConflictError."""
+    for one in conflicts:
         if one.title.startswith("ClusterPolicy "):
             name = one.title.partition(" ")[2]
             version = one.path.partition("/apis/")[2].rpartition("/clusterpolicies/")[0]
@@ -169,11 +175,11 @@ def remove(
             api.apply(one.path, dict(off, spec={"devicePlugin": {"enabled": False}}), False)
         else:
             api.delete(one.path)
-    titles = {one.title for one in rivals}
+    titles = {one.title for one in conflicts}
     left: list[str] = []
     for _look in range(max(1, int(timeout / PAUSE))):
         left = [f"{one.title} on {', '.join(one.nodes)}" for one in find(api, nodes) if one.title in titles]
         if not left:
             return
         sleep(PAUSE)
-    raise RivalError(f"after {timeout} s pods of {'; '.join(left)} still run; look at why they do not end")
+    raise ConflictError(f"after {timeout} s pods of {'; '.join(left)} still run; look at why they do not end")

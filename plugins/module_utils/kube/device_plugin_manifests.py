@@ -34,7 +34,7 @@ NODE_OF_TOKEN = "authentication.kubernetes.io/node-name"
 KEY = re.compile(r"^[-._a-zA-Z0-9]{1,253}\Z")
 
 
-class Wish(NamedTuple):
+class Desired(NamedTuple):
     """``configs``: file name → text of the named configurations. ``options``: of the program. ``kubelet_dir``: the
     kubelet's folder on the host. ``restrict``: the API server is 1.30 or newer and holds each pod to its own node."""
 
@@ -75,9 +75,14 @@ def union(by_host: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return out
 
 
-def manifests(wish: Wish) -> list[dict[str, Any]]:
+def manifests(desired: Desired) -> list[dict[str, Any]]:
     """In the order in which they are applied; removed in the other."""
-    return [*_rights(wish), *(_restriction(wish) if wish.restrict else []), config_map(wish), _daemon_set(wish)]
+    return [
+        *_rights(desired),
+        *(_restriction(desired) if desired.restrict else []),
+        config_map(desired),
+        _daemon_set(desired),
+    ]
 
 
 def node(name: str, present: bool = True) -> dict[str, Any]:
@@ -96,12 +101,12 @@ def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return out
 
 
-def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
+def _meta(desired: Desired, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": NAME}}
-    return dict(meta, namespace=wish.namespace) if namespaced else meta
+    return dict(meta, namespace=desired.namespace) if namespaced else meta
 
 
-def _rights(wish: Wish) -> list[dict[str, Any]]:
+def _rights(desired: Desired) -> list[dict[str, Any]]:
     def rule(resources: str, verbs: str) -> dict[str, Any]:
         return {"apiGroups": [""], "resources": resources.split(), "verbs": verbs.split()}
 
@@ -112,29 +117,29 @@ def _rights(wish: Wish) -> list[dict[str, Any]]:
         rule("pods/status", "patch"),
         rule("events", "create"),
     ]
-    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": wish.namespace}
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": desired.namespace}
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(wish)},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(desired)},
         {
             "apiVersion": RBAC + "/v1",
             "kind": "ClusterRole",
-            "metadata": _meta(wish, namespaced=False),
+            "metadata": _meta(desired, namespaced=False),
             "rules": rules,
         },
         {
             "apiVersion": RBAC + "/v1",
             "kind": "ClusterRoleBinding",
-            "metadata": _meta(wish, namespaced=False),
+            "metadata": _meta(desired, namespaced=False),
             "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": NAME},
             "subjects": [subject],
         },
     ]
 
 
-def _restriction(wish: Wish) -> list[dict[str, Any]]:
+def _restriction(desired: Desired) -> list[dict[str, Any]]:
     """RBAC knows no "its own node": a policy refuses what the pod of one node writes about another."""
     api = "admissionregistration.k8s.io/v1"
-    user = f"system:serviceaccount:{wish.namespace}:{NAME}"
+    user = f"system:serviceaccount:{desired.namespace}:{NAME}"
     mine = f"request.userInfo.extra['{NODE_OF_TOKEN}'][0]"
     known = f"has(request.userInfo.extra) && '{NODE_OF_TOKEN}' in request.userInfo.extra"
     nodes = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes", "nodes/status"]}
@@ -150,7 +155,7 @@ def _restriction(wish: Wish) -> list[dict[str, Any]]:
             {"expression": of_pod, "message": f"{NAME} may change pods of the node that it runs on, and no others"},
         ],
     }
-    meta = _meta(wish, namespaced=False)
+    meta = _meta(desired, namespaced=False)
     binding = {"policyName": NAME, "validationActions": ["Deny"]}
     return [
         {"apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": meta, "spec": spec},
@@ -158,66 +163,66 @@ def _restriction(wish: Wish) -> list[dict[str, Any]]:
     ]
 
 
-def config_map(wish: Wish) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(wish, CONFIGS), "data": dict(wish.configs)}
+def config_map(desired: Desired) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(desired, CONFIGS), "data": dict(desired.configs)}
 
 
-def arguments(wish: Wish) -> list[str]:
+def arguments(desired: Desired) -> list[str]:
     return [
-        f"--config={wish.config_path}",
+        f"--config={desired.config_path}",
         f"--host-root={HOST}",
         "--in-container",
-        f"--kubelet-dir={wish.kubelet_dir}/device-plugins",
+        f"--kubelet-dir={desired.kubelet_dir}/device-plugins",
         "--kubeconfig=in-cluster",
-        *wish.options,
+        *desired.options,
     ]
 
 
-def _volumes(wish: Wish) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """(name, volume, mount) of each."""
 
     def host(name: str, path: str, kind: str = "DirectoryOrCreate", **mount: Any) -> tuple:
         return name, {"hostPath": {"path": path, "type": kind}}, {"mountPath": path, **mount}
 
-    folder = wish.config_path.rpartition("/")[0] or "/"
+    folder = desired.config_path.rpartition("/")[0] or "/"
     out = [
         ("host", {"hostPath": {"path": "/", "type": "Directory"}}, {"mountPath": HOST, "readOnly": True}),
         # Those of GPUs, which a driver that is loaded later makes.
         host("dev", "/dev", "Directory"),
-        host("device-plugins", wish.kubelet_dir + "/device-plugins", "Directory"),
-        host("pod-resources", wish.kubelet_dir + "/pod-resources"),
+        host("device-plugins", desired.kubelet_dir + "/device-plugins", "Directory"),
+        host("pod-resources", desired.kubelet_dir + "/pod-resources"),
         # Each allocation has a tmpfs in here, made by the program, which the containers of pods must see.
         host("run", "/run/vgpu", mountPropagation="Bidirectional"),
         host("state", "/var/lib/vgpu"),
         host("cdi", "/var/run/cdi"),
-        host("library", wish.library_root, readOnly=True),
+        host("library", desired.library_root, readOnly=True),
         # Written to by nobody, but the runtime makes the mount point of the next one in it.
         host("etc", folder),
     ]
     configs = {"configMap": {"name": CONFIGS}}
     out.append(("configs", configs, {"mountPath": folder.rstrip("/") + "/configs", "readOnly": True}))
-    if "--labels" in wish.options:
+    if "--labels" in desired.options:
         out.append(host("features", "/etc/kubernetes/node-feature-discovery/features.d"))
     return out
 
 
-def _daemon_set(wish: Wish) -> dict[str, Any]:
+def _daemon_set(desired: Desired) -> dict[str, Any]:
     labels = {"app.kubernetes.io/name": NAME}
-    volumes = _volumes(wish)
+    volumes = _volumes(desired)
     environment: list[dict[str, Any]] = [
         {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         # No runtime of NVIDIA's has anything to add: the driver's library is taken from the host.
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"},
     ]
-    environment += [{"name": name, "value": str(value)} for name, value in sorted(wish.environment.items())]
+    environment += [{"name": name, "value": str(value)} for name, value in sorted(desired.environment.items())]
     container = {
         "name": NAME,
-        "image": wish.image,
-        "imagePullPolicy": wish.pull_policy,
+        "image": desired.image,
+        "imagePullPolicy": desired.pull_policy,
         # Not the default, which lies in /dev: the runtime would make that file in the host's.
         "terminationMessagePath": "/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "command": [PROGRAM, *arguments(wish)],
+        "command": [PROGRAM, *arguments(desired)],
         "env": environment,
         # Mounts that others see, and the GPUs' device nodes, need it; nothing less has Bidirectional.
         "securityContext": {"privileged": True},
@@ -237,7 +242,7 @@ def _daemon_set(wish: Wish) -> dict[str, Any]:
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
             {"key": "CriticalAddonsOnly", "operator": "Exists"},
-            *wish.tolerations,
+            *desired.tolerations,
         ],
         "containers": [container],
         "volumes": [dict(volume, name=name) for name, volume, _mount in volumes],
@@ -248,10 +253,10 @@ def _daemon_set(wish: Wish) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
-        "metadata": _meta(wish),
+        "metadata": _meta(desired),
         "spec": {
             "selector": {"matchLabels": labels},
-            "updateStrategy": strategy if wish.rollout == ROLLING else {"type": wish.rollout},
+            "updateStrategy": strategy if desired.rollout == ROLLING else {"type": desired.rollout},
             "template": {"metadata": {"labels": labels, "annotations": {TEMPLATE: digest}}, "spec": spec},
         },
     }
@@ -271,9 +276,9 @@ def node_of(pod: Mapping[str, Any]) -> str:
     return str(pod["spec"].get("nodeName") or (meant[0] if meant else ""))
 
 
-def stale(pods: Sequence[Mapping[str, Any]], wish: Wish, nodes: Sequence[str]) -> list[dict[str, Any]]:
+def stale(pods: Sequence[Mapping[str, Any]], desired: Desired, nodes: Sequence[str]) -> list[dict[str, Any]]:
     """Of the DaemonSet's pods those on these nodes that were made from another template and do not end yet."""
-    template = _daemon_set(wish)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
+    template = _daemon_set(desired)["spec"]["template"]["metadata"]["annotations"][TEMPLATE]
     return [
         dict(pod)
         for pod in pods

@@ -21,7 +21,7 @@ ANNOTATIONS = ("vgpu.fleet/plan", "vgpu.fleet/given")
 PREFIXES = ("nvidia.com/", "aliyun.com/gpu", "tencent.com/vcuda")
 
 
-class Wish(NamedTuple):
+class Desired(NamedTuple):
     """``config`` is the scheduler's configuration file (vgpu_scheduler.settings). ``match_conditions``: the API server
     is 1.28 or newer; without, the webhook cannot tell GPU pods from others and fails open. ``webhook_url``: where the
     webhook is reached if not by its Service."""
@@ -83,53 +83,64 @@ def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
     }
 
 
-def kube_options(wish: Wish) -> list[str]:
+def kube_options(desired: Desired) -> list[str]:
     """A pod that waits is tried again after a minute at the latest, and not after five.
 
     The kube-scheduler wakes pods when a node joins or offers more, but asks then for all that a pod names, also what
     its configuration tells it to leave to an extender. No node has that, so pods that name memory sleep on.
     """
-    return ["--pod-max-in-unschedulable-pods-duration=60s"] if wish.wakes else []
+    return ["--pod-max-in-unschedulable-pods-duration=60s"] if desired.wakes else []
 
 
-def scheduler_configuration(wish: Wish) -> dict[str, Any]:
+def scheduler_configuration(desired: Desired) -> dict[str, Any]:
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
         "leaderElection": {
             "leaderElect": True,
             "resourceName": NAME,
-            "resourceNamespace": wish.namespace,
+            "resourceNamespace": desired.namespace,
             "leaseDuration": "15s",
             "renewDeadline": "10s",
             "retryPeriod": "2s",
         },
-        "profiles": [{"schedulerName": wish.scheduler_name}],
-        "extenders": [extender(wish.config)],
+        "profiles": [{"schedulerName": desired.scheduler_name}],
+        "extenders": [extender(desired.config)],
     }
 
 
-def manifests(wish: Wish) -> list[dict[str, Any]]:
+def manifests(desired: Desired) -> list[dict[str, Any]]:
     """In the order in which they are applied; removed in the other."""
-    return [*_rights(wish), _config_map(wish), _service(wish), _deployment(wish), _budget(wish), *webhooks(wish)]
+    return [
+        *_rights(desired),
+        _config_map(desired),
+        _service(desired),
+        _deployment(desired),
+        _budget(desired),
+        *webhooks(desired),
+    ]
 
 
-def secret(wish: Wish) -> dict[str, Any]:
+def secret(desired: Desired) -> dict[str, Any]:
     """Where the program keeps the webhook's certificates; it makes it itself."""
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME + "-tls", "namespace": wish.namespace}}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME + "-tls", "namespace": desired.namespace}}
 
 
-def leases(wish: Wish) -> list[dict[str, Any]]:
+def leases(desired: Desired) -> list[dict[str, Any]]:
     """What the programs make by themselves and leave behind."""
     return [
-        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": n, "namespace": wish.namespace}}
+        {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": n, "namespace": desired.namespace},
+        }
         for n in LEASES
     ]
 
 
-def _meta(wish: Wish, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
+def _meta(desired: Desired, name: str = NAME, namespaced: bool = True) -> dict[str, Any]:
     meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": NAME}}
-    return dict(meta, namespace=wish.namespace) if namespaced else meta
+    return dict(meta, namespace=desired.namespace) if namespaced else meta
 
 
 def _rule(groups: str, resources: str, verbs: str, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -141,7 +152,7 @@ def _rule(groups: str, resources: str, verbs: str, names: Sequence[str] = ()) ->
     return dict(rule, resourceNames=list(names)) if names else rule
 
 
-def _rights(wish: Wish) -> list[dict[str, Any]]:
+def _rights(desired: Desired) -> list[dict[str, Any]]:
     hooks = "mutatingwebhookconfigurations validatingwebhookconfigurations"
     rbac = "rbac.authorization.k8s.io"
     cluster_rules = [
@@ -159,10 +170,10 @@ def _rights(wish: Wish) -> list[dict[str, Any]]:
         _rule("coordination.k8s.io", "leases", "create"),
         _rule("coordination.k8s.io", "leases", "get update patch", LEASES),
     ]
-    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": wish.namespace}
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": desired.namespace}
 
     def binding(kind: str, name: str, role_kind: str, role: str, namespace: str = "") -> dict[str, Any]:
-        meta = _meta(wish, name, namespaced=False)
+        meta = _meta(desired, name, namespaced=False)
         if namespace:
             meta["namespace"] = namespace
         return {
@@ -175,37 +186,37 @@ def _rights(wish: Wish) -> list[dict[str, Any]]:
 
     reader = "extension-apiserver-authentication-reader"
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(wish)},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(desired)},
         {
             "apiVersion": rbac + "/v1",
             "kind": "ClusterRole",
-            "metadata": _meta(wish, namespaced=False),
+            "metadata": _meta(desired, namespaced=False),
             "rules": cluster_rules,
         },
         binding("ClusterRoleBinding", NAME, "ClusterRole", NAME),
         # The rights of a kube-scheduler, which is the other half of each pod.
         binding("ClusterRoleBinding", NAME + "-kube-scheduler", "ClusterRole", "system:kube-scheduler"),
         binding("ClusterRoleBinding", NAME + "-volume-scheduler", "ClusterRole", "system:volume-scheduler"),
-        {"apiVersion": rbac + "/v1", "kind": "Role", "metadata": _meta(wish), "rules": rules},
-        binding("RoleBinding", NAME, "Role", NAME, wish.namespace),
+        {"apiVersion": rbac + "/v1", "kind": "Role", "metadata": _meta(desired), "rules": rules},
+        binding("RoleBinding", NAME, "Role", NAME, desired.namespace),
         binding("RoleBinding", NAME + "-authentication", "Role", reader, "kube-system"),
     ]
 
 
-def _config_map(wish: Wish) -> dict[str, Any]:
+def _config_map(desired: Desired) -> dict[str, Any]:
     data = {
         # JSON is YAML.
-        "kube-scheduler.yaml": json.dumps(scheduler_configuration(wish), indent=1, sort_keys=True),
-        "config.yaml": json.dumps(wish.config, indent=1, sort_keys=True),
+        "kube-scheduler.yaml": json.dumps(scheduler_configuration(desired), indent=1, sort_keys=True),
+        "config.yaml": json.dumps(desired.config, indent=1, sort_keys=True),
     }
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(wish), "data": data}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(desired), "data": data}
 
 
-def _service(wish: Wish) -> dict[str, Any]:
+def _service(desired: Desired) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _meta(wish),
+        "metadata": _meta(desired),
         "spec": {
             "selector": {"app.kubernetes.io/name": NAME},
             "ports": [{"name": "webhook", "port": 443, "targetPort": WEBHOOK_PORT, "protocol": "TCP"}],
@@ -213,8 +224,8 @@ def _service(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _deployment(wish: Wish) -> dict[str, Any]:
-    config = _config_map(wish)["data"]
+def _deployment(desired: Desired) -> dict[str, Any]:
+    config = _config_map(desired)["data"]
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     confined = {
         "allowPrivilegeEscalation": False,
@@ -227,21 +238,21 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     mounts = [{"name": "config", "mountPath": "/etc/vgpu-scheduler", "readOnly": True}]
     options = [
         "--config=/etc/vgpu-scheduler/config.yaml",
-        f"--scheduler-name={wish.scheduler_name}",
+        f"--scheduler-name={desired.scheduler_name}",
         f"--extender={EXTENDER}",
         f"--webhook=:{WEBHOOK_PORT}",
-        f"--lease={wish.namespace}/{LEASES[1]}",
-        f"--secret={wish.namespace}/{NAME}-tls",
-        f"--names={NAME}.{wish.namespace}.svc",
+        f"--lease={desired.namespace}/{LEASES[1]}",
+        f"--secret={desired.namespace}/{NAME}-tls",
+        f"--names={NAME}.{desired.namespace}.svc",
         f"--webhook-configuration={NAME}",
-        f"--may-write=system:serviceaccount:{wish.namespace}:{NAME}",
-        *([f"--may-give={','.join(wish.may_give)}"] if wish.may_give else []),
-        *wish.options,
+        f"--may-write=system:serviceaccount:{desired.namespace}:{NAME}",
+        *([f"--may-give={','.join(desired.may_give)}"] if desired.may_give else []),
+        *desired.options,
     ]
     probe = {"scheme": "HTTPS", "port": WEBHOOK_PORT}
     ours = {
         "name": NAME,
-        "image": wish.image,
+        "image": desired.image,
         "command": ["vgpu-scheduler", *options],
         "ports": [{"name": "webhook", "containerPort": WEBHOOK_PORT, "protocol": "TCP"}],
         "readinessProbe": {"httpGet": dict(probe, path="/readyz"), "periodSeconds": 2},
@@ -253,10 +264,10 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     }
     kube = {
         "name": "kube-scheduler",
-        "image": wish.kube_scheduler_image,
+        "image": desired.kube_scheduler_image,
         "command": [
             *("kube-scheduler", "--config=/etc/vgpu-scheduler/kube-scheduler.yaml", "--bind-address=127.0.0.1"),
-            *kube_options(wish),
+            *kube_options(desired),
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}},
         "securityContext": confined,
@@ -270,8 +281,8 @@ def _deployment(wish: Wish) -> dict[str, Any]:
             {"name": "config", "configMap": {"name": NAME}},
             {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "8Mi"}},
         ],
-        "nodeSelector": dict(wish.node_selector),
-        "tolerations": list(wish.tolerations),
+        "nodeSelector": dict(desired.node_selector),
+        "tolerations": list(desired.tolerations),
         "affinity": {
             "podAntiAffinity": {
                 "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -294,9 +305,9 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": _meta(wish),
+        "metadata": _meta(desired),
         "spec": {
-            "replicas": wish.replicas,
+            "replicas": desired.replicas,
             "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
             # At no moment is nobody there to answer admission.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
@@ -305,11 +316,11 @@ def _deployment(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _budget(wish: Wish) -> dict[str, Any]:
+def _budget(desired: Desired) -> dict[str, Any]:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _meta(wish),
+        "metadata": _meta(desired),
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}}},
     }
 
@@ -328,15 +339,15 @@ def gpu_condition(config: dict[str, Any]) -> str:
     return f"object.spec.containers.exists(c, {asks}) || ({first}.exists(c, {asks}))"
 
 
-def webhooks(wish: Wish) -> list[dict[str, Any]]:
+def webhooks(desired: Desired) -> list[dict[str, Any]]:
     """Closed for pods that ask for GPUs, open for all others: these the API server does not even send to us."""
-    closed = wish.fail_closed and wish.match_conditions
+    closed = desired.fail_closed and desired.match_conditions
     exempt = [{"key": label, "operator": "NotIn", "values": ["ignore"]} for label in IGNORE_LABELS]
 
     def hook(name: str, path: str, operation: str, condition: str, fail: bool) -> dict[str, Any]:
-        client: dict[str, Any] = {"service": {"name": NAME, "namespace": wish.namespace, "path": path, "port": 443}}
-        if wish.webhook_url:
-            client = {"url": wish.webhook_url + path}
+        client: dict[str, Any] = {"service": {"name": NAME, "namespace": desired.namespace, "path": path, "port": 443}}
+        if desired.webhook_url:
+            client = {"url": desired.webhook_url + path}
         one: dict[str, Any] = {
             "name": name,
             "clientConfig": client,
@@ -348,11 +359,11 @@ def webhooks(wish: Wish) -> list[dict[str, Any]]:
             "timeoutSeconds": 5,
             "admissionReviewVersions": ["v1"],
         }
-        if wish.match_conditions:
+        if desired.match_conditions:
             one["matchConditions"] = [{"name": "gpus", "expression": condition}]
         return one
 
-    asks = gpu_condition(wish.config)
+    asks = gpu_condition(desired.config)
 
     def planned(*pods: str) -> str:
         has = [f"(has({pod}.metadata.annotations) && '{{}}' in {pod}.metadata.annotations)" for pod in pods]
@@ -371,7 +382,7 @@ def webhooks(wish: Wish) -> list[dict[str, Any]]:
         # Who may set a label must not thereby write plans, which ledger and device plugins believe.
         del one["namespaceSelector"], one["objectSelector"]
     api = "admissionregistration.k8s.io/v1"
-    meta = _meta(wish, namespaced=False)
+    meta = _meta(desired, namespaced=False)
     return [
         {"apiVersion": api, "kind": "MutatingWebhookConfiguration", "metadata": meta, "webhooks": [mutating]},
         {"apiVersion": api, "kind": "ValidatingWebhookConfiguration", "metadata": meta, "webhooks": validating},

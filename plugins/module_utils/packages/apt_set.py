@@ -16,7 +16,7 @@ from .apt_text import Source, Transaction
 from .pins import split_pin
 
 
-class Wish(NamedTuple):
+class Desired(NamedTuple):
     packages: Sequence[str]
     name: str
     source: dict[str, Any] | None = None
@@ -33,8 +33,8 @@ class Wish(NamedTuple):
 class PackageSet:
     """One run; after it the attributes tell what was done, or in check mode would be."""
 
-    def __init__(self, wish: Wish, host: AptHost, check_mode: bool = False) -> None:
-        self.wish, self.host, self.check_mode = wish, host, check_mode
+    def __init__(self, desired: Desired, host: AptHost, check_mode: bool = False) -> None:
+        self.desired, self.host, self.check_mode = desired, host, check_mode
         self.transaction = Transaction({}, {}, [])
         self.plan: list[str] = []
         self.warnings: list[str] = []
@@ -70,8 +70,8 @@ class PackageSet:
 
     def present(self) -> None:
         self.heal()
-        self.record_before = package_manager.read_text(self.wish.record)
-        names = [split_pin(package)[0] for package in self.wish.packages]
+        self.record_before = package_manager.read_text(self.desired.record)
+        names = [split_pin(package)[0] for package in self.desired.packages]
         policy = self.host.policy(names)
         wanted_files = self.wanted_files(policy)
         lacking = self.lacking(policy)
@@ -81,7 +81,7 @@ class PackageSet:
         self.hold()
 
     def lacking(self, policy: dict[str, dict[str, Any]]) -> list[str]:
-        wanted = apt_text.same_version(self.wish.packages, policy)
+        wanted = apt_text.same_version(self.desired.packages, policy)
         return [one for one in wanted if not apt_text.satisfied(one, installed(policy, one))]
 
     def bring(self, lacking: list[str], names: list[str], policy: dict[str, dict[str, Any]]) -> None:
@@ -149,10 +149,10 @@ class PackageSet:
 
     def hold(self) -> None:
         """Keep the packages at their version against upgrades of the whole system."""
-        if not self.wish.hold:
+        if not self.desired.hold:
             return
-        there = {name for name, known in self.host.policy(self.wish.hold).items() if known.get("installed")}
-        there.update(name for name in self.wish.hold if name in self.transaction.install)
+        there = {name for name, known in self.host.policy(self.desired.hold).items() if known.get("installed")}
+        there.update(name for name in self.desired.hold if name in self.transaction.install)
         changed = set(self.transaction.change) if not self.check_mode else set()
         todo = sorted(there - {*self.host.held()} | there & changed)
         lines = [f"hold {name}" for name in todo if name not in changed]
@@ -164,7 +164,7 @@ class PackageSet:
     def refuse_removals(self) -> None:
         # What this set brought may make way for what it brings now, such as another branch of a driver.
         ours = self.load_record().get("packages", [])
-        foreign = [name for name in self.transaction.remove if name not in self.wish.may_remove and name not in ours]
+        foreign = [name for name in self.transaction.remove if name not in self.desired.may_remove and name not in ours]
         if foreign:
             raise AptError(
                 f"nothing was installed: apt would remove {', '.join(foreign)} for it; remove or hold them by hand, or "
@@ -172,7 +172,7 @@ class PackageSet:
             )
 
     def refuse_companions(self, lacking: Sequence[str]) -> None:
-        came = rpm_text.matching(self.transaction.install, self.wish.refuse)
+        came = rpm_text.matching(self.transaction.install, self.desired.refuse)
         if came:
             asked = ", ".join(split_pin(one)[0] for one in lacking)
             raise AptError(
@@ -185,21 +185,21 @@ class PackageSet:
     def wanted_files(self, policy: dict[str, dict[str, Any]]) -> dict[str, str | None]:
         """Every file of apt's sources that must change, with its text; None where it must go."""
         files = self.host.source_files()
-        ours = f"{SOURCES}/{self.wish.name}.sources"
+        ours = f"{SOURCES}/{self.desired.name}.sources"
         stale = [
             path
             for path, text in files.items()
-            if path != ours and any(mark in text for mark in self.wish.stale_sources)
+            if path != ours and any(mark in text for mark in self.desired.stale_sources)
         ]
         # Keys first: a run that is killed in between finds them by the source files that name them.
         wanted: dict[str, str | None] = dict.fromkeys([*self.stale_keys(files, stale), *stale])
-        if self.wish.source is not None:
-            source, more = self.own_source(self.wish.source)
+        if self.desired.source is not None:
+            source, more = self.own_source(self.desired.source)
             wanted[ours] = apt_text.source_file([source])
             wanted.update(more)
-        elif ours not in files and any(candidate(policy, one) is None for one in self.wish.packages):
+        elif ours not in files and any(candidate(policy, one) is None for one in self.desired.packages):
             entries = [one for path, text in files.items() for one in apt_text.parse_sources(path, text)]
-            added = apt_text.missing_components(entries, self.host.codename(), self.wish.components)
+            added = apt_text.missing_components(entries, self.host.codename(), self.desired.components)
             if added:
                 wanted[ours] = apt_text.source_file(added)
         return wanted
@@ -210,21 +210,21 @@ class PackageSet:
         One that another source names stays, and so does ours. Those for every source stay, too, where a source that is
         left over may be signed with them: it names no key and is flat, as NVIDIA's is and each site's copy of it.
         """
-        if not self.wish.stale_keys:
+        if not self.desired.stale_keys:
             return []
-        given = self.wish.source or {"trusted": True}
+        given = self.desired.source or {"trusted": True}
         named: dict[bool, set[str]] = {True: set(), False: {str(given.get("key") or "")}}
         unnamed = not (given.get("key") or given["trusted"] or given.get("files")) and flat(given["suites"])
         for path, text in files.items():
             entries = apt_text.parse_sources(path, text)
             named[path in stale].update(one.signed_by for one in entries)
-            if path not in stale and path != f"{SOURCES}/{self.wish.name}.sources":
+            if path not in stale and path != f"{SOURCES}/{self.desired.name}.sources":
                 unnamed = unnamed or any(not one.signed_by and not one.trusted and flat(one.suites) for one in entries)
         everywhere = {os.path.join(TRUSTED, name) for name in os.listdir(TRUSTED)} if os.path.isdir(TRUSTED) else set()
         found = []
         for path in sorted((everywhere | {one for one in named[True] if one.startswith("/")}) - named[False]):
             ids = apt_keys.key_ids(read_bytes(path) or b"") if os.path.isfile(path) else []
-            if ids and {*ids} <= {*self.wish.stale_keys} and not (unnamed and path in everywhere):
+            if ids and {*ids} <= {*self.desired.stale_keys} and not (unnamed and path in everywhere):
                 found.append(path)
         return found
 
@@ -233,11 +233,11 @@ class PackageSet:
         key, more = str(given.get("key") or "").strip(), {}
         uris, suites, trusted = tuple(given["uris"] or ()), tuple(given["suites"]), bool(given["trusted"])
         if key.startswith("-----BEGIN"):
-            more[f"{KEYRINGS}/{self.wish.name}.asc"] = key + "\n"
-            key = f"{KEYRINGS}/{self.wish.name}.asc"
+            more[f"{KEYRINGS}/{self.desired.name}.asc"] = key + "\n"
+            key = f"{KEYRINGS}/{self.desired.name}.asc"
         if given.get("files"):
-            uri, suite, index = apt_index.build(self.wish.name, given["files"], self.host.control)
-            more[f"{apt_index.FOLDER}/{self.wish.name}/Packages"] = index
+            uri, suite, index = apt_index.build(self.desired.name, given["files"], self.host.control)
+            more[f"{apt_index.FOLDER}/{self.desired.name}/Packages"] = index
             uris, suites, trusted = (uri,), (suite,), True
         return Source(("deb",), uris, suites, tuple(given["components"]), key, trusted), more
 
@@ -268,7 +268,7 @@ class PackageSet:
     def take_files_back(self) -> None:
         if self.source_changed and not self.check_mode:
             self.write_files(self.files_before)
-            self.write_files({str(self.wish.record): self.record_before} if self.wish.record else {})
+            self.write_files({str(self.desired.record): self.record_before} if self.desired.record else {})
             with contextlib.suppress(AptError):
                 self.host.update()
 
@@ -277,11 +277,11 @@ class PackageSet:
     def absent(self) -> None:
         self.heal()
         record = self.load_record()
-        if self.wish.record:
+        if self.desired.record:
             # Without an entry in the record, a package was there before us and stays.
             names = list(record.get("packages", []))
         else:
-            names = [split_pin(one)[0] for one in self.wish.packages]
+            names = [split_pin(one)[0] for one in self.desired.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
         # What made way for another of ours is removed already, and its settings are not.
@@ -293,7 +293,7 @@ class PackageSet:
             self.plan += [f"release {name}" for name in holds]
             if not self.check_mode:
                 self.host.mark("unhold", holds)
-        files = dict(record.get("files", {f"{SOURCES}/{self.wish.name}.sources": None}))
+        files = dict(record.get("files", {f"{SOURCES}/{self.desired.name}.sources": None}))
         wanted = {path: text for path, text in files.items() if text is None or read_bytes(path) is None}
         for path, text in wanted.items():
             now = package_manager.read_text(path)
@@ -308,13 +308,15 @@ class PackageSet:
                 self.host.update()
             except AptError as fault:
                 self.warnings.append(str(fault))
-        if self.wish.record:
+        if self.desired.record:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.wish.record)
+                os.unlink(self.desired.record)
 
     def remove(self, there: list[str]) -> None:
         self.simulate("purge", there)
-        foreign = [name for name in self.transaction.remove if name not in there and name not in self.wish.may_remove]
+        foreign = [
+            name for name in self.transaction.remove if name not in there and name not in self.desired.may_remove
+        ]
         if foreign:
             raise AptError(
                 f"nothing was removed: {', '.join(foreign)} would go too, which this role did not install; remove them "
@@ -328,23 +330,23 @@ class PackageSet:
     # Record ---------------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any]:
-        return package_manager.read_record(self.wish.record)
+        return package_manager.read_record(self.desired.record)
 
     def remember(self, more: dict[str, Any]) -> None:
         """Add to the record, before the change that it describes: a kill in between loses nothing."""
-        if not self.wish.record:
+        if not self.desired.record:
             return
         record = self.load_record()
         record["packages"] = sorted({*record.get("packages", []), *more.get("packages", [])})
         record["holds"] = sorted({*record.get("holds", []), *more.get("holds", [])})
         record["files"] = {**more.get("files", {}), **record.get("files", {})}
-        package_manager.write_record(self.wish.record, record)
+        package_manager.write_record(self.desired.record, record)
 
     @contextlib.contextmanager
     def kept_files(self) -> Any:
         """Put back the bytes and mode of each kept file that the transaction changed or deleted."""
         held = {}
-        for path in self.wish.keep_files:
+        for path in self.desired.keep_files:
             data = read_bytes(path)
             if data is not None:
                 held[path] = (data, stat.S_IMODE(os.stat(path).st_mode))

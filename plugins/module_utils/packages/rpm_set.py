@@ -19,7 +19,7 @@ from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
 LOCKER = "python3-dnf-plugin-versionlock"
 
 
-class Wish(NamedTuple):
+class Desired(NamedTuple):
     packages: Sequence[str]
     name: str
     source: dict[str, Any] | None = None
@@ -33,8 +33,8 @@ class Wish(NamedTuple):
 class PackageSet:
     """One run; after it the attributes tell what was done, or in check mode would be."""
 
-    def __init__(self, wish: Wish, host: RpmHost, check_mode: bool = False) -> None:
-        self.wish, self.host, self.check_mode = wish, host, check_mode
+    def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
+        self.desired, self.host, self.check_mode = desired, host, check_mode
         self.plan: list[str] = []
         self.before: dict[str, str] = {}
         self.after: dict[str, str] = {}
@@ -75,15 +75,15 @@ class PackageSet:
     # Present --------------------------------------------------------------------------------------------------------
 
     def present(self) -> None:
-        self.record_before = package_manager.read_text(self.wish.record)
+        self.record_before = package_manager.read_text(self.desired.record)
         self.before = self.host.installed()
         self.keys_before = self.host.keys()
         self.settle()
         self.after = dict(self.before)
-        packages = [*self.wish.packages]
-        if self.wish.hold and self.host.manager == "dnf" and not self.host.can_lock():
+        packages = [*self.desired.packages]
+        if self.desired.hold and self.host.manager == "dnf" and not self.host.can_lock():
             packages.append(LOCKER)
-        if self.wish.files:
+        if self.desired.files:
             self.refuse_missing_files()
         try:
             self.put_files()
@@ -96,12 +96,12 @@ class PackageSet:
         self.hold()
 
     def bring(self, packages: Sequence[str]) -> None:
-        if self.wish.files:
-            wanted = self.host.of_files(self.wish.files)
+        if self.desired.files:
+            wanted = self.host.of_files(self.desired.files)
             more = [one for one in packages if split_pin(one)[0] == LOCKER]
             todo = {name: version for name, version in wanted.items() if self.before.get(name) != version}
             if todo:
-                self.change(todo, self.wish.files)
+                self.change(todo, self.desired.files)
             packages = more
         names = [split_pin(one)[0] for one in packages]
         lacking = rpm_text.lacking(rpm_text.follow(packages, self.before, {}), self.before)
@@ -114,7 +114,7 @@ class PackageSet:
         names += [name for name in self.load_record().get("packages", []) if name not in names and name in self.before]
         known = self.host.available(names)
         if not self.source_changed and rpm_text.unavailable(lacking, known) and not self.check_mode:
-            self.host.refresh(self.wish.name if self.wish.source else "")
+            self.host.refresh(self.desired.name if self.desired.source else "")
             known = self.host.available(names)
         lacking = rpm_text.lacking(rpm_text.follow(packages, self.before, known), self.before)
         unavailable = rpm_text.unavailable(lacking, known)
@@ -168,7 +168,7 @@ class PackageSet:
 
     def hold(self) -> None:
         """Keep the packages at their version against upgrades of the whole system."""
-        names = rpm_text.matching(_without_keys(self.after), self.wish.hold)
+        names = rpm_text.matching(_without_keys(self.after), self.desired.hold)
         ours = rpm_text.matching(self.host.locks(), self.load_record().get("locks", []))
         moved = [name for name in self.installed if name in ours]
         todo = sorted((set(names) - set(self.host.locks())) | set(moved))
@@ -179,7 +179,7 @@ class PackageSet:
                 self.host.lock({name: self.after[name] for name in todo if name in self.after})
 
     def refuse_missing_files(self) -> None:
-        missing = [path for path in self.wish.files if not os.path.exists(path)]
+        missing = [path for path in self.desired.files if not os.path.exists(path)]
         if missing:
             raise RpmError(f"these package files are not on the host: {', '.join(missing)}")
 
@@ -188,15 +188,15 @@ class PackageSet:
     def put_files(self) -> None:
         """Write and remove repository files, and read the index; ``take_back`` undoes it where that fails."""
         files = self.host.repository_files()
-        ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.wish.name}.repo", ""
+        ours, key_path = f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo", ""
         wanted: dict[str, str | None] = {
             path: None
             for path, text in files.items()
-            if path != ours and any(mark in text for mark in self.wish.stale_sources)
+            if path != ours and any(mark in text for mark in self.desired.stale_sources)
         }
-        if self.wish.source:
-            key_path = f"{KEYS}/{self.wish.name}.asc" if self.wish.source.get("key") else ""
-            wanted[ours] = rpm_text.repository_file(self.wish.name, self.wish.source, key_path)
+        if self.desired.source:
+            key_path = f"{KEYS}/{self.desired.name}.asc" if self.desired.source.get("key") else ""
+            wanted[ours] = rpm_text.repository_file(self.desired.name, self.desired.source, key_path)
             if key_path:
                 wanted[key_path] = self.key_text(files.get(ours) == wanted[ours], key_path)
         for path, text in wanted.items():
@@ -210,16 +210,16 @@ class PackageSet:
         mine = {ours, key_path}
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         package_manager.write_texts(self.files_after)
-        if self.wish.source:
+        if self.desired.source:
             # zypper asks nobody for a key that rpm knows already, and refuses every other one.
-            if self.wish.source.get("key") and self.host.manager == "zypper":
-                self.host.trust(f"{KEYS}/{self.wish.name}.asc")
-            self.host.refresh(self.wish.name)
+            if self.desired.source.get("key") and self.host.manager == "zypper":
+                self.host.trust(f"{KEYS}/{self.desired.name}.asc")
+            self.host.refresh(self.desired.name)
             self.note_keys()
 
     def key_text(self, same: bool, key_path: str) -> str:
         """The key; one that is named by its address is fetched again only when the repository changed."""
-        key = str((self.wish.source or {})["key"]).strip()
+        key = str((self.desired.source or {})["key"]).strip()
         there = self.host.read(key_path)
         if key.startswith("-----BEGIN"):
             return key + "\n"
@@ -231,15 +231,15 @@ class PackageSet:
             self.remember({"keys": came})
 
     def switch_stream(self) -> None:
-        if not self.wish.module_stream:
+        if not self.desired.module_stream:
             return
-        module, _colon, stream = self.wish.module_stream.partition(":")
+        module, _colon, stream = self.desired.module_stream.partition(":")
         path = f"{MODULES}/{module}.module"
         text = self.host.read(path)
         now = rpm_text.stream_of(text, module)
         if now == stream:
             return
-        self.plan.append(f"enable the stream {self.wish.module_stream}" + (f" instead of {now}" if now else ""))
+        self.plan.append(f"enable the stream {self.desired.module_stream}" + (f" instead of {now}" if now else ""))
         self.stream_switched = True
         if self.check_mode:
             return
@@ -257,8 +257,8 @@ class PackageSet:
         for key in sorted(set(self.host.keys()) - set(self.keys_before)):
             self.host.distrust(key)
         package_manager.write_texts({**self.stream_before, **self.files_before})
-        if self.wish.record:
-            package_manager.write_texts({self.wish.record: self.record_before})
+        if self.desired.record:
+            package_manager.write_texts({self.desired.record: self.record_before})
         return True
 
     # Absent ---------------------------------------------------------------------------------------------------------
@@ -268,7 +268,9 @@ class PackageSet:
         self.after = dict(self.before)
         self.settle()
         record = self.load_record()
-        names = record.get("packages", []) if self.wish.record else [split_pin(one)[0] for one in self.wish.packages]
+        names = (
+            record.get("packages", []) if self.desired.record else [split_pin(one)[0] for one in self.desired.packages]
+        )
         there = [name for name in names if name in self.before]
         self.refuse_dependents(there)
         # Before the packages, for a lock keeps them.
@@ -284,9 +286,9 @@ class PackageSet:
                 self.host.remove(there)
                 self.after = self.host.installed()
         self.absent_source(record)
-        if self.wish.record and not self.check_mode:
+        if self.desired.record and not self.check_mode:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.wish.record)
+                os.unlink(self.desired.record)
 
     def refuse_dependents(self, there: Sequence[str]) -> None:
         needed = self.host.needed_by_others(there) if there else ""
@@ -303,7 +305,7 @@ class PackageSet:
             self.plan.append(f"distrust {key}")
             if not self.check_mode:
                 self.host.distrust(key)
-        files = dict(record.get("files", {f"{REPOSITORIES[self.host.manager]}/{self.wish.name}.repo": None}))
+        files = dict(record.get("files", {f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo": None}))
         for path, text in files.items():
             now_text = self.host.read(path)
             # A file that somebody wrote anew since stays.
@@ -316,11 +318,11 @@ class PackageSet:
     # Record ---------------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any]:
-        return package_manager.read_record(self.wish.record)
+        return package_manager.read_record(self.desired.record)
 
     def remember(self, more: dict[str, Any]) -> None:
         """Add to the record, before the change that it describes. What was first kept of a file or stream stays."""
-        if not self.wish.record:
+        if not self.desired.record:
             return
         record = self.load_record()
         for part in ("packages", "locks", "keys"):
@@ -333,7 +335,7 @@ class PackageSet:
                 record.pop("unsettled", None)
             else:
                 record["unsettled"] = more["unsettled"]
-        package_manager.write_record(self.wish.record, record)
+        package_manager.write_record(self.desired.record, record)
 
 
 def _without_keys(packages: dict[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a host's group wants, collected from the variables of the roles in the play and from the ``vgpu_*`` variables.
 
-A role whose ``<role>_state`` is not defined is not in the play, and nothing is wished of it.
+A role whose ``<role>_state`` is not defined is not in the play, and nothing is desired of it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ INPUTS: dict[str, dict[str, Any]] = {
         "unit_text": "",
         "config_path": node_config.PATH,
         "kubeconfig": "",
-        "rivals": "refuse",
-        "rivals_remove": [],
+        "conflicting_plugins": "refuse",
+        "conflicting_plugins_remove": [],
         "deploy": "systemd",
         "daemonset_path": "/etc/vgpu/daemonset.json",
         "daemonset_text": "",
@@ -67,7 +67,7 @@ INPUTS: dict[str, dict[str, Any]] = {
 
 
 def collect(variables: dict[str, Any]) -> dict[str, Any]:
-    """The wish of a host. ``variables`` holds valid values of ``vgpu_*`` and of the roles.
+    """The desired state of a host. ``variables`` holds valid values of ``vgpu_*`` and of the roles.
 
     Raises node_config.ConfigError where the ``vgpu_*`` variables are not valid.
     """
@@ -92,9 +92,9 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def reads(wish: dict[str, Any]) -> dict[str, Any]:
-    """The options of host_state: what of the host must be read to compare it with this wish."""
-    roles = wish["roles"]
+def reads(desired: dict[str, Any]) -> dict[str, Any]:
+    """The options of host_state: what of the host must be read to compare it with this desired state."""
+    roles = desired["roles"]
     # Which packages bring the device plugin's Python is decided by what is read here.
     asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
     asked += [part.get("packages") or [] for role, part in roles.items() if role != "device_plugin"]
@@ -111,7 +111,7 @@ def reads(wish: dict[str, Any]) -> dict[str, Any]:
             # Which names they have is decided by what is read here.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
     # What is not set there is warned of where cards are sold in slices.
-    if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or wish["sharing"] == "vcuda"):
+    if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or desired["sharing"] == "vcuda"):
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:
         part = roles["container_runtime"]

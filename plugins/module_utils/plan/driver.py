@@ -23,7 +23,7 @@ USER_SPACE = re.compile(
 )
 
 
-def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
         changes = undone(wanted, state)
         return Part("the driver is to be absent", changes, disturbs=bool(changes and state["nvml"]["ok"]))

@@ -7,14 +7,14 @@ import re
 from typing import Any
 
 from ..engines import containerd_text, daemon_check, daemon_json, docker_variants, engine_packages, kubelet_engine
-from ..engines.containerd_text import ConfigError, Wish
+from ..engines.containerd_text import ConfigError, Desired
 from ..engines.engine_packages import DOCKER_UNIT, ENGINE_UNITS
 from ..host.digest import sha256
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
 
-def container_runtime(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     docker, unit = state["docker"], state["units"].get(DOCKER_UNIT) or {}
     if wanted["state"] != PRESENT:
         changes = [*undone(wanted, state), *absent(wanted, state)]
@@ -134,8 +134,8 @@ def look(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str],
 
 def _containerd(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str], float]:
     path, found = wanted["containerd_config"], state["containerd"]
-    runtime = (wanted["runtimes"].get("nvidia") or {}).get("path") or Wish().path
-    wish = Wish(path=runtime, default=wanted["default_runtime"] == "nvidia")
+    runtime = (wanted["runtimes"].get("nvidia") or {}).get("path") or Desired().path
+    desired = Desired(path=runtime, default=wanted["default_runtime"] == "nvidia")
     record = state["files"].get(wanted["containerd_record"]) or {}
     text = found["config_text"]
     if text is None:
@@ -146,9 +146,9 @@ def _containerd(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[list[str
         raise ConfigError("; ".join(faults))
     target = containerd_text.place(path, text)
     if target == path:
-        changes = [f"{path}: {change}" for change in containerd_text.merge(text, wish)[1]]
+        changes = [f"{path}: {change}" for change in containerd_text.merge(text, desired)[1]]
     else:
-        changes = [] if found["drop_in_text"] == containerd_text.drop_in(text, wish) else [f"write {target}"]
+        changes = [] if found["drop_in_text"] == containerd_text.drop_in(text, desired) else [f"write {target}"]
     return changes, float(record.get("mtime") or 0.0)
 
 

@@ -11,7 +11,7 @@ from . import plugin_python
 from .part import NOTHING, PRESENT, Part, undone
 
 
-def mig(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
         changes = undone(wanted, state)
         return Part("the MIG geometry is to be given back", changes, bool(changes))
@@ -44,9 +44,9 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> 
     return Part(reason, changes, geometry_differs and found["ok"], notes)
 
 
-def gpus_after_mig(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The GPUs as they will be once the role mig has run: a wish is judged by what its own plan makes of them."""
-    part = wish["roles"].get("mig")
+def gpus_after_mig(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The GPUs as they will be once the role mig has run: a desired state is judged by what its own plan makes of them."""
+    part = desired["roles"].get("mig")
     if part is None:
         return list(state["gpus"])
     if part["state"] != PRESENT:
@@ -69,7 +69,7 @@ def gpus_after_mig(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str
     return after
 
 
-def mps_part(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def mps_part(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     there = [path for path in (mps.UNIT_PATH, mps.START_PATH) if state["files"].get(path) is not None]
     if wanted["state"] != PRESENT:
         return Part("MPS is to be absent", [f"remove {path}" for path in there], bool(there))
@@ -91,7 +91,7 @@ def mps_part(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]
     return Part("the control daemon of MPS differs or does not run", changes, bool(changes and unit.get("active")))
 
 
-def time_slicing(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def time_slicing(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     path = time_slice.UNIT_PATH
     if wanted["state"] != PRESENT:
         there = state["files"].get(path) is not None

@@ -37,30 +37,30 @@ CONFINED = (
 VERIFY, COLLECT = "verify", "collect"
 
 
-def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+def make_plan(desired: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     """``{steps, roles, warnings, errors, disturbs}``; roles are the names of the steps."""
     steps: list[dict[str, Any]] = []
     warnings: list[str] = []
-    faults = refusals(wish, state)
-    if state["os"].get("selinux") == "enforcing" and "device_plugin" in wish["roles"]:
+    faults = refusals(desired, state)
+    if state["os"].get("selinux") == "enforcing" and "device_plugin" in desired["roles"]:
         warnings.append(CONFINED)
     for role in ROLES:
-        wanted = wish["roles"].get(role)
+        wanted = desired["roles"].get(role)
         if wanted is None:
             continue
-        part = PARTS[role](wanted, state, wish)
+        part = PARTS[role](wanted, state, desired)
         warnings += [f"{role}: {text}" for text in part.warnings]
         faults += [f"{role}: {text}" for text in part.errors]
         if part.changes:
             steps.append(
                 {"role": role, "reason": part.reason, "changes": list(part.changes), "disturbs": part.disturbs}
             )
-    steps += _after_driver(wish, state, steps)
-    faults += _without_driver(wish, state, [step["role"] for step in steps])
-    reason = why_prove(wish, state, bool(steps))
+    steps += _after_driver(desired, state, steps)
+    faults += _without_driver(desired, state, [step["role"] for step in steps])
+    reason = why_prove(desired, state, bool(steps))
     if reason:
         steps.append({"role": VERIFY, "reason": reason, "changes": [], "disturbs": False})
-    steps += _collect(wish, state)
+    steps += _collect(desired, state)
     return {
         "steps": steps,
         "roles": [step["role"] for step in steps],
@@ -70,11 +70,11 @@ def make_plan(wish: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
+def refusals(desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """Why nothing at all can be done on this host."""
     found: list[str] = []
     host = state["os"]
-    if not wish["roles"]:
+    if not desired["roles"]:
         return found
     if host["root"] != "true":
         found.append("the host is reached without root rights, and every role needs them; set become: true")
@@ -84,9 +84,11 @@ def refusals(wish: dict[str, Any], state: dict[str, Any]) -> list[str]:
     return found
 
 
-def _after_driver(wish: dict[str, Any], state: dict[str, Any], steps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _after_driver(
+    desired: dict[str, Any], state: dict[str, Any], steps: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """A device plugin that runs holds the driver that it started with: it is started again after one that changes."""
-    wanted = wish["roles"].get("device_plugin") or {}
+    wanted = desired["roles"].get("device_plugin") or {}
     changes = {step["role"]: step["changes"] for step in steps}
     driver = changes.get("nvidia_driver", [])
     # Packages of another branch may have other names.
@@ -100,10 +102,10 @@ def _after_driver(wish: dict[str, Any], state: dict[str, Any], steps: Sequence[d
     return [{"role": "device_plugin", "reason": "the driver changes under it", "changes": todo, "disturbs": False}]
 
 
-def _without_driver(wish: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
+def _without_driver(desired: dict[str, Any], state: dict[str, Any], roles: Sequence[str]) -> list[str]:
     """A device plugin that runs, though without NVML, would not start again: leave it until the driver answers."""
-    wanted = wish["roles"].get("device_plugin") or {}
-    waits = not wish["node_config"]["flags"]["failOnInitError"]
+    wanted = desired["roles"].get("device_plugin") or {}
+    waits = not desired["node_config"]["flags"]["failOnInitError"]
     mended = "nvidia_driver" in roles or state["nvml"]["ok"]
     if wanted.get("state") != PRESENT or "device_plugin" not in roles or mended or waits:
         return []
@@ -112,15 +114,15 @@ def _without_driver(wish: dict[str, Any], state: dict[str, Any], roles: Sequence
     return [f"device_plugin: it could not start, for NVML does not answer ({fault}) and no step mends it; {way_out}"]
 
 
-def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
+def why_prove(desired: dict[str, Any], state: dict[str, Any], changes: bool) -> str:
     """Why isolation is checked at the end, empty where it is not.
 
     A run that was killed or that failed before the proof leaves a host that is as wanted and not proven.
     """
-    plugin = wish["roles"].get("device_plugin") or {}
-    if wish["verify"] == "never" or wish["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
+    plugin = desired["roles"].get("device_plugin") or {}
+    if desired["verify"] == "never" or desired["sharing"] != "vcuda" or plugin.get("state") != PRESENT:
         return ""
-    if wish["verify"] == "always":
+    if desired["verify"] == "always":
         return "vgpu_verify is always"
     if changes:
         return "the plan changes the host"
@@ -128,9 +130,9 @@ def why_prove(wish: dict[str, Any], state: dict[str, Any], changes: bool) -> str
     return "isolation is not proven for what runs now" if runs != state["proof"] else ""
 
 
-def _collect(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
+def _collect(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]]:
     """The last step: versions of the library that nothing uses go, once the version that follows them is proven."""
-    wanted, found = wish["roles"].get("vcuda"), state["vcuda"]
+    wanted, found = desired["roles"].get("vcuda"), state["vcuda"]
     if not wanted or wanted["state"] != PRESENT:
         return []
     root, version = wanted["root"], wanted["version"]
@@ -141,15 +143,15 @@ def _collect(wish: dict[str, Any], state: dict[str, Any]) -> list[dict[str, Any]
     return [step] if changes else []
 
 
-def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """What the host's GPUs say about the wish. Before a driver is there, only their number on the bus is known."""
-    config, gpus = wish["node_config"], state["gpus"]
+def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+    """What the host's GPUs say about the desired state. Before a driver is there, only their number on the bus is known."""
+    config, gpus = desired["node_config"], state["gpus"]
     if state["nvml"]["ok"]:
         if not gpus:
             return [warning("sharing", "NVML answers and lists no GPU; the host has nothing to share")]
-        after = gpus_after_mig(wish, state)
+        after = gpus_after_mig(desired, state)
         found = sharing.pieces_for(after, config)[1]
-        for name, other in sorted((wish.get("node_configs") or {}).items()):
+        for name, other in sorted((desired.get("node_configs") or {}).items()):
             found += [
                 fault._replace(path=f"vgpu_configs.{name}", message=str(fault))
                 for fault in errors(sharing.pieces_for(after, other)[1])
@@ -168,7 +170,7 @@ def check_gpus(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     return findings
 
 
-def vcuda(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     found, version, root = state["vcuda"], wanted["version"], wanted["root"]
     unit = state["units"].get(wanted["arbiter_unit"]) or {}
     if wanted["state"] != PRESENT:
@@ -222,7 +224,7 @@ def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | Non
     return None
 
 
-def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
     root, unit_name = wanted["root"], wanted["unit"]
     if wanted["state"] != PRESENT:
@@ -235,14 +237,14 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         held = len(named_configs.held(state)) if changes else 0
         notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
-    resources = named_configs.resources(wish)
-    rivals, others = conflicting_on_host.said(found.get("rivals") or [], resources)
-    if wanted["rivals"] == "ignore" or wanted["rivals_remove"]:
+    resources = named_configs.resources(desired)
+    conflicts, others = conflicting_on_host.said(found.get("conflicting_plugins") or [], resources)
+    if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
         # What is to be removed the role asks the cluster for, and it stops where something else is left.
-        rivals, others = [], [*rivals, *others]
+        conflicts, others = [], [*conflicts, *others]
     kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET
-    faults = [*named_configs.faults(wish, "in-cluster" if by_pod else wanted["kubeconfig"]), *rivals]
+    faults = [*named_configs.faults(desired, "in-cluster" if by_pod else wanted["kubeconfig"]), *conflicts]
     faults += [kubelet] if kubelet else []
     if wanted["version"] not in found["versions"]:
         old = plugin_python.refusal(state["os"], _python(wanted, state))
@@ -254,11 +256,11 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str,
         )
     if faults:
         return NOTHING._replace(errors=faults)
-    part = _device_plugin(wanted, state, wish)
+    part = _device_plugin(wanted, state, desired)
     return part._replace(warnings=[*part.warnings, *others])
 
 
-def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     found, unit = state["plugin"], state["units"].get(wanted["unit"]) or {}
     version, root = wanted["version"], wanted["root"]
     changes = []
@@ -267,7 +269,7 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str
         changes += [*(f"install {name}" for name in lacking), f"install {root}/{version}"]
     if found["current"] != version:
         changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
-    changes += named_configs.changes(wanted["config_path"], wish, state)
+    changes += named_configs.changes(wanted["config_path"], desired, state)
     kind = "daemonset" if wanted["deploy"] == DAEMONSET else "unit"
     path, text = wanted[kind + "_path"], wanted[kind + "_text"]
     on_disk = state["files"].get(path)
@@ -278,7 +280,7 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str
     if kind == "daemonset" and unit.get("present"):
         changes.append(f"replace {wanted['unit']} by the DaemonSet")
     if changes:
-        held = named_configs.reshaped(wanted["config_path"], wish, state)
+        held = named_configs.reshaped(wanted["config_path"], desired, state)
         notes = [f"{held} containers hold slices of the former size until they end"] if held else []
         return Part("the device plugin or its configuration differs", changes, bool(held), notes)
     return _plugin_running(wanted, unit, state, on_disk)

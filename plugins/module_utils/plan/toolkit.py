@@ -17,7 +17,7 @@ VARIABLE = "nvidia_docker_config"
 LEAK = "a container that runs with NVIDIA's runtime and sets NVIDIA_VISIBLE_DEVICES has every GPU, without a limit"
 
 
-def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], wish: dict[str, Any]) -> Part:
+def nvidia_docker(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) -> Part:
     if wanted["state"] != PRESENT:
         return Part("the NVIDIA runtime is to be absent", undone(wanted, state))
     changes = packages(wanted["packages"], "", state)
@@ -37,13 +37,13 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
     return toml_text.merge((state.get("texts") or {}).get(wanted["config_path"]), wanted["config"])
 
 
-def check(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
+def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     """What the toolkit's options do to a host whose cards are sold in slices.
 
     Nothing here is refused: a host may have containers that get whole cards by their environment on purpose.
     """
-    wanted = wish["roles"].get("nvidia_docker") or {}
-    if wish["sharing"] != "vcuda" or wanted.get("state") != PRESENT:
+    wanted = desired["roles"].get("nvidia_docker") or {}
+    if desired["sharing"] != "vcuda" or wanted.get("state") != PRESENT:
         return []
     try:
         text = _merged(wanted, state)[0]
@@ -53,7 +53,7 @@ def check(wish: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
     in_force = {key: value or UNSET[key] for key, value in found.items()}
     path = wanted["config_path"]
     shown = {key: f"{value or f'none, which is {UNSET[key]},'} in {path}" for key, value in found.items()}
-    strategy = wish["node_config"]["flags"]["plugin"]["deviceListStrategy"]
+    strategy = desired["node_config"]["flags"]["plugin"]["deviceListStrategy"]
     by_environment = strategy == "envvar"
     hidden = in_force[BY_ENVIRONMENT] == "false"
     findings = []

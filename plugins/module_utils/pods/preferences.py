@@ -22,7 +22,7 @@ USE_MODEL, AVOID_MODEL = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 NOT_DONE = {"nvidia.com/numa-bind": ("false",), "nvidia.com/vgpu-mode": ("hami-core",)}
 
 
-class Wish(NamedTuple):
+class Preferences(NamedTuple):
     """Empty policies are the scheduler's default. Models are parts of a name, in small letters."""
 
     node_policy: str = ""
@@ -46,14 +46,14 @@ class Wish(NamedTuple):
         return not self.use_models or any(part in text for part in self.use_models)
 
 
-def read_wish(annotations: dict[str, Any], findings: list[Finding]) -> Wish:
+def read_preferences(annotations: dict[str, Any], findings: list[Finding]) -> Preferences:
     """Faults go to ``findings``, named by annotation."""
     for name, harmless in NOT_DONE.items():
         value = annotations.get(name)
         if value is not None and str(value).strip().lower() not in ("", *harmless):
             message = f"{show(value)} is not available in this version; leave the annotation out"
             findings.append(error(_path(name), message))
-    return Wish(
+    return Preferences(
         _policy(annotations, NODE_POLICY, (BINPACK, SPREAD, TOPOLOGY), findings),
         _policy(annotations, GPU_POLICY, (BINPACK, SPREAD, TOPOLOGY), findings),
         _words(annotations, USE_UUID, findings),

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Sequence
 
 from ..config.kinds import Finding, error, errors, warning
 from . import resources as pod_resources
-from .preferences import Wish, read_wish
+from .preferences import Preferences, read_preferences
 from .resources import CARD, MIB, PERCENT, SLICE, UNITS, Ask, Config, Memory
 
-__all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Size", "Wish", "read_pod", "size_on")
+__all__ = ("Ask", "Card", "Config", "DialectError", "Memory", "PodAsk", "Preferences", "Size", "read_pod", "size_on")
 
 FAMILY = {"hami": "nvidia", "nvidia": "nvidia", "4paradigm": "nvidia"}
 
@@ -54,7 +54,7 @@ class PodAsk(NamedTuple):
 
     dialect: str
     asks: tuple[Ask, ...]
-    wish: Wish
+    preferences: Preferences
     priority: int | None
     warnings: tuple[Finding, ...]
 
@@ -83,17 +83,17 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
                 asks.append(ask._replace(init=init, sidecar=sidecar))
     _one_dialect(asks, findings)
     _gpu_count_of_one_container(asks, labels, findings)
-    wish = read_wish(_mapping(metadata.get("annotations")), findings)
+    preferences = read_preferences(_mapping(metadata.get("annotations")), findings)
     priorities = {ask.priority for ask in asks if ask.priority is not None}
     if len(priorities) > 1:
         findings.append(error(config.priority, "containers of one pod name different priorities; name one"))
     if errors(findings) and (asks or _names_gpus(findings)):
         raise DialectError(errors(findings))
     if not asks:
-        return PodAsk("", (), wish, None, ())
+        return PodAsk("", (), preferences, None, ())
     dialect = next((ask.dialect for ask in asks if ask.dialect != "nvidia"), "nvidia")
     warnings = tuple(finding for finding in findings if finding.level == "warning")
-    return PodAsk(dialect, tuple(asks), wish, priorities.pop() if priorities else None, warnings)
+    return PodAsk(dialect, tuple(asks), preferences, priorities.pop() if priorities else None, warnings)
 
 
 def size_on(ask: Ask, card: Card) -> Size | None:

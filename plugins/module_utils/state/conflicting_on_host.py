@@ -88,7 +88,7 @@ def said(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[lis
             errors.append(
                 "another device plugin offers {}{} on {}; two owners take it from each other. Remove it first: delete "
                 "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
-                "device_plugin_rivals: ignore".format(one["resource"], who, one["socket"])
+                "device_plugin_conflicting_plugins: ignore".format(one["resource"], who, one["socket"])
             )
         else:
             text = "another device plugin{} answers on {}; what it gives out of the same GPUs is nobody's account here"

@@ -60,7 +60,7 @@ def read(
             "current": versions.version_of(host.link(os.path.join(plugin_root, "current"))),
             "versions": versions.folders(host, plugin_root),
             "status": plugin_status(host),
-            "rivals": conflicting_on_host.find(host),
+            "conflicting_plugins": conflicting_on_host.find(host),
         },
         "kubelet": kube,
         "kubelet_engine": kubelet_engine.read(host, kube),

@@ -195,8 +195,8 @@ class Slice:
         folder.mkdir(parents=True, exist_ok=True)
         self.limits, self.ledger = folder / "limits", folder / "ledger"
         device = {"uuid": host.uuid, "memory_bytes": memory, "sm_percent": sm}
-        self._wish = dict({"allocation": folder.name, "devices": [device], "core_policy": policy}, **options)
-        self.limits.write_bytes(layouts.pack_limits(self._wish))
+        self._desired = dict({"allocation": folder.name, "devices": [device], "core_policy": policy}, **options)
+        self.limits.write_bytes(layouts.pack_limits(self._desired))
         self.ledger.write_bytes(layouts.pack_ledger([host.uuid], folder.name))
 
     def env(self, **more: str) -> dict[str, str]:

@@ -248,7 +248,7 @@ def test_a_gpu_that_the_wanted_branch_does_not_drive_is_named_before_anything_is
         assert state(node) == before
     assert "TASK [vgpu.fleet.nvidia_driver" not in whole.stdout
     if variables and device == UNDRIVEN[0][0]:
-        # Without the card the same wish is met.
+        # Without the card the same desired state is met.
         assert role(DRIVER, tmp_path, **variables).returncode == 0
         assert role(DRIVER, tmp_path, nvidia_driver_state="absent").returncode == 0
         assert state(node) == before

@@ -92,14 +92,23 @@ esac
     )
     engine.chmod(0o755)
     out, saved, said = tmp_path / "image.tar", [], []
-    for wish in ({"content": "1", "tag": "t:1", "base": "b"}, {"content": "1", "tag": "t:1", "base": "b", **other}):
+    for desired in ({"content": "1", "tag": "t:1", "base": "b"}, {"content": "1", "tag": "t:1", "base": "b", **other}):
         archive = tmp_path / "archive.pyz"
         archive.unlink(missing_ok=True)
         with zipfile.ZipFile(archive, "w") as made:
             # The moment of writing is in the file otherwise.
             about = zipfile.ZipInfo("about.json", (2020, 1, 1, 0, 0, 0))
-            made.writestr(about, json.dumps({"name": "vgpu-scheduler", "version": wish["content"]}))
-        command = [sys.executable, str(IMAGE), "--archive", str(archive), "--tag", wish["tag"], "--base", wish["base"]]
+            made.writestr(about, json.dumps({"name": "vgpu-scheduler", "version": desired["content"]}))
+        command = [
+            sys.executable,
+            str(IMAGE),
+            "--archive",
+            str(archive),
+            "--tag",
+            desired["tag"],
+            "--base",
+            desired["base"],
+        ]
         done = subprocess.run(
             [*command, "--out", str(out), "--engine", str(engine)], capture_output=True, text=True, check=True
         )

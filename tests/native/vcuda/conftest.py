@@ -24,7 +24,9 @@ sys.path[:0] = [str(HERE), str(ROOT / "plugins")]
 import sanitizing  # noqa: E402
 from module_utils.abi import files as abi_files  # noqa: E402
 
-layouts = sys.modules["layouts"] = abi_files  # its name in the tests: Ansible, which has a longer one, is not needed here
+layouts = sys.modules["layouts"] = (
+    abi_files  # its name in the tests: Ansible, which has a longer one, is not needed here
+)
 
 MIB = 1 << 20
 CARD = 16160 * MIB

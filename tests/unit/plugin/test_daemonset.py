@@ -15,8 +15,8 @@ from vgpu_plugin.inject import driver_files, handover
 
 def test_arguments_are_those_of_the_program():
     """What the program's own parser does not know would end every pod."""
-    wish = manifests.Wish("image", options=["--labels"], kubelet_dir="/data/kubelet")
-    given = main.parser().parse_args(manifests.arguments(wish))
+    desired = manifests.Desired("image", options=["--labels"], kubelet_dir="/data/kubelet")
+    given = main.parser().parse_args(manifests.arguments(desired))
     assert (str(given.host_root), given.in_container, given.kubeconfig) == ("/host", True, "in-cluster")
     assert str(given.kubelet_dir) == "/data/kubelet/device-plugins"
 

@@ -109,8 +109,8 @@ def test_metrics_of_a_container(node, kubelet, daemon, capsys):
         "vgpu_container_share_limit_ratio": [0.5],
         "vgpu_container_device_seconds_total": [2.5],
         "vgpu_container_throttled_seconds_total": [7.5],
-        "vgpu_container_wanting": [0],
-        "vgpu_container_held_back": [0],
+        "vgpu_container_active": [0],
+        "vgpu_container_throttled": [0],
         "vgpu_container_memory_violations_total": [0],
     }
     assert [one.value for one in found["vgpu_slice_in_use"]] == [0, 0, 0, 0, 0, 0, 1, 0]

@@ -426,7 +426,7 @@ def test_metrics_are_bounded_by_containers_and_reasons():
     assert 'vgpu_container_watch_finding{allocation="aaaa",uuid="GPU-1",namespace="default",pod="p",' in text
     assert 'vgpu_watch_findings_total{reason="no-slot",kind="kubelet"} 3' in text
     assert 'vgpu_watch_signals_total{signal="SIGTERM"} 1' in text
-    assert "vgpu_watch_looks_total 7" in text
-    assert "vgpu_watch_blind 1" in text
+    assert "vgpu_watch_polls_total 7" in text
+    assert "vgpu_watch_incomplete 1" in text
     assert "pid" not in text.replace("GPU-1", "")
     assert "vgpu_watch" not in metrics.text(status, [])

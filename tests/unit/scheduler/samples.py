@@ -7,7 +7,7 @@ from collections import defaultdict
 from itertools import combinations, product
 
 from vgpu_plugin._shared.pods.annotations import NodeGpu
-from vgpu_plugin._shared.pods.requests import Ask, Card, Memory, PodAsk, Wish, size_on
+from vgpu_plugin._shared.pods.requests import Ask, Card, Memory, PodAsk, Preferences, size_on
 from vgpu_plugin._shared.pods.resources import CARD, MIB, PERCENT, SLICE, UNITS
 
 __all__ = ("CARD", "MIB", "PERCENT", "SLICE", "UNITS", "ask", "gpu", "node", "pod_ask")
@@ -26,9 +26,9 @@ def ask(amount=3000, cores=0, gpus=1, kind=MIB, name="main", **more):
     return Ask(name, gpus, Memory(kind, amount), cores, "hami", "nvidia.com/gpumem", "spec", **more)
 
 
-def pod_ask(*asks, **wish):
+def pod_ask(*asks, **preferences):
     named = [one._replace(container=f"c{n}") for n, one in enumerate(asks or [ask()])]
-    return PodAsk("hami", tuple(named), Wish(**wish), None, ())
+    return PodAsk("hami", tuple(named), Preferences(**preferences), None, ())
 
 
 def faults(nodes, plans):

@@ -92,11 +92,11 @@ SELECTED = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "uuids"), SELECTED)
-def test_gpus_by_uuid_and_model(wish, uuids):
+@pytest.mark.parametrize(("preferences", "uuids"), SELECTED)
+def test_gpus_by_uuid_and_model(preferences, uuids):
     gpus = (gpu("GPU-a-0"), gpu("GPU-a-1"), gpu("GPU-a-2", model="NVIDIA A100-SXM4-40GB"))
     ledger = ledger_of({"a": gpus})
-    asked = pod_ask(ask(), **wish)
+    asked = pod_ask(ask(), **preferences)
     answer = ledger.filter(asked, ["a"])
     if uuids is None:
         assert "annotations take" in answer.never["a"]
@@ -108,8 +108,8 @@ def test_policies_choose_the_gpu():
     for policy, chosen in (("binpack", "GPU-a-1"), ("spread", "GPU-a-0"), ("topology", "GPU-a-1")):
         ledger = ledger_of({"a": node("a", 3)})
         ledger.hold("x", "default/x", "a", [Part("c", APP, (Device("GPU-a-1", 4000, 0),))])
-        for ledger.gpu_policy, wish in ((policy, {}), ("binpack", {"gpu_policy": policy})):
-            assert ledger.place(pod_ask(ask(), **wish), "a")[0].devices[0].uuid == chosen, policy
+        for ledger.gpu_policy, preferences in ((policy, {}), ("binpack", {"gpu_policy": policy})):
+            assert ledger.place(pod_ask(ask(), **preferences), "a")[0].devices[0].uuid == chosen, policy
 
 
 def test_policies_rank_nodes():

@@ -164,7 +164,7 @@ class Ledger:
             raise NoRoom(f"node {node}: {reasons.NO_GPUS}")
         view = self._table.view(rows)
         allowed = placement.allowed_by(self._table, rows, view, ask)
-        picked = placement.pick(view, ask.asks, allowed, ask.wish.gpu_policy or self.gpu_policy)
+        picked = placement.pick(view, ask.asks, allowed, ask.preferences.gpu_policy or self.gpu_policy)
         gpus = self._table.gpus[node]
         if picked.fits[0]:
             columns = [tuple(chosen[0].tolist()) for chosen in picked.columns]
@@ -174,7 +174,7 @@ class Ledger:
                 reason = Reason(int(reasons.of(view, ask, allowed)[0]))
                 raise NoRoom(f"node {node}: {reasons.text(reason, ask)}")
             columns = found
-        if (ask.wish.gpu_policy or self.gpu_policy) == TOPOLOGY and len(ask.asks) == 1 and ask.asks[0].gpus > 1:
+        if (ask.preferences.gpu_policy or self.gpu_policy) == TOPOLOGY and len(ask.asks) == 1 and ask.asks[0].gpus > 1:
             ok = placement.fit(view, ask.asks[0], allowed).all[0]
             columns = [search.nearest_set(gpus, np.flatnonzero(ok).tolist(), ask.asks[0].gpus)]
         parts = []
@@ -323,7 +323,7 @@ class Ledger:
 
     def _scores(self, rows: np.ndarray, ask: PodAsk) -> np.ndarray:
         view = self._table.view(rows)
-        policy = ask.wish.node_policy or self.node_policy
+        policy = ask.preferences.node_policy or self.node_policy
         if policy == TOPOLOGY:
             return self._near(rows, view, ask)
         wanted = np.zeros(len(rows), np.float64)

@@ -80,18 +80,18 @@ def fit(view: View, ask: Ask, allowed: np.ndarray) -> Fit:
 
 def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np.ndarray:
     """Usable GPUs that the pod's selectors take."""
-    wish = ask.wish
+    preferences = ask.preferences
     allowed = view.usable
-    if not wish.selects or not len(rows):
+    if not preferences.selects or not len(rows):
         return allowed
-    if wish.use_models or wish.avoid_models:
-        by_model = wish._replace(use_uuids=(), avoid_uuids=())
+    if preferences.use_models or preferences.avoid_models:
+        by_model = preferences._replace(use_uuids=(), avoid_uuids=())
         taken = np.array([by_model.takes("", model) for model in table.models] or [False])
         allowed = allowed & taken[view.model]
-    if wish.use_uuids:
-        allowed = allowed & table.columns_of(wish.use_uuids, rows)
-    if wish.avoid_uuids:
-        allowed = allowed & ~table.columns_of(wish.avoid_uuids, rows)
+    if preferences.use_uuids:
+        allowed = allowed & table.columns_of(preferences.use_uuids, rows)
+    if preferences.avoid_uuids:
+        allowed = allowed & ~table.columns_of(preferences.avoid_uuids, rows)
     return allowed
 
 

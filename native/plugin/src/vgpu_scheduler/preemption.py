@@ -180,7 +180,7 @@ class Preemption:
             self._take_off(used, uid, node)
         ways = []
         for gpu in self._ledger.nodes[node]:
-            if not ask.wish.takes(gpu.uuid, gpu.model):
+            if not ask.preferences.takes(gpu.uuid, gpu.model):
                 continue
             taken, going = {gpu.uuid: list(used[gpu.uuid])}, []
             for uid in lower:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import apt_set
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_host import AptError
-from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import PackageSet, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.apt_set import Desired, PackageSet
 
 DEBIAN = "Types: deb\nURIs: http://m.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: /k.gpg\n"
 
@@ -126,14 +126,14 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apt:
     return Apt(folder)
 
 
-def present(apt: Apt, check: bool = False, **wish: Any) -> PackageSet:
-    run = PackageSet(Wish(name="ours", **wish), apt, check)  # type: ignore[arg-type]
+def present(apt: Apt, check: bool = False, **desired: Any) -> PackageSet:
+    run = PackageSet(Desired(name="ours", **desired), apt, check)  # type: ignore[arg-type]
     run.present()
     return run
 
 
-def absent(apt: Apt, check: bool = False, **wish: Any) -> PackageSet:
-    run = PackageSet(Wish(name="ours", **wish), apt, check)  # type: ignore[arg-type]
+def absent(apt: Apt, check: bool = False, **desired: Any) -> PackageSet:
+    run = PackageSet(Desired(name="ours", **desired), apt, check)  # type: ignore[arg-type]
     run.absent()
     return run
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Setup, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Desired, Setup
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer, Host
 
 BLACKLIST = "/etc/modprobe.d/vgpu-nouveau.conf"
 RECORD = "/var/lib/vgpu/baseline/setup.json"
-WISH = Wish(
+DESIRED = Desired(
     files={BLACKLIST: "blacklist nouveau\n"},
     initramfs=["update-initramfs", "-u", "-k", "all"],
     modules=["nvidia", "nvidia_uvm"],
@@ -106,8 +106,8 @@ class Machine:
     def files(self) -> dict[str, str]:
         return {str(one): one.read_text() for one in self.root.rglob("*") if one.is_file() and "proc" not in one.parts}
 
-    def setup(self, state: str = "present", check: bool = False, wish: Wish = WISH) -> Setup:
-        run = Setup(wish, Host(str(self.root), run=self.run), check)
+    def setup(self, state: str = "present", check: bool = False, desired: Desired = DESIRED) -> Setup:
+        run = Setup(desired, Host(str(self.root), run=self.run), check)
         getattr(run, state)()
         return run
 

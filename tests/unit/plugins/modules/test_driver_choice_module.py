@@ -25,9 +25,12 @@ def test_what_a_host_of_nvlink_5_has_of_its_subnet_manager(tmp_path, monkeypatch
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     warnings, left = [], []
-    wish = {"source": "cuda", "branch": "580"}
+    desired = {"source": "cuda", "branch": "580"}
     double = SimpleNamespace(
-        params={"wish": wish}, warn=warnings.append, fail_json=pytest.fail, exit_json=lambda **told: left.append(told)
+        params={"desired": desired},
+        warn=warnings.append,
+        fail_json=pytest.fail,
+        exit_json=lambda **told: left.append(told),
     )
     monkeypatch.setattr(module_under_test, "AnsibleModule", lambda **_spec: double)
     monkeypatch.setattr(module_under_test, "Host", lambda: Host(str(tmp_path), run=lambda argv: Answer(127, "", "")))

@@ -132,6 +132,6 @@ def test_every_kubeconfig_of_a_role_is_put_out_of_reach():
 
 def test_consent_to_removals_in_a_cluster_does_not_stop_a_rehearsal():
     """The role refuses consent without a kubeconfig, and the rehearsal takes the kubeconfig away."""
-    tasks = (ROOT / "roles/device_plugin/tasks/rivals.yml").read_text()
-    assert "device_plugin_rivals_remove | length > 0" in tasks
-    assert rehearsal.replaced("p", "a", "")["device_plugin_rivals_remove"] == []
+    tasks = (ROOT / "roles/device_plugin/tasks/conflicting_plugins.yml").read_text()
+    assert "device_plugin_conflicting_plugins_remove | length > 0" in tasks
+    assert rehearsal.replaced("p", "a", "")["device_plugin_conflicting_plugins_remove"] == []

@@ -30,13 +30,13 @@ TYPES = {
         "counter",
         "Time that launches waited for the share or the turn, summed over the container's threads.",
     ),
-    "vgpu_container_wanting": ("gauge", "1 where the container launched, or waited to launch, within the last second."),
-    "vgpu_container_held_back": ("gauge", "1 where it wants the GPU and is held back to its share."),
+    "vgpu_container_active": ("gauge", "1 where the container launched, or waited to launch, within the last second."),
+    "vgpu_container_throttled": ("gauge", "1 where it wants the GPU and is held back to its share."),
     "vgpu_container_memory_violations_total": ("counter", "Times that it was found with more memory than its limit."),
     "vgpu_container_watch_finding": ("gauge", "1 where the watcher names processes of the container, by reason."),
     "vgpu_watch_findings_total": ("counter", "Findings of the watcher since the plugin began, by reason and kind."),
-    "vgpu_watch_looks_total": ("counter", "Looks of the watcher at the GPUs since the plugin began."),
-    "vgpu_watch_blind": ("gauge", "1 where the watcher's last look did not see all."),
+    "vgpu_watch_polls_total": ("counter", "Looks of the watcher at the GPUs since the plugin began."),
+    "vgpu_watch_incomplete": ("gauge", "1 where the watcher's last look did not see all."),
     "vgpu_watch_signals_total": ("counter", "Signals that the watcher sent by its policy."),
     "vgpu_plugin_registered": ("gauge", "1 where the kubelet listens to every resource."),
     "vgpu_plugin_config_refused": ("gauge", "1 where the configuration that is wanted was not taken over."),
@@ -79,8 +79,8 @@ def text(
             add("vgpu_container_share_granted_ratio", use["share_granted"], **labels)
         add("vgpu_container_device_seconds_total", use["device_seconds"], **labels)
         add("vgpu_container_throttled_seconds_total", use["throttled_seconds"], **labels)
-        add("vgpu_container_wanting", use["wanting"], **labels)
-        add("vgpu_container_held_back", use["held_back"], **labels)
+        add("vgpu_container_active", use["wanting"], **labels)
+        add("vgpu_container_throttled", use["held_back"], **labels)
         add("vgpu_container_memory_violations_total", use["violations"], **labels)
     if watched is not None:
         for one in watched["findings"]:
@@ -88,8 +88,8 @@ def text(
             add("vgpu_container_watch_finding", 1, **labels)
         for one in watched["totals"]:
             add("vgpu_watch_findings_total", one["count"], reason=one["reason"], kind=one["kind"])
-        add("vgpu_watch_looks_total", watched["looks"])
-        add("vgpu_watch_blind", bool(watched["fault"]))
+        add("vgpu_watch_polls_total", watched["looks"])
+        add("vgpu_watch_incomplete", bool(watched["fault"]))
         for name in ("sigterm", "sigkill"):
             add("vgpu_watch_signals_total", watched[name], signal=name.upper())
     add("vgpu_plugin_registered", status["registered"])

@@ -9,11 +9,11 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.host.digest import sha2
 
 PATH = "/etc/vgpu/node.yaml"
 VARIABLES = {"vgpu_split_count": 3, "vgpu_configs": {"big": {"split_count": 2}}}
-WISH = {
+DESIRED = {
     "node_config": node_config.from_vars(VARIABLES),
     "node_configs": node_config.named_from_vars(VARIABLES),
 }
-BASE, BIG = (node_config.dump(one) for one in (WISH["node_config"], WISH["node_configs"]["big"]))
+BASE, BIG = (node_config.dump(one) for one in (DESIRED["node_config"], DESIRED["node_configs"]["big"]))
 GPU = {"index": 0, "uuid": "GPU-a", "model": "Tesla T4", "memory_mib": 15360, "mig_enabled": False, "mig": []}
 
 
@@ -41,7 +41,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("about, found, changes", CHANGES, ids=[one[0] for one in CHANGES])
 def test_files_that_differ(about, found, changes):
-    assert named_configs.changes(PATH, WISH, found) == changes
+    assert named_configs.changes(PATH, DESIRED, found) == changes
 
 
 IN_FORCE = [
@@ -63,8 +63,11 @@ def test_program_is_judged_by_the_file_that_it_has_taken_over(about, status, beh
 
 @pytest.mark.parametrize("kubeconfig, lines", [("", 1), ("/etc/kubernetes/kubelet.conf", 0)])
 def test_requested_sizes_need_the_api_server(kubeconfig, lines):
-    wish = {**WISH, "node_configs": node_config.named_from_vars({"vgpu_configs": {"x": {"slice_sizing": "requested"}}})}
-    told = named_configs.faults(wish, kubeconfig)
+    desired = {
+        **DESIRED,
+        "node_configs": node_config.named_from_vars({"vgpu_configs": {"x": {"slice_sizing": "requested"}}}),
+    }
+    told = named_configs.faults(desired, kubeconfig)
     assert len(told) == lines
     assert all("requested (x)" in one and "device_plugin_kubeconfig" in one for one in told)
 
@@ -73,5 +76,5 @@ def test_containers_are_counted_by_the_configuration_in_force():
     held = {"allocations": [{"kind": "kubelet", "slice_ids": ["GPU-a::1"]}]}
     halves = [{"id": f"GPU-a::{n}", "memory_mib": 7680, "sm_percent": 100} for n in (0, 1)]
     of_big = {"config_path": "/etc/vgpu/configs/big.yaml", "slices": halves, **held}
-    assert named_configs.reshaped(PATH, WISH, state(**of_big)) == 0
-    assert named_configs.reshaped(PATH, WISH, state(**{**of_big, "config_path": PATH})) == 1
+    assert named_configs.reshaped(PATH, DESIRED, state(**of_big)) == 0
+    assert named_configs.reshaped(PATH, DESIRED, state(**{**of_big, "config_path": PATH})) == 1

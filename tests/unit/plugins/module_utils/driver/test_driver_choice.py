@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host x wish -> driver: what is refused or allowed, what comes beside the packages, when to reboot."""
+"""Facts of a host x desired state -> driver: what is refused or allowed, what comes beside the packages, when to reboot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from driver_samples import (
     state,
 )
 
-# host, GPUs, facts of the driver, wish, words of the refusal
+# host, GPUs, facts of the driver, desired state, words of the refusal
 REFUSED = [
     ("debian12", [T4], {}, {"version": "384.80"}, "384.80 is too old; the first that works here is 384.81"),
     ("debian12", [T4], {}, {"branch": "375"}, "too old"),
@@ -139,7 +139,7 @@ def test_a_gpu_that_no_table_knows_is_said_and_not_refused():
     assert "0x9999 is not in the table" in found.warnings[0]
 
 
-# Switches of NVLink 5, wish, packages that are there -> whether what they need besides is told
+# Switches of NVLink 5, desired state, packages that are there -> whether what they need besides is told
 NVLINK5 = [
     (True, {}, {}, True),
     (True, {}, {"nvlsm": "2025.03.1-1"}, False),
@@ -156,7 +156,7 @@ def test_switches_of_nvlink_5_need_more_than_a_fabric_manager(switches, wanted, 
     assert ["nvlsm and infiniband-diags" in text for text in found.warnings] == [True] * told
 
 
-# host, wish, files, initramfs, kernel arguments, services
+# host, desired state, files, initramfs, kernel arguments, services
 HOST_SIDE = [
     ("debian12", {}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, ["nvidia-persistenced.service"]),
     ("ubuntu24", {"persistenced": False}, {"/etc/modprobe.d/vgpu-nouveau.conf"}, "update-initramfs", False, []),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts of a host x wish -> packages, repositories and holds of its driver.
+"""Facts of a host x desired state -> packages, repositories and holds of its driver.
 
 Names of Debian were read from the archives of bookworm and trixie, the others from the vendors' pages.
 """
@@ -24,7 +24,7 @@ from driver_samples import (
     state,
 )
 
-# host, GPUs, wish, branch, kernel modules, packages (all of them, in order)
+# host, GPUs, desired state, branch, kernel modules, packages (all of them, in order)
 PACKAGES = [
     (
         "debian12",
@@ -234,7 +234,7 @@ def test_headers_are_those_of_the_running_kernel_and_bring_no_other_one(kernel, 
     assert [name for name in found.packages if "devel" in name] == packages
 
 
-# host, wish -> of these, what must not come along. Ubuntu 24.04 has 535.309.01 as an empty package that brings 580.
+# host, desired state -> of these, what must not come along. Ubuntu 24.04 has 535.309.01 as an empty package that brings 580.
 SERVER = ["nvidia-utils-535-server", "libnvidia-compute-535-server", "nvidia-utils-580-server", "nvidia-utils-570"]
 COMPANIONS = [
     ("ubuntu24", {"branch": "535"}, ["nvidia-utils-570", "nvidia-utils-580-server"]),
@@ -253,7 +253,7 @@ def test_a_branch_does_not_bring_another_one(host, wanted, refused):
     assert rpm_text.matching([name.partition("=")[0] for name in found.packages], found.refuse) == []
 
 
-# host, wish, switches, fabric manager's packages, words of the refusal
+# host, desired state, switches, fabric manager's packages, words of the refusal
 FABRIC = [
     (
         "ubuntu22",
@@ -348,7 +348,7 @@ def test_holds_name_the_packages_and_not_the_headers():
     assert chosen("debian12", [T4], hold=False).holds == []
 
 
-# Ubuntu's host, wish -> what is held of its kernel
+# Ubuntu's host, desired state -> what is held of its kernel
 KERNEL_HOLDS = [
     ("ubuntu24", {}, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
     (

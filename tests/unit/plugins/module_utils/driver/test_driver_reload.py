@@ -8,10 +8,10 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Set
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from driver_machine import (
     BUSY,
+    DESIRED,
     FABRIC,
     IDLE,
     PERSISTENCED,
-    WISH,
     Killed,
     Machine,
 )
@@ -90,9 +90,9 @@ def test_nothing_is_stopped_where_somebody_works(tmp_path, group, calls, reboot)
         return inner(argv)
 
     machine.run = run
-    wish = WISH._replace(files={}, initramfs=[])
-    predicted = machine.setup(check=True, wish=wish)
-    done = machine.setup(wish=wish)
+    desired = DESIRED._replace(files={}, initramfs=[])
+    predicted = machine.setup(check=True, desired=desired)
+    done = machine.setup(desired=desired)
     assert (machine.calls, done.reboot) == (calls, reboot)
     assert (predicted.plan, predicted.reboot) == (done.plan, done.reboot)
 
@@ -145,7 +145,7 @@ def test_cdi_files_are_written_anew_after_a_reload(tmp_path, unit, fails, runs, 
     machine.units = {CDI: unit}
     machine.load("535.1", IDLE)
     machine.fails = {f"systemctl restart {CDI}": Answer(1, "", "no driver")} if fails else {}
-    run = machine.setup(wish=WISH._replace(services=[]))
+    run = machine.setup(desired=DESIRED._replace(services=[]))
     assert machine.calls[-1:] == ([f"systemctl restart {CDI}"] if runs else ["modprobe nvidia_uvm"])
     assert words in "".join(run.warnings) and bool(run.warnings) is bool(words)
 
@@ -177,19 +177,19 @@ DCGM = "nvidia-dcgm.service"
 def test_what_a_killed_reload_had_stopped_is_started_by_the_next_run(tmp_path, moment, state):
     machine = Machine(tmp_path)
     machine.units = {DCGM: [True, True, True]}
-    wish = WISH._replace(services=[], files={}, initramfs=[])
+    desired = DESIRED._replace(services=[], files={}, initramfs=[])
     machine.load("535.1", IDLE)
     machine.killed_at = moment
     with pytest.raises(Killed):
-        machine.setup(wish=wish)
+        machine.setup(desired=desired)
     assert machine.units[DCGM][2] is False, "the kill left it stopped; the test has nothing to show"
     machine.killed_at, machine.dead = "", False
     line = f"start {DCGM}, which a run that was cut off had stopped"
-    assert line in machine.setup(state, check=True, wish=wish).plan
+    assert line in machine.setup(state, check=True, desired=desired).plan
     assert machine.units[DCGM][2] is False, "check mode starts nothing"
-    assert line in machine.setup(state, wish=wish).plan
+    assert line in machine.setup(state, desired=desired).plan
     assert machine.units[DCGM] == [True, True, True]
-    assert line not in machine.setup(state, wish=wish).plan
+    assert line not in machine.setup(state, desired=desired).plan
 
 
 def test_a_host_without_gpu_loads_nothing(tmp_path):

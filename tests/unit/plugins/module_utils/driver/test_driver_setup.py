@@ -7,17 +7,17 @@ import os
 import time
 
 import pytest
-from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import SetupError, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.driver.setup import Desired, SetupError
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Answer
 from driver_machine import (
     BLACKLIST,
     CONF,
+    DESIRED,
     GRIDD,
     IDLE,
     PERSISTENCED,
     RECORD,
     TOKEN,
-    WISH,
     Killed,
     Machine,
 )
@@ -57,7 +57,7 @@ def test_a_file_that_was_there_comes_back(tmp_path):
     machine = Machine(tmp_path, gpu=False)
     machine.write(BLACKLIST[1:], "# theirs\n")
     machine.setup()
-    machine.setup(wish=WISH._replace(files={BLACKLIST: "blacklist nouveau\noptions x\n"}))
+    machine.setup(desired=DESIRED._replace(files={BLACKLIST: "blacklist nouveau\noptions x\n"}))
     machine.setup("absent")
     assert (tmp_path / BLACKLIST[1:]).read_text() == "# theirs\n"
 
@@ -116,14 +116,14 @@ def test_a_way_back_that_was_killed_before_the_initramfs_rebuilds_it(tmp_path):
 
 def test_a_host_without_grubby_is_told_what_to_add(tmp_path):
     machine = Machine(tmp_path)
-    run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
+    run = machine.setup(desired=DESIRED._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
     assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.warnings[0]
 
 
 def test_kernel_arguments_through_grubby(tmp_path):
     machine = Machine(tmp_path)
     machine.fails["grubby"] = Answer(0, "", "")
-    run = machine.setup(wish=WISH._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
+    run = machine.setup(desired=DESIRED._replace(kernel_arguments=["modprobe.blacklist=nouveau"]))
     assert "add modprobe.blacklist=nouveau to the kernel's arguments" in run.plan
     assert "grubby --update-kernel=ALL --args=modprobe.blacklist=nouveau" in machine.calls
     machine.setup("absent")
@@ -139,29 +139,29 @@ REREAD = [("conf", CONF), ("token", TOKEN), ("", "")]
 def test_a_service_reads_again_what_changed(tmp_path, what, path, killed):
     machine = Machine(tmp_path, gpu=False)
     machine.units = {GRIDD: [True, True, True]}
-    wish = Wish(files={CONF: "FeatureType=4\n"}, services=[GRIDD], rereads={GRIDD: [CONF, TOKEN]}, record=RECORD)
+    desired = Desired(files={CONF: "FeatureType=4\n"}, services=[GRIDD], rereads={GRIDD: [CONF, TOKEN]}, record=RECORD)
     machine.write(TOKEN[1:], "first")
-    machine.setup(wish=wish)
+    machine.setup(desired=desired)
     machine.started[GRIDD] = time.time() + 60
-    assert machine.setup(wish=wish).plan == []
+    assert machine.setup(desired=desired).plan == []
     if what == "conf":
-        wish = wish._replace(files={CONF: "FeatureType=1\n"})
+        desired = desired._replace(files={CONF: "FeatureType=1\n"})
     elif what:
         machine.write(TOKEN[1:], "second")
         os.utime(tmp_path / CONF[1:], (1, 1))
     if what:
         machine.started[GRIDD] = time.time() - 60
     line = f"restart {GRIDD}, which has not read {path}"
-    predicted = machine.setup(check=True, wish=wish).plan
+    predicted = machine.setup(check=True, desired=desired).plan
     machine.calls.clear()
     if killed and what:
         machine.killed_at = f"systemctl restart {GRIDD}"
         with pytest.raises(Killed):
-            machine.setup(wish=wish)
+            machine.setup(desired=desired)
         machine.killed_at, machine.dead = "", False
-    run = machine.setup(wish=wish)
+    run = machine.setup(desired=desired)
     assert (line in run.plan, line in predicted, f"systemctl restart {GRIDD}" in machine.calls) == (bool(what),) * 3
-    assert machine.setup(wish=wish).plan == []
+    assert machine.setup(desired=desired).plan == []
 
 
 DROP_IN = f"/etc/systemd/system/{PERSISTENCED}.d/vgpu.conf"
@@ -177,27 +177,27 @@ def test_a_drop_in_of_a_service_comes_into_force_and_goes_without_a_trace(tmp_pa
     if theirs:
         machine.write(DROP_IN[1:].replace("vgpu", "theirs"), "[Service]\n")
     before, folders = machine.files(), sorted(map(str, tmp_path.rglob("*.d")))
-    wish = WISH._replace(files={DROP_IN: "[Service]\nExecStart=\n"}, rereads={PERSISTENCED: [DROP_IN]})
+    desired = DESIRED._replace(files={DROP_IN: "[Service]\nExecStart=\n"}, rereads={PERSISTENCED: [DROP_IN]})
     read = f"let systemd read the unit files of {PERSISTENCED}"
     plan = [f"write {DROP_IN}", read, f"restart {PERSISTENCED}, which has not read {DROP_IN}"]
     for state in ("present", "absent"):
-        assert machine.setup(state, check=True, wish=wish).plan[:2] == (
+        assert machine.setup(state, check=True, desired=desired).plan[:2] == (
             plan[:2] if state == "present" else [f"remove {DROP_IN}", read]
         )
         machine.unread = True
         if killed:
             machine.killed_at = killed
             with pytest.raises(Killed):
-                machine.setup(state, wish=wish)
+                machine.setup(state, desired=desired)
             machine.killed_at, machine.dead = "", False
         machine.calls.clear()
-        run = machine.setup(state, wish=wish)
+        run = machine.setup(state, desired=desired)
         assert read in run.plan
         assert machine.calls == ["systemctl daemon-reload", machine.calls[-1]], (
             "and no initramfs, for it has none of it"
         )
         assert PERSISTENCED in machine.calls[-1] and "restart" in machine.calls[-1]
         if state == "present":
-            assert machine.setup(wish=wish).plan == []
+            assert machine.setup(desired=desired).plan == []
     assert (machine.files(), sorted(map(str, tmp_path.rglob("*.d")))) == (before, folders)
-    assert machine.setup("absent", wish=wish).plan == []
+    assert machine.setup("absent", desired=desired).plan == []

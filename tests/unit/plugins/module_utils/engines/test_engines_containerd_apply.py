@@ -8,7 +8,7 @@ import time
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_apply import Applier, Options
-from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Desired
 
 MAIN = "version = 2\n"
 
@@ -40,9 +40,9 @@ def host(tmp_path, monkeypatch):
             started[0] = time.time() + 1
             return ""
 
-    def run(absent=False, **wish):
+    def run(absent=False, **desired):
         options = Options(
-            str(tmp_path / "config.toml"), Wish(path=str(program), **wish), absent, str(tmp_path / "record.json")
+            str(tmp_path / "config.toml"), Desired(path=str(program), **desired), absent, str(tmp_path / "record.json")
         )
         applier = Run(options)
         applier.prepare()

@@ -8,7 +8,7 @@ import pytest
 import tomllib
 import yaml
 from ansible_collections.vgpu.fleet.plugins.module_utils.engines import containerd_text
-from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.engines.containerd_text import ConfigError, Desired
 
 # Debian 12's package.
 DEBIAN = """\
@@ -97,9 +97,9 @@ def cri(text, version):
 
 @pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
 def test_apply_repeat_undo(text, version, cgroup):
-    wish = Wish()
+    desired = Desired()
     assert containerd_text.version_of(text) == version
-    merged, changes = containerd_text.merge(text, wish)
+    merged, changes = containerd_text.merge(text, desired)
     found = cri(merged, version)["containerd"]
     options = {"BinaryName": "/usr/bin/nvidia-container-runtime"}
     options |= {} if cgroup is None else {"SystemdCgroup": cgroup}
@@ -110,15 +110,15 @@ def test_apply_repeat_undo(text, version, cgroup):
     del found["runtimes"]["nvidia"]
     gone = [line for line in text.splitlines() if line not in merged.splitlines()]
     assert [line.split("=")[0].strip() for line in gone] in ([], ["default_runtime_name"])
-    assert containerd_text.merge(merged, wish) == (merged, [])
-    assert containerd_text.undo(merged, text, merged, wish) == text
+    assert containerd_text.merge(merged, desired) == (merged, [])
+    assert containerd_text.undo(merged, text, merged, desired) == text
 
 
 @pytest.mark.parametrize("text, version, cgroup", FILES, ids=IDS)
 def test_undo_keeps_what_others_added_since(text, version, cgroup):
-    merged = containerd_text.merge(text, Wish())[0]
+    merged = containerd_text.merge(text, Desired())[0]
     later = merged.rstrip("\n") + '\n\n[metrics]\naddress = "127.0.0.1:1338"\n'
-    undone = tomllib.loads(containerd_text.undo(later, text, merged, Wish()))
+    undone = tomllib.loads(containerd_text.undo(later, text, merged, Desired()))
     assert undone.pop("metrics") == {"address": "127.0.0.1:1338"}
     before = tomllib.loads(text)
     # Tables that hold nothing mean nothing.
@@ -133,20 +133,20 @@ def prune(value):
 
 
 def test_a_comment_behind_a_changed_value_stays():
-    merged = containerd_text.merge(KUBEADM, Wish())[0]
+    merged = containerd_text.merge(KUBEADM, Desired())[0]
     (line,) = [line for line in merged.splitlines() if "default_runtime_name" in line]
     assert line.strip().startswith('default_runtime_name = "nvidia"')
     assert line.endswith("# the default")
 
 
 def test_a_runtime_class_alone_leaves_the_default():
-    merged = containerd_text.merge(KUBEADM, Wish(default=False))[0]
+    merged = containerd_text.merge(KUBEADM, Desired(default=False))[0]
     found = cri(merged, 2)["containerd"]
     assert (found["default_runtime_name"], "nvidia" in found["runtimes"]) == ("runc", True)
 
 
-def test_a_wish_for_the_cgroup_driver_wins():
-    merged = containerd_text.merge(ONE, Wish(systemd_cgroup=True))[0]
+def test_a_desired_for_the_cgroup_driver_wins():
+    merged = containerd_text.merge(ONE, Desired(systemd_cgroup=True))[0]
     assert cri(merged, 1)["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
 
 
@@ -157,7 +157,7 @@ def test_only_version_3_that_imports_a_folder_gets_a_file_of_our_own():
     assert containerd_text.place(path, THREE.replace("*.toml", "one.toml")) == path
     # 1.x would replace the whole CRI section by such a file.
     assert containerd_text.place(path, 'imports = ["/etc/containerd/conf.d/*.toml"]\n' + DEBIAN) == path
-    own = tomllib.loads(containerd_text.drop_in(THREE, Wish()))
+    own = tomllib.loads(containerd_text.drop_in(THREE, Desired()))
     assert own["version"] == 3
     assert own["plugins"][NAMES[3]]["containerd"]["runtimes"]["nvidia"]["options"]["SystemdCgroup"] is True
 
@@ -186,12 +186,12 @@ def test_a_file_that_this_containerd_follows_is_not(text, daemon):
 
 def test_a_template_keeps_its_commands():
     assert (containerd_text.version_of(TEMPLATE), containerd_text.problems(TEMPLATE, (1, 7))) == (2, [])
-    merged, changes = containerd_text.merge(TEMPLATE, Wish())
+    merged, changes = containerd_text.merge(TEMPLATE, Desired())
     assert changes
     assert [line for line in TEMPLATE.splitlines() if line not in merged.splitlines()] == []
     plain = "\n".join(line for line in merged.splitlines() if "{{" not in line)
     assert cri(plain, 2)["containerd"]["runtimes"]["nvidia"]["options"]["BinaryName"].endswith("container-runtime")
-    assert containerd_text.merge(merged, Wish()) == (merged, [])
+    assert containerd_text.merge(merged, Desired()) == (merged, [])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_template_keeps_its_commands():
 )
 def test_what_cannot_be_changed_safely_is_refused(text, words):
     with pytest.raises(ConfigError) as caught:
-        containerd_text.merge(text, Wish())
+        containerd_text.merge(text, Desired())
     assert words in str(caught.value)
 
 
@@ -225,16 +225,16 @@ version = 2
 
 
 def test_the_dump_tells_what_is_in_force():
-    assert containerd_text.lacks(DUMP, Wish()) == []
-    (lack,) = containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Wish())
+    assert containerd_text.lacks(DUMP, Desired()) == []
+    (lack,) = containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired())
     assert "default_runtime_name: expected nvidia, containerd would use" in lack
-    assert len(containerd_text.lacks("version = 2\n", Wish())) == 2
-    assert containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Wish(default=False)) == []
+    assert len(containerd_text.lacks("version = 2\n", Desired())) == 2
+    assert containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired(default=False)) == []
 
 
 @pytest.mark.parametrize("default", [True, False])
 def test_crio_gets_a_file_of_its_own(default):
-    found = tomllib.loads(containerd_text.crio(Wish(default=default)))["crio"]["runtime"]
+    found = tomllib.loads(containerd_text.crio(Desired(default=default)))["crio"]["runtime"]
     assert found.pop("default_runtime", None) == ("nvidia" if default else None)
     assert found == {
         "runtimes": {"nvidia": {"runtime_path": "/usr/bin/nvidia-container-runtime", "runtime_type": "oci"}}
@@ -243,5 +243,5 @@ def test_crio_gets_a_file_of_its_own(default):
 
 @pytest.mark.parametrize("default", [True, False])
 def test_k3s_and_rke2_are_told_the_default_alone(default):
-    found = yaml.safe_load(containerd_text.rancher(Wish(default=default)))
+    found = yaml.safe_load(containerd_text.rancher(Desired(default=default)))
     assert found == ({"default-runtime": "nvidia"} if default else None)

@@ -17,10 +17,10 @@ NVIDIA = {
 }
 
 
-def applied(text: str | None, *wishes: dict) -> tuple[str | None, dict]:
+def applied(text: str | None, *desired: dict) -> tuple[str | None, dict]:
     """The text after these wishes one after the other, and the record kept of them; through JSON, as on a host."""
     record = None
-    for settings in wishes:
+    for settings in desired:
         new, changes = daemon_json.merge(text, settings)
         record = json.loads(json.dumps(daemon_record.update(record, text, new, changes)))
         text = new
@@ -120,7 +120,7 @@ DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=4)
 
 
 @given(st.one_of(st.none(), DOCUMENTS), st.lists(DOCUMENTS, min_size=1, max_size=3), st.sampled_from([None, 2]))
-def test_any_history_goes_back_to_the_same_bytes(original: dict | None, wishes: list, layout: int | None) -> None:
+def test_any_history_goes_back_to_the_same_bytes(original: dict | None, desired: list, layout: int | None) -> None:
     before = None if original is None else json.dumps(original, indent=layout)
-    text, record = applied(before, *wishes)
+    text, record = applied(before, *desired)
     assert daemon_record.undo(text, record)[0] == before

@@ -109,6 +109,6 @@ def test_a_system_that_nobody_knows_has_no_manager():
 
 
 def test_all_names_that_may_be_chosen_are_read():
-    wish = {"engine": "docker", "packages": []}
-    assert set(engine_packages.names(wish)) == {"docker.io", "docker", *CE}
+    desired = {"engine": "docker", "packages": []}
+    assert set(engine_packages.names(desired)) == {"docker.io", "docker", *CE}
     assert engine_packages.names({"engine": "docker", "packages": ["moby"]}) == ["moby"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine of a host's pods: processes laid out in a folder -> engine; engine x wish -> what the plan says."""
+"""The engine of a host's pods: processes laid out in a folder -> engine; engine x desired state -> what the plan says."""
 
 from __future__ import annotations
 

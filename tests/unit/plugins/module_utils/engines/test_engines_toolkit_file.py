@@ -53,7 +53,7 @@ def test_what_somebody_set_since_stays(tmp_path):
     assert path.read_text() == TEXT.replace("x = 1", "x = 3") + "theirs = 1\n"
 
 
-def test_a_second_wish_keeps_what_was_there_first(tmp_path):
+def test_a_second_desired_keeps_what_was_there_first(tmp_path):
     path, record = tmp_path / "config.toml", tmp_path / "record.json"
     path.write_text(TEXT)
     for value in (2, 3):

@@ -99,7 +99,7 @@ class NamesAll(Watcher):
 def test_ways_that_the_watcher_named_are_held_no_longer(monkeypatch):
     """The run is ended then, so its program reports nothing."""
     monkeypatch.setattr(watcher, "ASK_S", 0.0)
-    monkeypatch.setattr(watcher.Witness, "_name", lambda _self, _pid: "namespace")
+    monkeypatch.setattr(watcher.Observation, "_name", lambda _self, _pid: "namespace")
 
     def ended_by_the_look(_argv, _timeout, while_running=None):
         while_running(os.getpid())

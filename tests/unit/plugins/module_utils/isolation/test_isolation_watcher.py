@@ -23,8 +23,8 @@ class Asked:
         self.count += 1
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
-    def witness(self, proc, names):
-        return watcher.Witness(self.ask, "a1", names, lambda: self.now, proc)
+    def observation(self, proc, names):
+        return watcher.Observation(self.ask, "a1", names, lambda: self.now, proc)
 
 
 def watching(looks=0, pids=(), allocation="a1", interval=2.0, fault="") -> dict:
@@ -51,36 +51,36 @@ FOUND = [
 @pytest.mark.parametrize(("about", "names", "answer", "named", "all_of_them"), FOUND)
 def test_witness(proc, about, names, answer, named, all_of_them):
     asked = Asked(watching(), answer)
-    witness = asked.witness(proc, names)
-    witness.look(10)
+    observation = asked.observation(proc, names)
+    observation.look(10)
     assert asked.count == 1  # not again at once
     asked.now += 1.5
     if all_of_them:
         with pytest.raises(watcher.AllNamed):
-            witness.look(10)
+            observation.look(10)
     else:
-        witness.look(10)
-    assert sorted(witness.named) == named
-    assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in witness.named.values())
+        observation.look(10)
+    assert sorted(observation.named) == named
+    assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in observation.named.values())
     assert asked.count == 2
 
 
 def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
     (tmp_path / "11" / "comm").write_text("a-way-with-a-lo\n")
     asked = Asked(watching(), watching(1, [11]))
-    witness = asked.witness(proc, {"bypass-x": "a-way-with-a-long-name"})
+    observation = asked.observation(proc, {"bypass-x": "a-way-with-a-long-name"})
     asked.now += 1.0
     with pytest.raises(watcher.AllNamed):
-        witness.look(10)
+        observation.look(10)
 
 
 def test_way_round_is_named_when_it_was_named_first(proc):
     asked = Asked(watching(), watching(1, [11]))
-    witness = asked.witness(proc, BOTH)
+    observation = asked.observation(proc, BOTH)
     for _look in range(2):
         asked.now += 1.5
-        witness.look(10)
-    assert [seconds for seconds, _said in witness.named.values()] == [1.5]
+        observation.look(10)
+    assert [seconds for seconds, _said in observation.named.values()] == [1.5]
 
 
 def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_path):
@@ -88,33 +88,33 @@ def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_pa
     (tmp_path / "12").mkdir()
     (tmp_path / "12" / "comm").write_text("way-12\n")
     asked = Asked(watching(), watching(1, [12]))
-    witness = asked.witness(proc, {"bypass-a": "way-12"})
+    observation = asked.observation(proc, {"bypass-a": "way-12"})
     for pid in (10, 30):
         asked.now += 1.5
-        witness.look(pid)
-    assert not witness.named
+        observation.look(pid)
+    assert not observation.named
 
 
 @pytest.mark.parametrize("answers", [(None, watching(7)), (watching(7), None), (None, None)])
 def test_witness_that_was_not_answered_counts_no_look(proc, answers):
     asked = Asked(*answers)
-    witness = asked.witness(proc, ONE)
+    observation = asked.observation(proc, ONE)
     asked.now += 1.5
-    witness.look(10)
-    assert witness.looks == 0
-    assert (witness.needed, witness.hold_s) == ((5, 10.0) if answers[0] else (0, 0.0))
-    assert witness.fault == ("" if answers[1] else "the device plugin does not answer")
+    observation.look(10)
+    assert observation.looks == 0
+    assert (observation.needed, observation.hold_s) == ((5, 10.0) if answers[0] else (0, 0.0))
+    assert observation.fault == ("" if answers[1] else "the device plugin does not answer")
 
 
 def test_witness_counts_the_looks_of_its_run(proc):
     asked = Asked(watching(100), watching(103, fault="blind"))
-    witness = asked.witness(proc, ONE)
-    assert (witness.absent, witness.looks, witness.needed, witness.hold_s) == ("", 0, 5, 10.0)
+    observation = asked.observation(proc, ONE)
+    assert (observation.absent, observation.looks, observation.needed, observation.hold_s) == ("", 0, 5, 10.0)
     asked.now += 1.0
-    witness.look(10)
-    assert (witness.looks, witness.fault) == (3, "blind")
+    observation.look(10)
+    assert (observation.looks, observation.fault) == (3, "blind")
 
 
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])
 def test_witness_without_a_watcher(proc, answer, said):
-    assert said in Asked(answer).witness(proc, ONE).absent
+    assert said in Asked(answer).observation(proc, ONE).absent

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as wished, over an API in memory that merges as server-side apply does for plain mappings."""
+"""Objects as desired, over an API in memory that merges as server-side apply does for plain mappings."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import conflicting_plugins
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube.conflicting_plugins import RivalError
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.conflicting_plugins import ConflictError
 
 OURS = ["nvidia.com/gpu"]
 SETS = "/apis/apps/v1/namespaces/{}/daemonsets/{}"
@@ -150,7 +150,7 @@ def test_it_is_named_refused_and_removed_with_consent_alone(how, title, removabl
     assert [(one.title, one.nodes) for one in found] == [(title, ("n1",))]
     remove, faults, _notes = conflicting_plugins.judge(found, OURS, [], False)
     assert (remove, len(faults)) == ([], 1)
-    assert title in faults[0] and "device_plugin_rivals_remove" in faults[0]
+    assert title in faults[0] and "device_plugin_conflicting_plugins_remove" in faults[0]
     # Consent to another one, or to a part of its name, is none to this.
     for consent in (["DaemonSet kube-system/other"], [title[:-1]], [title + "x"]):
         assert conflicting_plugins.judge(found, OURS, consent, False)[0] == []
@@ -215,7 +215,7 @@ def test_pods_that_stay_are_told():
     api = Api(sticky=True)
     api.pod(NVIDIA, keeper="ds")
     waited = []
-    with pytest.raises(RivalError, match="after 3 s pods of DaemonSet kube-system/ds on n1 still run"):
+    with pytest.raises(ConflictError, match="after 3 s pods of DaemonSet kube-system/ds on n1 still run"):
         conflicting_plugins.remove(api, conflicting_plugins.find(api, ["n1"]), ["n1"], 3, sleep=waited.append)
     assert len(waited) == 3
 

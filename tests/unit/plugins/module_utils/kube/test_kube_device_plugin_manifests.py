@@ -7,24 +7,24 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import device_plugin_manifests as manifests
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube.device_plugin_manifests import ConfigsError, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.device_plugin_manifests import ConfigsError, Desired
 
-WISH = Wish("localhost/vgpu-device-plugin:1", configs={"big.yaml": "{}"})
-
-
-def made(wish=WISH) -> dict:
-    return {one["kind"]: one for one in manifests.manifests(wish)}
+DESIRED = Desired("localhost/vgpu-device-plugin:1", configs={"big.yaml": "{}"})
 
 
-def pod(wish=WISH) -> dict:
-    return made(wish)["DaemonSet"]["spec"]["template"]["spec"]
+def made(desired=DESIRED) -> dict:
+    return {one["kind"]: one for one in manifests.manifests(desired)}
 
 
-def mounts(wish=WISH) -> dict:
+def pod(desired=DESIRED) -> dict:
+    return made(desired)["DaemonSet"]["spec"]["template"]["spec"]
+
+
+def mounts(desired=DESIRED) -> dict:
     """Path in the container → (path on the host, mount)."""
-    volumes = {one["name"]: one for one in pod(wish)["volumes"]}
+    volumes = {one["name"]: one for one in pod(desired)["volumes"]}
     found = {}
-    for mount in pod(wish)["containers"][0]["volumeMounts"]:
+    for mount in pod(desired)["containers"][0]["volumeMounts"]:
         volume = volumes.pop(mount["name"])
         found[mount["mountPath"]] = (volume.get("hostPath", {}).get("path"), mount)
     assert volumes == {}  # each is mounted, once
@@ -36,7 +36,7 @@ def test_every_object_has_its_place():
         cluster = kind.startswith(("Cluster", "Validating"))
         assert ("namespace" in one["metadata"]) != cluster, kind
         assert one["metadata"]["labels"] == {"app.kubernetes.io/name": manifests.NAME}
-    assert json.loads(json.dumps(manifests.manifests(WISH))) == manifests.manifests(WISH)
+    assert json.loads(json.dumps(manifests.manifests(DESIRED))) == manifests.manifests(DESIRED)
 
 
 # Where the program, the kubelet, runtimes and other containers mean the same path.
@@ -84,9 +84,9 @@ OPTIONS = [
 
 @pytest.mark.parametrize(("more", "argument", "mount"), OPTIONS)
 def test_options(more, argument, mount):
-    wish = WISH._replace(**more)
-    assert argument is None or argument in pod(wish)["containers"][0]["command"]
-    assert mount is None or mount in mounts(wish)
+    desired = DESIRED._replace(**more)
+    assert argument is None or argument in pod(desired)["containers"][0]["command"]
+    assert mount is None or mount in mounts(desired)
 
 
 def test_rights_are_few():
@@ -103,7 +103,7 @@ def test_rights_are_few():
 
 @pytest.mark.parametrize("restrict", [True, False])
 def test_before_1_30_no_policy_is_made(restrict):
-    kinds = set(made(WISH._replace(restrict=restrict)))
+    kinds = set(made(DESIRED._replace(restrict=restrict)))
     assert ({"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"} <= kinds) is restrict
 
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import scheduler_manifests
-from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifests import Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube.scheduler_manifests import Desired
 from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     annotations as pod_annotations,
 )
@@ -15,16 +15,16 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.pods import (
     resources as pod_resources,
 )
 
-WISH = Wish("registry.example/vgpu-scheduler:1", "registry.example/kube-scheduler:v1.34.2")
+DESIRED = Desired("registry.example/vgpu-scheduler:1", "registry.example/kube-scheduler:v1.34.2")
 
 
-def made(wish=WISH):
-    return {(one["kind"], one["metadata"]["name"]): one for one in scheduler_manifests.manifests(wish)}
+def made(desired=DESIRED):
+    return {(one["kind"], one["metadata"]["name"]): one for one in scheduler_manifests.manifests(desired)}
 
 
 def test_every_object_has_its_place():
     found = made()
-    assert len(found) == len(scheduler_manifests.manifests(WISH))
+    assert len(found) == len(scheduler_manifests.manifests(DESIRED))
     for (kind, _name), one in found.items():
         cluster = kind.startswith("Cluster") or kind.endswith("WebhookConfiguration")
         assert ("namespace" in one["metadata"]) != cluster, kind
@@ -57,7 +57,7 @@ POLICIES = [(True, True, "Fail"), (True, False, "Ignore"), (False, True, "Ignore
 
 @pytest.mark.parametrize(("conditions", "closed", "policy"), POLICIES)
 def test_closed_only_where_gpu_pods_can_be_told_from_others(conditions, closed, policy):
-    found = made(WISH._replace(match_conditions=conditions, fail_closed=closed))
+    found = made(DESIRED._replace(match_conditions=conditions, fail_closed=closed))
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for hook in found[kind, "vgpu-scheduler"]["webhooks"]:
             assert hook["failurePolicy"] == ("Ignore" if hook["name"] == "plans.vgpu.fleet" else policy)
@@ -106,37 +106,37 @@ def test_it_may_take_and_leave_the_leases_of_both_elections_and_no_other():
     rules = made()["Role", "vgpu-scheduler"]["rules"]
     named = [rule for rule in rules if rule["resources"] == ["leases"] and "update" in rule["verbs"]]
     assert [rule["resourceNames"] for rule in named] == [["vgpu-scheduler", "vgpu-scheduler-extender"]]
-    removed = [(one["kind"], one["metadata"]) for one in scheduler_manifests.leases(WISH)]
+    removed = [(one["kind"], one["metadata"]) for one in scheduler_manifests.leases(DESIRED)]
     assert removed == [
         ("Lease", {"name": name, "namespace": "kube-system"}) for name in ("vgpu-scheduler", "vgpu-scheduler-extender")
     ]
 
 
 def test_users_that_may_write_what_the_kubelet_gave():
-    def options(wish):
-        (ours, _kube) = made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+    def options(desired):
+        (ours, _kube) = made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
         return [one for one in ours["command"] if one.startswith(("--may", "--lease"))]
 
     account = "system:serviceaccount:kube-system:vgpu-scheduler"
-    assert options(WISH) == ["--lease=kube-system/vgpu-scheduler-extender", f"--may-write={account}"]
-    assert options(WISH._replace(may_give=("a", "b")))[-1] == "--may-give=a,b"
+    assert options(DESIRED) == ["--lease=kube-system/vgpu-scheduler-extender", f"--may-write={account}"]
+    assert options(DESIRED._replace(may_give=("a", "b")))[-1] == "--may-give=a,b"
 
 
 def test_pods_that_wait_are_woken_where_the_kube_scheduler_knows_how():
-    def command(wish):
-        (_ours, kube) = made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
+    def command(desired):
+        (_ours, kube) = made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["spec"]["containers"]
         return kube["command"]
 
     option = "--pod-max-in-unschedulable-pods-duration=60s"
-    assert option in command(WISH) and option not in command(WISH._replace(wakes=False))
+    assert option in command(DESIRED) and option not in command(DESIRED._replace(wakes=False))
 
 
 def test_another_configuration_is_another_pod():
-    def digest(wish):
-        return made(wish)["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["annotations"]
+    def digest(desired):
+        return made(desired)["Deployment", "vgpu-scheduler"]["spec"]["template"]["metadata"]["annotations"]
 
-    assert digest(WISH) == digest(WISH._replace(replicas=3))
-    assert digest(WISH) != digest(WISH._replace(config={"plain": "slice"}))
+    assert digest(DESIRED) == digest(DESIRED._replace(replicas=3))
+    assert digest(DESIRED) != digest(DESIRED._replace(config={"plain": "slice"}))
 
 
 def test_a_rolling_restart_leaves_nobody_unanswered():

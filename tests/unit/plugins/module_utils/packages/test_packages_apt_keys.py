@@ -44,7 +44,7 @@ def test_keys_are_known_by_their_ids(data: bytes, number: int) -> None:
     assert len(found) == number and found[:1] == [KEY_ID][:number]
 
 
-# Where a key file is, what is in it, another source that names it too, whether the wish does -> whether it goes
+# Where a key file is, what is in it, another source that names it too, whether the desired state does -> whether it goes
 STALE_KEYS = [
     ("trusted", KEY, False, False, True),
     ("trusted", ARMOUR, False, False, True),
@@ -70,21 +70,21 @@ def test_keys_of_stale_sources_go_and_come_back(
     )
     if shared:
         (apt.root / "theirs.list").write_text(f"deb {signed}https://example.com/ /\n")
-    wish: dict[str, Any] = {
+    desired: dict[str, Any] = {
         "packages": ["nvidia-docker2"],
         "source": {**LOCAL, "key": str(ring)} if ours else LOCAL,
         "stale_sources": ["nvidia.github.io/nvidia-docker"],
         "stale_keys": [KEY_ID],
         "record": str(tmp_path / "record.json"),
     }
-    predicted = present(apt, check=True, **wish)
+    predicted = present(apt, check=True, **desired)
     assert ring.read_bytes() == data
-    run = present(apt, **wish)
+    run = present(apt, **desired)
     assert (not ring.exists(), f"remove {ring}" in run.plan, f"remove {ring}" in predicted.plan) == (goes,) * 3
     json.dumps(run.diff()).encode("utf-8")
     assert "\\udc" not in json.dumps(run.diff())
-    assert not present(apt, **wish).changed
-    absent(apt, **wish)
+    assert not present(apt, **desired).changed
+    absent(apt, **desired)
     assert ring.read_bytes() == data
 
 

@@ -57,18 +57,18 @@ COMPANIONS = [
 
 @pytest.mark.parametrize(("patterns", "words"), COMPANIONS)
 def test_what_must_not_come_along_stops_the_rest_too(apt: Apt, tmp_path: Path, patterns: list, words: str) -> None:
-    wish = {"packages": ["docker.io"], "refuse": patterns, "record": str(tmp_path / "record.json")}
+    desired = {"packages": ["docker.io"], "refuse": patterns, "record": str(tmp_path / "record.json")}
     before = state(apt)
     if words:
         with pytest.raises(AptError, match=words):
-            present(apt, **wish)
+            present(apt, **desired)
         assert state(apt) == before
     else:
-        assert present(apt, **wish).changed
+        assert present(apt, **desired).changed
 
 
-# the wish, what is asked of apt, whether a source file comes
-WISHES: list[tuple[dict[str, Any], list[str], bool]] = [
+# the desired state, what is asked of apt, whether a source file comes
+DESIRED: list[tuple[dict[str, Any], list[str], bool]] = [
     ({"packages": ["docker.io"]}, ["install"], False),
     ({"packages": ["docker.io=1.0*"]}, ["install"], False),
     ({"packages": ["nvidia-smi"], "components": ["non-free"]}, ["update", "install"], True),
@@ -76,27 +76,27 @@ WISHES: list[tuple[dict[str, Any], list[str], bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "calls", "source"), WISHES)
-def test_there_and_back(apt: Apt, tmp_path: Path, wish: dict, calls: list, source: bool) -> None:
+@pytest.mark.parametrize(("desired", "calls", "source"), DESIRED)
+def test_there_and_back(apt: Apt, tmp_path: Path, desired: dict, calls: list, source: bool) -> None:
     before = state(apt)
-    wish = {**wish, "record": str(tmp_path / "record.json")}
-    predicted = present(apt, check=True, **wish)
+    desired = {**desired, "record": str(tmp_path / "record.json")}
+    predicted = present(apt, check=True, **desired)
     assert state(apt) == before
     assert apt.calls == []
-    run = present(apt, **wish)
+    run = present(apt, **desired)
     assert run.changed
     assert predicted.changed
     assert apt.calls == calls
     assert run.source_changed is source
-    name = wish["packages"][0].partition("=")[0]
+    name = desired["packages"][0].partition("=")[0]
     assert set(run.transaction.install) == {name, *apt.known()[name]}
-    again = present(apt, **wish)
+    again = present(apt, **desired)
     assert (again.changed, again.plan, again.diff()) == (False, [], [])
-    gone = absent(apt, check=True, **wish)
+    gone = absent(apt, check=True, **desired)
     assert apt.here
-    assert absent(apt, **wish).plan == gone.plan
+    assert absent(apt, **desired).plan == gone.plan
     assert state(apt) == before
-    assert not absent(apt, **wish).changed
+    assert not absent(apt, **desired).changed
 
 
 def test_check_mode_names_every_package_that_would_come(apt: Apt) -> None:
@@ -116,7 +116,7 @@ def test_what_was_there_before_stays(apt: Apt, tmp_path: Path) -> None:
     assert apt.here == {"docker.io": "1.0-1"}
 
 
-# what is wrong, the wish, the words
+# what is wrong, the desired state, the words
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"packages": ["nosuch"]}, "on Debian GNU/Linux 12 .*\n- nosuch: no repository"),
     ({}, {"packages": ["docker.io=9*"]}, "no version 9"),
@@ -127,13 +127,13 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "wish", "words"), FAULTS)
-def test_a_refusal_leaves_the_host_as_it_was(apt: Apt, tmp_path: Path, fault: dict, wish: dict, words: str) -> None:
+@pytest.mark.parametrize(("fault", "desired", "words"), FAULTS)
+def test_a_refusal_leaves_the_host_as_it_was(apt: Apt, tmp_path: Path, fault: dict, desired: dict, words: str) -> None:
     for name, value in fault.items():
         setattr(apt, name, value)
     before = state(apt)
     with pytest.raises(AptError, match=words):
-        present(apt, **wish, record=str(tmp_path / "record.json"))
+        present(apt, **desired, record=str(tmp_path / "record.json"))
     assert state(apt) == before
     assert "install" not in apt.calls
 
@@ -149,18 +149,18 @@ def test_forerunners_may_go_and_stale_sources_come_back(apt: Apt, tmp_path: Path
     stale = apt.root / "nvidia-docker.list"
     stale.write_text("deb https://nvidia.github.io/nvidia-docker/ubuntu18.04/amd64 /\n")
     apt.would_remove = ["nvidia-container-runtime"]
-    wish: dict[str, Any] = {
+    desired: dict[str, Any] = {
         "packages": ["nvidia-docker2"],
         "source": LOCAL,
         "stale_sources": ["nvidia.github.io/nvidia-docker"],
         "may_remove": ["nvidia-container-runtime"],
         "record": str(tmp_path / "record.json"),
     }
-    run = present(apt, **wish)
+    run = present(apt, **desired)
     assert not stale.exists()
     assert "remove nvidia-container-runtime" in run.plan
     apt.would_remove = []
-    absent(apt, **wish)
+    absent(apt, **desired)
     assert stale.exists()
     assert [path.name for path in apt.root.iterdir() if path.name.startswith("ours")] == []
 
@@ -186,30 +186,34 @@ def test_a_kept_file_survives_the_purge_of_its_owner(apt: Apt, tmp_path: Path) -
 
 
 def test_held_packages_there_and_back(apt: Apt, tmp_path: Path) -> None:
-    wish: dict[str, Any] = {
+    desired: dict[str, Any] = {
         "packages": ["docker.io"],
         "hold": ["docker.io", "runc", "not-there"],
         "record": str(tmp_path / "record.json"),
     }
-    predicted = present(apt, check=True, **wish)
+    predicted = present(apt, check=True, **desired)
     assert apt.holds == set()
-    assert present(apt, **wish).plan == predicted.plan
+    assert present(apt, **desired).plan == predicted.plan
     assert predicted.plan[-2:] == ["hold docker.io", "hold runc"]
     assert apt.holds == {"docker.io", "runc"}
-    assert not present(apt, **wish).changed
+    assert not present(apt, **desired).changed
     # What somebody released is held again.
     apt.holds.discard("runc")
-    assert present(apt, **wish).plan == ["hold runc"]
-    absent(apt, **wish)
+    assert present(apt, **desired).plan == ["hold runc"]
+    absent(apt, **desired)
     assert apt.holds & {*apt.here} == set()
 
 
 def test_a_package_that_was_there_before_is_released_and_stays(apt: Apt, tmp_path: Path) -> None:
-    wish: dict[str, Any] = {"packages": ["docker.io"], "hold": ["docker.io"], "record": str(tmp_path / "record.json")}
+    desired: dict[str, Any] = {
+        "packages": ["docker.io"],
+        "hold": ["docker.io"],
+        "record": str(tmp_path / "record.json"),
+    }
     apt.here, apt.holds = {"docker.io": "1.0-1", "runc": "1"}, {"runc"}
-    present(apt, **wish)
+    present(apt, **desired)
     assert apt.holds == {"docker.io", "runc"}
-    assert absent(apt, **wish).plan == ["release docker.io"]
+    assert absent(apt, **desired).plan == ["release docker.io"]
     assert (apt.holds, apt.here) == ({"runc"}, {"docker.io": "1.0-1", "runc": "1"})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages import rpm_host, rpm_set
 from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_host import RpmError
-from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_set import PackageSet, Wish
+from ansible_collections.vgpu.fleet.plugins.module_utils.packages.rpm_set import Desired, PackageSet
 
 REPOSITORY = {"a": ["1-1", "2-1"], "liba": ["1-1", "2-1"], rpm_set.LOCKER: ["4-1"]}
 
@@ -98,7 +98,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def run(host: Host, *packages: str, check: bool = False, state: str = "present", **more: Any) -> PackageSet:
     record = more.pop("record_at", str(host.folder.parent / "record.json"))
-    made = PackageSet(Wish(packages=packages, name="ours", record=record, **more), host, check)
+    made = PackageSet(Desired(packages=packages, name="ours", record=record, **more), host, check)
     made.present() if state == "present" else made.absent()
     return made
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host state x wish -> plan, as tables. A row starts from a host that is as wanted and changes one thing."""
+"""Host state x desired state -> plan, as tables. A row starts from a host that is as wanted and changes one thing."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def test_one_difference_is_one_role_and_its_proof(state, role, words):
     assert found["errors"] == []
 
 
-# What of the wish differs, the roles that must run.
-WISHES = [
+# What of the desired state differs, the roles that must run.
+DESIRED = [
     ({"vgpu_split_count": 4}, ["device_plugin", "verify"]),
     ({"vgpu_memory_scaling": 2}, ["device_plugin", "verify"]),
     ({"vgpu_devices": [{"match": {"index": 0}, "split_count": 1}]}, ["device_plugin", "verify"]),
@@ -120,8 +120,8 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize("variables, roles", WISHES)
-def test_a_changed_wish_names_its_roles(variables, roles):
+@pytest.mark.parametrize("variables, roles", DESIRED)
+def test_a_changed_desired_names_its_roles(variables, roles):
     assert made(variables)["roles"] == roles
 
 
@@ -254,7 +254,7 @@ GPU_ROWS = [
 
 
 @pytest.mark.parametrize("state, devices, expected", GPU_ROWS)
-def test_what_the_gpus_say_of_the_wish(state, devices, expected):
+def test_what_the_gpus_say_of_the_desired(state, devices, expected):
     wanted = desired.collect({**VARIABLES, "vgpu_devices": devices})
     found = plan.check_gpus(wanted, changed(CONVERGED, state))
     assert [(finding.level, finding.path) for finding in found] == expected

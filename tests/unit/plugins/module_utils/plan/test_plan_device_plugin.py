@@ -21,21 +21,25 @@ DRIVERLESS = [
     (SILENT, {"device_plugin_state": "absent"}, False),
     ({}, {"vgpu_split_count": 4}, False),
 ]
-RIVAL = {"socket": "/var/lib/kubelet/device-plugins/nvidia-gpu.sock", "resource": "nvidia.com/gpu", "owner": ""}
+CONFLICTING = {"socket": "/var/lib/kubelet/device-plugins/nvidia-gpu.sock", "resource": "nvidia.com/gpu", "owner": ""}
 
 
 def test_another_owner_of_the_resource_stops_the_run_unless_it_is_ignored():
-    found = made({}, {"plugin.rivals": [RIVAL]})
-    assert ["nvidia-gpu.sock" in one and "device_plugin_rivals" in one for one in found["errors"]] == [True]
-    ignored = made({"device_plugin_rivals": "ignore"}, {"plugin.rivals": [RIVAL]})
+    found = made({}, {"plugin.conflicting_plugins": [CONFLICTING]})
+    assert ["nvidia-gpu.sock" in one and "device_plugin_conflicting_plugins" in one for one in found["errors"]] == [
+        True
+    ]
+    ignored = made({"device_plugin_conflicting_plugins": "ignore"}, {"plugin.conflicting_plugins": [CONFLICTING]})
     assert ignored["errors"] == []
     assert any("nvidia-gpu.sock" in one for one in ignored["warnings"])
-    other = made({}, {"plugin.rivals": [dict(RIVAL, resource="nvidia.com/mig-1g.5gb")]})
+    other = made({}, {"plugin.conflicting_plugins": [dict(CONFLICTING, resource="nvidia.com/mig-1g.5gb")]})
     assert (other["errors"], len(other["warnings"])) == ([], 1)
 
 
 def test_rivals_to_be_removed_are_the_roles_to_judge():
-    found = made({"device_plugin_rivals_remove": ["DaemonSet a/b"]}, {"plugin.rivals": [RIVAL]})
+    found = made(
+        {"device_plugin_conflicting_plugins_remove": ["DaemonSet a/b"]}, {"plugin.conflicting_plugins": [CONFLICTING]}
+    )
     assert (found["errors"], len(found["warnings"])) == ([], 1)
 
 
@@ -105,7 +109,7 @@ def running(split, *held):
 
 POD_A, POD_B, LEASE = ("kubelet", "GPU-a::1"), ("kubelet", "GPU-b::0"), ("lease", "GPU-b::1")
 
-# The wish that differs, who holds slices of K=3, how many are disturbed and what is said of it.
+# The desired state that differs, who holds slices of K=3, how many are disturbed and what is said of it.
 HOLDERS = [
     ({"vgpu_split_count": 4}, [POD_A, POD_B], "2 containers hold slices of the former size"),
     ({"vgpu_split_count": 4}, [LEASE], ""),

@@ -16,7 +16,7 @@ LIVE = {
 }
 PENDING = ("files", "/run/vgpu-docker-daemon.pending")
 
-# What of wish and state differs, container_runtime_restart, words of the error, words of the warning.
+# What of desired state and state differs, container_runtime_restart, words of the error, words of the warning.
 RESTARTS = [
     (
         LOCAL_LOGS,

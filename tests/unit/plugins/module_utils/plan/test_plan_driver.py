@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a Debian 12 host with a T4 x wish of the driver -> changes, faults, whether running work is disturbed."""
+"""State of a Debian 12 host with a T4 x desired state of the driver -> changes, faults, whether running work is disturbed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GOOD = {
 }
 SILENT = {"nvml.ok": False, "nvml.error": "no driver", "driver.loaded_version": None}
 
-# What differs of the state, of the wish -> changes, words of the fault, disturbs
+# What differs of the state, of the desired state -> changes, words of the fault, disturbs
 ROWS = [
     ({}, {}, [], "", False),
     ({"packages.libcuda1": None}, {}, ["install libcuda1"], "", False),
@@ -153,7 +153,7 @@ THERE = {
     ("files", TOKEN): {"sha256": sha256("token"), "mode": "0744", "mtime": 2.0},
     ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
 }
-# What differs of a vGPU guest, of the wish -> changes
+# What differs of a vGPU guest, of the desired state -> changes
 GUESTS = [
     ({}, {}, []),
     ({("files", TOKEN): None}, {}, [f"write {TOKEN}"]),
@@ -263,7 +263,7 @@ def test_which_changes_put_another_driver_under_what_runs(change, told):
     assert plan_driver.replaces(change) is told
 
 
-# What is lacking beside a driver of another branch that runs and is in use, wish -> changes. Nothing is refused.
+# What is lacking beside a driver of another branch that runs and is in use, desired state -> changes. Nothing is refused.
 OF_ANOTHER_BRANCH = [
     ({("packages", "nvidia-persistenced"): None}, {}, ["install nvidia-persistenced"]),
     ({("packages", HEADERS[0]): None}, {}, [f"install {HEADERS[0]}"]),  # after an upgrade of the kernel
@@ -283,7 +283,7 @@ def test_what_comes_beside_a_driver_of_another_branch_disturbs_nothing(state, wa
     assert (list(found.changes), found.errors, found.disturbs, found.warnings) == (changes, [], False, [])
 
 
-# Driver that runs, wish -> words of a warning, on Debian 12 with NVIDIA's repository, whose newest branch is 580
+# Driver that runs, desired state -> words of a warning, on Debian 12 with NVIDIA's repository, whose newest branch is 580
 UNNAMED = [
     ("590.44.01", {}, 'to keep the one that runs set nvidia_driver_branch: "590"'),
     ("575.57.08", {}, 'to keep the one that runs set nvidia_driver_branch: "575"'),

@@ -21,7 +21,7 @@ WANTED = {
     "drop_in_text": "",
 }
 PLAIN = "version = 2\n"
-OURS = containerd_text.merge(PLAIN, containerd_text.Wish())[0]
+OURS = containerd_text.merge(PLAIN, containerd_text.Desired())[0]
 THREE = 'version = 3\nimports = ["/etc/containerd/conf.d/*.toml"]\n'
 UP = {"present": True, "active": True, "started": 1000.0}
 
@@ -35,7 +35,7 @@ def state(text, unit=None, drop_in=None, package="1.6.20~ds1-1", **files):
     }
 
 
-# The host, what of the wish differs, words of the changes, words of the error.
+# The host, what of the desired state differs, words of the changes, words of the error.
 HOSTS = [
     (state(OURS), {}, "", ""),
     (state(PLAIN), {}, "set plugins", ""),
@@ -49,7 +49,7 @@ HOSTS = [
     (state(PLAIN), {"runtimes": {"nvidia": {"path": "/opt/nvidia"}}}, 'BinaryName to "/opt/nvidia"', ""),
     (state(THREE, package="2.1.9-1"), {}, "write /etc/containerd/conf.d/99-vgpu.toml", ""),
     (
-        state(THREE, package="2.1.9-1", drop_in=containerd_text.drop_in(THREE, containerd_text.Wish())),
+        state(THREE, package="2.1.9-1", drop_in=containerd_text.drop_in(THREE, containerd_text.Desired())),
         {},
         "",
         "",
@@ -59,15 +59,15 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("found, wish, words, fault", HOSTS)
-def test_containerd(found, wish, words, fault):
-    _reason, changes, errors = plan_engine.look({**WANTED, **wish}, found)
+@pytest.mark.parametrize("found, desired, words, fault", HOSTS)
+def test_containerd(found, desired, words, fault):
+    _reason, changes, errors = plan_engine.look({**WANTED, **desired}, found)
     assert (bool(changes), bool(errors)) == (bool(words), bool(fault))
     assert words in "\n".join(changes)
     assert fault in "\n".join(errors)
 
 
-TEXT = containerd_text.crio(containerd_text.Wish())
+TEXT = containerd_text.crio(containerd_text.Desired())
 DROP_INS = [
     ({}, {}, "write " + CRIO),
     ({CRIO: {"sha256": sha256(TEXT), "mtime": 900.0}}, UP, ""),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MIG, MPS and time slice in the plan: state x wish -> changes, faults, whether running work is disturbed."""
+"""MIG, MPS and time slice in the plan: state x desired state -> changes, faults, whether running work is disturbed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ AS_WANTED = {
 FIRST = "mig.gpus"
 BUSY = [{**GPU, "processes": [{"pid": 7, "instance": 2}]}]
 
-# role's wish, what differs of the state, changes, words of the fault, disturbs
+# role's desired state, what differs of the state, changes, words of the fault, disturbs
 MIG = [
     ({}, {}, [], "", False),
     ({"geometry": {"1g.5gb": 2}}, {}, None, "", True),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toolkit's configuration x wish -> changes of the plan, and what it lets containers have."""
+"""The toolkit's configuration x desired state -> changes of the plan, and what it lets containers have."""
 
 from __future__ import annotations
 

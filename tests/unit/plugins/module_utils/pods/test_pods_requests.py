@@ -201,7 +201,7 @@ def test_all_faults_at_once():
     assert len(fault.value.findings) == 3
 
 
-WISHES = [
+PREFERENCES = [
     ({"hami.io/gpu-scheduler-policy": "topology-aware"}, {"gpu_policy": "topology"}),
     ({"hami.io/node-scheduler-policy": "spread"}, {"node_policy": "spread"}),
     ({"vgpu.fleet/gpu-policy": "spread", "hami.io/gpu-scheduler-policy": "binpack"}, {"gpu_policy": "spread"}),
@@ -211,9 +211,9 @@ WISHES = [
 ]
 
 
-@pytest.mark.parametrize(("annotations", "wish"), WISHES)
-def test_wishes(annotations, wish):
-    assert requests.read_pod(pod({GPU: 1}, {}, annotations)).wish == requests.Wish(**wish)
+@pytest.mark.parametrize(("annotations", "preferences"), PREFERENCES)
+def test_preferences(annotations, preferences):
+    assert requests.read_pod(pod({GPU: 1}, {}, annotations)).preferences == requests.Preferences(**preferences)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +227,14 @@ def test_wishes(annotations, wish):
         ({"nvidia.com/vgpu-mode": "mps"}, "not available in this version"),
     ],
 )
-def test_wishes_refused(annotations, words):
+def test_preferences_refused(annotations, words):
     with pytest.raises(DialectError, match=words) as fault:
         requests.read_pod(pod({GPU: 1}, {}, annotations))
     assert fault.value.findings[0].path == f'metadata.annotations["{next(iter(annotations))}"]'
 
 
 @pytest.mark.parametrize(
-    ("wish", "uuid", "model", "taken"),
+    ("preferences", "uuid", "model", "taken"),
     [
         ({}, "GPU-a", "Tesla T4", True),
         ({"use_uuids": ("gpu-a",)}, "GPU-A", "Tesla T4", True),
@@ -245,8 +245,8 @@ def test_wishes_refused(annotations, words):
         ({"avoid_models": ("tesla",)}, "GPU-a", "Tesla T4", False),
     ],
 )
-def test_which_gpu_a_wish_takes(wish, uuid, model, taken):
-    assert requests.Wish(**wish).takes(uuid, model) is taken
+def test_which_gpu_a_preferences_takes(preferences, uuid, model, taken):
+    assert requests.Preferences(**preferences).takes(uuid, model) is taken
 
 
 def test_what_leaves_nobody_a_say_is_refused():

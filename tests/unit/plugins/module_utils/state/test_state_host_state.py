@@ -49,7 +49,7 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
     }
     nothing = {"current": None, "real_root": "/usr/local/lib/vgpu", "versions": [], "whole": [], "unused": []}
     assert state["vcuda"] == nothing
-    assert state["plugin"] == {"current": None, "versions": [], "status": None, "rivals": []}
+    assert state["plugin"] == {"current": None, "versions": [], "status": None, "conflicting_plugins": []}
     assert state["node_config"] == {"text": None, "named": {}}
     assert state["proof"] is None
     assert (state["gpus"], state["nvml"]["ok"]) == ([], False)

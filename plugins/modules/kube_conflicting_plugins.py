@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: kube_rivals
+module: kube_conflicting_plugins
 short_description: Find other device plugins of the same GPUs in a cluster, and remove those that somebody named
 version_added: 0.2.0
 description:
@@ -65,7 +65,7 @@ options:
 
 EXAMPLES = r"""
 - name: Take NVIDIA's plugin from two nodes
-  vgpu.fleet.kube_rivals:
+  vgpu.fleet.kube_conflicting_plugins:
     kubeconfig: ~/.kube/config
     nodes: [gpu-1, gpu-2]
     remove: [DaemonSet kube-system/nvidia-device-plugin-daemonset]
@@ -74,7 +74,7 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-rivals:
+conflicting_plugins:
   description: Each with its title, whose it is, its resources, the nodes it runs on, and what to do about it.
   returned: always
   type: list
@@ -100,19 +100,26 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     refusal = kube_version.refusal(numbers, "the API server")
     if refusal:
         module.fail_json(msg=refusal)
-    rivals = conflicting_plugins.find(api, params["nodes"])
-    told = [one._asdict() for one in rivals]
-    remove, faults, notes = conflicting_plugins.judge(rivals, params["resources"], params["remove"], params["ignore"])
+    conflicts = conflicting_plugins.find(api, params["nodes"])
+    told = [one._asdict() for one in conflicts]
+    remove, faults, notes = conflicting_plugins.judge(
+        conflicts, params["resources"], params["remove"], params["ignore"]
+    )
     for note in notes:
         module.warn(note)
     if faults:
         # Nothing is removed where something else would be left: the node would have two owners, or none.
-        module.fail_json(msg="\n".join(faults), rivals=told)
+        module.fail_json(msg="\n".join(faults), conflicts=told)
     if remove and not module.check_mode:
         conflicting_plugins.remove(api, remove, params["nodes"], params["timeout"])
     titles = [one.title for one in remove]
     shown = "".join(f"{title}\n" for title in titles)
-    return {"changed": bool(titles), "rivals": told, "removed": titles, "diff": {"before": shown, "after": ""}}
+    return {
+        "changed": bool(titles),
+        "conflicting_plugins": told,
+        "removed": titles,
+        "diff": {"before": shown, "after": ""},
+    }
 
 
 def main() -> None:
@@ -130,7 +137,7 @@ def main() -> None:
     )
     try:
         kube_client.answer(module, run)
-    except conflicting_plugins.RivalError as fault:
+    except conflicting_plugins.ConflictError as fault:
         module.fail_json(msg=f"{fault}")
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: upgrade_point
+module: rollback_point
 short_description: Keep what a node returns to where its upgrade fails
 version_added: 0.1.0
 description:
@@ -55,7 +55,7 @@ options:
 
 EXAMPLES = r"""
 - name: Keep the way back
-  vgpu.fleet.upgrade_point:
+  vgpu.fleet.rollback_point:
     units: [/etc/systemd/system/vgpu-device-plugin.service]
   register: kept
 """

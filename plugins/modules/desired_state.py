@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: wish
+module: desired_state
 short_description: Check the variables of a host and collect what its group wants
 version_added: 0.1.0
 description:
@@ -35,13 +35,13 @@ seealso:
 
 EXAMPLES = r"""
 - name: Check the variables of every host before any is changed
-  vgpu.fleet.wish:
-  register: host_wish
+  vgpu.fleet.desired_state:
+  register: host_desired
   any_errors_fatal: true
 """
 
 RETURN = r"""
-wish:
+desired:
   description: What the host's group wants, the input of M(vgpu.fleet.plan).
   returned: success
   type: dict

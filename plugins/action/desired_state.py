@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Controller side of vgpu.fleet.wish: reads and checks the variables of one host. No remote call."""
+"""Controller side of vgpu.fleet.desired_state: reads and checks the variables of one host. No remote call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ActionModule(ActionBase):
             faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         wanted = desired.collect(variables)
-        return {"changed": False, "wish": wanted, "reads": desired.reads(wanted), "warnings": told}
+        return {"changed": False, "desired": wanted, "reads": desired.reads(wanted), "warnings": told}
 
     def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
         """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""
