@@ -63,6 +63,12 @@ GATES = [
             "shellcheck": ["sh", "-c", "git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck"],
             "changelog": ["antsibull-changelog", "lint"],
             "layers of Python": ["env", "PYTHONPATH=plugins:native/plugin/src", "lint-imports"],
+            "size of functions": [
+                "python",
+                "tools/function_size.py",
+                "native/plugin/src/vgpu_plugin",
+                "native/plugin/src/vgpu_scheduler",
+            ],
             "ansible-lint": ["ansible-lint", "--offline", "-q"],
         },
         minutes=1,

@@ -95,7 +95,7 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
     script = (
         "import sys, vgpu_plugin.daemon, vgpu_plugin.ctl.main, vgpu_kubelet_double.cli\n"
         "ours = [one for one in sys.modules.values() if one.__name__.startswith('vgpu_')]\n"
-        "print(*{one.__file__ for one in ours}, sep='\\n')\n"
+        "print(*{one.__file__ or next(iter(one.__path__)) for one in ours}, sep='\\n')\n"
     )
     done = subprocess.run([programs / "python", "-c", script], capture_output=True, text=True, cwd=tmp_path, check=True)
     files = done.stdout.split()

@@ -149,7 +149,7 @@ def test_driver_that_fails_at_the_start(again, node):
     until(
         lambda: (
             "waiting" in (node.folder / "plugin.log").read_text()
-            or "looking again" in (node.folder / "plugin.log").read_text()
+            or "tried again" in (node.folder / "plugin.log").read_text()
         ),
         "the program to wait for the driver",
     )

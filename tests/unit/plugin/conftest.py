@@ -25,10 +25,13 @@ from vgpu_kubelet_double.manager import Manager  # noqa: E402
 from vgpu_plugin.allocation.allocation_files import AllocationFiles  # noqa: E402
 from vgpu_plugin.allocation.allocator import Allocator  # noqa: E402
 from vgpu_plugin.allocation.records import RecordStore  # noqa: E402
+from vgpu_plugin.assembly import Extras, Setup  # noqa: E402
 from vgpu_plugin.node.gpus import Driver, Gpu  # noqa: E402
 from vgpu_plugin.node.paths import Paths  # noqa: E402
+from vgpu_plugin.offer.health import CLEAN_S  # noqa: E402
 from vgpu_plugin.offer.pool import Pool  # noqa: E402
 from vgpu_plugin.offer.settings import Settings, load, make_slices  # noqa: E402
+from vgpu_plugin.reconcile.config_choice import ConfigChoice  # noqa: E402
 
 from . import samples  # noqa: E402
 
@@ -132,6 +135,12 @@ class Node:
         current.unlink(missing_ok=True)
         current.symlink_to(version)
         return folder
+
+    def setup(self, extras: Extras | None = None, clean_s: float = CLEAN_S) -> Setup:
+        """What main.py makes of a command line."""
+        extras = extras or Extras()
+        choice = ConfigChoice(self.paths, follows=bool(extras.kubeconfig))
+        return Setup(self.paths, choice, self.mounter, clean_s, extras)
 
     def parts(self, **vcuda: Any) -> tuple[Pool, Allocator, AllocationFiles]:
         """The parts below gRPC, put together as the daemon does; again for what a restarted program would see."""

@@ -35,7 +35,7 @@ def daemon(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=2)
     source = FakeGpus(node.gpus)
-    out = Daemon(node.paths, lambda: source, node.mounter)
+    out = Daemon(node.setup(), lambda: source)
     out.source = source
     running(out)
     until(lambda: allocatable(kubelet) == 4, "the slices")
@@ -163,7 +163,7 @@ def test_socket_of_the_kubelet(node, running, capsys, monkeypatch, what):
         if what == "a dead socket":
             deaf.close()
     node.configure()
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     # The file of a socket is there a moment before somebody listens on it.
     until(lambda: ctl.main(["--socket", str(node.paths.admin_socket), "status", "--json"]) == 0, "an answer")
     capsys.readouterr()
@@ -201,7 +201,7 @@ def test_configuration_that_is_none(node, what):
     else:
         path.write_bytes(contents[what])
     with pytest.raises(Fatal, match=r"node\.yaml") as fault:
-        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
+        Daemon(node.setup(), lambda: FakeGpus(node.gpus)).run()
     assert len(str(fault.value)) < 2000
 
 
@@ -240,7 +240,7 @@ def test_clock_that_jumps_shortens_and_lengthens_no_wait(node, monkeypatch, jump
         collector.collect()
         leases.expire()
         kinds = [one.kind for one in allocator.records.all()]
-        return not pool.sickness(FIRST), kinds.count("kubelet"), kinds.count("lease")
+        return not pool.unhealthy_reason(FIRST), kinds.count("kubelet"), kinds.count("lease")
 
     shift[0] = jump
     assert later(GRACE_S - 1) == (False, 1, 1)
@@ -263,7 +263,7 @@ def test_no_wait_of_the_program_goes_by_the_wall_clock():
 def test_two_plugins_at_once(node, kubelet, running):
     node.configure()
     faults: list[Fatal] = []
-    daemons = [Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter) for _time in range(2)]
+    daemons = [Daemon(node.setup(), lambda: FakeGpus(node.gpus)) for _time in range(2)]
     barrier = threading.Barrier(2)
 
     class Started:

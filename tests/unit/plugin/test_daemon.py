@@ -32,7 +32,7 @@ def kubelet(node: Node):
 def daemon(node: Node, kubelet, running):
     node.configure(splitCount=7)
     source = FakeGpus(node.gpus)
-    out = Daemon(node.paths, lambda: source, node.mounter)
+    out = Daemon(node.setup(), lambda: source)
     out.source = source
     running(out)
     until(lambda: allocatable(kubelet) == 14, "14 slices at the kubelet")
@@ -126,7 +126,7 @@ def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys
 
     monkeypatch.setattr(Endpoint, "watch", deaf)
     node.configure(splitCount=7)
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(node.paths.admin_socket.exists, "the admin socket")
     until(lambda: asked, "a registration")
     until(lambda: len(asked) > 2 or "no stream" in unregistered(node, capsys).get("kubelet_error", ""), "the sentence")
@@ -136,7 +136,7 @@ def test_kubelet_that_registers_and_never_listens(node, kubelet, running, capsys
 def test_kubelet_that_comes_later_is_found(node, running, tmp_path):
     node.configure(splitCount=7)
     node.paths.kubelet_dir.rmdir()
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(node.paths.admin_socket.exists, "the admin socket")
     manager = Manager(node.paths.kubelet_dir)
     manager.start()
@@ -221,7 +221,7 @@ def test_housekeeping_that_fails_does_not_end_the_program(node, kubelet, monkeyp
 
     monkeypatch.setattr("vgpu_plugin.allocation.collector.Collector.collect", collect)
     node.configure()
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(lambda: allocatable(kubelet) == 4, "4 slices at the kubelet")
     fails.set()
     for _time in range(20):
@@ -240,11 +240,11 @@ def test_state_folder_that_cannot_be_used_is_said(node, spoil):
     else:
         node.paths.lock.mkdir(parents=True)
     with pytest.raises(Fatal, match=str(node.paths.state_dir)):
-        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
+        Daemon(node.setup(), lambda: FakeGpus(node.gpus)).run()
 
 
 def test_second_daemon_is_refused(node, kubelet, daemon):
     from vgpu_plugin.errors import Fatal
 
     with pytest.raises(Fatal, match="another vgpu-device-plugin runs already"):
-        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
+        Daemon(node.setup(), lambda: FakeGpus(node.gpus)).run()

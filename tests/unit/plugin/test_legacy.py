@@ -40,7 +40,7 @@ def start(node, kubelet, running):
     def begin(**vcuda):
         node.gpus = samples.gpus("T4", "T4", "T4", "T4")
         node.configure(splitCount=4, **vcuda)
-        out = Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter)
+        out = Daemon(node.setup(), lambda: FakeGpus(node.gpus))
         thread = running(out)
         until(lambda: allocatable(kubelet) == 16, "the slices")
         return out, thread
@@ -106,7 +106,6 @@ def test_restarts_of_container_and_program(node, kubelet, start, capsys):
     before, held = [gpu(pod) for pod in pods], given(node, capsys)
     one.stop()
     thread.join(20)
-    one._lock.close()
     start(legacyPreferred=True)
     for n in range(3):
         kubelet.restart_container(f"p{n}")
@@ -120,7 +119,6 @@ def test_lost_records_are_rebuilt_on_the_gpus_that_containers_have(node, kubelet
     before = [gpu(pod) for pod in pods]
     one.stop()
     thread.join(20)
-    one._lock.close()
     node.paths.records.unlink()
     start(legacyPreferred=True)
     for n in range(3):
@@ -166,7 +164,7 @@ def test_kubelet_that_asks_is_left_alone(node, running, caplog):
     manager.start()
     try:
         node.configure(splitCount=4, legacyPreferred=True)
-        running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+        running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
         until(lambda: allocatable(manager) == 8, "the slices")
         pods = [manager.run_pod(f"p{n}") for n in range(4)]
         assert [gpu(pod) for pod in pods] == [pod["ids"][0].partition("::")[0] for pod in pods]
@@ -213,7 +211,7 @@ def test_substitution(offers, about, ids, records, spread, expected):
 
 def test_sick_gpus_give_none(offers):
     found, pool = offers
-    pool.mark_sick(A, "Xid 79")
+    pool.mark_unhealthy(A, "Xid 79")
     assert substitute([A0], found(), [], True) == [B0]
     with pytest.raises(NotNow, match="2 slices are asked for and 1 healthy ones are free"):
         substitute([A0, A1], found(), [record(KUBELET, [B0])], True)

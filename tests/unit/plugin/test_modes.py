@@ -191,7 +191,7 @@ def test_resource_whose_name_is_too_long_for_a_socket_is_offered(node, kubelet, 
     name = "gpu." + "a-name-of-sixty-three-characters-is-the-longest-of-kubernetes"[:59]
     write(node, {"timeSlicing": {"resources": [{"name": "gpu", "replicas": 4, "devices": [0], "rename": name}]}})
     node.configure()
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(lambda: allocatable(kubelet).get(f"nvidia.com/{name}") == 4, "the resource")
     assert kubelet.run_pod("light", resource=f"nvidia.com/{name}")["ids"]
 
@@ -210,7 +210,7 @@ def test_several_resources_are_registered(node, kubelet, running):
     write(node, {**parts, "vcuda": {"libraryRoot": str(node.library_root), "splitCount": 3}})
     node.configure()
     source = FakeGpus(node.gpus)
-    running(Daemon(node.paths, lambda: source, node.mounter))
+    running(Daemon(node.setup(), lambda: source))
     until(lambda: allocatable(kubelet) == {"nvidia.com/gpu.light": 4, "nvidia.com/gpu": 3}, "both resources")
     light = kubelet.run_pod("light", resource="nvidia.com/gpu.light")
     assert light["ids"][0].startswith(node.gpus[0].uuid)

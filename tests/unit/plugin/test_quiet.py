@@ -16,6 +16,7 @@ from vgpu_plugin.inject import cdi
 from vgpu_plugin.node import gpus
 from vgpu_plugin.node.gpus import Nvml
 from vgpu_plugin.watch import watcher as watch
+from vgpu_plugin.watch.setup import NodeView
 
 from .inject.test_inject_handover import specs
 from .inject.test_inject_handover import static_slices as made
@@ -35,9 +36,9 @@ def test_nothing_is_read_while_nothing_changes(node, looks):
     outside, _pool, _allocator, _files = made(node, splitCount=3)
     outside.refresh()
     for _time in range(static_slices.WHOLE_EVERY - 1):
-        outside.keep()
+        outside.refresh_if_changed()
     assert len(looks) == 1
-    outside.keep()
+    outside.refresh_if_changed()
     assert len(looks) == 2, "all is looked at now and then, whatever shows"
 
 
@@ -76,17 +77,17 @@ def test_what_was_changed_is_mended_at_the_next_look(node, looks, change):
     looks.clear()
     wanted = specs(node)
     limits = abi_files.parse_limits((folder_of(files, pool) / "limits").read_bytes())
-    outside.keep()
+    outside.refresh_if_changed()
     assert not looks
     CHANGES[change](node, files, pool, allocator)
-    outside.keep()
+    outside.refresh_if_changed()
     assert len(looks) == 1
     assert specs(node) == wanted
     folder = folder_of(files, pool)
     found = abi_files.parse_limits((folder / "limits").read_bytes())
     assert found["devices"] == limits["devices"]
     assert abi_files.parse_ledger((folder / "rw/ledger").read_bytes())["devices"] == [pool.slices[0].uuid]
-    outside.keep()
+    outside.refresh_if_changed()
     assert len(looks) == 1, "and it is quiet again"
 
 
@@ -94,11 +95,11 @@ def test_another_library_or_holder_is_seen(node, looks):
     outside, pool, allocator, files = made(node, splitCount=3)
     outside.refresh()
     node.install_library("0.2.0-bbbbbbbbbbbb")
-    outside.keep()
+    outside.refresh_if_changed()
     (first, *_rest) = specs(node)["vgpu.fleet/slice"]["devices"]
     assert "/0.2.0-bbbbbbbbbbbb/libvgpu.so" in str(first)
     allocator.grant([pool.slices[0].id], KUBELET)
-    outside.keep()
+    outside.refresh_if_changed()
     assert abi_files.parse_limits((folder_of(files, pool) / "limits").read_bytes())["deny"] is True
     assert len(looks) == 3
 
@@ -123,10 +124,10 @@ def test_what_changes_during_a_look_is_seen_at_the_next(node, looks, monkeypatch
     outside.refresh()
     assert "/0.1.0-aaaaaaaaaaaa/libvgpu.so" in str(specs(node)["vgpu.fleet/slice"])
     monkeypatch.setattr(outside, "_make", slices_alone)
-    outside.keep()
+    outside.refresh_if_changed()
     assert len(looks) == 3
     assert "/0.2.0-bbbbbbbbbbbb/libvgpu.so" in str(specs(node)["vgpu.fleet/slice"])
-    outside.keep()
+    outside.refresh_if_changed()
     assert len(looks) == 3
 
 
@@ -138,7 +139,7 @@ def test_every_change_of_the_pool_is_seen(node, looks, monkeypatch):
     for memory in range(1, 21):
         pieces = [one._replace(memory_mib=memory) for one in pool.slices]
         pool.update(node.gpus, pieces, frozenset())
-        outside.keep()
+        outside.refresh_if_changed()
         (device,) = abi_files.parse_limits((folder_of(files, pool) / "limits").read_bytes())["devices"]
         assert device["memory_bytes"] == memory << 20
     assert len(looks) == 21
@@ -329,7 +330,8 @@ def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
     mounts = []
     source = Source()
     uuids = [gpu.uuid for gpu in node.gpus]
-    one = watch.Watch(source, files, lambda: uuids, dict, device=lambda path: mounts.append(path) or "")
+    view = NodeView(pool, allocator.records, node.paths.checkpoint, lambda: watch.REPORT)
+    one = watch.Watch(source, files, view, kernel=watch.Kernel(device=lambda path: mounts.append(path) or ""))
     one.look()
     assert (source.asked, mounts) == (uuids, [])
     source.on = {uuid: {1: 1} for uuid in uuids}

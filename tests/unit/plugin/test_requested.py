@@ -19,8 +19,9 @@ from vgpu_plugin.allocation.allocator import Allocator
 from vgpu_plugin.allocation.pod_sizes import PodSizes
 from vgpu_plugin.allocation.records import KUBELET, Record
 from vgpu_plugin.allocation.sizing import Held, assign, held
+from vgpu_plugin.assembly import Extras
 from vgpu_plugin.ctl import main as ctl
-from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal, NotNow, Refused
 
 from . import samples
@@ -51,12 +52,7 @@ def start(node, kubelet, api, running, tmp_path, monkeypatch):
     def begin(split=4, **vcuda):
         node.configure(splitCount=split, sliceSizing="requested", **vcuda)
         source = FakeGpus(node.gpus)
-        out = Daemon(
-            node.paths,
-            lambda: source,
-            node.mounter,
-            extras=Extras(kubeconfig=str(kubeconfig), node_name="node-1"),
-        )
+        out = Daemon(node.setup(Extras(kubeconfig=str(kubeconfig), node_name="node-1")), lambda: source)
         out.source = source
         thread = running(out)
         until(lambda: allocatable(kubelet) == split * len(node.gpus), "the slices")
@@ -195,7 +191,7 @@ def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monke
 
     monkeypatch.setattr(Allocator, "configure", configured)
     start()
-    for name in ("write_given", "tell"):
+    for name in ("write_given", "report"):
         real = getattr(PodSizes, name)
 
         def report(self, *words, name=name, real=real):
@@ -209,7 +205,7 @@ def test_report_to_the_api_server_holds_no_lock(node, kubelet, api, start, monke
     plan(api, "two", (first, 5000, 0))
     with pytest.raises(PodError, match="5000 MiB are asked for"):
         run(kubelet, "two", ids=[f"{second}::2"])
-    assert free == {"write_given": True, "tell": True}
+    assert free == {"write_given": True, "report": True}
 
 
 def test_room_is_kept_during_the_report_to_the_api_server(node, kubelet, api, start, monkeypatch):
@@ -359,7 +355,7 @@ def test_lease_does_not_oversell(node, kubelet, api, start, capsys, monkeypatch)
 def test_without_an_api_server_it_is_refused(node):
     node.paths.config.write_text(samples.node_yaml(node.library_root, sliceSizing="requested"))
     with pytest.raises(Fatal, match="give --kubeconfig"):
-        Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).run()
+        Daemon(node.setup(), lambda: FakeGpus(node.gpus)).run()
 
 
 # ---- the rules alone

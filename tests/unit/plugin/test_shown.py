@@ -19,9 +19,10 @@ from vgpu_kubelet_double import podresources as double
 from vgpu_kubelet_double.manager import Manager
 from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin._shared.config import sharing
+from vgpu_plugin.assembly import Extras
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.ctl import text as ctl_text
-from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.node import podresources
 from vgpu_plugin.node.gpus import Driver, MigDevice
 from vgpu_plugin.offer.preference import preferred
@@ -48,7 +49,7 @@ def kubelet(node):
 def daemon(node, kubelet, running):
     node.configure(splitCount=4, coresScaling="2")
     source = FakeGpus(node.gpus)
-    out = Daemon(node.paths, lambda: source, node.mounter, extras=Extras("127.0.0.1:0"))
+    out = Daemon(node.setup(Extras("127.0.0.1:0")), lambda: source)
     out.source = source
     running(out)
     until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 8, "the slices")
@@ -234,7 +235,7 @@ def test_address_that_cannot_be_is_fatal(node, address):
     from vgpu_plugin.errors import Fatal
 
     node.configure()
-    daemon = Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(address))
+    daemon = Daemon(node.setup(Extras(address)), lambda: FakeGpus(node.gpus))
     with pytest.raises(Fatal, match="metrics cannot be served on"):
         daemon.run()
 
@@ -283,7 +284,7 @@ def test_top_slices_and_explain(node, kubelet, daemon, capsys):
     assert "unhealthy" not in vgpuctl(node, capsys, "explain", "0")
     assert ctl.main(["--socket", str(node.paths.admin_socket), "explain", "7"]) == 1
     assert "this node has no GPU and no slice 7" in capsys.readouterr().err
-    assert "containers are told their GPU by envvar" in vgpuctl(node, capsys, "explain")
+    assert "containers get their GPU by envvar" in vgpuctl(node, capsys, "explain")
 
 
 def test_share_that_was_got():
@@ -433,7 +434,7 @@ def test_daemon_writes_labels(node, kubelet, running, tmp_path):
     flags = {"gfd": {"outputFile": str(path), "noTimestamp": True}}
     config = node.configure(splitCount=3).config
     node.paths.config.write_text(json.dumps({**config, "flags": flags}))
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(labels=True)))
+    running(Daemon(node.setup(Extras(labels=True)), lambda: FakeGpus(node.gpus)))
     until(path.exists, "the feature file")
     rows = dict(line.split("=") for line in path.read_text().splitlines())
     assert (rows["nvidia.com/gpu.replicas"], rows["nvidia.com/gpu.count"]) == ("3", "2")

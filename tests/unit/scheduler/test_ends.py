@@ -8,8 +8,8 @@ import contextlib
 
 import pytest
 from vgpu_scheduler import wire
-from vgpu_scheduler.leadership import Leadership
-from vgpu_scheduler.reflector import Reflector
+from vgpu_scheduler.leadership import Candidacy, Leadership
+from vgpu_scheduler.reflector import Kind, Reflector
 
 STEPS = 60
 
@@ -38,12 +38,12 @@ def reflector():
     def nothing(*_about):
         return None
 
-    one = Reflector(Nothing(), "/api/v1/nodes", wire.Node, wire.NodeList, nothing, nothing)
+    one = Reflector(Nothing(), Kind("/api/v1/nodes", wire.Node, wire.NodeList), nothing, nothing)
     return one.run(), one._again
 
 
 def leadership():
-    one = Leadership(Nothing(), NoCluster(), "kube-system/x", "me")
+    one = Leadership(Nothing(), NoCluster(), Candidacy("kube-system/x", "me"))
     return one.run(), one._wake
 
 

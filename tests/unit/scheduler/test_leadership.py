@@ -14,7 +14,7 @@ from vgpu_scheduler import api as api_module
 from vgpu_scheduler import leadership as leadership_module
 from vgpu_scheduler.api import Api
 from vgpu_scheduler.extender import Extender
-from vgpu_scheduler.leadership import QUIET, RECENT, WANTED, Leadership
+from vgpu_scheduler.leadership import QUIET, RECENT, WANTED, Candidacy, Leadership
 from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.wire import BindArgs
 
@@ -57,7 +57,9 @@ def stage():
             async with KubeApi() as double, Api(Access(double.url), timeout=60.0) as api:
                 clock, busy = Clock(), {}
                 electors = {
-                    name: Leadership(api, Listed(), NAME, name, 15.0, lambda name=name: busy.get(name, False), clock)
+                    name: Leadership(
+                        api, Listed(), Candidacy(NAME, name), lambda name=name: busy.get(name, False), clock
+                    )
                     for name in ("one", "two", "three")
                 }
                 await story(double, clock, electors, busy)

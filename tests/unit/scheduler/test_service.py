@@ -22,7 +22,7 @@ from vgpu_scheduler import webhook
 from vgpu_scheduler.api import Api
 from vgpu_scheduler.cluster import Cluster
 from vgpu_scheduler.extender import Extender
-from vgpu_scheduler.leadership import Leadership
+from vgpu_scheduler.leadership import Candidacy, Leadership
 from vgpu_scheduler.ledger import Ledger
 from vgpu_scheduler.server import MAX_BODY, Service
 
@@ -102,7 +102,7 @@ async def replica(double, lease="", identity="one", resync=300.0, wait=True, tim
         one.extender = Extender(one.ledger, api)
         one.cluster = Cluster(api, one.extender, SCHEDULER, resync)
         busy = one.extender.posting
-        one.leadership = Leadership(api, one.cluster, lease, identity, seconds, lambda: bool(busy))
+        one.leadership = Leadership(api, one.cluster, Candidacy(lease, identity, seconds), lambda: bool(busy))
         one.extender.may_bind, one.cluster.writes = one.leadership.may_bind, one.leadership.writes
         service = Service(api, one.extender, one.cluster, one.leadership, webhook.Settings())
         runner = await main_module.listen(service.extender_app(), "127.0.0.1:0", None)

@@ -118,14 +118,14 @@ def test_how_often():
         clock[0] += 2 * AGAIN
         waiting.add(waits)
         waiting.forget("uid-a")
-        assert not waiting._due and not waiting._told
+        assert not waiting._due and not waiting._reported
 
     story(go)
 
 
 def test_faults_and_bounds(monkeypatch):
     monkeypatch.setattr(waits_module, "MAX_DUE", 3)
-    monkeypatch.setattr(waits_module, "MAX_TOLD", 2)
+    monkeypatch.setattr(waits_module, "MAX_REPORTED", 2)
 
     async def go(_clock, told, _ledger, waiting):
         told.faults = [ApiError("503", 503)]
@@ -135,7 +135,7 @@ def test_faults_and_bounds(monkeypatch):
         assert len(waiting._due) == 3
         for _each in range(3):
             await waiting.tell()
-        assert told.events == [] and list(waiting._told) == ["uid-p1", "uid-p2"] and waiting.events == 0
+        assert told.events == [] and list(waiting._reported) == ["uid-p1", "uid-p2"] and waiting.events == 0
 
     story(go)
 
@@ -169,7 +169,7 @@ def test_over_http_one_event_for_a_pod_that_waits_and_none_for_one_that_does_not
             assert "12000 of 12500 in use" in text and "what it waits for is not GPUs" not in text
             # Bound or gone, it is forgotten.
             double.remove(pod_path("waits"))
-            await one.until(lambda: "uid-waits" not in one.extender.waiting._told)
+            await one.until(lambda: "uid-waits" not in one.extender.waiting._reported)
             task.cancel()
 
     asyncio.run(go())

@@ -219,7 +219,7 @@ PLUGIN = "native/plugin/src/vgpu_plugin"
 RULES = "plugins/module_utils"
 SEEN = {
     "keeps its old slices until the last one in use is free": f"{PLUGIN}/reconcile/reconfigure.py",
-    "the configuration was not taken over, the one before stays: ": f"{PLUGIN}/reconcile/reconfigure.py",
+    "the configuration was not applied, the one before stays: ": f"{PLUGIN}/reconcile/reconfigure.py",
     "does not exist: the plugin does not run, or waits for the driver": f"{PLUGIN}/admin/admin_socket.py",
     "not registered: ": f"{PLUGIN}/ctl/main.py",
     "somebody else": f"{PLUGIN}/ctl/text.py",

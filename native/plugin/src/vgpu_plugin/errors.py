@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that a caller is told. Each maps to one gRPC status; the kubelet shows the text on the pod."""
+"""Faults that are answered to a caller. Each maps to one gRPC status; the kubelet shows the text on the pod."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Taken(NotNow):
 
 
 class NoFreeSlice(PluginError):
-    """Every slice that would do is in use or sick."""
+    """Every slice that would do is in use or unhealthy."""
 
 
 class Unknown(PluginError):

@@ -29,11 +29,8 @@ def seconds(text: str) -> float:
     return value
 
 
-def parser() -> argparse.ArgumentParser:
+def _add_paths(out: argparse.ArgumentParser) -> None:
     defaults = Paths()
-    out = argparse.ArgumentParser(
-        prog="vgpu-device-plugin", description="Offers slices of this host's GPUs to the kubelet, as node.yaml says."
-    )
     out.add_argument(
         "--config",
         "--config-file",
@@ -65,6 +62,13 @@ def parser() -> argparse.ArgumentParser:
         default=str(defaults.cdi_dir),
         help="where CDI files are written; empty: none (default: %(default)s)",
     )
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(
+        prog="vgpu-device-plugin", description="Offers slices of this host's GPUs to the kubelet, as node.yaml says."
+    )
+    _add_paths(out)
     out.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     out.add_argument(
         "--purge", action="store_true", help="end every allocation, remove what this program left, and exit"
@@ -81,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     )
     out.add_argument("--labels", action="store_true", help="write labels for node-feature-discovery (gfd.* options)")
     out.add_argument(
-        "--configs-dir", type=Path, default=None, help="named configurations (default: configs beside the file)"
+        "--configs-dir", type=Path, default=None, help="named configurations (default: configs next to the file)"
     )
     out.add_argument(
         "--kubeconfig",
@@ -96,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
         type=seconds,
         default=INTERVAL_S,
         metavar="SECONDS",
-        help="between two looks for processes that go round the library; 0: none (default: %(default)s)",
+        help="between two polls for processes that bypass the library; 0: none (default: %(default)s)",
     )
     options.add_to(out)
     out.add_argument("--version", action="version", version=version())
@@ -112,10 +116,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lean.without_asyncio()
     lean.with_quiet_servers()
     lean.with_few_arenas()
-    from .daemon import Daemon, Extras
+    from .assembly import Extras, Setup
+    from .daemon import Daemon
     from .inject import driver_files
     from .node.gpus import Nvml
     from .offer import settings as node_settings
+    from .purge import purge
+    from .reconcile.config_choice import ConfigChoice
 
     paths = Paths(
         given.config,
@@ -141,11 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = driver_files.find(settings.driver_root, settings.dev_root, host_root=root).libraries
         return Nvml(paths.sys_root, next((f"{root}{path}" for name, path in found if name == "libnvidia-ml.so.1"), ""))
 
-    daemon = Daemon(paths, open_gpus, None, chosen, given.health_clean_period, extras)
+    choice = ConfigChoice(paths, chosen, bool(given.kubeconfig))
+    setup = Setup(paths, choice, clean_s=given.health_clean_period, extras=extras)
+    daemon = Daemon(setup, open_gpus)
+    # Also before a purge: a signal must not cut it short.
     daemon.stop_on_signals()
     try:
         if given.purge:
-            daemon.purge()
+            purge(setup)
         else:
             daemon.run()
     except Fatal as fault:

@@ -2,7 +2,7 @@
 """The certificates of the webhook: an authority of its own and what it signs, made and renewed here.
 
 They lie in one Secret that all replicas share. The authority outlives its certificates by far, so a renewal changes
-nothing for the API server; its own renewal puts the new one beside the old one in the bundle first.
+nothing for the API server; its own renewal puts the new one next to the old one in the bundle first.
 """
 
 from __future__ import annotations

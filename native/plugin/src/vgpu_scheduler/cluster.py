@@ -21,7 +21,7 @@ from vgpu_plugin._shared.pods.requests import DialectError, read_pod
 from . import wire
 from .api import Api, ApiError, Unknown
 from .extender import Extender
-from .reflector import Reflector
+from .reflector import Kind, Reflector
 
 log = logging.getLogger(__name__)
 
@@ -42,23 +42,14 @@ class Cluster:
         self._repairs: dict[str, wire.Pod] = {}
         # Nodes whose annotation is gone or cannot be read, with its text: said once, not with each of their heartbeats.
         self._faulty: dict[str, str | None] = {}
-        self.nodes = Reflector(api, "/api/v1/nodes", wire.Node, wire.NodeList, self.all_nodes, self.node, resync=resync)
+        nodes = Kind("/api/v1/nodes", wire.Node, wire.NodeList)
+        self.nodes = Reflector(api, nodes, self.all_nodes, self.node, resync)
         # A pod cannot change its scheduler's name, as it could a label.
-        self.pods = Reflector(
-            api,
-            "/api/v1/pods",
-            wire.Pod,
-            wire.PodList,
-            self.all_pods,
-            self.pod,
-            resync=resync,
-            lean=wire.lean,
-            fieldSelector=f"spec.schedulerName={scheduler_name}",
-        )
-        quotas = extender.quotas
-        self.quotas = Reflector(
-            api, "/api/v1/resourcequotas", wire.Quota, wire.QuotaList, quotas.enter_all, quotas.enter, resync=resync
-        )
+        ours = {"fieldSelector": f"spec.schedulerName={scheduler_name}"}
+        pods = Kind("/api/v1/pods", wire.Pod, wire.PodList, ours, wire.lean)
+        self.pods = Reflector(api, pods, self.all_pods, self.pod, resync)
+        quotas = Kind("/api/v1/resourcequotas", wire.Quota, wire.QuotaList)
+        self.quotas = Reflector(api, quotas, extender.quotas.enter_all, extender.quotas.enter, resync)
 
     @property
     def synced(self) -> bool:

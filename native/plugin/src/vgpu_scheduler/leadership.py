@@ -2,9 +2,9 @@
 """Which replica writes: an election of our own by a Lease (coordination.k8s.io). All replicas answer admission and
 filter; the holder alone binds and writes plans again.
 
-It is another Lease than that by which the kube-schedulers beside us elect, and the two must meet: only the replica
-beside the leading kube-scheduler is called. So who is called and does not hold asks for the Lease by an annotation,
-and a holder that nobody calls hands it over. A holder that is dead is waited for.
+It is another Lease than that by which the kube-schedulers next to us elect, and the two must meet: only the replica
+next to the leading kube-scheduler is called. So a replica that is called and does not hold the Lease asks for it by an
+annotation, and a holder that is not called hands it over. A holder that is dead is waited for.
 
 Clocks of two machines are never compared. A holder counts from before its request to renew; all others from when they
 saw the Lease change, so by every clock a Lease is over for its holder first. It ends its binds before: what is left
@@ -18,6 +18,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,21 +37,29 @@ RECENT = 10.0
 WANTED = "vgpu.fleet/wanted-by"
 
 
+@dataclass(frozen=True)
+class Candidacy:
+    """``lease`` is namespace/name, empty: this program is the only one. ``identity`` is of this process alone.
+    ``duration``: of the Lease, in seconds.
+    """
+
+    lease: str
+    identity: str
+    duration: float = 15.0
+
+
 class Leadership:
     def __init__(
         self,
         api: Api,
         cluster: Cluster,
-        lease: str,
-        identity: str,
-        duration: float = 15.0,
+        candidacy: Candidacy,
         busy: Callable[[], bool] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``lease`` is namespace/name, empty: this program is the only one. ``identity`` is of this process alone.
-        ``busy``: whether a bind is at the API server now; then nothing is handed over."""
+        """``busy``: whether a bind is at the API server now; then nothing is handed over."""
         self._api, self._cluster, self._busy, self._now = api, cluster, busy, now
-        self.identity, self._duration = identity, duration
+        lease, self.identity, self._duration = candidacy.lease, candidacy.identity, candidacy.duration
         self._folder, self._name, self._path = "", "", ""
         if lease:
             namespace, _slash, self._name = lease.partition("/")
@@ -68,7 +77,7 @@ class Leadership:
         self.why = "" if self.leads else "the lease has not been read yet"
 
     def called(self) -> None:
-        """The kube-scheduler beside asks us."""
+        """The kube-scheduler next to us asks."""
         self._called = self._now()
         if not self.leads:
             self._wake.set()

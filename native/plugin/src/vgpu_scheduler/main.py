@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program vgpu-scheduler: extender and webhook beside a stock kube-scheduler."""
+"""The program vgpu-scheduler: extender and webhook next to a stock kube-scheduler."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from . import settings, webhook
 from .api import Api, ApiError
 from .cluster import Cluster
 from .extender import Extender
-from .leadership import Leadership
+from .leadership import Candidacy, Leadership
 from .ledger import Ledger
 from .server import Service
 from .tls import Tls
@@ -78,9 +78,8 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
         ledger = Ledger(chosen.node_policy, chosen.gpu_policy)
         extender = Extender(ledger, api, chosen.config)
         cluster = Cluster(api, extender, given.scheduler_name, given.resync)
-        leadership = Leadership(
-            api, cluster, given.lease, given.identity, given.lease_seconds, lambda: bool(extender.posting)
-        )
+        candidacy = Candidacy(given.lease, given.identity, given.lease_seconds)
+        leadership = Leadership(api, cluster, candidacy, lambda: bool(extender.posting))
         extender.may_bind, cluster.writes = leadership.may_bind, leadership.writes
         admission = webhook.Settings(
             chosen.config,

@@ -2,7 +2,7 @@
 """What was found of a node for an ask stands until the node changes: pods of one job ask for the same, one after the
 other, and a pod that is bound changes one node of thousands.
 
-Nobody is told when a node changes, so nobody can be forgotten: the table counts each change of a row, and an answer
+No reader is notified of a change, so none can be forgotten: the table counts each change of a row, and an answer
 holds for the count at which it was found.
 """
 

@@ -58,7 +58,7 @@ def cores_of(view: View, ask: Ask) -> np.ndarray:
 
 
 class Fit(NamedTuple):
-    """Which GPUs pass each test by itself, for the reasons; ``all`` is what counts."""
+    """Which GPUs pass each single test, for the reasons; ``all`` is what counts."""
 
     large: np.ndarray
     memory: np.ndarray

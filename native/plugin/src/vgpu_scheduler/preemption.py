@@ -113,7 +113,7 @@ class Preemption:
         """While it lasts, nominated pods that this one must not overtake hold in the ledger. Yields the nodes that have
         no room for them yet, since their victims are still there: nobody else may begin to fill what becomes free.
 
-        Nothing is kept where no victim's end makes room any more, as on a node whose GPU is sick since: the
+        Nothing is kept where no victim's end makes room any more, as on a node whose GPU is unhealthy since: the
         kube-scheduler takes a nomination back late or never, and others could use what is there.
         """
         wanted = set(names) if self._nominated else ()

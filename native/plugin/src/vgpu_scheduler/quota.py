@@ -59,11 +59,11 @@ def least(ask: PodAsk, cards: Iterable[Card]) -> Demand:
 
 
 def _highest(parts: Iterable[tuple[bool, bool, Demand]]) -> Demand:
-    """The greatest moment of a pod: an init container beside the sidecars, or all others at once."""
+    """The greatest moment of a pod: an init container next to the sidecars, or all others at once."""
     parts = list(parts)
-    beside = _sum(demand for _init, sidecar, demand in parts if sidecar)
+    sidecars = _sum(demand for _init, sidecar, demand in parts if sidecar)
     moments = [_sum(demand for init, _sidecar, demand in parts if not init)]
-    moments += [_sum((beside, demand)) for init, _sidecar, demand in parts if init]
+    moments += [_sum((sidecars, demand)) for init, _sidecar, demand in parts if init]
     return Demand(max(one.memory_mib for one in moments), max(one.cores for one in moments))
 
 

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -24,25 +25,31 @@ WATCH_SECONDS = 240
 PAUSE = 1.0
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A kind of object at the API server. ``lean`` takes off an item what need not be kept until its list is whole."""
+
+    path: str
+    item: type
+    page: type
+    query: Mapping[str, str] = field(default_factory=dict)
+    lean: Callable[[Any], Any] | None = None
+
+
 class Reflector:
     """``replace(items, began)`` gets every list whole and when it was begun; ``change(gone, item)`` each event."""
 
     def __init__(
         self,
         api: Api,
-        path: str,
-        item: type,
-        page: type,
+        kind: Kind,
         replace: Callable[[list[Any], float], None],
         change: Callable[[bool, Any], Any],
         resync: float = 300.0,
-        lean: Callable[[Any], Any] | None = None,
-        **query: str,
     ) -> None:
-        """``lean`` takes off an item what need not be kept until its list is whole."""
-        self._lean = lean
-        self._api, self._path, self._page, self._query = api, path, page, query
-        self._decode = msgspec.json.Decoder(item).decode
+        self._lean = kind.lean
+        self._api, self._path, self._page, self._query = api, kind.path, kind.page, kind.query
+        self._decode = msgspec.json.Decoder(kind.item).decode
         self._replace, self._change, self._resync = replace, change, resync
         self._again = asyncio.Event()
         # When the newest list that the handler has was begun; -1 before the first.
@@ -61,7 +68,7 @@ class Reflector:
                 self.fault = str(fault)
                 # An old version is no fault: that is how a server says "list again".
                 log.log(logging.INFO if fault.status == 410 else logging.WARNING, "%s; listed again", fault)
-                # Also then not at once again and again: whoever says so may say so for long.
+                # Also then not at once again and again: the server may say so for long.
                 if fault.status != 410 or time.monotonic() - self.listed_at < PAUSE:
                     await self._pause()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP: bodies to calls and answers back; it decides nothing. A body that cannot be read gets a status and a sentence.
 
-The extender listens on the loopback address, for the kube-scheduler beside it; the webhook on all, with TLS.
+The extender listens on the loopback address, for the kube-scheduler next to it; the webhook on all, with TLS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .leadership import Leadership
 
 log = logging.getLogger(__name__)
 
-# 5 000 names of 253 letters are 1.3 MB, and a preemption names pods beside.
+# 5 000 names of 253 letters are 1.3 MB, and a preemption names pods too.
 MAX_BODY = 8 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

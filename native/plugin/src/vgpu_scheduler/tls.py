@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings the webhook's certificates to where they are used: the Secret, the webhook configurations, this program's
-socket. Looked after once a minute by every replica; whoever writes second reads what the first wrote."""
+socket. Checked once a minute by every replica; the second writer reads what the first wrote."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Tls:
 
 
 def read(secret: dict[str, Any]) -> Certificates | None:
-    """None where the Secret lacks a field or holds what is no certificate: then all is made anew."""
+    """None where a field of the Secret is missing or no certificate: then all are made again."""
     data = secret.get("data") or {}
     try:
         found = Certificates(**{field: base64.b64decode(data[name]) for name, field in FIELDS.items()})

@@ -27,7 +27,7 @@ REASON = "GpusNotFree"
 # Seconds: between two events of all pods together, of one pod with other reasons, of one pod with the same.
 BETWEEN, CHANGED, AGAIN = 0.2, 60.0, 1800.0
 # Each that is due keeps the names of its nodes; the others come again with their next filter.
-MAX_DUE, MAX_TOLD = 100, 20_000
+MAX_DUE, MAX_REPORTED = 100, 20_000
 # Pods whose end is tried: a filter must not wait for an event for longer than a blink.
 TRIED = 50
 
@@ -50,18 +50,18 @@ class WaitingPods:
     def __init__(self, api: Teller, ledger: Ledger, now: Callable[[], float] = time.monotonic) -> None:
         self._api, self._ledger, self._now = api, ledger, now
         self._due: OrderedDict[str, Waits] = OrderedDict()
-        # By uid: the reasons that were told, and when.
-        self._told: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        # By uid: the reasons that were reported, and when.
+        self._reported: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._some = asyncio.Event()
         self.events = 0
 
     def add(self, waits: Waits) -> None:
         """Called within a filter; does next to nothing."""
         uid = waits.pod.get("uid") or ""
-        told = self._told.get(uid)
+        reported = self._reported.get(uid)
         if not uid or uid in self._due or len(self._due) >= MAX_DUE:
             return
-        if told is not None and self._now() - told[1] < CHANGED:
+        if reported is not None and self._now() - reported[1] < CHANGED:
             return
         self._due[uid] = waits
         self._some.set()
@@ -69,7 +69,7 @@ class WaitingPods:
     def forget(self, uid: str) -> None:
         """It has a node, or is gone."""
         self._due.pop(uid, None)
-        self._told.pop(uid, None)
+        self._reported.pop(uid, None)
 
     async def run(self) -> None:
         while True:
@@ -86,13 +86,13 @@ class WaitingPods:
         reasons, text = explain.sentence(self._ledger, waits.ask, waits.names, space, TRIED)
         if waits.over:
             reasons = text = waits.over
-        told = self._told.pop(uid, None)
-        if told is not None and told[0] == reasons and self._now() - told[1] < AGAIN:
-            self._told[uid] = told
+        reported = self._reported.pop(uid, None)
+        if reported is not None and reported[0] == reasons and self._now() - reported[1] < AGAIN:
+            self._reported[uid] = reported
             return
-        self._told[uid] = (reasons, self._now())
-        if len(self._told) > MAX_TOLD:
-            self._told.popitem(last=False)
+        self._reported[uid] = (reasons, self._now())
+        if len(self._reported) > MAX_REPORTED:
+            self._reported.popitem(last=False)
         try:
             await self._api.event(waits.pod, REASON, text)
             self.events += 1

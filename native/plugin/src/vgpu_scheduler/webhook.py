@@ -54,7 +54,7 @@ def mutate(
     metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     text = "is written by the scheduler alone; leave it out"
-    # Before all that leaves a pod alone: the ledger and device plugins believe these, whatever label is beside.
+    # Before all that leaves a pod alone: the ledger and device plugins believe these, whatever the labels say.
     forged = [name for name in (pod_annotations.PLAN, pod_annotations.GIVEN) if name in annotations]
     if forged:
         return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])

@@ -11,6 +11,7 @@ import pytest
 from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.allocation import records
 from vgpu_plugin.allocation.records import KUBELET, LEASE, Record, RecordStore
+from vgpu_plugin.errors import NotNow
 from vgpu_plugin.inject.driver_files import DriverFiles
 from vgpu_plugin.offer.settings import make_slices
 
@@ -137,7 +138,7 @@ def test_record_that_could_not_be_written_is_known_to_nobody(tmp_path, monkeypat
 
     monkeypatch.setattr(records, "_overwrite", full)
     for one in (Record("2", LEASE, ("b",)), Record("1", KUBELET, ("c",), asked=("d",))):
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(NotNow, match="No space"):
             kept.put(one)
     assert (kept.lease_of("a"), kept.lease_of("b"), kept.substituted, len(kept.all())) == ("1", None, False, 1)
     monkeypatch.setattr(records, "_overwrite", real)

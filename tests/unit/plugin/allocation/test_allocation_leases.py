@@ -62,7 +62,7 @@ def test_slices_in_use_are_not_leased(node):
 
 def test_unhealthy_gpu_is_not_leased(node):
     parts = node.parts(splitCount=2)
-    parts[0].mark_sick(node.gpus[0].uuid, "Xid 79")
+    parts[0].mark_unhealthy(node.gpus[0].uuid, "Xid 79")
     assert leases_of(node, parts).lease().slice_ids[0].startswith(node.gpus[1].uuid)
     with pytest.raises(NoFreeSlice, match=f"no free slice of {node.gpus[0].uuid}"):
         leases_of(node, parts).lease(node.gpus[0].uuid)
@@ -225,7 +225,7 @@ def test_kubelet_that_keeps_a_deleted_pod_is_asked_to_write_its_checkpoint(node)
     slice_id = f"{node.gpus[0].uuid}::0"
     held: dict | None = {slice_id: ("ml", "train", "main")}
     collector = Collector(
-        parts[1], parts[2], node.paths.checkpoint, lambda: held, time, tell_again=lambda: asked.append(time.now)
+        parts[1], parts[2], node.paths.checkpoint, lambda: held, time, send_again=lambda: asked.append(time.now)
     )
     (one,) = parts[1].allocate([[slice_id]])
     write_checkpoint(node, [one])

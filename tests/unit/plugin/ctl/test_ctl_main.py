@@ -29,7 +29,7 @@ COMMANDS = ["status", "slices", "explain", "top", "watch", "metrics", "lease", "
 @pytest.fixture
 def daemon(node, kubelet, running):
     node.configure(splitCount=4)
-    running(Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(node.gpus)))
     until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 8, "the slices")
 
 

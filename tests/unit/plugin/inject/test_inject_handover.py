@@ -323,11 +323,11 @@ def test_slice_in_use_outside_is_withdrawn_and_refused(node):
     descriptor = hold(files, used)
     with pytest.raises(NotNow, match="used by a container outside Kubernetes"):
         allocator.allocate([[used]])
-    outside.look()
+    outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
     allocator.allocate([[free]])
     os.close(descriptor)
-    outside.look()
+    outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     allocator.allocate([[used]])
 
@@ -350,11 +350,11 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     descriptor = hold(files, used)
     spoil(descriptor)
     outside.refresh()
-    outside.look()
+    outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == [used]
     os.close(descriptor)
     outside.refresh()  # whole again for the next one
-    outside.look()
+    outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
     assert ledger.stat().st_size == abi_files.LEDGER_FILE_SIZE

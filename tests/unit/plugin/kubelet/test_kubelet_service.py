@@ -43,12 +43,12 @@ def test_every_stream_hears_of_every_change_and_calls_are_answered_beside(served
     ids = [piece.id for piece in pool.slices]
     asked = api.AllocateRequest(container_requests=[api.ContainerAllocateRequest(devices_ids=ids[:1])])
     assert stub.Allocate(asked, timeout=60).container_responses
-    pool.mark_sick(pool.gpus[0].uuid, "Xid 79")
+    pool.mark_unhealthy(pool.gpus[0].uuid, "Xid 79")
     assert {tuple(healths(next(stream))) for stream in streams} == {("Unhealthy",) * 2 + ("Healthy",) * 2}
     for stream in streams[:-1]:
         stream.cancel()
     until(lambda: one.streams == 1, "the end of all but one")
-    pool.mark_well(pool.gpus[0].uuid)
+    pool.mark_healthy(pool.gpus[0].uuid)
     assert healths(next(streams[-1])) == ["Healthy"] * 4
 
 
@@ -62,7 +62,7 @@ def test_one_too_many_is_refused_with_a_sentence_and_none_of_the_others_ends(ser
         next(stub.ListAndWatch(api.Empty()))
     assert fault.value.code().name == "RESOURCE_EXHAUSTED"
     assert "3 streams of ListAndWatch are open already" in fault.value.details()
-    pool.tell_again()
+    pool.send_again()
     for stream in streams:
         next(stream)
     streams[0].cancel()

@@ -139,7 +139,7 @@ def test_kubelet_gets_near_gpus(node, kubelet, running):
         for one in cards
     ]
     node.paths.config.write_text('{"version": "v1"}')
-    running(Daemon(node.paths, lambda: FakeGpus(cards), node.mounter))
+    running(Daemon(node.setup(), lambda: FakeGpus(cards)))
     until(lambda: kubelet.state()["resources"].get("nvidia.com/gpu", {}).get("allocatable") == 4, "the GPUs")
     assert sorted(kubelet.run_pod("two", count=2)["ids"]) == sorted(near)
     with grpc.insecure_channel(f"unix:{node.paths.endpoint('nvidia.com/gpu')}") as channel:

@@ -61,7 +61,7 @@ def watch():
 
 
 def unhealthy(watch) -> list[bool]:
-    return [bool(watch.pool.sickness(uuid)) for uuid in watch.uuids]
+    return [bool(watch.pool.unhealthy_reason(uuid)) for uuid in watch.uuids]
 
 
 def test_well_again_after_a_clean_period(watch):
@@ -111,7 +111,7 @@ def test_loss_does_not_end_the_clean_period_of_an_xid(watch):
     watch.saw(watch.uuids[0], 79)
     watch.lost(watch.uuids[0], "NVML does not list it")
     watch.recover()
-    assert watch.pool.sickness(watch.uuids[0]) == "Xid 79"
+    assert watch.pool.unhealthy_reason(watch.uuids[0]) == "Xid 79"
 
 
 def test_driver_that_ends_is_opened_again(watch, running, monkeypatch):
@@ -141,7 +141,7 @@ def daemon(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=7)
     source = FakeGpus(node.gpus)
-    out = Daemon(node.paths, lambda: source, node.mounter, clean_s=0.2)
+    out = Daemon(node.setup(clean_s=0.2), lambda: source)
     out.source = source
     running(out)
     until(lambda: allocatable(kubelet) == 14, "14 slices at the kubelet")
@@ -205,6 +205,6 @@ def test_driver_that_comes_later_is_waited_for(node, kubelet, running, monkeypat
 
     config = node.configure(splitCount=2).config
     node.paths.config.write_text(json.dumps({**config, "flags": {"failOnInitError": False}}))
-    running(Daemon(node.paths, open_gpus, node.mounter))
+    running(Daemon(node.setup(), open_gpus))
     until(lambda: allocatable(kubelet) == 4, "the slices, once the driver is there")
     assert len(tries) == 4

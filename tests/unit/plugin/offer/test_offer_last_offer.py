@@ -10,6 +10,7 @@ from vgpu_kubelet_double import podresources
 from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.purge import purge
 
 from ..conftest import FakeGpus
 from ..samples import node_yaml, until
@@ -28,9 +29,8 @@ def begin(node, running):
             daemon.stop()
             thread.join(30)
             assert not thread.is_alive()
-            daemon._lock.close()  # as the end of a process does
         node.paths.config.write_text(node_yaml(node.library_root, **vcuda))
-        daemon = Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter)
+        daemon = Daemon(node.setup(), lambda: FakeGpus(node.gpus))
         alive.append((daemon, running(daemon)))
 
     return start
@@ -125,5 +125,5 @@ def test_purge_leaves_nothing_of_it(node):
     node.paths.run_dir.mkdir(parents=True, exist_ok=True)
     for name in ("plugin.sock", "new.sock"):
         (node.paths.run_dir / name).touch()
-    Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter).purge()
+    purge(node.setup())
     assert not node.paths.state_dir.exists() and not node.paths.run_dir.exists()

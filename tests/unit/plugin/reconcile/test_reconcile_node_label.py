@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from doubles.kube_api import refusing, write_kubeconfig
+from vgpu_plugin.assembly import Extras
 from vgpu_plugin.ctl import main as ctl
-from vgpu_plugin.daemon import Daemon, Extras
+from vgpu_plugin.daemon import Daemon
 from vgpu_plugin.errors import Fatal
+from vgpu_plugin.purge import purge
 from vgpu_plugin.reconcile.node_label import NodeLabel
 
 from ..conftest import FakeGpus
@@ -46,7 +48,7 @@ def start(node, kubelet, running, monkeypatch, kubeconfig):
     def begin(kubeconfig_path=kubeconfig):
         source = FakeGpus(node.gpus)
         extras = Extras(kubeconfig=str(kubeconfig_path) if kubeconfig_path else "", node_name="node-1")
-        out = Daemon(node.paths, lambda: source, node.mounter, extras=extras)
+        out = Daemon(node.setup(extras), lambda: source)
         out.source = source
         return out, running(out)
 
@@ -54,10 +56,8 @@ def start(node, kubelet, running, monkeypatch, kubeconfig):
 
 
 def end(one, thread) -> None:
-    """As the end of a process."""
     one.stop()
     thread.join(20)
-    one._lock.close()
 
 
 def put(node, name, **vcuda):
@@ -354,8 +354,8 @@ def test_annotation_that_goes_while_the_answer_of_its_write_is_on_its_way_is_wri
     assert label._missing() == {} and len(written) == 2
 
 
-def purge(node, **extras) -> None:
-    Daemon(node.paths, lambda: FakeGpus(node.gpus), node.mounter, extras=Extras(**extras)).purge()
+def purge_with(node, **extras) -> None:
+    purge(node.setup(Extras(**extras)))
 
 
 def settled(api) -> str:
@@ -373,11 +373,11 @@ def test_the_node_is_afterwards_as_it_was_before(node, kubelet, api, start, kube
     until(lambda: api.condition().get("reason") == "Applied", "the condition")
     end(program, thread)
     assert settled(api) != before, "the look sees what the program brings"
-    purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     assert settled(api) == before
     # Again: nothing is written.
     writes = [call for call in api.calls if call[0] == "PATCH"]
-    purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+    purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     assert (settled(api), [call for call in api.calls if call[0] == "PATCH"]) == (before, writes)
 
 
@@ -395,12 +395,12 @@ def test_an_api_that_refuses_is_named_after_the_host_is_clean(node, api, kubecon
     api.fault = refusing(refused[0], "/api/v1/nodes", *refused[1])
     node.paths.config_name.write_text("big\n")
     if not words:
-        purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+        purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     else:
         with pytest.raises(Fatal, match=words):
-            purge(node, kubeconfig=str(kubeconfig), node_name="node-1")
+            purge_with(node, kubeconfig=str(kubeconfig), node_name="node-1")
     assert not node.paths.config_name.exists()
     # Without --kubeconfig the API is nobody's business.
     calls = len(api.calls)
-    purge(node)
+    purge_with(node)
     assert len(api.calls) == calls

@@ -26,7 +26,7 @@ def daemon(node, kubelet, running, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.offer.health.LOOK_S", 0.05)
     node.configure(splitCount=4)
     source = FakeGpus(node.gpus)
-    out = Daemon(node.paths, lambda: source, node.mounter)
+    out = Daemon(node.setup(), lambda: source)
     running(out)
     until(lambda: capacity(kubelet) == 8, "8 slices at the kubelet")
     return out
@@ -84,7 +84,7 @@ def test_faulty_file_changes_nothing_and_is_reported(node, kubelet, daemon, caps
     before = status(node, capsys)["config_sha256"]
     put(node, text)
     found = until(lambda: [one for one in status(node, capsys)["warnings"] if words in one], "the warning")
-    assert "was not taken over, the one before stays" in found[0]
+    assert "was not applied, the one before stays" in found[0]
     assert (capacity(kubelet), status(node, capsys)["config_sha256"]) == (8, before)
     put(node, node_yaml(node.library_root, splitCount=3))
     until(lambda: capacity(kubelet) == 6, "the next file, without a fault")
@@ -156,7 +156,7 @@ def test_file_that_is_replaced_while_the_program_starts_is_taken_over(node, kube
         return found
 
     monkeypatch.setattr(node_settings, "load", replaced)
-    running(Daemon(node.paths, lambda: source, node.mounter))
+    running(Daemon(node.setup(), lambda: source))
     until(lambda: capacity(kubelet) == 6, "the slices of the file that is there")
 
 

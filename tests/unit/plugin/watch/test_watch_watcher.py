@@ -121,22 +121,28 @@ class Watched:
         self.allocation = allocator.allocate([[f"{self.uuid}::0"]])[0].allocation
         self.folder = self.files.folder(self.allocation)
         self.card, self.proc, self.now = Card(), Proc(proc), 100.0
-        self.told: list[watch.Finding] = []
-        self.policy, self.kind = watch.REPORT, "kubelet"
+        self.found: list[watch.Finding] = []
+        self.mode, self.kind = watch.REPORT, "kubelet"
         self.ender = Ends()
         self.processes = Processes(proc)
-        self.watch = watch.Watch(
-            self.card,
-            self.files,
-            lambda: [self.uuid],
-            lambda: {self.allocation: self.kind} if self.kind else {},
-            policy=lambda: self.policy,
-            tell=self.told.append,
-            processes=self.processes,
-            ender=self.ender,
-            clock=lambda: self.now,
-            device=lambda path: "0:50" if self.allocation in str(path) else "",
-        )
+        self.device = lambda path: "0:50" if self.allocation in str(path) else ""
+        self.watch = self.watcher()
+
+    def watcher(self, **options: Any) -> watch.Watch:
+        kernel = watch.Kernel(self.processes, self.ender, lambda: self.now, lambda path: self.device(path))
+        return watch.Watch(self.card, self.files, self, self.found.append, kernel, **options)
+
+    def uuids(self) -> list[str]:
+        return [self.uuid]
+
+    def kinds(self) -> dict[str, str]:
+        return {self.allocation: self.kind} if self.kind else {}
+
+    def pods(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    def policy(self) -> str:
+        return self.mode
 
     def run(self, pid: int, used: int | None) -> None:
         self.proc.add(pid, mounts="0:50=/ledger", group=CONTAINER)
@@ -186,10 +192,14 @@ class Ends:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.victims: list[Process] = []
+        self.still: Any = None
         self.sent: dict[str, int] = {}
 
     def end(self, victim: Process, now: float, still: Any) -> str:
         self.asked.append(victim.pid)
+        self.victims.append(victim)
+        self.still = still
         return "SIGTERM" if still(victim) else ""
 
     def forget(self) -> None:
@@ -206,8 +216,8 @@ def test_second_poll_names_the_process_and_reports_it_once(watched):
     assert watched.look() == []
     assert watched.look() == [NO_SLOT]
     assert watched.look(5) == [NO_SLOT]
-    (told,) = watched.told
-    assert "process 20 (python) holds 70 MiB" in told.text()
+    (found,) = watched.found
+    assert "process 20 (python) holds 70 MiB" in found.text()
     assert watched.watch.state().totals == {(NO_SLOT, "kubelet"): 1}
 
 
@@ -228,7 +238,7 @@ def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
         watched.card.running[watched.uuid], gone = gone, watched.card.running[watched.uuid]
         assert watched.look() == []
         watched.card.running[watched.uuid], gone = gone, watched.card.running[watched.uuid]
-    assert len(watched.told) == 1
+    assert len(watched.found) == 1
     assert watched.watch.state().totals == {(NO_SLOT, "kubelet"): 5}
     assert len(watched.watch.state().past) == 5
     watched.look(40)
@@ -236,7 +246,7 @@ def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
     watched.look()
     watched.card.running[watched.uuid] = {20: MIB}
     watched.look(2)
-    assert len(watched.told) == 2
+    assert len(watched.found) == 2
 
 
 def test_slot_of_a_dead_process_covers_nobody(watched):
@@ -277,7 +287,7 @@ def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged)
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
     assert watched.look(2) == [MEMORY]
-    (finding,) = watched.told
+    (finding,) = watched.reported
     assert f"its limit is {LIMIT >> 20} MiB" in finding.text()
     os.close(descriptor)
 
@@ -310,8 +320,8 @@ def test_lie_of_a_live_slot_is_named(watched):
     watched.run(20, 900 * MIB)
     descriptor = watched.charge(20, 0)
     assert watched.look(2) == [MEMORY]
-    (told,) = watched.told
-    assert "the driver says 900 MiB" in told.text()
+    (found,) = watched.found
+    assert "the driver says 900 MiB" in found.text()
     os.close(descriptor)
 
 
@@ -360,16 +370,16 @@ def test_watcher_goes_on_after_a_fault_of_its_own(watched, running):
         calls.append(1)
         raise RuntimeError("boom")
 
-    watched.watch._uuids = broken
-    watched.watch._interval_s = 0.01
-    running(watched.watch)
-    until(lambda: len(calls) > 2, "three looks")
-    assert watched.watch.state().fault == "RuntimeError: boom"
+    watched.uuids = broken
+    one = watched.watcher(interval_s=0.01)
+    running(one)
+    until(lambda: len(calls) > 2, "three polls")
+    assert one.state().fault == "RuntimeError: boom"
 
 
 def test_policy_end(watched):
     watched.run(20, MIB)
-    watched.policy = watch.END
+    watched.mode = watch.END
     watched.look()
     assert watched.ender.asked == []
     watched.look()
@@ -381,7 +391,7 @@ def test_policy_end(watched):
 def test_lease_and_what_nobody_has_a_record_of_are_never_ended(watched, kind, asked):
     """A lease that is over has files without a record for a moment; longer, where they cannot be removed."""
     watched.run(20, MIB)
-    watched.policy, watched.kind = watch.END, kind
+    watched.mode, watched.kind = watch.END, kind
     assert watched.look(3) == [NO_SLOT]
     assert sorted(set(watched.ender.asked)) == asked
 
@@ -389,7 +399,7 @@ def test_lease_and_what_nobody_has_a_record_of_are_never_ended(watched, kind, as
 def test_no_process_is_killed_on_findings_from_before_the_driver_fell_silent(watched):
     watched.run(20, MIB)
     watched.look(2)
-    watched.policy = watch.END
+    watched.mode = watch.END
     watched.card.fault = "NVML does not list the processes: GPU is lost"
     assert watched.look(8) == [NO_SLOT]
     assert watched.ender.asked == []
@@ -401,17 +411,12 @@ def test_no_process_is_killed_on_findings_from_before_the_driver_fell_silent(wat
 def test_pid_that_is_another_process_by_now_is_spared(watched):
     """Between the look and the signal: the process is in no container of ours any more."""
     watched.run(20, MIB)
-    watched.policy = watch.END
-    watched.look()
-    watched.watch._ender = Ends()
-    original = watched.watch._devices
-    watched.look()
-    finding = watched.watch.state().findings[0]
-    victim = finding.suspicion.processes[0][0]
-    assert watched.watch._still(victim, finding)
-    watched.watch._devices = dict
-    assert not watched.watch._still(victim, finding)
-    watched.watch._devices = original
+    watched.mode = watch.END
+    watched.look(2)
+    (victim,), still = watched.ender.victims, watched.ender.still
+    assert still(victim)
+    watched.device = lambda _path: ""
+    assert not still(victim)
 
 
 @pytest.fixture

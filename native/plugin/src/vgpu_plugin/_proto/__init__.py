@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generated gRPC code of the .proto files beside this file.
+"""Generated gRPC code of the .proto files next to this file.
 
 A wheel carries the generated modules. A source tree keeps them in native/build/plugin: ``make -C native/plugin``.
 """

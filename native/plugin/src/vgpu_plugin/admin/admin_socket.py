@@ -64,8 +64,8 @@ class Server:
         self._path, self._service = path, service
         self._free = threading.Semaphore(MOST_CALLS)
         self._stopping = threading.Event()
-        # Listens before it has its name, so that whoever finds the file is answered. The name for the time until then
-        # is the shorter one: the path of a socket has an end (unix(7)).
+        # Listens before it has its name, so that a client that finds the file is answered. The name for the time until
+        # then is the shorter one: the path of a socket has an end (unix(7)).
         early = path.with_name(EARLY)
         early.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -127,7 +127,7 @@ class Server:
     def _end_unheard(self, answer: bytes) -> None:
         """Where the kubelet is slow a lease takes seconds. Who was ended meanwhile, or gave up, gives none back."""
         lease = api.LeaseResponse.FromString(answer).allocation
-        log.warning("lease %s: whoever asked for it is gone; it ends now", lease)
+        log.warning("lease %s: its client is gone; it ends now", lease)
         self._call("Release", api.ReleaseRequest(allocation=lease).SerializeToString())
 
     def _call(self, method: str, data: bytes) -> tuple[str, bytes]:

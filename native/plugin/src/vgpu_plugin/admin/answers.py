@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from .. import version
 from .._proto import admin_pb2 as api
@@ -12,48 +11,37 @@ from ..allocation.allocator import Allocator
 from ..allocation.leases import Leases
 from ..allocation.records import LEASE
 from ..errors import PluginError
+from ..kubelet.registrations import Registrations
 from ..kubelet.service import to_message
 from ..offer.pool import Pool
-from ..offer.settings import Settings
-from ..watch import usage as container_usage
+from ..reconcile.reconfigure import Reconfiguration
+from .containers import Containers
 
 
 class Admin:
     def __init__(
         self,
-        settings: Callable[[], Settings],
         pool: Pool,
         allocator: Allocator,
         leases: Leases,
-        registration: Callable[[], tuple[bool, str]],
-        notes: Callable[[], list[str]] = list,
-        usages: Callable[[], list[container_usage.Usage]] = list,
-        configuration: Callable[[], tuple[str, str]] = lambda: ("", ""),
-        waiting: Callable[[], list[str]] = list,
-        watched: Callable[[], api.WatchResponse] = api.WatchResponse,
+        registrations: Registrations,
+        changes: Reconfiguration,
+        containers: Containers,
     ) -> None:
-        """``configuration``: the name of the one in force, and why the one that is wanted is not;
-        ``waiting``: UUIDs of the GPUs that keep their former slices until those are free.
-        """
-        self._configuration = configuration
-        self._waiting = waiting
-        self._settings = settings
         self._pool = pool
         self._allocator = allocator
         self._leases = leases
-        self._registration = registration
-        self._notes = notes
-        self._usages = usages
-        self.watched = watched
+        self._registrations = registrations
+        self._changes = changes
+        self._containers = containers
 
     def Status(self, request: api.StatusRequest) -> api.StatusResponse:
         return self.status()
 
     def status(self) -> api.StatusResponse:
-        registered, fault = self._registration()
+        registered, fault = self._registrations.state()
         used = self._leases.in_use()
-        settings = self._settings()
-        name, refused = self._configuration()
+        settings = self._changes.settings
         return api.StatusResponse(
             version=version(),
             pid=os.getpid(),
@@ -72,8 +60,8 @@ class Admin:
                     minor=gpu.minor,
                     pci=gpu.pci,
                     numa_node=gpu.numa_node,
-                    healthy=not self._pool.sickness(gpu.uuid),
-                    reason=self._pool.sickness(gpu.uuid),
+                    healthy=not self._pool.unhealthy_reason(gpu.uuid),
+                    reason=self._pool.unhealthy_reason(gpu.uuid),
                 )
                 for gpu in self._pool.gpus
             ],
@@ -101,13 +89,13 @@ class Admin:
                 )
                 for record in self._allocator.records.all()
             ],
-            warnings=[*self._allocator.records.warnings, *self._notes()],
+            warnings=[*self._allocator.records.warnings, *self._changes.notes()],
             resources=self._pool.resources,
             hand_over=", ".join(self._allocator.hand_over.strategies),
             hand_over_reason=self._allocator.hand_over.reason,
-            config_name=name,
-            config_fault=refused,
-            waiting=self._waiting(),
+            config_name=self._changes.name,
+            config_fault=self._changes.fault,
+            waiting=self._changes.waiting,
         )
 
     def _library(self) -> str:
@@ -142,12 +130,15 @@ class Admin:
                     throttled=one.throttled,
                     violations=one.violations,
                 )
-                for one in self._usages()
+                for one in self._containers.usages()
             ]
         )
 
     def Watch(self, request: api.WatchRequest) -> api.WatchResponse:
         return self.watched()
+
+    def watched(self) -> api.WatchResponse:
+        return self._containers.watched()
 
     def Lease(self, request: api.LeaseRequest) -> api.LeaseResponse:
         answer = self._leases.lease(request.uuid, request.ttl_s)

@@ -45,23 +45,23 @@ class AllocationFiles:
         return self._root / allocation
 
     def make(self, record: Record) -> None:
-        """Makes every file anew; safe to repeat. Only while no container of it runs. Raises OSError."""
+        """Makes every file again; safe to repeat. Only while no container of it runs. Raises OSError."""
         # As text: a dozen Paths would take a third of the time of an Allocate.
         root = str(self._root)
         folder = f"{root}/{record.id}"
         rw = f"{folder}/rw"
-        # Nobody but root reaches the files by this path; containers get bind mounts. So the ledger can be writable
+        # None but root reaches the files by this path; containers get bind mounts. So the ledger can be writable
         # for every user that a container may run as.
         fresh = self._folder_is_new(root, folder)
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
-        # The last container may have filled the tmpfs through its files; there must be room beside them for new ones.
+        # The last container may have filled the tmpfs through its files; there must be room for new ones next to them.
         for name in () if fresh else ("ledger", "tenant"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{rw}/{name}")
-        # Nobody has a file of a new folder yet, so each is written where it belongs. Who looks in before all are there,
-        # the arbiter or the watcher, reads the limits first and goes by them: they come last, and all at once.
+        # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
+        # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
         write(f"{folder}/ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444, label)
         for uuid in uuids:

@@ -16,14 +16,14 @@ from .records import KUBELET
 
 # Between the answer of Allocate and the kubelet's checkpoint lies the admission of the rest of the pod.
 GRACE_S = 60.0
-# Between two requests to write the checkpoint anew: doubled each time that one was in vain.
+# Between two requests to write the checkpoint again: doubled each time that one was in vain.
 FIRST_REQUEST_S, LAST_REQUEST_S = 10.0, 300.0
 
 log = logging.getLogger(__name__)
 
 
 class Collector:
-    """An allocation is ended when it was missing in every look for GRACE_S seconds of this program's life.
+    """An allocation is ended when it was missing in every poll for GRACE_S seconds of this program's life.
 
     Without a readable checkpoint nothing is ended: a kubelet that is down still has running containers.
     """
@@ -35,20 +35,20 @@ class Collector:
         checkpoint_file: Path,
         holders: Callable[[], dict[str, Holder] | None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
-        tell_again: Callable[[], None] = lambda: None,
+        send_again: Callable[[], None] = lambda: None,
     ) -> None:
-        """``tell_again`` sends the kubelet its list of slices once more, upon which it writes its checkpoint."""
+        """``send_again`` sends the kubelet its list of slices once more, upon which it writes its checkpoint."""
         self._allocator = allocator
         self._files = files
         self._checkpoint_file = checkpoint_file
         self._holders = holders
         self._monotonic = monotonic
-        self._tell_again = tell_again
+        self._send_again = send_again
         self._missing_since: dict[str, float] = {}
         self._next_request, self._pause = 0.0, FIRST_REQUEST_S
 
     def collect(self) -> list[str]:
-        """One look; returns the allocations that it ended."""
+        """One poll; returns the allocations that it ended."""
         # The kubelet is asked without the lock, and before its file is read: what it admits in between is in the file.
         holders = self._holders() if any(one.kind == KUBELET for one in self._allocator.records.all()) else None
         with self._allocator.lock:
@@ -73,7 +73,7 @@ class Collector:
             return ended
 
     def _held(self, allocation: str, holders: Mapping[str, Holder]) -> bool:
-        """Whether a container holds slices of an allocation by the kubelet's own word."""
+        """Whether a container holds slices of an allocation, by PodResources."""
         record = self._allocator.records.get(allocation)
         return record is not None and any(one in holders for one in record.kubelet_ids)
 
@@ -90,7 +90,7 @@ class Collector:
         if not stale:
             self._next_request, self._pause = now, FIRST_REQUEST_S
         elif now >= self._next_request:
-            self._tell_again()
+            self._send_again()
             self._next_request, self._pause = now + self._pause, min(2 * self._pause, LAST_REQUEST_S)
 
     def _unexplained(self, found: checkpoint.Checkpoint) -> list[str]:

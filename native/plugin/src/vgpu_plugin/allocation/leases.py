@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases: one free slice, taken away from the kubelet for a check on this host.
+"""Leases: one free slice, withheld from the kubelet for a check on this host.
 
-A lease ends by itself, so that a killed check costs a slice for minutes and not for ever.
+A lease ends after its time, so that a killed check costs a slice for minutes and not for ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from ..node import checkpoint
 from ..node.clock import Clock
 from ..offer.pool import Pool
 from ..offer.preference import ordinal
-from .allocator import Allocator, Answer
+from .allocator import Allocator
+from .answer import Answer
 from .records import LEASE, Record
 
 DEFAULT_TTL_S = 300

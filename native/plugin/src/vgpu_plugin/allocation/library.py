@@ -11,7 +11,7 @@ from .allocation_files import LIBRARY_FILE
 
 
 class CurrentLibrary:
-    """Every Allocate asks, so the link is followed anew only where it leads to another folder than the one known."""
+    """Every Allocate asks, so the link is followed again only where it leads to another folder than the one known."""
 
     def __init__(self) -> None:
         self._folder = ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose slices are they, and what was planned for them: from the kubelet's PodResources and checkpoint to the pod at
-the API server and its plan (the shared core's ``pod_plan``).
+"""Which pod holds slices, and what was planned for them: from the kubelet's PodResources and checkpoint to the pod at
+the API server and its plan (the shared core's ``pods/annotations``).
 
 Asked inside PreStartContainer, the one call before a start that comes after the kubelet has tied a pod to its ids.
 """
@@ -95,7 +95,7 @@ class PodSizes:
             raise NotNow(f"the size of a pod cannot be asked for: {fault}") from None
 
     def plan(self, owner: Owner) -> tuple[Part, ...]:
-        """What is planned for a pod. Raises Refused where nobody planned it."""
+        """What is planned for a pod. Raises Refused where it was not planned."""
         try:
             plan = pod_annotations.read_annotations(owner.pod["metadata"].get("annotations") or {})
         except PlanError as fault:
@@ -109,7 +109,7 @@ class PodSizes:
 
     @staticmethod
     def priority(owner: Owner, config: dict[str, Any]) -> int:
-        """0 high, 1 low: what the pod asked for, by the names of the node's configuration."""
+        """0 high, 1 low: what the pod requested, by the names of the node's configuration."""
         vcuda = config["sharing"]["vcuda"]
         names = requests.Config()
         names = names._replace(
@@ -122,7 +122,7 @@ class PodSizes:
         return 1 if asked is None else asked
 
     def write_given(self, owner: Owner, plan: Iterable[Part]) -> None:
-        """Tells the scheduler what a pod really holds, before it holds it: it wins over the plan."""
+        """Publishes for the scheduler what a pod really holds, before it holds it: it wins over the plan."""
         metadata = owner.pod["metadata"]
         path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/status"
         change = {
@@ -132,10 +132,10 @@ class PodSizes:
         try:
             self._api.patch(path, {"metadata": change})
         except ApiError as fault:
-            raise NotNow(f"pod {owner.name}: that it has other GPUs than planned cannot be told: {fault}") from None
+            raise NotNow(f"pod {owner.name}: that it has other GPUs than planned cannot be written: {fault}") from None
 
-    def tell(self, owner: Owner, reason: str, text: str) -> None:
-        """An event about a pod; one that is lost costs nobody more than a line."""
+    def report(self, owner: Owner, reason: str, text: str) -> None:
+        """An event about a pod; one that is lost costs no more than a line of the log."""
         metadata = owner.pod["metadata"]
         about = {key: metadata.get(key, "") for key in ("namespace", "name", "uid")}
         event = {
@@ -153,7 +153,7 @@ class PodSizes:
 
     def expected(self, size: int) -> list[str]:
         """The GPUs planned for the container that the kubelet most likely admits now: the oldest pod that it knows no
-        devices of. Advice only; empty where nobody knows.
+        devices of. Advice only; may be empty.
         """
         found = checkpoint.read(self._checkpoint_file)
         known = {(one.pod_uid, one.container) for one in found.entries} if found else set()

@@ -9,10 +9,13 @@ import functools
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ..errors import NotNow
 
 FORMAT = 1
 KUBELET, LEASE = "kubelet", "lease"
@@ -24,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """One container's allocation. ``limits`` is what abi.files.pack_limits takes, so that files can be made anew."""
+    """One container's allocation. ``limits`` is what abi.files.pack_limits takes, so that files can be made again."""
 
     id: str
     kind: str
@@ -37,7 +40,7 @@ class Record:
     boot_id: str = ""
     # The ids by which the kubelet knows it, where it was given other slices (substitution.py); empty: slice_ids.
     asked: tuple[str, ...] = ()
-    # Percent of the SMs that are promised, by UUID, of a size that a pod asked for; 0 is left out.
+    # Percent of the SMs that are promised, by UUID, of a size that a pod requested; 0 is left out.
     cores: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -46,7 +49,7 @@ class Record:
 
 
 class RecordStore:
-    """All records, in memory and in one file. The caller holds the allocator's lock.
+    """All records, in memory and in one file. The caller holds ``lock``, which covers the files of allocations too.
 
     The file is replaced as a whole but not synced: a lost last entry is rebuilt from the kubelet's checkpoint, and a
     sync would cost every Allocate ten milliseconds. Nor is it replaced by a rename, upon which ext4 begins to write the
@@ -55,10 +58,11 @@ class RecordStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.lock = threading.RLock()
         self._records: dict[str, Record] = {}
         # Each record is put into words once: the whole file is written with every allocation.
         self._words: dict[str, str] = {}
-        # Those that every Allocate asks for, among hundreds.
+        # What every Allocate looks up, among hundreds.
         self._leased: dict[str, str] = {}
         self._substituted: frozenset[str] = frozenset()
         self._name, self._fresh = str(path), str(path.with_suffix(".new"))
@@ -81,7 +85,7 @@ class RecordStore:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
-            # All or nothing: what stayed of a file that is put aside would be written down anew.
+            # All or nothing: what stayed of a file that is put aside would be written down again.
             self._records, self._words, self._leased, self._substituted = {}, {}, {}, frozenset()
             aside = self._path.with_suffix(".broken")
             try:
@@ -138,12 +142,17 @@ class RecordStore:
 
     def with_ids(self, ids: Iterable[str]) -> list[Record]:
         """Those that the kubelet knows by exactly these ids; an init container and a container of a pod share them."""
-        wanted = frozenset(ids)
-        return [one for one in self._records.values() if frozenset(one.kubelet_ids) == wanted]
+        given = frozenset(ids)
+        return [one for one in self._records.values() if frozenset(one.kubelet_ids) == given]
 
     def put(self, record: Record) -> None:
-        """Written down first: what is given out must outlive a restart. Raises OSError, and nothing is kept."""
-        self._save({**self._words, record.id: json.dumps(vars(record))})
+        """Written down first: an allocation must outlive a restart. Raises NotNow, and nothing is kept."""
+        try:
+            self._save({**self._words, record.id: json.dumps(vars(record))})
+        except OSError as fault:
+            raise NotNow(
+                f"allocation {record.id} cannot be written down in {self._path}: {fault}; make room there"
+            ) from fault
         if (before := self._records.get(record.id)) is not None:
             self._forget(before)
         self._records = {**self._records, record.id: record}

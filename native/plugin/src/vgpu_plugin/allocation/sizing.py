@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes that pods asked for, on the GPUs that they got: which planned size goes to which GPU, and whether it fits
+"""Sizes that pods requested, on the GPUs that they got: which planned size goes to which GPU, and whether it fits
 there. Pure.
 
 The scheduler plans, the kubelet chooses, and what containers hold on this node is known here alone. So a size is given
@@ -32,8 +32,9 @@ class Held:
     cores: int = 0
 
 
-def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], sick: Mapping[str, str]) -> list[NodeGpu]:
-    """The GPUs of a node as its scheduler wants to know them: those that are split by ``sharing.vcuda``."""
+def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], unhealthy: Mapping[str, str]) -> list[NodeGpu]:
+    """The GPUs of a node as its scheduler needs to know them: those that are split by ``sharing.vcuda``. ``unhealthy``:
+    UUID → reason, empty for a healthy GPU."""
     found = []
     for gpu in gpus:
         share = slices.share_of(gpu.facts(), config)
@@ -49,7 +50,7 @@ def node_gpus(gpus: Iterable[Gpu], config: dict[str, Any], sick: Mapping[str, st
                 share.split_count,
                 memory_mib,
                 sm_percent,
-                not sick.get(gpu.uuid),
+                not unhealthy.get(gpu.uuid),
                 -1 if gpu.numa_node == NO_NUMA else gpu.numa_node,
                 gpu.links,
             )
@@ -83,17 +84,17 @@ def held(records: Iterable[Record]) -> dict[str, Held]:
     return out
 
 
-def lacks(gpu: Gpu, config: dict[str, Any], before: Held, wanted: Device) -> str:
-    """Why a size does not fit on a GPU beside what is held of it; empty where it does."""
+def misfit(gpu: Gpu, config: dict[str, Any], before: Held, requested: Device) -> str:
+    """Why a size does not fit on a GPU in addition to what is held of it; empty where it does."""
     share = slices.share_of(gpu.facts(), config)
     capacity = capacity_mib(gpu, share) if share is not None else gpu.memory_mib
-    if before.memory_mib + wanted.memory_mib > capacity:
+    if before.memory_mib + requested.memory_mib > capacity:
         return (
-            f"GPU {gpu.uuid}: {wanted.memory_mib} MiB are asked for, {before.memory_mib} of {capacity} are held by "
+            f"GPU {gpu.uuid}: {requested.memory_mib} MiB are asked for, {before.memory_mib} of {capacity} are held by "
             "others"
         )
-    if before.cores + wanted.cores > WHOLE:
-        return f"GPU {gpu.uuid}: {wanted.cores} % of the SMs are asked for, {before.cores} % are held by others"
+    if before.cores + requested.cores > WHOLE:
+        return f"GPU {gpu.uuid}: {requested.cores} % of the SMs are asked for, {before.cores} % are held by others"
     return ""
 
 
@@ -106,7 +107,7 @@ def assign(
     if len(planned) != len(given):
         raise Refused(
             f"the container was planned on {len(planned)} GPUs and the kubelet gave it {len(given)}; delete the pod so "
-            "that it is scheduled anew"
+            "that it is scheduled again"
         )
     open_gpus = {gpu.uuid: gpu for gpu in given}
     chosen: dict[str, Device] = {}
@@ -119,14 +120,14 @@ def assign(
             moved.append(device)
     for device in sorted(moved, key=lambda one: (-one.memory_mib, -one.cores)):
         by_room = sorted(open_gpus.values(), key=lambda gpu: before.get(gpu.uuid, Held()).memory_mib - gpu.memory_mib)
-        fits = [gpu for gpu in by_room if not lacks(gpu, config, before.get(gpu.uuid, Held()), device)]
+        fits = [gpu for gpu in by_room if not misfit(gpu, config, before.get(gpu.uuid, Held()), device)]
         gpu = (fits or by_room)[0]
         chosen[gpu.uuid] = device._replace(uuid=gpu.uuid)
         del open_gpus[gpu.uuid]
     out = [chosen[gpu.uuid] for gpu in given]
-    faults = [lacks(gpu, config, before.get(gpu.uuid, Held()), one) for gpu, one in zip(given, out, strict=True)]
+    faults = [misfit(gpu, config, before.get(gpu.uuid, Held()), one) for gpu, one in zip(given, out, strict=True)]
     if any(faults):
-        raise Refused("; ".join(one for one in faults if one) + "; delete the pod so that it is scheduled anew")
+        raise Refused("; ".join(one for one in faults if one) + "; delete the pod so that it is scheduled again")
     return out
 
 

@@ -3,8 +3,8 @@
 name them, so that ``podman run --device vgpu.fleet/slice=<uuid>::<n>`` gets a limited GPU.
 
 All containers with one slice share its ledger, so that together they never hold more than the slice. A slice is used
-on one side only: while a container outside Kubernetes holds it, the kubelet is told that it is unhealthy; while the
-kubelet has given it out, its limits here say deny.
+on one side only: while a container outside Kubernetes holds it, it is unhealthy to the kubelet; while the kubelet has
+allocated it, its limits here say deny.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .records import Record
 # Each slice has a mount of its own; more than this many would slow every mount on the host.
 MOST_SLICES = 256
 OUTSIDE = "used by a container outside Kubernetes"
-# Every so many looks of ``keep`` all is looked at, also what shows no sign of a change.
+# Every so many calls of ``refresh_if_changed`` everything is checked, also where no sign shows a change.
 WHOLE_EVERY = 6
 
 log = logging.getLogger(__name__)
@@ -53,25 +53,25 @@ class StaticSlices:
         self._allocator = allocator
         self._files = files
         self._driver = driver
-        self._told = ""
-        # What ``keep`` goes by, as it was after the last refresh, and how many looks ago that was.
+        self._reported = ""
+        # The signs of ``refresh_if_changed`` after the last refresh, and how many calls ago that was.
         self._signs: tuple[object, ...] = ()
-        self._looks = 0
-        # Name of a slice's folder → the bytes of its limits that say what is wanted, and this.
-        self._said: dict[str, tuple[bytes, dict[str, Any]]] = {}
+        self._calls = 0
+        # Name of a slice's folder → the bytes of its limits that are as desired, and the desired limits.
+        self._written: dict[str, tuple[bytes, dict[str, Any]]] = {}
 
     def configure(self, settings: Settings, driver: driver_files.DriverFiles) -> None:
         with self._allocator.lock:
             self._settings, self._driver = settings, driver
         self.refresh()
 
-    def keep(self) -> None:
+    def refresh_if_changed(self) -> None:
         """``refresh`` where something shows that it may be needed, and now and then without: it reads every file of
-        every slice, and on most nodes nobody touches them between two looks.
+        every slice, and on most nodes no process touches them between two calls.
         """
         with self._allocator.lock:
-            self._looks += 1
-            if self._looks >= WHOLE_EVERY or self._signs != self._signs_now():
+            self._calls += 1
+            if self._calls >= WHOLE_EVERY or self._signs != self._signs_now():
                 self.refresh()
 
     def _signs_now(self) -> tuple[object, ...]:
@@ -79,7 +79,7 @@ class StaticSlices:
         return (*self._causes_now(), *self._files_now())
 
     def _causes_now(self) -> tuple[object, ...]:
-        """What ``refresh`` goes by and does not change."""
+        """What ``refresh`` reads and does not change."""
         if self._paths.cdi_dir is None:
             return ()
         try:
@@ -97,24 +97,24 @@ class StaticSlices:
         seen = [str(self._paths.cdi_dir), *(f"{self._paths.cdi_dir}/{cdi.file_name(kind)}" for kind in kinds)]
         for piece in self._offered():
             folder = f"{self._paths.allocations}/{self._files.static_name(piece.id)}"
-            # A use of the slice writes its ledger; what a tenant did to it there is looked at afterwards.
+            # A use of the slice writes its ledger; what a tenant did to it there is checked afterwards.
             seen += [folder, f"{folder}/limits", f"{folder}/rw/ledger"]
         return tuple(map(_identity, seen))
 
     def refresh(self) -> None:
-        """Brings folders and CDI files in line with pool, library and driver. Faults are told, and end nothing."""
+        """Brings folders and CDI files in line with pool, library and driver. Faults are logged, and end nothing."""
         with self._allocator.lock:
-            # Before the work: what changes meanwhile, as a library that is switched, shows at the next look.
+            # Before the work: what changes meanwhile, as a library that is switched, shows at the next call.
             causes = self._causes_now()
             try:
                 self._refresh()
                 fault = ""
             except (OSError, PluginError, abi_files.LayoutError) as error:
                 fault = f"slices cannot be offered by CDI: {error}"
-            self._looks, self._signs = 0, (*causes, *self._files_now())
-        if fault and fault != self._told:
+            self._calls, self._signs = 0, (*causes, *self._files_now())
+        if fault and fault != self._reported:
             log.warning("%s", fault)
-        self._told = fault
+        self._reported = fault
 
     def _refresh(self) -> None:
         folder = self._paths.cdi_dir
@@ -122,7 +122,7 @@ class StaticSlices:
             return
         if not any(name == "libcuda.so.1" for name, _host in self._driver.libraries):
             cdi.remove(folder)
-            self._told = ""
+            self._reported = ""
             return
         common = cdi.common_edits(self._driver, self._settings.dev_root)
         gpus = self._pool.gpus
@@ -137,9 +137,9 @@ class StaticSlices:
             named = cdi.gpu_devices(gpus, dev_root, True) + migs
             cdi.write(folder, cdi.specification(cdi.NVIDIA_KIND, common, named))
         offered = self._offered()
-        wanted = {self._files.static_name(piece.id) for piece in offered}
+        desired = {self._files.static_name(piece.id) for piece in offered}
         for name in self._files.static():
-            if name not in wanted and not self._in_use(name):
+            if name not in desired and not self._in_use(name):
                 self._files.remove(name)
         if not offered:
             (folder / cdi.file_name(cdi.SLICE_KIND)).unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class StaticSlices:
         held = self._held()
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         flags = {uuid: self._settings.limit_flags([gpu]) for uuid, gpu in by_uuid.items()}
-        self._said = {name: said for name, said in self._said.items() if name in wanted}
+        self._written = {name: one for name, one in self._written.items() if name in desired}
         devices = [
             (piece.id, self._make(piece, by_uuid[piece.uuid], flags[piece.uuid], library, piece.id in held))
             for piece in offered
@@ -165,18 +165,18 @@ class StaticSlices:
     def _make(self, piece: Piece, gpu: Gpu, flags: dict[str, Any], library: str, denied: bool) -> dict[str, Any]:
         """The folder of one slice, where it is not whole yet; its edits. ``flags``: of its GPU's limits."""
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
-        wanted = {**record.limits, "deny": denied}
-        # A container that runs keeps its ledger, also where it spoilt it: by a new one nobody would know that it runs.
+        desired = {**record.limits, "deny": denied}
+        # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
         if self._files.is_whole(record) or self._in_use(record.id):
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
-            if self._said.get(record.id) != (found, wanted):
-                if abi_files.says(found, wanted):
-                    self._said[record.id] = found, wanted
+            if self._written.get(record.id) != (found, desired):
+                if abi_files.says(found, desired):
+                    self._written[record.id] = found, desired
                 else:
-                    abi_files.rewrite_limits(str(path), wanted)
+                    abi_files.rewrite_limits(str(path), desired)
         else:
-            self._files.make(Record(record.id, record.kind, record.slice_ids, wanted, library))
+            self._files.make(Record(record.id, record.kind, record.slice_ids, desired, library))
         mounts = [cdi.mount(inside, host, ro) for inside, host, ro in self._files.mounts(record)]
         return {"deviceNodes": cdi.gpu_nodes(gpu, self._settings.dev_root), "mounts": mounts}
 
@@ -207,13 +207,13 @@ class StaticSlices:
         """The slices that containers outside Kubernetes hold now."""
         return frozenset(one.id for one in self._offered() if self._in_use(self._files.static_name(one.id)))
 
-    def look(self) -> None:
-        """Which slices are used outside Kubernetes now; the kubelet is told of the others alone."""
+    def poll(self) -> None:
+        """Marks in the pool which slices are used outside Kubernetes now; the kubelet gets the others alone."""
         with self._allocator.lock:
             for piece in self._offered():
-                self.look_at(piece.id)
+                self.poll_slice(piece.id)
 
-    def look_at(self, slice_id: str) -> bool:
+    def poll_slice(self, slice_id: str) -> bool:
         busy = self._in_use(self._files.static_name(slice_id))
         self._pool.set_outside(slice_id, OUTSIDE if busy else "")
         return busy
@@ -227,9 +227,9 @@ class StaticSlices:
             path = self._files.folder(self._files.static_name(slice_id)) / "limits"
             try:
                 found = abi_files.parse_limits(path.read_bytes())
-                wanted = denied or slice_id in held
-                if found["deny"] != wanted:
-                    abi_files.rewrite_limits(str(path), abi_files.as_packed(found, deny=wanted))
+                desired = denied or slice_id in held
+                if found["deny"] != desired:
+                    abi_files.rewrite_limits(str(path), abi_files.as_packed(found, deny=desired))
             except FileNotFoundError:
                 continue  # this slice is not offered by CDI
             except (OSError, abi_files.LayoutError) as fault:
@@ -243,7 +243,7 @@ class StaticSlices:
 
 class _Same:
     """Equal where it is of the same object, which it keeps: the address of one that is gone may be the next one's. The
-    pool's shape is made anew with every change of pieces or GPUs, also where it says the same.
+    pool's shape is made again with every change of pieces or GPUs, also where it is equal.
     """
 
     def __init__(self, thing: object) -> None:

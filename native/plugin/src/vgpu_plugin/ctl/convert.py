@@ -181,7 +181,7 @@ def _operator_chart(values: Mapping[str, Any], found: Converted) -> None:
 
 
 def _is_off(values: Mapping[str, Any], path: str, found: Converted) -> bool:
-    """Whether the chart leaves NVIDIA's plugin out, as beside HAMi's. Told then."""
+    """Whether the chart leaves NVIDIA's plugin out, as next to HAMi's. Noted then."""
     off = (values.get("devicePlugin") or {}).get("enabled") is False
     if off:
         found.note(path, tables.PLUGIN_IS_OFF)

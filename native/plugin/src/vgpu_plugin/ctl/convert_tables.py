@@ -68,7 +68,7 @@ HAMI_PLACES = {
 }
 # Its config.json as a text.
 HAMI_NODES = "devicePlugin.nodeConfiguration.config"
-# Where cards of other vendors are set up, and NVIDIA's beside them.
+# Where cards of other vendors are set up, and NVIDIA's next to them.
 NVIDIA_CARDS = "devices.nvidia."
 OTHER_VENDORS = ("mlu", "hcu", "dcu", "metax", "enflame", "kunlun", "vastai", "biren", "iluvatar", "devices.")
 HAMI_RESOURCES = {
@@ -141,7 +141,7 @@ FLAG_NOTES = {
 MPS_PART = "vgpu_sharing: mps gives each client an equal part; a pod may lower its own by it"
 ENVIRONMENT_NOTES = {
     "CUDA_DISABLE_CONTROL": "works only where the group sets vgpu_disable_core_limit or the limits file allows it",
-    "NVIDIA_VISIBLE_DEVICES": "the runtime is told by the device plugin",
+    "NVIDIA_VISIBLE_DEVICES": "the device plugin sets it for the runtime",
     "NVIDIA_DRIVER_CAPABILITIES": "a slice gets compute and utility",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": MPS_PART,
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": MPS_PART,

@@ -48,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="GPUs, slices, allocations, registration")
     lease = commands.add_parser("lease", help="take one free slice from the kubelet for a check (exit 3: none is free)")
     lease.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
-    lease.add_argument("--ttl", type=_ttl, default=0, metavar="SECONDS", help="the lease ends by itself (default: 300)")
+    lease.add_argument(
+        "--ttl", type=_ttl, default=0, metavar="SECONDS", help="the lease ends after so long (default: 300)"
+    )
     release = commands.add_parser("release", help="give a leased slice back")
     release.add_argument("allocation", help="as lease answered")
     top = commands.add_parser("top", help="what each container holds and uses, again and again")
@@ -63,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     )
     why.add_argument("--kubeconfig", default="", metavar="FILE", help="for pod (default: KUBECONFIG, ~/.kube/config)")
     figures = commands.add_parser("metrics", help="Prometheus metrics, as --metrics-listen serves them")
-    found = commands.add_parser("watch", help="processes that go round the library, as the watcher found them")
+    found = commands.add_parser("watch", help="processes that bypass the library, as the watcher found them")
     for one in (status, lease, release, top, pieces, why, figures, found):
         one.add_argument("--json", action="store_true", help="for programs")
     other = commands.add_parser("convert", help="settings of another kit as group variables; asks no device plugin")
@@ -226,7 +228,7 @@ def top(given: argparse.Namespace) -> int:
         except Fault as fault:
             if not live or before is None:
                 raise
-            # A plugin that is started anew answers again soon.
+            # A plugin that is started again answers again soon.
             print(f"{clear}vgpuctl: {fault}", flush=True)
         else:
             if given.json:
@@ -250,7 +252,7 @@ def execute(given: argparse.Namespace) -> int:
         print("vgpuctl: exec needs a program: vgpuctl exec -- nvidia-smi", file=sys.stderr)
         return USAGE
     plugin = Client(given.socket, TIMEOUT_S)
-    # The slice is given back also where this program is told to end; the program in it is killed then.
+    # The slice is given back also where this program gets a signal; the program in it is killed then.
     _on_ends(_end, signal.SIGTERM, signal.SIGHUP)
     descendants.adopt()
     found = lease(plugin, given)
@@ -282,7 +284,7 @@ def _give_back(plugin: Client, allocation: str) -> None:
     try:
         plugin.call("Release", api.ReleaseRequest(allocation=allocation))
     except Fault as fault:  # what the program returned counts all the same
-        print(f"vgpuctl: the slice was not given back, its lease ends by itself: {fault}", file=sys.stderr)
+        print(f"vgpuctl: the slice was not given back, its lease ends after its time: {fault}", file=sys.stderr)
 
 
 def _on_ends(handler: Callable[[int, FrameType | None], None], *numbers: int) -> None:
@@ -324,7 +326,7 @@ def status_text(answer: dict[str, Any]) -> str:
         used, health = "yes" if one["in_use"] else "no", ctl_text.health(answer, one)
         lines.append(f"{one['id']:46} {one['memory_mib']:>10} {one['sm_percent']:>5} {health:10} {used}")
     lines += [f"GPU {one['index']} {one['uuid']}: {one['reason']}" for one in answer["gpus"] if one["reason"]]
-    lines.append(f"containers are told their GPU by {answer['hand_over']}: {answer['hand_over_reason']}")
+    lines.append(f"containers get their GPU by {answer['hand_over']}: {answer['hand_over_reason']}")
     for one in answer["allocations"]:
         ends = f", ends in {one['expires_in_s']} s" if one["kind"] == "lease" else ""
         lines.append(f"allocation {one['id']} ({one['kind']}): {', '.join(one['slice_ids'])}{ends}")

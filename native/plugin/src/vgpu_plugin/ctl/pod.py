@@ -131,5 +131,5 @@ def events(found: list[dict[str, Any]]) -> list[str]:
     def writer(one: dict[str, Any]) -> str:
         return str((one.get("source") or {}).get("component") or one.get("reportingComponent") or "")
 
-    told = [one for one in sorted(found, key=when) if one.get("type") == "Warning" or writer(one) in WRITERS]
-    return [f"  {when(one)} {writer(one)}: {one.get('reason')}: {one.get('message')}" for one in told[-10:]]
+    shown = [one for one in sorted(found, key=when) if one.get("type") == "Warning" or writer(one) in WRITERS]
+    return [f"  {when(one)} {writer(one)}: {one.get('reason')}: {one.get('message')}" for one in shown[-10:]]

@@ -95,7 +95,7 @@ def watch(answer: dict[str, Any]) -> str:
             name = "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else one["kind"]
             sent = f"; {one['action']} was sent" if one["action"] else ""
             lines.append(f"{title}  {name}  {one['reason']}: {one['text']}{sent}")
-    return "\n".join(lines if len(lines) > 1 else [*lines, "no process goes round the library"])
+    return "\n".join(lines if len(lines) > 1 else [*lines, "no process bypasses the library"])
 
 
 def slices(status: dict[str, Any]) -> str:
@@ -130,7 +130,7 @@ def explain(status: dict[str, Any], wanted: str) -> list[str]:
             lines.append(f"the kubelet hands nothing out: {status['kubelet_error']}")
         if not status["library"] and any(one["mode"] == "vcuda" for one in status["slices"]):
             lines.append("no container can start with a slice: the library is not installed; run playbooks/site.yml")
-        lines.append(f"containers are told their GPU by {status['hand_over']}: {status['hand_over_reason']}")
+        lines.append(f"containers get their GPU by {status['hand_over']}: {status['hand_over_reason']}")
     mine = [one for one in status["warnings"] if not wanted or any(gpu["uuid"] in one for gpu in gpus)]
     return lines + [f"warning: {one}" for one in mine]
 

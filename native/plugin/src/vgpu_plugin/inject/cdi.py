@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CDI specifications for whole GPUs and for slices, so that a container gets one without a runtime's hook.
 
-``vgpu.fleet/gpu=<uuid>``, of a GPU or a MIG device, is what the kubelet is told; ``vgpu.fleet/slice=<uuid>::<n>`` is
+``vgpu.fleet/gpu=<uuid>``, of a GPU or a MIG device, is the name for the kubelet; ``vgpu.fleet/slice=<uuid>::<n>`` is
 for people: ``podman run --device vgpu.fleet/slice=GPU-…::0 …``. ``nvidia.com/gpu=<uuid|index|all>`` is written only
 where nobody else provides it, for two files that define one device make it unusable.
 """

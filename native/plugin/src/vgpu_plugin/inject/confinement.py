@@ -23,7 +23,7 @@ LABEL = b"system_u:object_r:container_file_t:s0\0"
 
 
 class Labeller:
-    """Labels open files; what the kernel refuses, as where no policy for containers is installed, is told once."""
+    """Labels open files; what the kernel refuses, as where no policy for containers is installed, is logged once."""
 
     def __init__(self, setxattr: Callable[[int, str, bytes], None] = os.setxattr) -> None:
         self._setxattr = setxattr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container is told its GPUs: environment, mounts, CDI devices, device nodes (NVIDIA's deviceListStrategy).
+"""How a container gets its GPUs: environment, mounts, CDI devices, device nodes (NVIDIA's deviceListStrategy).
 
 ``auto`` goes by what the host declares, in ``choose``; everything else is pure.
 """
@@ -89,8 +89,8 @@ def choose(root: Path) -> tuple[str, str]:
     """The strategy that ``auto`` means on this host, with the reason.
 
     cdi-cri where the kubelet and the runtime below it both pass CDI devices on; volume-mounts where NVIDIA's runtime is
-    told to accept them; else envvar, which every NVIDIA runtime reads. A runtime that does not accept the way chosen
-    starts the container without a GPU, so only what is declared counts.
+    configured to accept them; else envvar, which every NVIDIA runtime reads. A runtime that does not accept the way
+    chosen starts the container without a GPU, so only what is declared counts.
     """
     kubelet = kubelet_version(root)
     runtime = cri_with_cdi(root)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves on our socket in the kubelet's folder and registers, again whenever the kubelet starts anew.
+"""Serves on our socket in the kubelet's folder and registers, again whenever the kubelet starts.
 
 A kubelet empties its folder when it starts, our socket included, and forgets every plugin; then it makes kubelet.sock.
 It connects back inside Register, so the service must be up before.
@@ -98,7 +98,7 @@ class Registration:
             self._fault = f"{self._kubelet_socket} does not exist; waiting for the kubelet"
             return True
         if self._served is not None and self._served != _identity(self._endpoint):
-            log.info("%s was removed; the kubelet starts anew", self._endpoint)
+            log.info("%s was removed; the kubelet starts again", self._endpoint)
             self._stop_serving()
         if kubelet == self._registered_with and self._served is not None:
             if self._listens():

@@ -25,7 +25,7 @@ class Registrations:
 
     def bring_in_line(self, resources: Sequence[str]) -> None:
         """Starts what is new before it ends what is gone, so that no pod finds neither. Nothing after ``stop``: a
-        change that is taken over while the program ends must not bring a registration back that nobody stops.
+        change that is applied while the program ends must not bring a registration back that is never stopped.
         """
         with self._lock:
             if self._stopped:

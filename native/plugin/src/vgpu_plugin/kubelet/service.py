@@ -13,7 +13,8 @@ import grpc
 
 from .._proto import deviceplugin_pb2 as api
 from .._proto import deviceplugin_pb2_grpc as rpc
-from ..allocation.allocator import Allocator, Answer
+from ..allocation.allocator import Allocator
+from ..allocation.answer import Answer
 from ..errors import BadRequest, NoFreeSlice, NotNow, PluginError, Refused, Unknown
 from ..node.gpus import NO_NUMA
 from ..node.topology import nearest
@@ -141,7 +142,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if shape.whole and shape.whole.issuperset(available):
                 answers.append(nearest(available, must, size, shape.links, shape.order))
                 continue
-            must = must or self._allocator.planned(available, size)
+            must = must or self._allocator.sizer.planned(available, size)
             answers.append(preferred(available, must, size, shape.totals, shape.order, packed))
         return api.PreferredAllocationResponse(
             container_responses=[api.ContainerPreferredAllocationResponse(deviceIDs=ids) for ids in answers]

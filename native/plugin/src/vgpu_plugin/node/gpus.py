@@ -95,13 +95,13 @@ class GpuSource(Protocol):
         """What speaks against using a GPU now; empty where nothing does."""
 
     def processes(self, uuid: str) -> dict[int, int | None]:
-        """Bytes of each process that computes or draws on a GPU, by its pid here; None: not told. Raises GpuError."""
+        """Bytes of each process that computes or draws on a GPU, by its pid here; None: unknown. Raises GpuError."""
 
     def driver(self) -> Driver:
         """Versions and compute capabilities. Raises GpuError."""
 
     def reopen(self) -> None:
-        """Starts the driver's library anew: it lists GPUs once. Not while another thread waits. Raises GpuError."""
+        """Starts the driver's library again: it lists GPUs once. Not while another thread waits. Raises GpuError."""
 
     def close(self) -> None: ...
 
@@ -156,7 +156,7 @@ class Nvml:
             try:
                 found.append(self._gpu(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except nvml.NVMLError as fault:
-                # One that fell off the bus must not hide the others; whoever knows it misses it.
+                # One that fell off the bus must not hide the others; a caller that knows it misses it.
                 log.debug("GPU %d cannot be read: %s", index, fault)
         if count and not found:
             raise GpuError(f"NVML lists {count} GPUs and none can be read")
@@ -324,9 +324,9 @@ class Nvml:
                 used, before = one.usedGpuMemory, found.get(int(one.pid), 0)
                 found[int(one.pid)] = None if used is None or before is None else before + int(used)
             for one in self._graphics(handle):
-                # Who does both is in both lists, each time with all that it has.
-                told = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
-                found[int(one.pid)] = max(map(int, told), default=None)
+                # A process that does both is in both lists, each time with all its memory.
+                reported = [used for used in (found.get(int(one.pid)), one.usedGpuMemory) if used is not None]
+                found[int(one.pid)] = max(map(int, reported), default=None)
         except nvml.NVMLError as fault:
             raise GpuError(f"NVML does not list the processes: {fault}") from None
         return found

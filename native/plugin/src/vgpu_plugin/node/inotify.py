@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for changes in one folder (inotify through libc). Used to notice a kubelet that starts anew."""
+"""Waits for changes in one folder (inotify through libc). Used to notice a kubelet that starts again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASK = IN_CREATE | IN_DELETE | IN_MOVED_TO | IN_MOVED_FROM | IN_DELETE_SELF | IN
 
 
 class FolderWatch:
-    """What happened is not told, only that something did: the caller looks at the folder itself.
+    """The kind of change is not reported: the caller checks the folder itself.
 
     That makes lost and merged events harmless. A folder that does not exist yet is looked for once a second.
     """
@@ -68,7 +68,7 @@ class FolderWatch:
         return False
 
     def wake(self) -> None:
-        """Harmless after ``close``: whoever wakes may be a thread that ends late."""
+        """Harmless after ``close``: the caller may be a thread that ends late."""
         # A full pipe wakes as well as one byte.
         with self._closing, contextlib.suppress(BlockingIOError):
             if not self._closed:

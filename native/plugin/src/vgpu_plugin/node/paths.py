@@ -33,7 +33,7 @@ class Paths:
     # None: no CDI files are written.
     cdi_dir: Path | None = Path("/var/run/cdi")
     cdi_dirs_of_others: tuple[Path, ...] = (Path("/etc/cdi"),)
-    # Where named configurations lie; None: beside node.yaml.
+    # Where named configurations lie; None: next to node.yaml.
     configs_dir: Path | None = None
     # Whether this program is in a container, and the host's folders are to be seen below host_root alone.
     in_container: bool = False
@@ -49,7 +49,7 @@ class Paths:
 
     @property
     def config_name(self) -> Path:
-        """The named configuration that was taken over last."""
+        """The named configuration that was active last."""
         return self.state_dir / "config-name"
 
     @property
@@ -59,7 +59,7 @@ class Paths:
 
     @property
     def pod_resources(self) -> Path:
-        """The kubelet's PodResources service lies beside the folder of device plugins."""
+        """The kubelet's PodResources service lies next to the folder of device plugins."""
         return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"
 
     @property

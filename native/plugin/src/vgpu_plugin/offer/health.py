@@ -44,9 +44,9 @@ class Rules:
 
 
 def rules(environment: Mapping[str, str]) -> Rules:
-    """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored beside those
-    of applications. ENABLE: numbers that count whatever DISABLE says, ``all``: all but those of applications. So with
-    DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin turns it off too.
+    """From NVIDIA's two variables. DISABLE: ``all`` or ``xids`` turns the checks off, numbers are ignored in addition
+    to those of applications. ENABLE: numbers that count whatever DISABLE says, ``all``: all but those of applications.
+    So with DISABLE=all and ENABLE=79 an Xid 79 counts; NVIDIA's plugin turns it off too.
     """
     disabled, all_off = _words(environment.get(DISABLE, ""), DISABLE, ("all", "xids"))
     enabled, all_on = _words(environment.get(ENABLE, ""), ENABLE, ("all",))
@@ -139,15 +139,15 @@ class HealthWatch:
         for one in [uuid] if uuid else [gpu.uuid for gpu in self._pool.gpus]:
             log.error("GPU %s: critical Xid %d; all its slices are unhealthy now", one, xid)
             self._last[one] = self._monotonic()
-            self._pool.mark_sick(one, f"Xid {xid}")
+            self._pool.mark_unhealthy(one, f"Xid {xid}")
 
     def lost(self, uuid: str, reason: str) -> None:
         """A GPU that the driver no longer answers for."""
-        if self._rules.off or self._pool.sickness(uuid):
+        if self._rules.off or self._pool.unhealthy_reason(uuid):
             return
         log.error("GPU %s is lost: %s; all its slices are unhealthy now", uuid, reason)
         self._last.setdefault(uuid, 0.0)
-        self._pool.mark_sick(uuid, f"lost: {reason}")
+        self._pool.mark_unhealthy(uuid, f"lost: {reason}")
 
     def recover(self) -> None:
         """Brings GPUs back that had no fault for the clean period and that the driver answers for."""
@@ -159,7 +159,7 @@ class HealthWatch:
                 continue
             log.info("GPU %s: no fault for %.0f s; its slices are healthy again", uuid, self._clean_s)
             del self._last[uuid]
-            self._pool.mark_well(uuid)
+            self._pool.mark_healthy(uuid)
 
     def stop(self) -> None:
         self._stopping.set()

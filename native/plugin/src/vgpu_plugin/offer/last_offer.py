@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces that this node offered last, kept over restarts and reboots.
 
-A program that starts with another split must not offer a GPU anew while slices of the former one are held: both
+A program that starts with another split must not offer a GPU again while slices of the former one are held: both
 together are more than the GPU has.
 """
 
@@ -38,33 +38,33 @@ class LastOffer:
         except FileNotFoundError:
             return []
         except (OSError, ValueError, KeyError, TypeError) as fault:
-            log.warning("%s could not be read (%s): GPUs whose slices are held are offered anew", self._path, fault)
+            log.warning("%s could not be read (%s): GPUs whose slices are held are offered again", self._path, fault)
             return []
 
     def before(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> list[Piece]:
-        """What was offered of each GPU; of one that is new, or whose MIG devices are others now, what is wanted."""
+        """What was offered of each GPU; of one that is new, or whose MIG devices are others now, ``pieces``."""
         out = []
-        wanted = list(pieces)
+        fresh = list(pieces)
         for gpu in gpus:
             devices = {gpu.uuid, *(one.uuid for one in gpu.mig)}
             old = [one for one in self._pieces if one.uuid == gpu.uuid]
             known = bool(old) and all(one.device in devices for one in old)
-            out += old if known else [one for one in wanted if one.uuid == gpu.uuid]
+            out += old if known else [one for one in fresh if one.uuid == gpu.uuid]
         return out
 
-    def keep(self, pieces: Iterable[Piece]) -> None:
-        """A disk that is full costs the memory of this alone, so it is told and ends nothing."""
+    def persist(self, pieces: Iterable[Piece]) -> None:
+        """A disk that is full costs the memory of this alone, so it is logged and ends nothing."""
         fresh = list(pieces)
         if fresh == self._pieces:
             return
         text = json.dumps({"version": FORMAT, "pieces": [one._asdict() for one in fresh]}, separators=(",", ":"))
-        beside = self._path.with_suffix(".new")
+        new = self._path.with_suffix(".new")
         try:
-            beside.write_text(text)
-            os.replace(beside, self._path)
+            new.write_text(text)
+            os.replace(new, self._path)
         except OSError as fault:
             with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
-            log.warning("%s could not be written (%s): after a restart GPUs are offered anew", self._path, fault)
+                new.unlink(missing_ok=True)
+            log.warning("%s could not be written (%s): after a restart GPUs are offered again", self._path, fault)
             return
         self._pieces = fresh

@@ -34,8 +34,8 @@ class Shape(NamedTuple):
 
 
 class Pool:
-    """Thread-safe. A piece is healthy unless its GPU is sick or gone, or the piece is withheld (leased) or used by
-    someone whom the kubelet does not know.
+    """Thread-safe. A piece is healthy unless its GPU is unhealthy or gone, or the piece is withheld (leased) or used
+    by a container that the kubelet does not know.
     """
 
     def __init__(self, gpus: Iterable[Gpu], pieces: Iterable[Piece]) -> None:
@@ -44,7 +44,7 @@ class Pool:
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._slices = {piece.id: piece for piece in pieces}
         self._shape: Shape | None = None
-        self._sick: dict[str, str] = {}
+        self._unhealthy: dict[str, str] = {}
         self._withheld: dict[str, str] = {}
         self._outside: dict[str, str] = {}
 
@@ -78,26 +78,26 @@ class Pool:
         return self._slices.get(slice_id)
 
     def update(self, gpus: Iterable[Gpu], pieces: Iterable[Piece], held: frozenset[str]) -> list[str]:
-        """Takes new GPUs and pieces over, GPU by GPU: one whose old pieces are held keeps them all until they are free.
+        """Applies new GPUs and pieces, GPU by GPU: one whose old pieces are held keeps them all until they are free.
         One step, so that no stream sees less than the smaller of old and new. Returns the UUIDs that wait.
         """
         new_gpus = {gpu.uuid: gpu for gpu in gpus}
-        wanted: dict[str, list[Piece]] = {uuid: [] for uuid in new_gpus}
+        desired: dict[str, list[Piece]] = {uuid: [] for uuid in new_gpus}
         for piece in pieces:
-            wanted[piece.uuid].append(piece)
+            desired[piece.uuid].append(piece)
         with self._changed:
             waiting = []
             slices: dict[str, Piece] = {}
             for uuid in dict.fromkeys([*new_gpus, *self._gpus]):
                 old = [one for one in self._slices.values() if one.uuid == uuid]
-                new = wanted.get(uuid, [])
+                new = desired.get(uuid, [])
                 if old != new and any(one.id in held and one not in new for one in old):
                     waiting.append(uuid)
                     # A GPU that is gone stays known while something of it is held: its pieces are unhealthy.
                     new_gpus.setdefault(uuid, self._gpus[uuid])
                     new = old
                 slices.update({one.id: one for one in new})
-            self._sick = {uuid: reason for uuid, reason in self._sick.items() if uuid in new_gpus}
+            self._unhealthy = {uuid: reason for uuid, reason in self._unhealthy.items() if uuid in new_gpus}
             if list(slices.items()) != list(self._slices.items()) or new_gpus != self._gpus:
                 self._gpus, self._slices, self._shape = new_gpus, slices, None
                 self._bump()
@@ -107,17 +107,17 @@ class Pool:
         self._generation += 1
         self._changed.notify_all()
 
-    def sickness(self, uuid: str) -> str:
-        """Why a GPU is sick; empty while it is well."""
-        return self._sick.get(uuid, "")
+    def unhealthy_reason(self, uuid: str) -> str:
+        """Why a GPU is unhealthy; empty while it is healthy."""
+        return self._unhealthy.get(uuid, "")
 
-    def mark_sick(self, uuid: str, reason: str) -> None:
+    def mark_unhealthy(self, uuid: str, reason: str) -> None:
         if uuid in self._gpus:
-            self._change(self._sick, uuid, reason)
+            self._change(self._unhealthy, uuid, reason)
 
-    def mark_well(self, uuid: str) -> None:
+    def mark_healthy(self, uuid: str) -> None:
         with self._changed:
-            if self._sick.pop(uuid, None) is not None:
+            if self._unhealthy.pop(uuid, None) is not None:
                 self._bump()
 
     def withhold(self, slice_id: str, reason: str) -> None:
@@ -129,7 +129,7 @@ class Pool:
                 self._bump()
 
     def set_outside(self, slice_id: str, reason: str) -> None:
-        """Why a slice is used by nobody that the kubelet knows; empty where it is not."""
+        """Why a slice is used by a container that the kubelet does not know; empty where it is not."""
         with self._changed:
             if self._outside.get(slice_id, "") != reason:
                 self._outside[slice_id] = reason
@@ -162,7 +162,7 @@ class Pool:
             ]
 
     def _is_healthy(self, piece: Piece) -> bool:
-        return not (piece.uuid in self._sick or piece.id in self._withheld or self._outside.get(piece.id))
+        return not (piece.uuid in self._unhealthy or piece.id in self._withheld or self._outside.get(piece.id))
 
     def wait_beyond(self, generation: int, ended: Callable[[], bool]) -> bool:
         """Waits until there is a newer generation; False where ``ended`` became true first (see ``wake``)."""
@@ -170,13 +170,13 @@ class Pool:
             self._changed.wait_for(lambda: self._generation != generation or ended())
             return not ended()
 
-    def tell_again(self) -> None:
+    def send_again(self) -> None:
         """Sends every stream its list once more, for the kubelet writes its checkpoint whenever one comes."""
         with self._changed:
             self._bump()
 
     def wake(self) -> None:
-        """Lets every waiter look at its ``ended`` again."""
+        """Lets every waiter check its ``ended`` again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -193,19 +193,25 @@ class Pool:
                     f"{len(self._gpus)} GPUs, see: vgpuctl status"
                 )
             piece = self._slices[slice_id]
-            self.refuse_sick(piece)
+            self._refuse_unhealthy(piece)
             chosen[slice_id] = piece
         if not chosen:
             raise BadRequest("the request names no slice; ask for at least one")
         return list(chosen.values())
 
-    def refuse_sick(self, piece: Piece) -> None:
-        if sickness := self.sickness(piece.uuid):
-            raise NotNow(f"slice {piece.id}: its GPU is unhealthy ({sickness}); see: vgpuctl status")
+    def refuse_unhealthy(self, ids: Iterable[str]) -> None:
+        """Raises NotNow where the GPU of a slice is unhealthy; ids that are not offered any more pass."""
+        for piece in (self._slices.get(one) for one in ids):
+            if piece is not None:
+                self._refuse_unhealthy(piece)
+
+    def _refuse_unhealthy(self, piece: Piece) -> None:
+        if reason := self.unhealthy_reason(piece.uuid):
+            raise NotNow(f"slice {piece.id}: its GPU is unhealthy ({reason}); see: vgpuctl status")
 
     @staticmethod
     def runtime_name(piece: Piece, gpu: Gpu, by_index: bool) -> str:
-        """How a runtime is told a piece's device."""
+        """How a runtime knows a piece's device."""
         if not by_index:
             return piece.device
         mig = next((one for one in gpu.mig if one.uuid == piece.device), None) if piece.mode == MIG or gpu.mig else None

@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def watch(self) -> str:
-        """What is done about a process that goes round the library: report, or end."""
+        """What is done about a process that bypasses the library: report, or end."""
         return str(self.vcuda.get("watch", "report"))
 
     @property
@@ -109,7 +109,7 @@ class Settings:
         return (strategy,) if isinstance(strategy, str) else tuple(strategy)
 
     def hand_over(self, host_root: Path, can_cdi: bool) -> handover.HandOver:
-        """How containers are told their GPUs; ``can_cdi``: whether the driver's files were found, for CDI to name."""
+        """How containers get their GPUs; ``can_cdi``: whether the driver's files were found, for CDI to name."""
         strategies, reason, follow = self.strategies, "as configured", None
         if strategies == ("auto",):
             chosen, reason = handover.choose(host_root)
@@ -153,8 +153,8 @@ def load(path: Path, chosen: list[tuple[Option, str, str]] | None = None, has_ap
     try:
         clean, warnings = node_config.check(config, str(path))
     except node_config.ConfigError as fault:
-        told = [f"{path}: {one}{_said(one.path, places)}" for one in fault.findings]
-        raise Fatal("; ".join(told)) from None
+        findings = [f"{path}: {one}{_said(one.path, places)}" for one in fault.findings]
+        raise Fatal("; ".join(findings)) from None
     settings = Settings(path, hashlib.sha256(raw).hexdigest(), clean, tuple(f"{path}: {one}" for one in warnings))
     settings.refuse_impossible(has_api)
     return settings
@@ -171,7 +171,7 @@ def parse(text: str, path: Path) -> Any:
     except RecursionError:
         raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except ValueError as fault:
-        told = fault
+        finding = fault
     # Importing it takes longer than reading a file of ours.
     import yaml
 
@@ -185,9 +185,9 @@ def parse(text: str, path: Path) -> Any:
         raise Fatal(f"{path}: text: nested too deeply to be a configuration") from None
     except yaml.YAMLError as fault:
         where = " ".join(str(fault).split())
-        raise Fatal(f"{path}: text: not valid JSON: {told}; nor YAML: {where}") from None
+        raise Fatal(f"{path}: text: not valid JSON: {finding}; nor YAML: {where}") from None
     if not isinstance(config, dict):
-        raise Fatal(f"{path}: text: not valid JSON: {told}; nor a YAML mapping")
+        raise Fatal(f"{path}: text: not valid JSON: {finding}; nor a YAML mapping")
     return config
 
 

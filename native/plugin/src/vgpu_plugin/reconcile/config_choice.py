@@ -1,38 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which configuration of the node is in force: node.yaml, or one of the named files beside it that the node's label
-chose. The name that was taken over last is kept over restarts, for the API server may be away then.
+"""Which configuration of the node is active: node.yaml, or one of the named files next to it that the node's label
+chose. The name of the last active one is kept over restarts, for the API server may be away then.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import threading
 from pathlib import Path
 
 from .._shared.config import node_config
+from .._shared.config.sharing import Piece
 from ..errors import Fatal
+from ..node.gpus import Gpu
+from ..node.paths import Paths
+from ..offer import settings as node_settings
+from ..offer.options import Option
+from ..offer.settings import Settings
 
 # A key of a ConfigMap has no folder in it, and neither has a name of ours.
 NAME = re.compile(r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z")
 LABEL = node_config.CONFIG_LABEL
 
+log = logging.getLogger(__name__)
+
 
 class ConfigChoice:
-    """``follows``: whether somebody watches the node's label; without it node.yaml is in force. Thread-safe."""
+    """``chosen``: what flags and environment set over the file. ``follows``: whether the node's label is followed;
+    without it node.yaml is active. Thread-safe.
+    """
 
-    def __init__(self, base: Path, folder: Path, memory: Path, follows: bool = False) -> None:
-        self.base = base
-        self._folder = folder
-        self._memory = memory
+    def __init__(
+        self, paths: Paths, chosen: list[tuple[Option, str, str]] | None = None, follows: bool = False
+    ) -> None:
+        self.paths = paths
+        self.chosen = chosen or []
         self.follows = follows
+        self._folder = paths.configs
+        self._memory = paths.config_name
         self._lock = threading.Lock()
         self._wanted = self._remembered() if follows else ""
 
     @property
     def wanted(self) -> str:
-        """The name that the label says; empty: node.yaml."""
+        """The name that the label has; empty: node.yaml."""
         with self._lock:
             return self._wanted
 
@@ -40,8 +54,32 @@ class ConfigChoice:
         with self._lock:
             self._wanted = name
 
+    def load(self, name: str) -> Settings:
+        """The settings of a name. Raises Fatal."""
+        return node_settings.load(self.path(name), self.chosen, self.follows)
+
+    def first_settings(self) -> Settings:
+        """Settings of the last active named configuration if still valid, otherwise of node.yaml. Raises Fatal."""
+        if name := self.wanted:
+            try:
+                return self.load(name)
+            except Fatal as fault:
+                log.error("node.yaml is active: %s", fault)
+        return self.load("")
+
+    def first_pieces(self, gpus: list[Gpu], settings: Settings) -> tuple[Settings, list[Piece]]:
+        """The same once the GPUs are known: a named configuration may not fit them any more. Raises Fatal."""
+        try:
+            return settings, node_settings.make_slices(gpus, settings)
+        except Fatal as fault:
+            if settings.path == self.paths.config:
+                raise
+            log.error("node.yaml is active: %s", fault)
+        settings = self.load("")
+        return settings, node_settings.make_slices(gpus, settings)
+
     def names(self) -> list[str]:
-        """Of the files that are there; a ConfigMap's keys may lack the suffix. Raises OSError; no folder holds none."""
+        """Of the files that are there; a ConfigMap's keys may have no suffix. Raises OSError; no folder holds none."""
         try:
             found = [entry.name for entry in os.scandir(self._folder) if entry.is_file()]
         except FileNotFoundError:
@@ -51,7 +89,7 @@ class ConfigChoice:
     def path(self, name: str) -> Path:
         """The file of a name. Raises Fatal where there is none, or the folder cannot be read."""
         if not name:
-            return self.base
+            return self.paths.config
         try:
             if NAME.match(name):
                 for file in (f"{name}{node_config.CONFIG_SUFFIX}", name):
@@ -69,11 +107,11 @@ class ConfigChoice:
         )
 
     def name_of(self, path: Path) -> str:
-        """The name of a file in force; empty: node.yaml."""
+        """The name of an active file; empty: node.yaml."""
         return path.name.removesuffix(node_config.CONFIG_SUFFIX) if path.parent == self._folder else ""
 
     def remember(self, path: Path) -> None:
-        """A name that was taken over. A full disk costs no more than node.yaml at the next start."""
+        """Keeps the name of an active file. A full disk costs no more than node.yaml at the next start."""
         if not self.follows:
             return
         with contextlib.suppress(OSError):

@@ -21,7 +21,7 @@ class Labeller:
         self._pool = pool
 
     def write(self, settings: Settings) -> None:
-        """Faults are told and end nothing: labels are no reason to offer no GPU."""
+        """Faults are logged and end nothing: labels are no reason to offer no GPU."""
         gfd = settings.flags.get("gfd") or {}
         path = Path(gfd.get("outputFile") or labels.FILE)
         machine = labels.machine_type(Path(gfd.get("machineTypeFile") or labels.MACHINE_FILE))

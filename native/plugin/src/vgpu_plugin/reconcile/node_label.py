@@ -65,14 +65,14 @@ class NodeLabel:
         self._wanted: dict[str, tuple[str, bool]] = {}
         self._found: dict[str, str | None] = {}
         self._read = False
-        # Why the label is not followed, or the outcome not told; empty while all is well.
+        # Why the label is not followed, or the outcome not reported; empty while all is well.
         self.faults: dict[str, str] = {}
 
     def notes(self) -> list[str]:
         return [f"{what}: {why}" for what, why in sorted(self.faults.items())]
 
     def tell(self, outcome: tuple[str, str]) -> None:
-        """The outcome of now, a word and a sentence; the same again is told once."""
+        """The outcome of now, a word and a sentence; the same again is reported once."""
         with self._news:
             if outcome != self._outcome:
                 self._outcome = outcome
@@ -97,7 +97,7 @@ class NodeLabel:
         self._persist(self._follow, f"the label {LABEL} of node {self._node} is not followed")
 
     def report(self) -> None:
-        self._persist(self._report, f"the outcome of the configuration is not told on node {self._node}")
+        self._persist(self._report, f"the outcome of the configuration is not reported on node {self._node}")
 
     def _persist(self, task: Callable[[], None], trouble: str) -> None:
         """Repeats a task until stopped, for ever. After a fault it waits longer each time, and so it does after a task
@@ -131,7 +131,7 @@ class NodeLabel:
         for event in self._api.watch(f"/api/v1/nodes?fieldSelector={selector}&resourceVersion={version}"):
             kind, found = event.get("type"), event.get("object") or {}
             if kind == "ERROR":
-                # 410: the version is too old for the server; the node is read anew.
+                # 410: the version is too old for the server; the node is read again.
                 if found.get("code") != GONE:
                     raise ApiError(int(found.get("code") or 0), f"{self._api.server}: watch: {found.get('message')}")
                 return

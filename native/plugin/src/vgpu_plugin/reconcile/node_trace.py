@@ -41,8 +41,8 @@ def leave(api: Client, node: str) -> bool:
         conditions = (found.get("status") or {}).get("conditions") or []
         if annotations:
             api.patch(path, {"metadata": {"annotations": dict.fromkeys(annotations)}})
-        told = any(one.get("type") == CONDITION for one in conditions)
-        if told:
+        has_condition = any(one.get("type") == CONDITION for one in conditions)
+        if has_condition:
             # Conditions are merged by their type; this one goes, those of the kubelet stay.
             gone = {"$patch": "delete", "type": CONDITION}
             api.patch(f"{path}/status", {"status": {"conditions": [gone]}})
@@ -54,6 +54,6 @@ def leave(api: Client, node: str) -> bool:
             f"node {node}: its annotation {', '.join(ANNOTATIONS)} and its condition {CONDITION} may be left: {fault}. "
             "Run this again once the API answers, or without --kubeconfig to leave them"
         ) from None
-    if annotations or told:
-        log.info("node %s: taken back: %s", node, ", ".join([*annotations, *([CONDITION] if told else [])]))
-    return bool(annotations) or told
+    if annotations or has_condition:
+        log.info("node %s: removed: %s", node, ", ".join([*annotations, *([CONDITION] if has_condition else [])]))
+    return bool(annotations) or has_condition

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes a changed or another configuration, and GPUs that changed, over while the program runs.
+"""Applies a changed or another configuration, and changed GPUs, while the program runs.
 
 A new file is checked against the GPUs first; with a fault in it the old one stays. Slices in use are never taken away:
 a GPU whose slices are held keeps its old split until they are free, and the status says so.
@@ -17,11 +17,8 @@ from ..allocation.allocator import Allocator
 from ..errors import Fatal
 from ..inject import driver_files
 from ..node.gpus import Gpu, GpuError, GpuSource
-from ..node.paths import Paths
 from ..offer import settings as node_settings
 from ..offer.last_offer import LastOffer
-from ..offer.options import Option
-from ..offer.pool import Pool
 from .config_choice import ConfigChoice
 
 APPLIED, WAITING, REFUSED = "Applied", "Waiting", "Refused"
@@ -30,70 +27,68 @@ log = logging.getLogger(__name__)
 
 
 class Reconfiguration:
-    """``look`` belongs to one thread (the one that may ask the driver); everything else may be read by any."""
+    """``poll`` belongs to one thread (the one that may ask the driver); everything else may be read by any."""
 
     def __init__(
         self,
-        paths: Paths,
-        chosen: list[tuple[Option, str, str]],
+        choice: ConfigChoice,
         settings: node_settings.Settings,
         source: GpuSource,
-        pool: Pool,
         allocator: Allocator,
         held: Callable[[], frozenset[str]],
-        choice: ConfigChoice | None = None,
-        last_offer: LastOffer | None = None,
+        last_offer: LastOffer,
     ) -> None:
-        self._seen_root = paths.seen_root
-        self._last_offer = last_offer or LastOffer(paths.last_offer)
-        self._choice = choice or ConfigChoice(paths.config, paths.configs, paths.config_name)
-        self._chosen = chosen
+        """``held``: ids of the slices in use."""
+        self._choice = choice
         self._source = source
-        self._pool = pool
+        self._pool = allocator.pool
         self._allocator = allocator
         self._held = held
-        # None: another file than the one in force is wanted, or it was replaced since it was read; the first look takes
-        # it over or says why not.
+        self._last_offer = last_offer
+        # None: the label names another file than the active one, or that was replaced since it was read; the first poll
+        # applies it or reports why not.
         self._file: tuple[str, int, int, int] | None = None
         if self.name_of(settings) == self._choice.wanted:
             now = self._identity()
             self._file = now if _says_the_same(settings) else None
-        self._gpus = pool.gpus
+        self._gpus = self._pool.gpus
         self.settings = settings
         # Called after a change with the driver's files, and with the GPUs that are missing.
         self.after: list[Callable[[node_settings.Settings, driver_files.DriverFiles], None]] = []
         self.on_lost: Callable[[str, str], None] = lambda uuid, reason: None
-        # Called after each look.
-        self.on_look: Callable[[], None] = lambda: None
+        # Called after each poll.
+        self.on_poll: Callable[[], None] = lambda: None
+        # What other parts add to the notes.
+        self.more_notes: list[Callable[[], list[str]]] = []
         self.fault = ""
         self.waiting: list[str] = []
         self._pieces: list[Piece] = []
         self._driver = driver_files.DriverFiles()
 
     def notes(self) -> list[str]:
-        """What a person should know: a file that is refused, GPUs that keep their old slices."""
+        """What a person should know: a file that is refused, GPUs that keep their old slices, faults of the label."""
         out = list(self.settings.warnings)
         if self.fault:
-            out.append(f"the configuration was not taken over, the one before stays: {self.fault}")
+            out.append(f"the configuration was not applied, the one before stays: {self.fault}")
         out += [f"GPU {uuid} keeps its old slices until the last one in use is free" for uuid in self.waiting]
-        return out
+        return out + [note for notes in self.more_notes for note in notes()]
 
     def name_of(self, settings: node_settings.Settings) -> str:
         return self._choice.name_of(settings.path)
 
     @property
     def name(self) -> str:
-        """The named configuration in force; empty: node.yaml."""
+        """The active named configuration; empty: node.yaml."""
         return self.name_of(self.settings)
 
     def outcome(self) -> tuple[str, str]:
-        """A word and a sentence on what became of the configuration that is wanted."""
-        force = f"{self.settings.path} is in force"
+        """A word and a sentence on what became of the desired configuration."""
+        active = f"{self.settings.path} is active"
         if self.fault:
-            return REFUSED, f"{force}, the one that is wanted is not taken over: {self.fault}"
+            return REFUSED, f"{active}, the desired one is not applied: {self.fault}"
         if self.waiting:
-            return WAITING, f"{force}; {', '.join(self.waiting)}: the old slices stay until the last in use is free"
-        return APPLIED, force
+            return WAITING, f"{active}; {', '.join(self.waiting)}: the old slices stay until the last in use is free"
+        return APPLIED, active
 
     def begin(self, pieces: list[Piece], driver: driver_files.DriverFiles) -> None:
         """Once at the start, before anything is offered. The pool has what was offered before; GPUs of which nothing is
@@ -101,23 +96,25 @@ class Reconfiguration:
         """
         self._pieces, self._driver = pieces, driver
         if self._update([]):
-            self._tell()
+            self._notify()
 
-    def look(self) -> None:
-        """One look at label, file and driver; takes over what changed."""
-        self._look()
-        self.on_look()
+    def watch_policy(self) -> str:
+        """What the watcher does with its findings."""
+        return self.settings.watch
 
-    def _look(self) -> None:
+    def poll(self) -> None:
+        """One poll of label, file and driver; applies what changed."""
+        self._poll()
+        self.on_poll()
+
+    def _poll(self) -> None:
         now = self._identity()
         changed = now != self._file
         gpus = self._found()
         if changed:
             self._file = now
             try:
-                settings = node_settings.load(
-                    self._choice.path(self._choice.wanted), self._chosen, self._choice.follows
-                )
+                settings = self._choice.load(self._choice.wanted)
                 node_settings.make_slices(gpus, settings)
             except Fatal as fault:
                 self._refuse(str(fault))
@@ -125,18 +122,18 @@ class Reconfiguration:
                 self.fault = ""
                 self.settings = settings
                 self._choice.remember(settings.path)
-                log.info("the configuration of %s is in force", settings.path)
+                log.info("the configuration of %s is active", settings.path)
         if changed or gpus != self._gpus:
             self.apply(gpus)
         elif self.waiting:
             self._try_again()
 
     def _refuse(self, fault: str) -> None:
-        log.error("the configuration is not taken over, the one before stays: %s", fault)
+        log.error("the configuration is not applied, the one before stays: %s", fault)
         self.fault = fault
 
     def _identity(self) -> tuple[str, int, int, int]:
-        """Tells the file that should be in force from what it was; zeros where there is none."""
+        """Tells the desired file from what it was; zeros where there is none."""
         name = self._choice.wanted
         try:
             found = os.stat(self._choice.path(name))
@@ -166,34 +163,35 @@ class Reconfiguration:
             self._refuse(str(fault))
             self._gpus = gpus
             return
-        self._driver = driver_files.find(self.settings.driver_root, self.settings.dev_root, host_root=self._seen_root)
+        root = self._choice.paths.seen_root
+        self._driver = driver_files.find(self.settings.driver_root, self.settings.dev_root, host_root=root)
         self._pieces = pieces
         self._gpus = gpus
         with self._allocator.lock:
             self._update(self.waiting)
             self._allocator.configure(self.settings, self._driver)
-        self._tell()
+        self._notify()
 
     def _try_again(self) -> None:
-        """Whether the slices of a GPU that waits are free by now; nothing else of the node is looked at for it."""
+        """Whether the slices of a GPU that waits are free by now; nothing else of the node is checked for it."""
         before = self.waiting
         self._update(before)
         if self.waiting != before:
-            self._tell()
+            self._notify()
 
     def _update(self, waited: list[str]) -> bool:
-        """Gives the pool what is wanted, as far as it is free; whether the pool has other pieces now."""
+        """Gives the pool the desired pieces of GPUs that are free; whether the pool has other pieces now."""
         with self._allocator.lock:
             before = self._pool.slices
             self.waiting = self._pool.update(self._gpus, self._pieces, self._held())
             offered = self._pool.slices
-            self._last_offer.keep(offered)
+            self._last_offer.persist(offered)
         for uuid in self.waiting:
             if uuid not in waited:
                 log.warning("GPU %s keeps its old slices until the last one in use is free", uuid)
         return offered != before
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for call in self.after:
             call(self.settings, self._driver)
 

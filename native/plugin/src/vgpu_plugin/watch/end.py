@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from .processes import Process
 
-# Between SIGTERM and SIGKILL, as a kubelet gives a pod thirty: what goes round a limit harms its neighbours meanwhile.
+# Between SIGTERM and SIGKILL, as a kubelet gives a pod thirty: a process beyond its limit harms its neighbours.
 GRACE_S = 10.0
 
 

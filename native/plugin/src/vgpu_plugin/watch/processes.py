@@ -2,8 +2,8 @@
 """Whose a process on a GPU is: the container of which allocation, or none of ours. Read from /proc, never from the
 process's own files.
 
-A container's ledger is a file of a tmpfs that belongs to one allocation alone, so whoever has that very mount is in its
-container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
+A container's ledger is a file of a tmpfs that belongs to one allocation alone, so a process with that very mount is in
+its container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
 namespace of its own) is known by its control group, which it cannot leave. What lives in the host's mount namespace, or
 shares its pid namespace without such a mount, is a process of the host and never anybody's.
 """

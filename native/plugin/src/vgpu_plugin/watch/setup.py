@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher put together for a node: whose allocations are whose, the policy of node.yaml, events at pods."""
+"""The watcher on this node: what it sees of the node, events at pods, the answer for vgpuctl."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .._proto import admin_pb2 as api
-from ..allocation.allocation_files import AllocationFiles
-from ..allocation.allocator import Allocator
-from ..allocation.records import KUBELET
+from ..allocation.records import KUBELET, RecordStore
 from ..errors import PluginError
 from ..node import checkpoint, podresources
-from ..node.gpus import GpuSource
-from ..node.paths import Paths
 from ..node.podresources import Holder
 from ..offer.pool import Pool
-from ..offer.settings import Settings
 from . import watcher as watch
 from .usage import NOBODY
-from .watcher import Finding, State, Watch
+from .watcher import Finding, State
+
+if TYPE_CHECKING:
+    from ..allocation.pod_sizes import PodSizes
 
 EVENT = "VgpuWatch"
 # Of events that wait for a slow API server; what is more is in the log and the metrics alone.
@@ -30,68 +30,63 @@ MOST_WAITING = 8
 log = logging.getLogger(__name__)
 
 
-def make(
-    source: GpuSource,
-    files: AllocationFiles,
-    pool: Pool,
-    allocator: Allocator,
-    paths: Paths,
-    settings: Callable[[], Settings],
-    interval_s: float,
-) -> Watch:
-    def uuids() -> list[str]:
-        return list(pool.shape().limited)
+class NodeView:
+    """The node as the watcher sees it (watcher.NodeView)."""
 
-    def kinds() -> Mapping[str, str]:
-        return {record.id: record.kind for record in allocator.records.all()}
+    def __init__(self, pool: Pool, records: RecordStore, checkpoint_file: Path, policy: Callable[[], str]) -> None:
+        self._pool = pool
+        self._records = records
+        self._checkpoint_file = checkpoint_file
+        self.policy = policy
 
-    def pods() -> Mapping[str, frozenset[str]]:
-        found = checkpoint.read(paths.checkpoint)
+    def uuids(self) -> list[str]:
+        return list(self._pool.shape().limited)
+
+    def kinds(self) -> Mapping[str, str]:
+        return {record.id: record.kind for record in self._records.all()}
+
+    def pods(self) -> Mapping[str, frozenset[str]]:
+        found = checkpoint.read(self._checkpoint_file)
         out: dict[str, frozenset[str]] = {}
         for entry in found.entries if found else ():
             if entry.allocation:
                 out[entry.pod_uid] = out.get(entry.pod_uid, frozenset()) | {entry.allocation}
         return out
 
-    def policy() -> str:
-        return settings().watch
-
-    return Watch(source, files, uuids, kinds, pods, policy, Teller(allocator).tell, interval_s=interval_s)
-
 
 class Teller:
     """Events at pods, where an API server is known. The watcher itself waits for no server."""
 
-    def __init__(self, allocator: Allocator) -> None:
-        self._allocator = allocator
+    def __init__(self, records: RecordStore, pods: PodSizes | None) -> None:
+        self._records = records
+        self._pods = pods
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
 
     def tell(self, finding: Finding) -> None:
-        if finding.kind != KUBELET or self._allocator.sizes is None:
+        if finding.kind != KUBELET or self._pods is None:
             return
         if self._waiting.acquire(blocking=False):
             threading.Thread(target=self._send, args=(finding,), name="watch event", daemon=True).start()
 
     def _send(self, finding: Finding) -> None:
         try:
-            record = self._allocator.records.get(finding.allocation)
-            sizes = self._allocator.sizes
-            if record is not None and sizes is not None:
-                sizes.tell(sizes.owner(record), EVENT, finding.text())
+            record = self._records.get(finding.allocation)
+            if record is not None and self._pods is not None:
+                self._pods.report(self._pods.owner(record), EVENT, finding.text())
         except PluginError as fault:
             log.warning("watcher: no event is written: %s", fault)
         finally:
             self._waiting.release()
 
 
-def answer(state: State, allocator: Allocator, paths: Paths) -> api.WatchResponse:
-    """What vgpuctl and the isolation check are told."""
+def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
+    """What vgpuctl and the isolation check get."""
     known: Mapping[str, Holder] = {}
     if any(one.kind == KUBELET for one in (*state.findings, *state.past)):
-        known = podresources.holders(paths.pod_resources) or {}
+        known = podresources.holders(pod_resources) or {}
 
     def message(one: Finding) -> api.WatchFinding:
-        record = allocator.records.get(one.allocation)
+        record = records.get(one.allocation)
         ids = record.kubelet_ids if record is not None else ()
         holder = next((known[name] for name in ids if name in known), NOBODY)
         return api.WatchFinding(

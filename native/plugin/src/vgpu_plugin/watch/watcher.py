@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The watcher: compares, every two seconds, what the driver says of the processes on each shared GPU with the ledgers
-of the containers that they belong to, and names what goes round the library.
+of the containers that they belong to, and names the processes that bypass the library.
 
 Named is what was found in two looks, one after the other: a process that begins or ends between the two accounts is
 not. By policy a named process is ended too: of a container of the kubelet or of a static slice, and on what was seen in
@@ -17,8 +17,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from .._shared.abi import files as abi_files
 from ..allocation.allocation_files import STATIC, AllocationFiles
@@ -67,7 +68,7 @@ class Finding:
         if self.suspicion.reason == watch_rule.NO_SLOT:
             return (
                 f"{who} holds {used >> 20} MiB of {self.uuid} without a live slot in the ledger of allocation "
-                f"{self.allocation}: it goes round libvgpu.so"
+                f"{self.allocation}: it bypasses libvgpu.so"
             )
         accounted = f"{self.suspicion.accounted >> 20} MiB"
         if self.suspicion.limited:
@@ -94,31 +95,52 @@ class State:
     ended: Mapping[str, int]
 
 
-class Watch:
-    """``uuids``: the GPUs that are shared by libvgpu now; ``kinds``: allocation → kind of its record; ``pods``:
-    uid of a pod → allocations of its containers; ``tell`` is called with each finding to tell, at most once a minute.
+class NodeView(Protocol):
+    """What the watcher asks about the node at each poll."""
+
+    def uuids(self) -> list[str]:
+        """The GPUs that libvgpu shares now."""
+
+    def kinds(self) -> Mapping[str, str]:
+        """Allocation → kind of its record."""
+
+    def pods(self) -> Mapping[str, frozenset[str]]:
+        """Uid of a pod → allocations of its containers."""
+
+    def policy(self) -> str:
+        """REPORT or END."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the watcher asks of the kernel. ``device``: the mount of a folder, as /proc names it; ``ender`` None: by
+    signals to ``processes``.
     """
+
+    processes: Processes = field(default_factory=Processes)
+    ender: Ender | None = None
+    clock: Callable[[], float] = time.monotonic
+    device: Callable[[Path], str] = device_of
+
+
+class Watch:
+    """``tell`` is called with each finding to report, at most once a minute."""
 
     def __init__(
         self,
         source: GpuSource,
         files: AllocationFiles,
-        uuids: Callable[[], list[str]],
-        kinds: Callable[[], Mapping[str, str]],
-        pods: Callable[[], Mapping[str, frozenset[str]]] = dict,
-        policy: Callable[[], str] = lambda: REPORT,
+        node: NodeView,
         tell: Callable[[Finding], None] = lambda _finding: None,
-        processes: Processes | None = None,
-        ender: Ender | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        device: Callable[[Path], str] = device_of,
+        kernel: Kernel | None = None,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        self._source, self._files, self._uuids, self._kinds, self._pods = source, files, uuids, kinds, pods
-        self._policy, self._tell, self._clock, self._device = policy, tell, clock, device
+        kernel = kernel or Kernel()
+        self._source, self._files, self._node, self._tell = source, files, node, tell
+        self._clock, self._device = kernel.clock, kernel.device
         self._interval_s = interval_s
-        self._processes = processes or Processes()
-        self._ender = ender or Ender(self._processes.process)
+        self._processes = kernel.processes
+        self._ender = kernel.ender or Ender(self._processes.process)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, str, str], Finding] = {}
@@ -146,7 +168,7 @@ class Watch:
             named = tuple(one for one in self._seen.values() if one.named)
             totals, ended = dict(self._totals), dict(self._ender.sent)
             return State(
-                self._policy(), self._interval_s, self._looks, self._fault, named, tuple(self._past), totals, ended
+                self._node.policy(), self._interval_s, self._looks, self._fault, named, tuple(self._past), totals, ended
             )
 
     def look(self) -> None:
@@ -156,8 +178,8 @@ class Watch:
         blind = set()
         # Whose each ledger is, is asked where somebody is on a GPU: most looks at an idle node find nobody.
         devices: dict[str, str] | None = None
-        kinds = self._kinds()
-        for uuid in self._uuids():
+        kinds = self._node.kinds()
+        for uuid in self._node.uuids():
             try:
                 listed = self._source.processes(uuid)
                 if not listed:
@@ -185,7 +207,7 @@ class Watch:
     ) -> list[tuple[str, Suspicion]]:
         if not devices:
             return []
-        owners = self._processes.of(listed, devices, self._pods)
+        owners = self._processes.of(listed, devices, self._node.pods)
         out = []
         for allocation in sorted({one for mine in owners.values() for one in mine}):
             pids = [pid for pid, mine in owners.items() if allocation in mine]
@@ -281,13 +303,13 @@ class Watch:
                 self._told[one.key] = now
                 (log.info if one.kind == LEASE else log.warning)("watcher: %s", one.text())
                 self._tell(one)
-        if self._policy() == END:
+        if self._node.policy() == END:
             self._end(now, found)
         else:
             self._ender.forget()
 
     def _end(self, now: float, found: Iterable[tuple[str, str, str]]) -> None:
-        """The worst process of each finding of this look is told to end, then made to. What is kept of a GPU that was
+        """The worst process of each finding of this poll gets SIGTERM, then SIGKILL. What is kept of a GPU that was
         not seen may be over, so nobody is ended for it.
         """
         for key in found:
@@ -308,7 +330,7 @@ class Watch:
     def _still(self, process: Process, finding: Finding) -> bool:
         """Whether a process is still in that container, asked once its number can mean no other."""
         devices = self._devices()
-        owners = self._processes.of([process.pid], devices, self._pods)
+        owners = self._processes.of([process.pid], devices, self._node.pods)
         return finding.allocation in owners.get(process.pid, frozenset())
 
 

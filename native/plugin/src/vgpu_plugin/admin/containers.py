@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Usage of the containers and findings of the watcher, for vgpuctl and for Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .._proto import admin_pb2 as api
+from ..allocation.allocation_files import AllocationFiles
+from ..allocation.records import RecordStore
+from ..node import podresources
+from ..watch import setup as watch_setup
+from ..watch import usage
+from ..watch.watcher import Watch
+
+
+class Containers:
+    def __init__(self, records: RecordStore, files: AllocationFiles, watch: Watch, pod_resources: Path) -> None:
+        self._records = records
+        self._files = files
+        self._watch = watch
+        self._pod_resources = pod_resources
+        self._violations = usage.Violations()
+
+    def usages(self) -> list[usage.Usage]:
+        """Every limited allocation, with the pods that the kubelet names."""
+        return self._violations.seen(
+            usage.of_all(self._records.all(), self._files, lambda: podresources.holders(self._pod_resources))
+        )
+
+    def count_violations(self) -> None:
+        """As ``usages``, but asks no kubelet: between two readers a violation would not be counted."""
+        self._violations.seen(usage.of_all(self._records.all(), self._files, lambda: None))
+
+    def watched(self) -> api.WatchResponse:
+        return watch_setup.answer(self._watch.state(), self._records, self._pod_resources)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why a container does not get the slices that it requests. Each rule takes plain values or one look-up, and raises the
+fault that the kubelet shows on the pod. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .._shared.config import sharing
+from .._shared.config.sharing import Piece
+from .._shared.config.slices import MIB
+from .._shared.pods.annotations import Device
+from ..errors import NotNow, Refused, Taken
+from ..node.gpus import Gpu, MigDevice
+from . import sizing
+from .records import Record
+
+
+def refuse_leased(pieces: Iterable[Piece], lease_of: Callable[[str], str | None]) -> None:
+    """Raises NotNow for a slice of a lease. ``lease_of``: id of a slice → id of its lease."""
+    for piece in pieces:
+        if lease := lease_of(piece.id):
+            raise NotNow(
+                f"slice {piece.id} is leased to a check on this host (allocation {lease}); start the pod again"
+            )
+
+
+def refuse_held(pieces: Iterable[Piece], records: Iterable[Record]) -> None:
+    """Of a lease: an Allocate may have come between the lease's choice and the lock. Raises Taken."""
+    holders = {one: record.id for record in records for one in record.slice_ids}
+    for piece in pieces:
+        if piece.id in holders:
+            raise Taken(f"slice {piece.id} is held by allocation {holders[piece.id]}; see: vgpuctl status")
+
+
+def refuse_outside(pieces: Iterable[Piece], used_outside: Callable[[str], bool]) -> None:
+    """``used_outside``: whether a container that Kubernetes did not start uses a slice now. Raises NotNow."""
+    for piece in pieces:
+        if used_outside(piece.id):
+            raise NotNow(
+                f"slice {piece.id} is used by a container outside Kubernetes on this host; stop it, or start the "
+                "pod again so that it gets another slice"
+            )
+
+
+def refuse_several(pieces: list[Piece], config: dict[str, Any]) -> None:
+    """NVIDIA's failRequestsGreaterThanOne, which is for shared resources alone. Raises Refused."""
+    if len(pieces) < 2:
+        return
+    for piece in pieces:
+        if piece.mode in sharing.SHARED_BY_NVIDIA and sharing.refuses_several(piece.mode, config):
+            raise Refused(
+                f"the container asks for {len(pieces)} of {piece.resource}, whose GPUs are shared by {piece.mode}: "
+                "more than one gives no more of a GPU; ask for 1, or set failRequestsGreaterThanOne: false"
+            )
+
+
+def has_sized_neighbours(devices: Iterable[dict[str, Any]], records: Iterable[Record]) -> bool:
+    """Whether containers of requested sizes still hold these GPUs, from before a change of sliceSizing."""
+    uuids = {one["uuid"] for one in devices}
+    sized = (one.limits["devices"] for one in records if "priority" in one.limits)
+    return any(device["uuid"] in uuids for held in sized for device in held)
+
+
+def refuse_oversold(
+    devices: Iterable[dict[str, Any]],
+    gpu: Callable[[str], Gpu],
+    config: dict[str, Any],
+    before: Mapping[str, sizing.Held],
+) -> None:
+    """Of an equal slice: it may be more than pods of other sizes left of its GPU. ``before``: UUID → what containers
+    hold. Raises Taken.
+    """
+    for one in devices:
+        requested = Device(one["uuid"], one["memory_bytes"] // MIB, 0)
+        if fault := sizing.misfit(gpu(one["uuid"]), config, before.get(one["uuid"], sizing.Held()), requested):
+            raise Taken(fault)
+
+
+def refuse_unnamed(gpus: Iterable[Gpu], uuids: Iterable[str], nodes: Callable[[Gpu, MigDevice], object]) -> None:
+    """A MIG device that no CDI file can name: its container would not start, and its fault would say less. ``nodes``
+    finds the device nodes of a MIG device or raises OSError. Raises Refused.
+    """
+    for gpu in gpus:
+        for mig in gpu.mig:
+            try:
+                if mig.uuid in uuids:
+                    nodes(gpu, mig)
+            except OSError as fault:
+                raise Refused(f"{mig.uuid} cannot be handed over by CDI: {fault}") from None

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer of an allocation: mounts, environment and devices of its container."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .._shared.config.sharing import MPS, Piece
+from ..inject import cdi, handover
+from ..inject.handover import HandOver
+from ..node.gpus import Gpu, MigDevice
+from ..node.paths import Paths
+from ..offer.pool import Pool
+from ..offer.settings import Settings
+from . import admission
+from .allocation_files import AllocationFiles
+from .records import Record
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a container gets. ``mounts`` are (container path, host path, read-only), ``devices`` (container path, host
+    path, permissions).
+    """
+
+    allocation: str
+    slice_ids: tuple[str, ...]
+    envs: dict[str, str]
+    mounts: list[tuple[str, str, bool]]
+    devices: list[tuple[str, str, str]] = field(default_factory=list)
+    cdi_devices: list[str] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
+
+
+class Answers:
+    def __init__(self, paths: Paths, pool: Pool, files: AllocationFiles) -> None:
+        self._paths = paths
+        self._pool = pool
+        self._files = files
+
+    def of(self, record: Record, pieces: list[Piece], settings: Settings, hand_over: HandOver) -> Answer:
+        """Raises Refused where the devices cannot be named to the container's runtime."""
+        envs: dict[str, str] = {}
+        mounts: list[tuple[str, str, bool]] = []
+        if record.limits:
+            # Video memory is charged to nobody, so the capability that uses it is withheld.
+            envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
+            mounts += self._files.mounts(record)
+        if mps := next((one for one in pieces if one.mode == MPS), None):
+            envs.update(handover.mps_environment(mps.resource))
+            mounts += handover.mps_mounts(Path(settings.flags["mpsRoot"]), mps.resource, self._paths.seen_root)
+        envs.update(handover.features(settings.config))
+        gpus = list({piece.uuid: self._pool.gpu(piece.uuid) for piece in pieces}.values())
+        devices = {piece.device: piece for piece in pieces}
+        by_index = hand_over.id_strategy == "index"
+        names = [Pool.runtime_name(one, self._pool.gpu(one.uuid), by_index) for one in devices.values()]
+        if hand_over.by_cdi:
+
+            def nodes(gpu: Gpu, mig: MigDevice) -> object:
+                return cdi.mig_nodes(gpu, mig, self._paths.host_root / "proc", settings.dev_root)
+
+            admission.refuse_unnamed(gpus, devices, nodes)
+        parts = hand_over.parts(gpus, record.id, names, list(devices))
+        return Answer(
+            record.id,
+            record.slice_ids,
+            {**envs, **parts.envs},
+            mounts + parts.mounts,
+            parts.devices,
+            parts.cdi_devices,
+            parts.annotations,
+        )

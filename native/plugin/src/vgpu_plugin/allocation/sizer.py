@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives a container the size that its pod requested (``sliceSizing: requested``): asks the API server for the plan,
+reserves the room, and writes the size down.
+
+The API server is asked without the lock, so a size that is decided and not yet written down counts as held.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._shared.pods.annotations import Device
+from ..errors import NotNow, Refused
+from ..node import checkpoint
+from ..offer.pool import Pool
+from ..offer.preference import gpu_of
+from ..offer.settings import Settings
+from . import sizing
+from .records import KUBELET, Record, RecordStore
+
+if TYPE_CHECKING:
+    from .pod_sizes import PodSizes
+
+log = logging.getLogger(__name__)
+
+
+class Sizer:
+    """``pods`` finds the pods and plans at the API server; None where no API server is known. ``settings`` are replaced
+    under the lock of the records.
+    """
+
+    def __init__(
+        self,
+        records: RecordStore,
+        pool: Pool,
+        checkpoint_file: Path,
+        settings: Settings,
+        pods: PodSizes | None = None,
+    ) -> None:
+        self._records = records
+        self._pool = pool
+        self._checkpoint_file = checkpoint_file
+        self.settings = settings
+        self._pods = pods
+        # Allocation → its record with a size that is decided and not yet written down.
+        self._reserved: dict[str, Record] = {}
+
+    def planned(self, available: Sequence[str], size: int) -> list[str]:
+        """Free slices of the GPUs that the scheduler planned for the container that comes now; advice, maybe none."""
+        if not self.settings.requested or self._pods is None:
+            return []
+        chosen: list[str] = []
+        for uuid in self._pods.expected(size):
+            free = (one for one in available if gpu_of(one) == uuid and one not in chosen)
+            chosen += [one for one in [next(free, "")] if one]
+        return chosen
+
+    def held(self, without: Iterable[str]) -> dict[str, sizing.Held]:
+        """UUID → what containers hold of a GPU. A container that the kubelet no longer knows holds nothing. Neither do
+        those with an id of ``without``, the ids of one container: they are of its pod, and do not run when it does.
+        """
+        found = checkpoint.read(self._checkpoint_file)
+        own = frozenset(without)
+        return sizing.held(
+            one
+            for one in (self._reserved.get(known.id, known) for known in self._records.all())
+            if own.isdisjoint(one.kubelet_ids)
+            and (found is None or one.kind != KUBELET or found.holds(one.id, frozenset(one.kubelet_ids)))
+        )
+
+    def size(self, record: Record) -> None:
+        """Writes down the size that the pod of a record requested. Raises Refused where it was not planned, or does not
+        fit on the GPUs that the kubelet chose. The caller does not hold the lock.
+        """
+        if self._pods is None:
+            raise NotNow(f"allocation {record.id} waits for its size, and this program knows no API server")
+        owner = self._pods.owner(record)
+        plan = self._pods.plan(owner)
+        planned = next(part.devices for part in plan if part.container == owner.container)
+        try:
+            devices = self._reserve(record, planned, self._pods.priority(owner, self.settings.config))
+        except Refused as fault:
+            self._pods.report(owner, "VgpuNoRoom", str(fault))
+            raise Refused(f"pod {owner.name}: {fault}") from None
+        try:
+            if {one.uuid for one in devices} != {one.uuid for one in planned}:
+                log.info("pod %s: given %s instead of what was planned", owner.name, [one.uuid for one in devices])
+                self._pods.write_given(owner, sizing.with_part(plan, owner.container, devices))
+            with self._records.lock:
+                if self._records.get(record.id) is None:
+                    raise NotNow(f"allocation {record.id} ended while its size was reported to the API server")
+                self._records.put(self._reserved[record.id])
+            log.info("allocation %s: sizes of pod %s", record.id, owner.name)
+        finally:
+            with self._records.lock:
+                del self._reserved[record.id]
+
+    def _reserve(self, record: Record, planned: Sequence[Device], priority: int) -> list[Device]:
+        """Decides a size and keeps its room while the API server is asked. Raises Refused where it does not fit."""
+        with self._records.lock:
+            if record.id in self._reserved:
+                raise NotNow(f"allocation {record.id}: another call finds out its size now; it is tried again")
+            given = [self._pool.gpu(one["uuid"]) for one in record.limits["devices"]]
+            devices = sizing.assign(planned, given, self.settings.config, self.held(record.kubelet_ids))
+            limits = {key: value for key, value in record.limits.items() if key != "deny"}
+            limits.update(devices=sizing.limits_of(devices), priority=priority)
+            cores = {one.uuid: one.cores for one in devices if one.cores}
+            self._reserved[record.id] = replace(record, limits=limits, cores=cores)
+            return devices

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the parts of the program and ties them together. Starts nothing: that is the daemon's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ._shared.config.sharing import Piece
+from .admin.answers import Admin
+from .admin.containers import Containers
+from .allocation.allocation_files import AllocationFiles
+from .allocation.allocator import Allocator
+from .allocation.collector import Collector
+from .allocation.leases import Leases
+from .allocation.records import RecordStore
+from .allocation.static_slices import StaticSlices
+from .inject import driver_files
+from .inject.driver_files import DriverFiles
+from .inject.mounts import KernelMounter, Mounter
+from .kubelet.registration import Registration
+from .kubelet.registrations import Registrations
+from .kubelet.service import DevicePlugin
+from .node import podresources
+from .node.gpus import Gpu, GpuSource
+from .node.paths import Paths
+from .offer.health import CLEAN_S, HealthWatch
+from .offer.health import rules as health_rules
+from .offer.last_offer import LastOffer
+from .offer.pool import Pool
+from .offer.settings import Settings
+from .reconcile.config_choice import ConfigChoice
+from .reconcile.labeller import Labeller
+from .reconcile.reconfigure import Reconfiguration
+from .watch.rule import INTERVAL_S
+from .watch.setup import NodeView, Teller
+from .watch.watcher import Watch
+
+if TYPE_CHECKING:
+    from .allocation.pod_sizes import PodSizes
+    from .reconcile.node_label import NodeLabel
+
+# The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
+POD_ANSWER_S = 8.0
+
+
+class Extras(NamedTuple):
+    """What is served in addition to the kubelet: metrics on an address, labels in a file; ``kubeconfig`` and the node's
+    name: how the node's label is followed, empty: it is not. ``watch_s``: between two polls of the watcher; 0: none.
+    """
+
+    metrics: str = ""
+    labels: bool = False
+    kubeconfig: str = ""
+    node_name: str = ""
+    watch_s: float = INTERVAL_S
+    # Called now and then while the kubelet listens: a program may tune threads that it did not start.
+    rest: Callable[[], object] = lambda: None
+
+    @property
+    def node(self) -> str:
+        """The name of this node."""
+        return self.node_name or socket.gethostname().lower()
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the command line says. ``clean_s``: without a fault for so long a GPU is healthy again."""
+
+    paths: Paths
+    choice: ConfigChoice
+    mounter: Mounter = field(default_factory=KernelMounter)
+    clean_s: float = CLEAN_S
+    extras: Extras = field(default_factory=Extras)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The objects that the daemon starts, asks and stops. ``label`` and ``labeller``: None where not asked for."""
+
+    pool: Pool
+    leases: Leases
+    collector: Collector
+    static_slices: StaticSlices
+    registrations: Registrations
+    changes: Reconfiguration
+    health: HealthWatch
+    watch: Watch
+    containers: Containers
+    admin: Admin
+    driver: DriverFiles
+    label: NodeLabel | None
+    labeller: Labeller | None
+
+    def resources(self) -> list[str]:
+        return resources(self.pool, self.changes.settings)
+
+
+def resources(pool: Pool, settings: Settings) -> list[str]:
+    """The resources to register: those of the pieces; a node without any registers its plain one, with no device."""
+    return pool.resources or [settings.resource]
+
+
+def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSource, gpus: list[Gpu]) -> Parts:
+    """``pieces``: those of the settings; a GPU whose former pieces are held keeps them. Raises Fatal."""
+    paths, extras = setup.paths, setup.extras
+    last_offer = LastOffer(paths.last_offer)
+    pool = Pool(gpus, last_offer.before(gpus, pieces))
+    records = RecordStore(paths.records)
+    records.load()
+    files = AllocationFiles(paths.allocations, setup.mounter)
+    pods = _pod_sizes(setup)
+    allocator = Allocator(paths, settings, pool, records, files, pods)
+    driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
+    allocator.configure(settings, driver)
+    static_slices = StaticSlices(paths, settings, pool, allocator, files, driver)
+    allocator.outside = static_slices
+    registrations = _registrations(paths, pool, allocator)
+    leases = Leases(allocator, pool, paths.checkpoint, registrations.any_registered)
+
+    def holders() -> dict[str, podresources.Holder] | None:
+        return podresources.holders(paths.pod_resources)
+
+    def held() -> frozenset[str]:
+        return leases.in_use() | static_slices.in_use()
+
+    collector = Collector(allocator, files, paths.checkpoint, holders, send_again=pool.send_again)
+    changes = Reconfiguration(setup.choice, settings, source, allocator, held, last_offer)
+    health = HealthWatch(source, pool, health_rules(os.environ), changes.poll, setup.clean_s)
+    changes.on_lost = health.lost
+
+    def register(now: Settings, _driver: DriverFiles) -> None:
+        registrations.bring_in_line(resources(pool, now))
+
+    changes.after += [static_slices.configure, register]
+    labeller = Labeller(source, pool) if extras.labels else None
+    if labeller is not None:
+        changes.after.append(lambda now, _driver: labeller.write(now))
+    label = _label(setup, changes, health, pool)
+    view = NodeView(pool, records, paths.checkpoint, changes.watch_policy)
+    watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
+    containers = Containers(records, files, watch, paths.pod_resources)
+    admin = Admin(pool, allocator, leases, registrations, changes, containers)
+    return Parts(
+        pool=pool,
+        leases=leases,
+        collector=collector,
+        static_slices=static_slices,
+        registrations=registrations,
+        changes=changes,
+        health=health,
+        watch=watch,
+        containers=containers,
+        admin=admin,
+        driver=driver,
+        label=label,
+        labeller=labeller,
+    )
+
+
+def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrations:
+    def make(resource: str) -> Registration:
+        def service(on_streams: Callable[[], None]) -> DevicePlugin:
+            return DevicePlugin(pool, allocator, on_streams, resource)
+
+        return Registration(paths.kubelet_socket, paths.endpoint(resource), resource, service)
+
+    return Registrations(make)
+
+
+def _pod_sizes(setup: Setup) -> PodSizes | None:
+    if not setup.extras.kubeconfig:
+        return None
+    from .allocation.pod_sizes import PodSizes
+    from .node import kube_access, kube_api
+
+    paths = setup.paths
+    api = kube_api.Api(kube_access.read(setup.extras.kubeconfig), POD_ANSWER_S)
+    return PodSizes(api, setup.extras.node, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
+
+
+def _label(setup: Setup, changes: Reconfiguration, health: HealthWatch, pool: Pool) -> NodeLabel | None:
+    """Follows the node's label, and reports on the node's object after each poll."""
+    if not setup.extras.kubeconfig:
+        return None
+    from .node import kube_access, kube_api
+    from .reconcile.node_label import NodeLabel
+    from .reconcile.node_report import NodeReport
+
+    def choose(name: str) -> None:
+        setup.choice.choose(name)
+        health.ask()
+
+    label = NodeLabel(kube_api.Api(kube_access.read(setup.extras.kubeconfig)), setup.extras.node, choose)
+    changes.on_poll = NodeReport(label, changes, pool).publish
+    changes.more_notes.append(label.notes)
+    return label

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this node publishes on its object at the API server: the outcome of its configuration, and the GPUs of which
+pods may request parts.
+"""
+
+from __future__ import annotations
+
+from .._shared.pods import annotations as pod_annotations
+from ..allocation import sizing
+from ..offer.pool import Pool
+from .node_label import NodeLabel
+from .reconfigure import Reconfiguration
+
+
+class NodeReport:
+    def __init__(self, label: NodeLabel, changes: Reconfiguration, pool: Pool) -> None:
+        self._label = label
+        self._changes = changes
+        self._pool = pool
+
+    def publish(self) -> None:
+        self._label.tell(self._changes.outcome())
+        settings = self._changes.settings
+        gpus: list[pod_annotations.NodeGpu] = []
+        if settings.requested:
+            unhealthy = {gpu.uuid: self._pool.unhealthy_reason(gpu.uuid) for gpu in self._pool.gpus}
+            gpus = sizing.node_gpus(self._pool.gpus, settings.config, unhealthy)
+        # An empty list is published explicitly: a missing annotation would mean to the scheduler that someone deleted
+        # it, and it would go on placing by the GPUs that it knows.
+        self._label.annotate(pod_annotations.GPUS, pod_annotations.write_gpus(gpus), add=settings.requested)
