@@ -287,7 +287,7 @@ def test_more_than_the_limit_is_named_whatever_the_ledger_says(watched, charged)
     watched.run(20, 10228 * MIB)
     descriptor = watched.charge(20, charged)
     assert watched.look(2) == [MEMORY]
-    (finding,) = watched.reported
+    (finding,) = watched.found
     assert f"its limit is {LIMIT >> 20} MiB" in finding.text()
     os.close(descriptor)
 
