@@ -78,7 +78,7 @@ LIMITED_IDS = [row[0] for row in LIMITED]
 @pytest.mark.parametrize(("about", "limit", "seen", "slots", "exported", "reasons"), LIMITED, ids=LIMITED_IDS)
 def test_the_limit_binds_whatever_the_ledger_says(about, limit, seen, slots, exported, reasons):
     listed = [(process(pid), used * MIB) for pid, used in seen.items()]
-    account = Account({key: used * MIB for key, used in slots.items()}, limit * MIB, lent=exported * MIB)
+    account = Account({key: used * MIB for key, used in slots.items()}, limit * MIB, exported=exported * MIB)
     assert [one.reason for one in judge(listed, account)] == reasons
 
 

@@ -27,19 +27,19 @@ class Labeller:
 
     def __init__(self, setxattr: Callable[[int, str, bytes], None] = os.setxattr) -> None:
         self._setxattr = setxattr
-        self._told = False
+        self._reported = False
 
     def __call__(self, descriptor: int) -> None:
         try:
             self._setxattr(descriptor, ATTRIBUTE, LABEL)
         except OSError as fault:
-            if not self._told:
+            if not self._reported:
                 log.warning(
                     "SELinux did not take the label container_file_t for the files of an allocation (%s); a container "
                     "that its engine confines gets no context; is the package container-selinux installed?",
                     fault,
                 )
-            self._told = True
+            self._reported = True
 
 
 def labeller(known: str = KNOWN) -> Labeller | None:

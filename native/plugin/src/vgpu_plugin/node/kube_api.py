@@ -18,7 +18,7 @@ from typing import Any
 from .kube_access import Access
 
 TIMEOUT_S = 30.0
-# The server ends a watch by itself; an answer that is overdue means a connection that is dead.
+# The server ends a watch after this time; an answer that is overdue means a connection that is dead.
 WATCH_S, WATCH_GRACE_S = 240, 30.0
 STRATEGIC = "application/strategic-merge-patch+json"
 LONGEST_LINE = 4 << 20

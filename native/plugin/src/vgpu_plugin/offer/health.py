@@ -95,16 +95,16 @@ class HealthWatch:
         self._asked.set()
 
     def run(self) -> None:
-        fault_told = ""
+        reported_fault = ""
         next_look = self._monotonic() + LOOK_S
         while not self._stopping.is_set():
             try:
                 event = self._source.next_xid(WAIT_MS)
-                fault_told = ""
+                reported_fault = ""
             except GpuError as fault:
-                if str(fault) != fault_told:
+                if str(fault) != reported_fault:
                     log.warning("health is not watched: %s; trying again every %.0f s", fault, PAUSE_S)
-                    fault_told = str(fault)
+                    reported_fault = str(fault)
                 self._stopping.wait(PAUSE_S)
                 self._reopen()
                 event = None

@@ -59,7 +59,7 @@ class NodeLabel:
         self._stopping = threading.Event()
         self._news = threading.Condition()
         self._outcome: tuple[str, str] | None = None
-        self._told: tuple[str, str] | None = None
+        self._reported: tuple[str, str] | None = None
         self._name: str | None = None
         # Annotations that the node is to have, and those that it has.
         self._wanted: dict[str, tuple[str, bool]] = {}
@@ -164,13 +164,13 @@ class NodeLabel:
 
     def _report(self) -> None:
         with self._news:
-            self._news.wait_for(lambda: self._stopping.is_set() or self._missing() or self._outcome != self._told)
+            self._news.wait_for(lambda: self._stopping.is_set() or self._missing() or self._outcome != self._reported)
             outcome, missing = self._outcome, self._missing()
         if self._stopping.is_set():
             return
         if missing:
             self._write(missing)
-        if outcome is None or outcome == self._told:
+        if outcome is None or outcome == self._reported:
             return
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         reason, text = outcome
@@ -185,7 +185,7 @@ class NodeLabel:
         }
         self._api.patch(f"{self._path}/status", {"status": {"conditions": [condition]}})
         self._api.post("/api/v1/namespaces/default/events", self._event(reason, text, now))
-        self._told = outcome
+        self._reported = outcome
 
     def _write(self, missing: dict[str, str]) -> None:
         """Writes annotations. They count as found before the call, for what the watch says while the answer is on its

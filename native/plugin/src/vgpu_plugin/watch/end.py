@@ -20,12 +20,12 @@ class Ender:
     def __init__(self, look: Callable[[int], Process | None]) -> None:
         self._look = look
         # (pid, start) → when SIGTERM was sent; None once it was SIGKILL.
-        self._told: dict[tuple[int, int], float | None] = {}
+        self._signalled: dict[tuple[int, int], float | None] = {}
         self.sent: dict[str, int] = {}
 
     def forget(self) -> None:
         """Under another policy nobody's grace runs on."""
-        self._told.clear()
+        self._signalled.clear()
 
     def end(self, process: Process, now: float, still: Callable[[Process], bool]) -> str:
         """SIGTERM the first time, SIGKILL once the grace is over; the name of what was sent, empty: nothing.
@@ -34,12 +34,12 @@ class Ender:
         process can have its pid.
         """
         key = process.pid, process.start
-        self._told = {one: then for one, then in self._told.items() if self._alive(one)}
-        if key in self._told:
-            then = self._told[key]
+        self._signalled = {one: then for one, then in self._signalled.items() if self._alive(one)}
+        if key in self._signalled:
+            then = self._signalled[key]
             if then is None or now - then < GRACE_S:
                 return ""
-        number = signal.SIGKILL if key in self._told else signal.SIGTERM
+        number = signal.SIGKILL if key in self._signalled else signal.SIGTERM
         try:
             descriptor = os.pidfd_open(process.pid)
         except OSError:
@@ -52,7 +52,7 @@ class Ender:
                 signal.pidfd_send_signal(descriptor, number)
         finally:
             os.close(descriptor)
-        self._told[key] = None if number == signal.SIGKILL else now
+        self._signalled[key] = None if number == signal.SIGKILL else now
         self.sent[number.name] = self.sent.get(number.name, 0) + 1
         return number.name
 

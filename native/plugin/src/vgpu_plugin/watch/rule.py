@@ -15,13 +15,13 @@ from .processes import Process
 
 NO_SLOT, MEMORY = "no-slot", "more-memory"
 REASONS = (NO_SLOT, MEMORY)
-# Between two looks.
+# Between two polls.
 INTERVAL_S = 2.0
 MIB = 1 << 20
-# The library looks again at what the driver took unasked when a process has grown by 32 MiB or 1/32 (residue.c); so
-# much may be uncharged at any time, and as much again that is settled with the step after.
+# The library settles what the driver took unasked when a process has grown by 32 MiB or 1/32 (unaccounted.c): so
+# much may be uncharged at any time, and as much again that the next step settles.
 STEP_LEAST, STEP_PART = 64 * MIB, 16
-# Where contexts do not count the ledger has none of them: the largest of a card of these years, with its modules.
+# Where contexts do not count the ledger has none: the largest context of present cards, with its modules.
 CONTEXT_MOST = 1024 * MIB
 
 
@@ -34,13 +34,13 @@ class Account:
     limit: int
     # Whether contexts and code are charged.
     counted: bool = True
-    # What dead processes had lent: whoever imported it holds it on, and is not charged himself.
-    lent: int = 0
+    # Memory that dead processes had exported: the importing process keeps it and is not charged for it.
+    exported: int = 0
 
     @property
     def ledger(self) -> int:
         """What the tenant says of itself."""
-        return sum(self.slots.values()) + self.lent
+        return sum(self.slots.values()) + self.exported
 
     @property
     def total(self) -> int:
@@ -74,7 +74,7 @@ def tolerance(used: int, counted: bool) -> int:
 
 
 def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[Suspicion]:
-    """``seen``: the processes of the container on the GPU with their bytes by the driver, None: not told."""
+    """``seen``: the processes of the container on the GPU with their bytes by the driver, None: not known."""
     out = []
     strangers = tuple((one, used or 0) for one, used in seen if account.of(one) is None)
     if strangers:

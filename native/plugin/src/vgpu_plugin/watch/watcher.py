@@ -145,7 +145,7 @@ class Watch:
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, str, str], Finding] = {}
         self._past: deque[Finding] = deque(maxlen=MOST_PAST)
-        self._told: dict[tuple[str, str, str], float] = {}
+        self._reported: dict[tuple[str, str, str], float] = {}
         self._totals: dict[tuple[str, str], int] = {}
         self._looks = 0
         self._fault = ""
@@ -246,7 +246,7 @@ class Watch:
         if before is not None:
             keys = {*account.slots, *before.slots}
             most = {key: max(account.slots.get(key, 0), before.slots.get(key, 0)) for key in keys}
-            account = replace(account, slots=most, lent=max(account.lent, before.lent))
+            account = replace(account, slots=most, exported=max(account.exported, before.exported))
         return watch_rule.judge(seen, account)
 
     def _account(self, uuid: str, allocation: str) -> Account | None:
@@ -297,10 +297,10 @@ class Watch:
                 seen[key] = replace(one, action=before.action if before else "")
             self._past.extend(one for key, one in self._seen.items() if one.named and key not in seen)
             self._seen = seen
-            self._told = {key: then for key, then in self._told.items() if now - then < TELL_S}
+            self._reported = {key: then for key, then in self._reported.items() if now - then < TELL_S}
         for one in fresh:
-            if one.key not in self._told:
-                self._told[one.key] = now
+            if one.key not in self._reported:
+                self._reported[one.key] = now
                 (log.info if one.kind == LEASE else log.warning)("watcher: %s", one.text())
                 self._tell(one)
         if self._node.policy() == END:
