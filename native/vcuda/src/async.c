@@ -146,7 +146,7 @@ static CUresult host_alloc(const struct device *device, const struct request *re
 {
     CUcontext context;
     CUresult status;
-    if (!device_current(&context, &status))
+    if (!device_to_allocate(&context, &status))
         return status;
     FLIGHT(device->ledger);
     status = memory_charge(device, ACCOUNT_USED, request->bytes);
@@ -174,6 +174,8 @@ static CUresult admit(enum control control, const struct request *request, bool 
     *pool = NULL;
     if (control == CONTROL_BROKEN)
         return memory_broken();
+    if ((status = memory_meet()) != CUDA_SUCCESS)
+        return status;
     if (capturing(request->stream, per_thread)) /* no pool: it becomes a node of the graph */
         return graph_memory_captured(control);
     *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);

@@ -15,6 +15,8 @@ CUresult memory_charge(const struct device *device, enum account account, uint64
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
 /* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
+/* Of a hook that allocates elsewhere: the current context, if there is one, is charged like any. */
+CUresult memory_meet(void);
 CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data);
 /*
  * Memory, arrays and modules of a context that is about to go: taken out of their tables before the driver frees them,
@@ -34,6 +36,8 @@ CUresult memory_broken(void);
 /* --- residue.c: what the driver takes without being asked ------------------------------------------------- */
 
 void residue_begin(const struct device *device); /* a context was made */
+/* One was found that was not seen to be made: looks at once. False: that did not tell what it takes. Context lock held. */
+bool residue_begin_now(const struct device *device);
 void residue_context_gone(int device);           /* context lock held */
 void residue_reset(void);
 
@@ -113,6 +117,7 @@ void external_settle(struct external_buffer *taken, bool freed);
 extern _Atomic bool vgpu_green_any; /* this process has made one */
 /* The context that a thread of ours may enter for work of this one: of a green one its primary. */
 CUcontext green_enters(CUcontext context);
+bool green_is(CUcontext context); /* is this a green one? */
 /* The device of a green context's stream, whose context the driver does not tell. */
 bool green_ordinal(CUstream stream, CUdevice *ordinal);
 /* Device locked. A primary context is about to go, and its green ones with it; it is gone. */

@@ -21,26 +21,33 @@ struct opening {
     bool counted;
 };
 
+/* Whether a context may be on the device. Asked when there is a slot: the node that withdraws the allocation writes that
+ * first, then looks for slots. One of the two sees the other. */
+static bool permitted(const struct device *device)
+{
+    bool known;
+    if (limits_denied()) {
+        limits_complain();
+        return false;
+    }
+    device_limit(device, &known);
+    if (!known)
+        vgpu_log_line(LOG_ERROR, "no context is created: device %s is not in the limits file", device->uuid);
+    return known;
+}
+
 static const struct device *admit(enum control control, CUdevice ordinal, CUresult *status)
 {
-    bool known, denied = control == CONTROL_BROKEN || limits_denied();
-    const struct device *device = denied ? NULL : device_of(ordinal, status);
-    /* Asked again now that there is a slot: the node that withdraws the allocation writes that first, then looks for
-     * slots. One of the two sees the other. */
-    if (denied || (device && limits_denied())) {
+    if (control == CONTROL_BROKEN || limits_denied()) {
         limits_complain();
         *status = CUDA_ERROR_NOT_PERMITTED;
         return NULL;
     }
-    if (!device)
-        return NULL;
-    device_limit(device, &known);
-    if (!known) {
-        vgpu_log_line(LOG_ERROR, "no context is created: device %s is not in the limits file", device->uuid);
-        *status = CUDA_ERROR_NOT_PERMITTED;
-        return NULL;
-    }
-    return device;
+    const struct device *device = device_of(ordinal, status);
+    if (!device || permitted(device))
+        return device;
+    *status = CUDA_ERROR_NOT_PERMITTED;
+    return NULL;
 }
 
 /* create_lock held, here and in open_end. */
@@ -282,6 +289,72 @@ EXPORT CUresult cuCtxDetach(CUcontext context)
     return end_context(context, REAL(cuCtxDetach), false);
 }
 
+/* --- contexts that no hook saw ------------------------------------------------------------------------- */
+
+static bool primary_active(CUdevice ordinal);
+static CUresult release_primary(CUcontext context, CUdevice ordinal);
+
+static bool is_primary(CUcontext context, CUdevice ordinal)
+{
+    CUcontext found = NULL;
+    if (!primary_active(ordinal) || REAL(cuDevicePrimaryCtxRetain)(&found, ordinal) != CUDA_SUCCESS)
+        return false;
+    release_primary(found, ordinal);
+    return found == context;
+}
+
+/* What a context costs where NVML does not show this process, as open_begin and size_of have it. */
+static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice ordinal)
+{
+    uint64_t bytes = ledger_context_bytes(device->ledger);
+    if (bytes)
+        return bytes;
+    int measuring = ledger_measure_begin(device->ledger);
+    bytes = ledger_context_bytes(device->ledger);
+    if (!bytes && measuring >= 0 && (bytes = measure_by_second(context, ordinal, 0)) > 0)
+        ledger_learn_context(device->ledger, bytes);
+    ledger_measure_end(measuring, device->ledger);
+    return bytes;
+}
+
+/*
+ * create_lock held. Charged as far as the limit has room, where NVML shows what this process holds: that is there already.
+ * Else as a whole, or nothing is allocated in it.
+ */
+static CUresult adopt(const struct device *device, CUcontext context, CUdevice ordinal)
+{
+    uint64_t bytes = 0;
+    if (!residue_begin_now(device) && limits_count_context())
+        bytes = cost_of(device, context, ordinal);
+    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, bytes);
+    if (status != CUDA_SUCCESS)
+        return status;
+    memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
+    if (!primary[device->ledger] && is_primary(context, ordinal))
+        primary[device->ledger] = context;
+    vgpu_log(LOG_INFO, "a context on %s was made by no replaced function", device->uuid);
+    return CUDA_SUCCESS;
+}
+
+CUresult context_meet(const struct device *device, CUcontext context, CUdevice ordinal, bool *known)
+{
+    struct block block;
+    CUresult status = CUDA_SUCCESS;
+    *known = block_get(&vgpu_contexts, (uintptr_t)context, &block) || green_is(context);
+    if (*known)
+        return CUDA_SUCCESS;
+    if (!permitted(device))
+        return CUDA_ERROR_NOT_PERMITTED;
+    /* Whoever holds the lock is making a context, or is this thread, called back by the driver: another time. */
+    if (!context_try(device->ledger))
+        return CUDA_SUCCESS;
+    if (!block_get(&vgpu_contexts, (uintptr_t)context, &block))
+        status = adopt(device, context, ordinal);
+    *known = status == CUDA_SUCCESS;
+    context_unlock(device->ledger);
+    return status;
+}
+
 /* --- the primary context ------------------------------------------------------------------------------- */
 
 static bool primary_active(CUdevice ordinal)
@@ -311,8 +384,8 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     lock_take(&create_lock[device->ledger]);
     if (primary_active(ordinal)) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
-        if (status == CUDA_SUCCESS)
-            count_users(*context, 1);
+        if (status == CUDA_SUCCESS && count_users(*context, 1) < 0 && (status = adopt(device, *context, ordinal)) != CUDA_SUCCESS)
+            release_primary(*context, ordinal);
     } else if ((status = open_begin(&opening, device)) == CUDA_SUCCESS) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
         status = open_end(&opening, status, status ? NULL : *context, ordinal, release_primary);

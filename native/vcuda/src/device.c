@@ -99,13 +99,11 @@ void device_forget_contexts(void)
     atomic_fetch_add_explicit(&device_epoch, 1, memory_order_release);
 }
 
-const struct device *device_current(CUcontext *context, CUresult *status)
+/* The driver is asked. *met: an error where nothing may be allocated in the context. */
+static const struct device *ask_current(CUcontext *context, CUresult *status, CUresult *met)
 {
     CUdevice ordinal;
-    const struct device *device;
-    *status = CUDA_SUCCESS;
-    if (device_known(context, &device))
-        return device;
+    bool known = false;
     uint32_t now = atomic_load_explicit(&device_epoch, memory_order_acquire);
     *context = NULL;
     *status = REAL(cuCtxGetCurrent)(context);
@@ -113,10 +111,35 @@ const struct device *device_current(CUcontext *context, CUresult *status)
         *status = CUDA_ERROR_INVALID_CONTEXT;
     if (*status == CUDA_SUCCESS)
         *status = REAL(cuCtxGetDevice)(&ordinal);
-    device = *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
-    if (device)
+    const struct device *device = *status == CUDA_SUCCESS ? device_of(ordinal, status) : NULL;
+    if (!device)
+        return NULL;
+    *met = context_meet(device, *context, ordinal, &known);
+    if (known)
         device_last = (struct used_last){.context = *context, .device = device, .epoch = now};
     return device;
+}
+
+const struct device *device_current(CUcontext *context, CUresult *status)
+{
+    const struct device *device;
+    CUresult met;
+    *status = CUDA_SUCCESS;
+    return device_known(context, &device) ? device : ask_current(context, status, &met);
+}
+
+const struct device *device_to_allocate(CUcontext *context, CUresult *status)
+{
+    const struct device *device;
+    *status = CUDA_SUCCESS;
+    if (device_known(context, &device))
+        return device;
+    CUresult met = CUDA_SUCCESS;
+    device = ask_current(context, status, &met);
+    if (met == CUDA_SUCCESS)
+        return device;
+    *status = met;
+    return NULL;
 }
 
 const struct device *device_in_ledger(int index)

@@ -44,6 +44,12 @@ CUcontext green_enters(CUcontext context)
     return primary ? primary : context;
 }
 
+bool green_is(CUcontext context)
+{
+    struct block block;
+    return atomic_load_explicit(&vgpu_green_any, memory_order_relaxed) && find(context, &block);
+}
+
 bool green_ordinal(CUstream stream, CUdevice *ordinal)
 {
     CUgreenCtx green;

@@ -31,7 +31,16 @@ const struct device *memory_target(enum control control, CUcontext *context, CUr
         *status = memory_broken();
         return NULL;
     }
-    return device_current(context, status);
+    return device_to_allocate(context, status);
+}
+
+CUresult memory_meet(void)
+{
+    CUcontext context;
+    CUresult status;
+    bool refused = !device_to_allocate(&context, &status) &&
+                   (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
+    return refused ? status : CUDA_SUCCESS; /* else there is no context, or the driver says what is wrong */
 }
 
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)

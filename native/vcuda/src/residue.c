@@ -120,15 +120,11 @@ static bool beyond_by_address(int device, uint64_t *beyond)
     return true;
 }
 
-void residue_settle(int index)
+/* Context lock held. False: NVML's figure of this process tells nothing of its contexts. */
+static bool settle(struct residue *residue, const struct device *device)
 {
-    struct residue *residue = &residues[index];
-    atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed);
-    const struct device *device = atomic_load_explicit(&residue->device, memory_order_acquire);
+    int index = device->ledger;
     struct measure now;
-    /* Whoever holds the context lock is measuring, or is this thread: another time. */
-    if (!device || !context_try(index))
-        return;
     measure_begin(&now, device);
     /* Where contexts do not count, nobody can tell them from the rest of NVML's figure. */
     bool seen = limits_count_context() && now.nvml && now.own > 0, told = seen && now.quiet;
@@ -151,7 +147,26 @@ void residue_settle(int index)
     }
     set_marks(residue, index, true);
     atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed); /* raised by the lines above */
+    return seen;
+}
+
+void residue_settle(int index)
+{
+    struct residue *residue = &residues[index];
+    atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed);
+    const struct device *device = atomic_load_explicit(&residue->device, memory_order_acquire);
+    /* Whoever holds the context lock is measuring, or is this thread: another time. */
+    if (!device || !context_try(index))
+        return;
+    settle(residue, device);
     context_unlock(index);
+}
+
+bool residue_begin_now(const struct device *device)
+{
+    struct residue *residue = &residues[device->ledger];
+    residue_begin(device);
+    return atomic_load_explicit(&residue->device, memory_order_relaxed) && settle(residue, device);
 }
 
 void residue_begin(const struct device *device)

@@ -287,6 +287,8 @@ extern _Atomic uint32_t device_epoch;
 /* The device of the thread's current context; *context gets the context. The driver is asked each time: it may change by
  * ways that are not hooked. */
 const struct device *device_current(CUcontext *context, CUresult *status);
+/* The same for an allocation: NULL also where the context may have no memory. */
+const struct device *device_to_allocate(CUcontext *context, CUresult *status);
 /* The same where that is known without asking further; else false. */
 static inline bool device_known(CUcontext *context, const struct device **device)
 {
@@ -347,6 +349,9 @@ void fence_context_gone(CUcontext context);
 void fence_settle(void);
 /* context.c: contexts and modules of a device are made and ended one at a time, for they are measured. */
 void context_lock(int device);
+/* The current context, which may be one that no hook saw: charged as any. An error: nothing may be allocated in it. *known
+ * false: it could not be looked at now. */
+CUresult context_meet(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 /* With the lock held. The device's primary context as far as it is charged, NULL: none. */
 CUcontext context_primary(int device);
 void context_used(CUcontext context); /* one more keeps it alive */

@@ -122,6 +122,8 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
         return status;
     if (limits_denied()) /* the one allocation that needs no context */
         return memory_broken();
+    if ((status = memory_meet()) != CUDA_SUCCESS)
+        return status;
     struct physical *object = calloc(1, sizeof *object);
     if (!object)
         return CUDA_ERROR_OUT_OF_MEMORY;
