@@ -51,50 +51,23 @@ static bool array_bytes(const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels, u
     return true;
 }
 
-struct making {
-    const struct device *device;
-    CUcontext context;
-    uint64_t bytes;
-    bool flying;
-    bool unknown; /* a format that this library cannot charge: the driver says whether it is one */
-};
-
-static CUresult make_begin(enum control control, struct making *making, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels)
+/* *unknown: a format that this library cannot charge: the driver says whether it is one. */
+static CUresult make_begin(enum control control, struct allocation *making, const CUDA_ARRAY3D_DESCRIPTOR *array, unsigned levels,
+                           bool *unknown)
 {
-    CUresult status;
-    making->bytes = 0;
-    making->flying = making->unknown = false;
-    making->device = memory_target(control, &making->context, &status);
-    if (!making->device)
-        return status;
-    if (!array || array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING))
-        return CUDA_SUCCESS;
-    if (!array_bytes(array, levels, &making->bytes)) {
-        making->unknown = true;
-        making->bytes = 0;
-        return CUDA_SUCCESS;
-    }
-    flight_begin(making->device->ledger); /* until make_end */
-    status = memory_charge(making->device, ACCOUNT_USED, making->bytes);
-    making->flying = status == CUDA_SUCCESS;
-    if (!making->flying)
-        flight_end(&making->device->ledger);
-    return status;
+    uint64_t bytes;
+    bool sized = array && !(array->Flags & (CUDA_ARRAY3D_SPARSE | CUDA_ARRAY3D_DEFERRED_MAPPING));
+    *unknown = sized && !array_bytes(array, levels, &bytes);
+    return sized && !*unknown ? allocation_begin(control, making, bytes) : allocation_target(control, making);
 }
 
-static CUresult make_end(const struct making *making, CUresult status, void *array, CUresult (*destroy)(void *array))
+static CUresult make_end(struct allocation *making, CUresult status, void *array, CUresult (*destroy)(void *array), bool unknown)
 {
-    if (making->unknown && status == CUDA_SUCCESS) {
+    if (unknown && status == CUDA_SUCCESS) {
         destroy(array);
-        return memory_refuse("an array of a format or size that this library does not know");
+        status = memory_refuse("an array of a format or size that this library does not know");
     }
-    if (status != CUDA_SUCCESS)
-        ledger_uncharge(making->device->ledger, ACCOUNT_USED, making->bytes);
-    else
-        memory_keep(&vgpu_arrays, (uintptr_t)array, making->bytes, making->device, BLOCK_PLAIN, (uintptr_t)making->context);
-    if (making->flying)
-        flight_end(&making->device->ledger);
-    return status;
+    return allocation_end(making, status, &vgpu_arrays, (uintptr_t)array);
 }
 
 static CUresult destroy_array(void *array)
@@ -107,85 +80,68 @@ static CUresult destroy_mipmapped(void *array)
     return REAL_HAS(cuMipmappedArrayDestroy) ? REAL(cuMipmappedArrayDestroy)(array) : CUDA_ERROR_NOT_FOUND;
 }
 
-EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description)
+static CUDA_ARRAY3D_DESCRIPTOR flat(const CUDA_ARRAY_DESCRIPTOR *array)
 {
-    ENTER(cuArrayCreate_v2, (array, description));
-    struct making making;
-    CUDA_ARRAY3D_DESCRIPTOR full = {0};
-    if (description)
-        full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = description->Width,
-                                         .Height = description->Height,
-                                         .Format = description->Format,
-                                         .NumChannels = description->NumChannels};
-    CUresult status = make_begin(control, &making, description ? &full : NULL, 1);
-    if (status != CUDA_SUCCESS)
-        return status;
-    status = REAL(cuArrayCreate_v2)(array, description);
-    return make_end(&making, status, status ? NULL : *array, destroy_array);
+    return (CUDA_ARRAY3D_DESCRIPTOR){
+        .Width = array->Width, .Height = array->Height, .Format = array->Format, .NumChannels = array->NumChannels};
 }
 
-EXPORT CUresult cuArrayCreate(CUarray *array, const CUDA_ARRAY_DESCRIPTOR_v1 *description)
+static CUDA_ARRAY3D_DESCRIPTOR flat_v1(const CUDA_ARRAY_DESCRIPTOR_v1 *array)
 {
-    ENTER(cuArrayCreate, (array, description));
-    struct making making;
-    CUDA_ARRAY3D_DESCRIPTOR full = {0};
-    if (description)
-        full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = description->Width,
-                                         .Height = description->Height,
-                                         .Format = description->Format,
-                                         .NumChannels = description->NumChannels};
-    CUresult status = make_begin(control, &making, description ? &full : NULL, 1);
-    if (status != CUDA_SUCCESS)
-        return status;
-    status = REAL(cuArrayCreate)(array, description);
-    return make_end(&making, status, status ? NULL : *array, destroy_array);
+    return (CUDA_ARRAY3D_DESCRIPTOR){
+        .Width = array->Width, .Height = array->Height, .Format = array->Format, .NumChannels = array->NumChannels};
 }
 
-EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description)
+static CUDA_ARRAY3D_DESCRIPTOR deep(const CUDA_ARRAY3D_DESCRIPTOR *array)
 {
-    ENTER(cuArray3DCreate_v2, (array, description));
-    struct making making;
-    CUresult status = make_begin(control, &making, description, 1);
-    if (status != CUDA_SUCCESS)
-        return status;
-    status = REAL(cuArray3DCreate_v2)(array, description);
-    return make_end(&making, status, status ? NULL : *array, destroy_array);
+    return *array;
 }
 
-EXPORT CUresult cuArray3DCreate(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *description)
+static CUDA_ARRAY3D_DESCRIPTOR deep_v1(const CUDA_ARRAY3D_DESCRIPTOR_v1 *array)
 {
-    ENTER(cuArray3DCreate, (array, description));
-    struct making making;
-    CUDA_ARRAY3D_DESCRIPTOR full = {0};
-    if (description)
-        full = (CUDA_ARRAY3D_DESCRIPTOR){.Width = description->Width,
-                                         .Height = description->Height,
-                                         .Depth = description->Depth,
-                                         .Format = description->Format,
-                                         .NumChannels = description->NumChannels,
-                                         .Flags = description->Flags};
-    CUresult status = make_begin(control, &making, description ? &full : NULL, 1);
-    if (status != CUDA_SUCCESS)
-        return status;
-    status = REAL(cuArray3DCreate)(array, description);
-    return make_end(&making, status, status ? NULL : *array, destroy_array);
+    return (CUDA_ARRAY3D_DESCRIPTOR){.Width = array->Width,
+                                     .Height = array->Height,
+                                     .Depth = array->Depth,
+                                     .Format = array->Format,
+                                     .NumChannels = array->NumChannels,
+                                     .Flags = array->Flags};
 }
+
+#define CREATE(symbol, type, full) \
+    EXPORT CUresult symbol(CUarray *array, const type *description) \
+    { \
+        ENTER(symbol, (array, description)); \
+        struct allocation making; \
+        bool unknown; \
+        CUDA_ARRAY3D_DESCRIPTOR all = description ? full(description) : (CUDA_ARRAY3D_DESCRIPTOR){0}; \
+        CUresult status = make_begin(control, &making, description ? &all : NULL, 1, &unknown); \
+        if (status != CUDA_SUCCESS) \
+            return status; \
+        status = REAL(symbol)(array, description); \
+        return make_end(&making, status, status ? NULL : *array, destroy_array, unknown); \
+    }
+
+CREATE(cuArrayCreate, CUDA_ARRAY_DESCRIPTOR_v1, flat_v1)
+CREATE(cuArrayCreate_v2, CUDA_ARRAY_DESCRIPTOR, flat)
+CREATE(cuArray3DCreate, CUDA_ARRAY3D_DESCRIPTOR_v1, deep_v1)
+CREATE(cuArray3DCreate_v2, CUDA_ARRAY3D_DESCRIPTOR, deep)
 
 EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *array, const CUDA_ARRAY3D_DESCRIPTOR *description, unsigned int levels)
 {
     ENTER(cuMipmappedArrayCreate, (array, description, levels));
-    struct making making;
+    struct allocation making;
+    bool unknown;
     /* The driver makes no more levels than the largest side has halvings, and at least one. */
     unsigned possible = 1;
     if (description)
         for (uint64_t side = description->Width | description->Height | description->Depth; side > 1; side >>= 1)
             possible++;
     unsigned made = levels < 1 ? 1 : levels < possible ? levels : possible;
-    CUresult status = make_begin(control, &making, description, made);
+    CUresult status = make_begin(control, &making, description, made, &unknown);
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMipmappedArrayCreate)(array, description, levels);
-    return make_end(&making, status, status ? NULL : *array, destroy_mipmapped);
+    return make_end(&making, status, status ? NULL : *array, destroy_mipmapped, unknown);
 }
 
 #define DESTROY(symbol, type) \

@@ -7,7 +7,7 @@
 
 #pragma GCC visibility push(hidden)
 
-/* --- memory.c: charge around a call of the driver ------------------------------------------------------ */
+/* --- charge.c: charge around a call of the driver ------------------------------------------------------ */
 
 enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_LENT /* plain, and others may have it open */, BLOCK_HOST };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
@@ -17,6 +17,26 @@ void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const stru
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
 /* Of a hook that allocates elsewhere: the current context, if there is one, is charged like any. */
 CUresult memory_meet(void);
+CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
+CUresult memory_broken(void);
+/*
+ * The frame of a hook that allocates in the current context: in flight from the first of these that answers CUDA_SUCCESS until
+ * allocation_end, which is called then whatever the driver answers.
+ */
+struct allocation {
+    const struct device *device;
+    CUcontext context;
+    uint64_t bytes; /* charged */
+    int kind;       /* enum block_kind that it is kept as */
+};
+CUresult allocation_target(enum control control, struct allocation *allocation); /* nothing is charged yet */
+CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
+CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* an error: as it was */
+/* Kept in the table under the key (NULL: by the caller), or uncharged where the driver answered an error. */
+CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key);
+
+/* --- memory.c: plain memory ---------------------------------------------------------------------------- */
+
 CUresult memory_free(CUdeviceptr pointer, CUresult (*release)(CUdeviceptr pointer, void *data), void *data);
 /*
  * Memory, arrays and modules of a context that is about to go: taken out of their tables before the driver frees them,
@@ -30,8 +50,6 @@ struct swept {
 };
 void memory_sweep_context(CUcontext context, struct swept swept[SWEPT_MAPS]);
 void memory_sweep_end(struct swept swept[SWEPT_MAPS], bool gone);
-CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
-CUresult memory_broken(void);
 
 /* --- residue.c: what the driver takes without being asked ------------------------------------------------- */
 

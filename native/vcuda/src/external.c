@@ -59,8 +59,9 @@ static struct external *of(CUexternalMemory memory)
 }
 
 /* Charged, or its loan begun, before the driver has it: a descriptor is the driver's afterwards. */
-static CUresult begin(struct external *one, const struct device *device, int descriptor)
+static CUresult begin(struct external *one, struct allocation *allocation, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
+    int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ? description->handle.fd : -1;
     uint64_t shared = 0;
     enum shareable_origin origin = descriptor >= 0 ? shareable_origin(descriptor, &shared) : SHAREABLE_UNKNOWN;
     if (origin == SHAREABLE_OURS) {
@@ -69,34 +70,28 @@ static CUresult begin(struct external *one, const struct device *device, int des
     }
     if (shareable_marked(descriptor))
         return memory_refuse("an import of memory that another container made");
-    CUresult status = memory_charge(device, ACCOUNT_USED, one->bytes);
-    if (status == CUDA_SUCCESS)
-        one->device = device;
-    return status;
+    one->device = allocation->device;
+    one->bytes = description->size;
+    return allocation_resize(allocation, one->bytes);
 }
 
 EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
     ENTER(cuImportExternalMemory, (memory, description));
-    CUcontext context;
-    CUresult status;
+    struct allocation allocation;
     if (!memory || !description)
         return REAL(cuImportExternalMemory)(memory, description);
-    const struct device *device = memory_target(control, &context, &status);
-    if (!device)
+    CUresult status = allocation_target(control, &allocation);
+    if (status != CUDA_SUCCESS)
         return status;
     struct external *one = calloc(1, sizeof *one);
-    if (!one)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    one->bytes = description->size;
-    FLIGHT(device->ledger);
-    bool descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD;
-    status = begin(one, device, descriptor ? description->handle.fd : -1);
+    status = one ? begin(one, &allocation, description) : CUDA_ERROR_OUT_OF_MEMORY;
     if (status == CUDA_SUCCESS)
         status = REAL(cuImportExternalMemory)(memory, description);
     if (status != CUDA_SUCCESS) {
-        end(one);
-        return status;
+        ledger_return(one ? one->loan : NULL);
+        free(one);
+        return allocation_end(&allocation, status, NULL, 0);
     }
     lock_take(&external_lock);
     one->memory = *memory;
@@ -104,7 +99,7 @@ EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTE
     externals = one;
     atomic_store_explicit(&vgpu_external_any, true, memory_order_relaxed);
     lock_drop(&external_lock);
-    return status;
+    return allocation_end(&allocation, status, NULL, 0);
 }
 
 EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory)

@@ -119,7 +119,7 @@ bool limits_map(const char *path, struct limits_file *file, char *reason, size_t
         return false;
     }
     file->missing = false;
-    if (!S_ISREG(status.st_mode) || status.st_size < (off_t)HEADER || status.st_size > (off_t)(16 * MIB)) {
+    if (!S_ISREG(status.st_mode) || status.st_size < (off_t)HEADER || status.st_size > (off_t)(16 << 20)) {
         why(reason, room, "its length", (unsigned long long)status.st_size, VGPU_LIMITS_FILE_SIZE);
         close(descriptor);
         return false;

@@ -3,7 +3,11 @@
 #ifndef VGPU_LIMITS_FILE_H
 #define VGPU_LIMITS_FILE_H
 
-#include "vgpu.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vgpu_abi.h"
 
 struct limits_file {
     const unsigned char *data;

@@ -11,65 +11,6 @@
 
 #define USUAL(condition) __builtin_expect(!!(condition), 1)
 
-CUresult memory_broken(void)
-{
-    limits_complain();
-    return CUDA_ERROR_NOT_PERMITTED;
-}
-
-CUresult memory_refuse(const char *what)
-{
-    static _Atomic unsigned count;
-    if (vgpu_log_again(&count))
-        vgpu_log_line(LOG_ERROR, "%s is refused: its memory cannot be held to the limit", what);
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-const struct device *memory_target(enum control control, CUcontext *context, CUresult *status)
-{
-    if (control == CONTROL_BROKEN) {
-        *status = memory_broken();
-        return NULL;
-    }
-    return device_to_allocate(context, status);
-}
-
-CUresult memory_meet(void)
-{
-    CUcontext context;
-    CUresult status;
-    bool refused = !device_to_allocate(&context, &status) &&
-                   (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
-    return refused ? status : CUDA_SUCCESS; /* else there is no context, or the driver says what is wrong */
-}
-
-CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
-{
-    bool known;
-    uint64_t limit = device_limit(device, &known);
-    if (!known) {
-        vgpu_log_line(LOG_ERROR, "device %s is not among the devices of the limits file", device->uuid);
-        return CUDA_ERROR_NOT_PERMITTED;
-    }
-    enum charge result = ledger_charge(device->ledger, account, bytes, limit);
-    for (int trim = 0; result == CHARGE_FULL && trim < 2; trim++) {
-        pools_settle(trim != 0);
-        result = ledger_charge(device->ledger, account, bytes, limit);
-    }
-    if (result == CHARGE_FULL)
-        vgpu_log(LOG_INFO, "%llu bytes on %s are over the limit of %llu", (unsigned long long)bytes, device->uuid,
-                 (unsigned long long)limit);
-    return result == CHARGE_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner)
-{
-    struct block block = {.key = key, .bytes = bytes, .owner = owner, .device = device->ledger, .kind = kind};
-    if (!block_put(map, &block))
-        vgpu_log_line(LOG_ERROR, "no host memory to remember a block of %llu bytes: it stays charged until exit",
-                      (unsigned long long)bytes);
-}
-
 /* --- allocation ------------------------------------------------------------------------------------ */
 
 /* On the card, or, where the card was sold more than once and is full, in host memory; *kind says which. */
@@ -91,21 +32,12 @@ static CUresult take(const struct device *device, CUdeviceptr *pointer, size_t b
 static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, size_t bytes)
 {
     ENTER(cuMemAlloc_v2, (pointer, bytes));
-    CUcontext context;
-    CUresult status;
-    const struct device *device = memory_target(control, &context, &status);
-    if (!device)
-        return status;
-    FLIGHT(device->ledger);
-    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
-        return status;
-    int kind;
-    status = take(device, pointer, bytes, &kind);
+    struct allocation allocation;
+    CUresult status = allocation_begin(control, &allocation, bytes);
     if (status != CUDA_SUCCESS)
-        ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
-    else
-        memory_keep(&vgpu_memory, *pointer, bytes, device, kind, (uintptr_t)context);
-    return status;
+        return status;
+    status = take(allocation.device, pointer, bytes, &allocation.kind);
+    return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
 /* The common case alone, and no more of it than it needs: whatever else there is takes the way above, with nothing done. */
@@ -141,39 +73,23 @@ EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 EXPORT CUresult cuMemAlloc(CUdeviceptr_v1 *pointer, unsigned int bytes)
 {
     ENTER(cuMemAlloc, (pointer, bytes));
-    CUcontext context;
-    CUresult status;
-    const struct device *device = memory_target(control, &context, &status);
-    if (!device)
-        return status;
-    FLIGHT(device->ledger);
-    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    struct allocation allocation;
+    CUresult status = allocation_begin(control, &allocation, bytes);
+    if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAlloc)(pointer, bytes);
-    if (status != CUDA_SUCCESS)
-        ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
-    else
-        memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
-    return status;
+    return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
 EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     ENTER(cuMemAllocManaged, (pointer, bytes, flags));
-    CUcontext context;
-    CUresult status;
-    const struct device *device = memory_target(control, &context, &status);
-    if (!device)
-        return status;
-    FLIGHT(device->ledger);
-    if ((status = memory_charge(device, ACCOUNT_USED, bytes)) != CUDA_SUCCESS)
+    struct allocation allocation;
+    CUresult status = allocation_begin(control, &allocation, bytes);
+    if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAllocManaged)(pointer, bytes, flags);
-    if (status != CUDA_SUCCESS)
-        ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);
-    else
-        memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
-    return status;
+    return allocation_end(&allocation, status, &vgpu_memory, status ? 0 : *pointer);
 }
 
 /*
@@ -182,79 +98,51 @@ EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned i
  */
 #define PITCH_ALIGNMENT 512ull
 
-struct pitched {
-    CUcontext context;
-    const struct device *device;
-    uint64_t charged;
-    int kind;
-};
-
-static CUresult pitch_before(enum control control, struct pitched *pitched, uint64_t width, uint64_t height)
+static CUresult pitch_before(enum control control, struct allocation *allocation, uint64_t width, uint64_t height)
 {
-    CUresult status;
-    pitched->kind = BLOCK_PLAIN;
-    pitched->device = memory_target(control, &pitched->context, &status);
-    if (!pitched->device)
-        return status;
+    uint64_t bytes;
     uint64_t row = width > UINT64_MAX - PITCH_ALIGNMENT ? width : (width + PITCH_ALIGNMENT - 1) / PITCH_ALIGNMENT * PITCH_ALIGNMENT;
-    if (__builtin_mul_overflow(row, height, &pitched->charged))
+    if (__builtin_mul_overflow(row, height, &bytes))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    flight_begin(pitched->device->ledger); /* until pitch_after */
-    status = memory_charge(pitched->device, ACCOUNT_USED, pitched->charged);
-    if (status != CUDA_SUCCESS)
-        flight_end(&pitched->device->ledger);
-    return status;
+    return allocation_begin(control, allocation, bytes);
 }
 
-static CUresult pitch_after(struct pitched *pitched, CUresult status, CUdeviceptr pointer, uint64_t pitch, uint64_t height)
+static CUresult pitch_after(struct allocation *allocation, CUresult status, CUdeviceptr pointer, uint64_t pitch, uint64_t height)
 {
-    __attribute__((cleanup(flight_end))) const int index = pitched->device->ledger;
-    uint64_t bytes = pitch * height;
-    if (status == CUDA_SUCCESS && bytes > pitched->charged) {
-        status = memory_charge(pitched->device, ACCOUNT_USED, bytes - pitched->charged);
-        if (status == CUDA_SUCCESS)
-            pitched->charged = bytes;
-        else
-            REAL(cuMemFree_v2)(pointer);
-    }
-    if (status != CUDA_SUCCESS) {
-        ledger_uncharge(index, ACCOUNT_USED, pitched->charged);
-        return status;
-    }
-    ledger_uncharge(index, ACCOUNT_USED, pitched->charged - bytes);
-    memory_keep(&vgpu_memory, pointer, bytes, pitched->device, pitched->kind, (uintptr_t)pitched->context);
-    return status;
+    if (status == CUDA_SUCCESS && (status = allocation_resize(allocation, pitch * height)) != CUDA_SUCCESS)
+        REAL(cuMemFree_v2)(pointer);
+    return allocation_end(allocation, status, &vgpu_memory, pointer);
 }
 
 EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     ENTER(cuMemAllocPitch_v2, (pointer, pitch, width, height, element));
-    struct pitched pitched;
-    CUresult status = pitch_before(control, &pitched, width, height);
+    struct allocation allocation;
+    CUresult status = pitch_before(control, &allocation, width, height);
     if (status != CUDA_SUCCESS)
         return status;
-    bool full = pitched.charged && (element == 4 || element == 8 || element == 16) &&
-                host_memory_wanted(pitched.device, pitched.charged);
+    bool full = allocation.bytes && (element == 4 || element == 8 || element == 16) &&
+                host_memory_wanted(allocation.device, allocation.bytes);
     status = full ? CUDA_ERROR_OUT_OF_MEMORY : REAL(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
     if (status == CUDA_ERROR_OUT_OF_MEMORY && pitch && limits_oversubscribe()) {
-        pitched.kind = BLOCK_HOST;
-        status = host_memory_take(pitched.device, pointer, pitched.charged);
+        allocation.kind = BLOCK_HOST;
+        status = host_memory_take(allocation.device, pointer, allocation.bytes);
         if (status == CUDA_SUCCESS)
-            *pitch = pitched.charged / height;
+            *pitch = allocation.bytes / height;
     }
-    return pitch_after(&pitched, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
+    return pitch_after(&allocation, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
 }
 
 EXPORT CUresult cuMemAllocPitch(CUdeviceptr_v1 *pointer, unsigned int *pitch, unsigned int width, unsigned int height,
                                 unsigned int element)
 {
     ENTER(cuMemAllocPitch, (pointer, pitch, width, height, element));
-    struct pitched pitched;
-    CUresult status = pitch_before(control, &pitched, width, height);
+    struct allocation allocation;
+    CUresult status = pitch_before(control, &allocation, width, height);
     if (status != CUDA_SUCCESS)
         return status;
     status = REAL(cuMemAllocPitch)(pointer, pitch, width, height, element);
-    return pitch_after(&pitched, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
+    return pitch_after(&allocation, status, status ? 0 : *pointer, status ? 0 : *pitch, height);
 }
 
 /* --- freeing --------------------------------------------------------------------------------------- */
