@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "limits_file.h"
+#include "limits/limits_file.h"
 
 static void complain(const struct node *node, struct allocation *allocation, const char *what, const char *why)
 {

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "native" / "build"
+SOURCES = ROOT / "native/vcuda/src"
 LIBRARY = BUILD / "libvgpu.so"
 PRELOAD = str(LIBRARY)  # with the runtime of a sanitizer, if one was asked for
 PROBE = BUILD / "vgpu-probe"
@@ -73,6 +74,16 @@ def nothing_found():
     yield
     found = sanitizer.findings() if sanitizer else []
     assert not found, "\n".join(found)[:8000]
+
+
+def sources_of(folder: Path = SOURCES) -> list[Path]:
+    """The files that the library is made of, in all packages."""
+    return sorted([*folder.glob("*.c"), *folder.glob("*/*.[cS]")])
+
+
+def object_of(source: Path) -> Path:
+    """What make has built from one of them."""
+    return BUILD / "obj/vcuda" / f"{source.relative_to(SOURCES)}.o"
 
 
 def compile_program(folder: Path, name: str, *sources: str, flags: tuple = ()) -> Path:

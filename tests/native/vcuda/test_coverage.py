@@ -13,7 +13,7 @@ import pytest
 from conftest import LIBRARY, ROOT, SIMULATOR, Host, compile_program
 
 ROWS, REASONS = driver_names.read_table(driver_names.TABLE.read_text())
-HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
+HOOKS = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
 HOOKED = set(re.findall(r"^HOOK\((\w+),", HOOKS, re.MULTILINE))
 NVML = set(re.findall(r"^NVML\((\w+),", HOOKS, re.MULTILINE))
 STREAM_VARIANT = re.compile(r"_pt[ds][sz]$")

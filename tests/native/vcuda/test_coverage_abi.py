@@ -16,7 +16,7 @@ import driver_names
 import pytest
 from conftest import ROOT
 
-SOURCES = ROOT / "native/vcuda/src"
+SOURCES = ROOT / "native/vcuda/src/driver"
 PLAIN = {"char", "unsigned", "int", "long", "short", "float", "double", "void", "size_t", "const", "struct"}
 # A pointer to nothing is passed on as it came, so what it points to is not declared.
 OPAQUE = {"CUctxCreateParams", "CUexecAffinityParam"}

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[3]
 VCUDA = ROOT / "native" / "vcuda"
 SOURCES = (
     *sorted((Path(__file__).resolve().parent / "model").glob("*.c")),
-    VCUDA / "src/pace.c",
-    VCUDA / "src/cost.c",
+    VCUDA / "src/compute/pace.c",
+    VCUDA / "src/compute/cost.c",
     VCUDA / "arbiter/schedule.c",
 )
 MIXED = "5:20:100:500:2000:10000"  # microseconds

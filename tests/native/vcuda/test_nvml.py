@@ -320,6 +320,6 @@ def test_structures_are_those_of_nvidia_ml_py(tmp_path: Path) -> None:
     source.write_text(
         "#include <stdio.h>\n#include <stddef.h>\n#include <nvml_abi.h>\nint main(void){\n" + body + "}\n"
     )
-    subprocess.run(["cc", "-I", ROOT / "native/vcuda/src", "-o", tmp_path / "abi", source], check=True)
+    subprocess.run(["cc", "-I", ROOT / "native/vcuda/src/driver", "-o", tmp_path / "abi", source], check=True)
     done = subprocess.run([tmp_path / "abi"], stdout=subprocess.PIPE, text=True, check=True)
     assert [int(line) for line in done.stdout.split()] == expected

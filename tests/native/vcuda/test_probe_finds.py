@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import PROBE, ROOT, Host
+from conftest import PROBE, ROOT, Host, sources_of
 
 FITS = "bool fits = total <= limit && bytes <= limit - total;"
 ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
@@ -19,7 +19,7 @@ TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
 # Keeps the moment between the check and its charge open: whether a race is run into is no lottery then.
 WINDOW = (
-    "account.h",
+    "counters.h",
     FITS,
     f'extern int usleep(unsigned) __attribute__((visibility("default"))); {FITS} usleep(200);',
 )
@@ -48,9 +48,9 @@ CHECKS = [
 
 # what is broken: the file, what stands there, what stands there instead, the checks that must see it
 MUTANTS = {
-    "nothing": ("account.h", FITS, FITS, set()),
-    "one byte more": ("account.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
-    "no lock": ("account.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
+    "nothing": ("counters.h", FITS, FITS, set()),
+    "one byte more": ("counters.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
+    "no lock": ("counters.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
     "no credit for a free": ("memory.c", CREDITED, "0", {"freed"}),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
     "a way that grants nothing": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
@@ -77,7 +77,7 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
     source = folder / "vcuda"
     shutil.copytree(ROOT / "native/vcuda", source)
     for file, before, after in ((name, old, new), *more):
-        path = source / "src" / file
+        (path,) = (source / "src").rglob(file)
         assert before in path.read_text(), f"{file} no longer says: {before}"
         path.write_text(path.read_text().replace(before, after, 1))
     command = [
@@ -92,12 +92,13 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
     ]
     command += [
         f"-I{source}/include",
+        f"-I{source}/src",
         f"-Wl,--version-script={source}/src/libvgpu.map",
         "-Wl,-Bsymbolic",
         "-Wl,-z,nodelete",
     ]
     subprocess.run(
-        [*command, *sorted(source.glob("src/*.[cS]")), "-o", folder / "libvgpu.so"], check=True, stderr=subprocess.PIPE
+        [*command, *sources_of(source / "src"), "-o", folder / "libvgpu.so"], check=True, stderr=subprocess.PIPE
     )
     return folder / "libvgpu.so"
 

@@ -11,7 +11,7 @@
  *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND  copies=N
  */
 #include "gpu.h"
-#include "pace.h"
+#include "compute/pace.h"
 #include "schedule.h"
 
 #include <stdio.h>

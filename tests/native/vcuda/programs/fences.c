@@ -10,7 +10,8 @@
  *   refused    the driver refuses to destroy the context, again and again
  *   times      for a while no time can be read: the next ones are charged as they were again
  */
-#include "limiter.h"
+#include "compute/limiter.h"
+#include "context/context.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -264,7 +265,7 @@ static void does_sticky(void)
     for (int i = 0; i < 100; i++)
         CHECK(!launch(context, 100));
     CHECK(live_events <= 64 + 1);
-    fence_context_gone(context);
+    fence_context_leaving(&(struct leaving){.context = context});
     end_context(context);
     done_ms = 1e9;
     works(begin_context());
@@ -279,7 +280,7 @@ static void does_destroyed(bool told)
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
         if (told)
-            fence_context_gone(context);
+            fence_context_leaving(&(struct leaving){.context = context});
         end_context(context);
         current = NULL;
         fence_settle();
@@ -296,7 +297,7 @@ static void does_refused(void)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        fence_context_gone(context); /* and cuCtxDestroy answers that it is in use */
+        fence_context_leaving(&(struct leaving){.context = context}); /* and cuCtxDestroy answers that it is in use */
         CHECK(atomic_load(&limited.queued) == 0);
         CHECK(live_events == 0);
         done_ms = 1e9;

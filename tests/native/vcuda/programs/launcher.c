@@ -6,7 +6,7 @@
  *
  * It says "ready" before it begins, and at the end how many launches it made and how long the longest took, in us.
  */
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #include <pthread.h>
 #include <stdio.h>

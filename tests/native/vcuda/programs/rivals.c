@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 CUresult cuInit(unsigned flags);
 CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);

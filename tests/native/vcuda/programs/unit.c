@@ -5,8 +5,8 @@
  *   blocks  the block map against a plain array
  *   ledger  threads and processes that charge and uncharge, some killed; the sum of all is never above the limit
  */
-#include "blocks.h"
-#include "limits_file.h"
+#include "account/blocks.h"
+#include "limits/limits_file.h"
 
 #include <assert.h>
 #include <pthread.h>
