@@ -32,8 +32,8 @@ const struct events vgpu_events = {
     .waited = {pools_waited, fence_waited},
     .reset =
         {
-            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, context_reset, limiter_reset, residue_reset,
+            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, context_locks_reset, context_reset, limiter_reset, residue_reset,
             pools_reset, host_memory_reset, graph_memory_reset, vmm_reset, ipc_reset, external_reset,
         },
-    .context_met = context_meet,
+    .context_met = green_context_met,
 };

@@ -13,7 +13,6 @@
 
 #include <string.h>
 
-static struct lock create_lock[VGPU_MAX_DEVICES];
 static CUcontext primary[VGPU_MAX_DEVICES];
 
 struct opening {
@@ -53,7 +52,7 @@ static const struct device *admit(enum control control, CUdevice ordinal, CUresu
     return NULL;
 }
 
-/* create_lock held, here and in open_end. */
+/* Device locked, here and in open_end. */
 static CUresult open_begin(struct opening *opening, const struct device *device)
 {
     *opening = (struct opening){.device = device, .measuring = -1, .counted = limits_count_context()};
@@ -140,7 +139,7 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
     return status;
 }
 
-/* --- a context that the driver frees; create_lock held ---------------------------------------------------- */
+/* --- a context that the driver frees; device locked ---------------------------------------------------- */
 
 static void leave_begin(struct leaving *leaving, CUcontext context)
 {
@@ -189,13 +188,13 @@ static CUresult destroy(CUcontext context, CUdevice ordinal)
         const struct device *admitted = admit(control, device, &status); \
         if (!admitted) \
             return status; \
-        lock_take(&create_lock[admitted->ledger]); \
+        context_lock(admitted->ledger); \
         status = open_begin(&opening, admitted); \
         if (status == CUDA_SUCCESS) { \
             status = REAL(symbol) arguments; \
             status = open_end(&opening, status, status ? NULL : *context, device, destroy); \
         } \
-        lock_drop(&create_lock[admitted->ledger]); \
+        context_unlock(admitted->ledger); \
         return status; \
     }
 
@@ -215,14 +214,14 @@ CREATE(cuVDPAUCtxCreate_v2,
        (CUcontext *context, unsigned int flags, CUdevice device, unsigned int vdp_device, void *vdp_get_proc_address),
        (context, flags, device, vdp_device, vdp_get_proc_address))
 
-/* The lock of the context's device; NULL: not a context that was charged. */
-static struct lock *lock_of(CUcontext context)
+/* Locks the context's device and answers it; -1: not a context that was charged. */
+static int lock_of(CUcontext context)
 {
     struct block block;
     if (!block_get(&vgpu_contexts, (uintptr_t)context, &block))
-        return NULL;
-    lock_take(&create_lock[block.device]);
-    return &create_lock[block.device];
+        return -1;
+    context_lock(block.device);
+    return block.device;
 }
 
 /* A context lives until it is detached as often as it was created and attached; its block counts that. */
@@ -242,8 +241,8 @@ static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context
 {
     struct block block;
     struct leaving leaving;
-    struct lock *lock = lock_of(context);
-    if (!lock)
+    int device = lock_of(context);
+    if (device < 0)
         return end(context);
     if (!last)
         last = block_get(&vgpu_contexts, (uintptr_t)context, &block) && block.kind <= 1;
@@ -254,7 +253,7 @@ static CUresult end_context(CUcontext context, CUresult (*end)(CUcontext context
         leave_end(&leaving, status == CUDA_SUCCESS);
     else if (status == CUDA_SUCCESS)
         count_users(context, -1);
-    lock_drop(lock);
+    context_unlock(device);
     return status;
 }
 
@@ -274,10 +273,10 @@ EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
 {
     ENTER(cuCtxAttach, (context, flags));
     CUresult status = REAL(cuCtxAttach)(context, flags);
-    struct lock *lock = status == CUDA_SUCCESS ? lock_of(*context) : NULL;
-    if (lock) {
+    int device = status == CUDA_SUCCESS ? lock_of(*context) : -1;
+    if (device >= 0) {
         count_users(*context, 1);
-        lock_drop(lock);
+        context_unlock(device);
     }
     return status;
 }
@@ -317,7 +316,7 @@ static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice
 }
 
 /*
- * create_lock held. Charged as far as the limit has room, where NVML shows what this process holds: that is there already.
+ * Device locked. Charged as far as the limit has room, where NVML shows what this process holds: that is there already.
  * Else as a whole, or nothing is allocated in it.
  */
 static CUresult adopt(const struct device *device, CUcontext context, CUdevice ordinal)
@@ -335,11 +334,11 @@ static CUresult adopt(const struct device *device, CUcontext context, CUdevice o
     return CUDA_SUCCESS;
 }
 
-CUresult context_meet(const struct device *device, CUcontext context, CUdevice ordinal, bool *known)
+CUresult context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known)
 {
     struct block block;
     CUresult status = CUDA_SUCCESS;
-    *known = block_get(&vgpu_contexts, (uintptr_t)context, &block) || green_is(context);
+    *known = block_get(&vgpu_contexts, (uintptr_t)context, &block);
     if (*known)
         return CUDA_SUCCESS;
     if (!permitted(device))
@@ -380,7 +379,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     if (!device)
         return primary_active(ordinal) ? REAL(cuDevicePrimaryCtxRetain)(context, ordinal) : status;
     /* Whether it is there, the driver's call and the charge are one step: another thread may be releasing it. */
-    lock_take(&create_lock[device->ledger]);
+    context_lock(device->ledger);
     if (primary_active(ordinal)) {
         status = REAL(cuDevicePrimaryCtxRetain)(context, ordinal);
         if (status == CUDA_SUCCESS && count_users(*context, 1) < 0 && (status = adopt(device, *context, ordinal)) != CUDA_SUCCESS)
@@ -391,7 +390,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
         if (status == CUDA_SUCCESS)
             primary[device->ledger] = *context;
     }
-    lock_drop(&create_lock[device->ledger]);
+    context_unlock(device->ledger);
     return status;
 }
 
@@ -434,9 +433,9 @@ static CUresult end_primary(enum control control, CUdevice ordinal, CUresult (*e
     const struct device *device = control == CONTROL_ON ? device_of(ordinal, &unused) : NULL;
     if (!device)
         return end(&ordinal);
-    lock_take(&create_lock[device->ledger]);
+    context_lock(device->ledger);
     CUresult status = context_end_use(device->ledger, ordinal, end, &ordinal, reset);
-    lock_drop(&create_lock[device->ledger]);
+    context_unlock(device->ledger);
     return status;
 }
 
@@ -456,23 +455,7 @@ PRIMARY_END(cuDevicePrimaryCtxRelease_v2, false)
 PRIMARY_END(cuDevicePrimaryCtxReset, true)
 PRIMARY_END(cuDevicePrimaryCtxReset_v2, true)
 
-void context_lock(int device)
-{
-    lock_take(&create_lock[device]);
-}
-
-bool context_try(int device)
-{
-    return lock_try(&create_lock[device]);
-}
-
-void context_unlock(int device)
-{
-    lock_drop(&create_lock[device]);
-}
-
 void context_reset(void)
 {
-    memset(create_lock, 0, sizeof create_lock);
     memset(primary, 0, sizeof primary);
 }

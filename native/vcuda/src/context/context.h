@@ -7,13 +7,18 @@
 
 #pragma GCC visibility push(hidden)
 
+/* --- lock.c: contexts and modules of a device are made and ended one at a time, for they are measured ------ */
+
+void context_lock(int device);
+bool context_try(int device); /* false: another thread holds it, or this one */
+void context_unlock(int device);
+void context_locks_reset(void);
+
 /* --- context.c ------------------------------------------------------------------------------------------ */
 
-/* Contexts and modules of a device are made and ended one at a time, for they are measured. */
-void context_lock(int device);
 /* The current context, which may be one that no hook saw: charged as any. An error: nothing may be allocated in it. *known
  * false: it could not be looked at now. */
-CUresult context_meet(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
+CUresult context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 /* With the lock held. The device's primary context as far as it is charged, NULL: none. */
 CUcontext context_primary(int device);
 void context_used(CUcontext context); /* one more keeps it alive */
@@ -35,8 +40,6 @@ void context_leaving(struct leaving *leaving);
 void context_left(struct leaving *leaving);
 /* One less: `end` is the driver's call for it; reset: it ends the primary context whatever its users. */
 CUresult context_end_use(int device, CUdevice ordinal, CUresult (*end)(void *data), void *data, bool reset);
-void context_unlock(int device);
-bool context_try(int device); /* false: somebody holds it, perhaps this thread */
 void context_reset(void);
 
 /* --- green.c ----------------------------------------------------------------------------------------------- */
@@ -44,7 +47,8 @@ void context_reset(void);
 extern _Atomic bool vgpu_green_any; /* this process has made one */
 /* The context that a thread of ours may enter for work of this one: of a green one its primary. */
 CUcontext green_enters(CUcontext context);
-bool green_is(CUcontext context); /* is this a green one? */
+/* As context_met, of any context. */
+CUresult green_context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known);
 /* The device of a green context's stream, whose context the driver does not tell. */
 bool green_ordinal(CUstream stream, CUdevice *ordinal);
 /* A primary context goes, and its green ones with it. */

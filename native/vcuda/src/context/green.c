@@ -47,10 +47,11 @@ CUcontext green_enters(CUcontext context)
     return primary ? primary : context;
 }
 
-bool green_is(CUcontext context)
+CUresult green_context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known)
 {
     struct block block;
-    return atomic_load_explicit(&vgpu_green_any, memory_order_relaxed) && find(context, &block);
+    *known = atomic_load_explicit(&vgpu_green_any, memory_order_relaxed) && find(context, &block);
+    return *known ? CUDA_SUCCESS : context_met(device, context, ordinal, known);
 }
 
 bool green_ordinal(CUstream stream, CUdevice *ordinal)
