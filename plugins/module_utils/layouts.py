@@ -30,8 +30,8 @@ from .layout_fields import (
     LEDGER_ALIVE_BASE,
     LEDGER_FIELDS,
     LEDGER_FILE_SIZE,
-    LEDGER_LENT_BASE,
-    LEDGER_LENT_SPAN,
+    LEDGER_IMPORT_BASE,
+    LEDGER_IMPORT_SPAN,
     LEDGER_MAGIC,
     LEDGER_MIN_READER,
     LEDGER_SLOT_FIELDS,
@@ -55,8 +55,8 @@ from .layout_fields import (
     TENANT_LANES,
     TENANT_MAGIC,
     TENANT_MIN_READER,
+    TENANT_REQUESTS,
     TENANT_VERSION,
-    TENANT_WISHES,
     UUID_SIZE,
     LayoutError,
     encoded,
@@ -90,8 +90,8 @@ __all__ = (
     "TENANT_LANES",
     "TENANT_MAGIC",
     "TENANT_MIN_READER",
+    "TENANT_REQUESTS",
     "TENANT_VERSION",
-    "TENANT_WISHES",
     "pack_gpu_page",
     "pack_tenant_page",
     "parse_gpu_page",
@@ -286,7 +286,7 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
         pid = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
         if pid or any(used) or any(context):
             space = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
-            lent = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
+            lent = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "exported_mib") or []
             one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
             one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
             found.append(one)
@@ -365,7 +365,7 @@ def read_ledger(path: str) -> dict[str, Any]:
         ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
         ledger["slots"] = alive
         held = any(ledger["lent"]) and (
-            is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
+            is_locked(fd, LEDGER_IMPORT_BASE, LEDGER_IMPORT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
         )
     finally:
         os.close(fd)

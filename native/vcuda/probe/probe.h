@@ -57,7 +57,7 @@ bool uuid_same(const char *left, const char *right);
 int64_t ledger_live_bytes(void);
 /* And those of them that are charged to the calling process. */
 int64_t ledger_own_bytes(void);
-/* And those of all slots: what the dead had lent is charged too. */
+/* And those of all slots: what the dead had exported is charged too. */
 int64_t ledger_all_bytes(void);
 /* Is that pid one of the ledger's live processes? As each sees itself. */
 bool ledger_has(uint32_t pid);
@@ -71,7 +71,7 @@ enum verdict { HELD, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;
-    bool left_out; /* not-run for want of time; whoever fits a slice's checks into its time asks for it by this, not by words */
+    bool left_out; /* not-run for want of time; a caller that fits a slice's checks into its time asks for it by this, not by words */
     uint64_t expected, found;
     char unit[16];
     char detail[256];
@@ -85,7 +85,7 @@ struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
     uint64_t launch_ns[VGPU_MAX_DEVICES]; /* the shortest call of cuLaunchKernel that was seen; 0: not measured */
-    uint64_t kernel_ns[VGPU_MAX_DEVICES]; /* what the share's kernel of 100000 rounds takes by itself; 0: not measured */
+    uint64_t kernel_ns[VGPU_MAX_DEVICES]; /* what the share's kernel of 100000 rounds takes alone; 0: not measured */
 };
 /* Shared memory between the probe and the processes that run its checks. */
 struct board {
@@ -122,7 +122,7 @@ bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute *
 /* beside.c: two probes in two slices, which meet at this socket. */
 extern const char *beside_socket;
 void check_import_beside(const struct slice *slice, struct board *board);
-void check_lend_beside(const struct slice *slice, struct board *board);
+void check_export_beside(const struct slice *slice, struct board *board);
 
 void check_share(const struct slice *slice, struct board *board);
 void check_totals(const struct slice *slice, struct board *board);

@@ -10,7 +10,7 @@
 const struct events vgpu_events = {
     /* Pools first: what they give back may be what graphs, and handles that others have open, wait for. */
     .reclaim = {pools_settle, graph_memory_settle, ipc_settle, vmm_settle},
-    .charge_moved = {residue_settle},
+    .charge_moved = {unaccounted_settle},
     .context_changed = {limiter_forget_thread},
     .context_leaving =
         {
@@ -27,12 +27,12 @@ const struct events vgpu_events = {
             green_context_left,
             code_context_left,
             context_left, /* reclaims, then uncharges the context itself or puts it back */
-            residue_context_left, /* compares what is left of the charge, so it comes last */
+            unaccounted_context_left, /* compares what is left of the charge, so it comes last */
         },
     .waited = {pools_waited, fence_waited},
     .reset =
         {
-            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, context_locks_reset, context_reset, limiter_reset, residue_reset,
+            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, context_locks_reset, context_reset, limiter_reset, unaccounted_reset,
             pools_reset, host_memory_reset, graph_memory_reset, vmm_reset, ipc_reset, external_reset,
         },
     .context_met = green_context_met,

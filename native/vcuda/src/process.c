@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The library's life in a process: it begins with the first hook, and begins anew in a forked child.
+ * The library's life in a process: it begins with the first hook, and again in a forked child.
  *
  * A child has none of its parent's device memory, no mapping of the ledger (it is not passed on) and perhaps locks that
  * another thread held. fork() is met by a handler; a child made by a raw clone() is known by a page that the kernel
@@ -20,8 +20,8 @@
 #endif
 
 static struct lock start_lock;
-static struct witness plain_witness; /* before the start, and where the kernel cannot empty a page: only fork() is noticed */
-_Atomic(struct witness *) vgpu_witness = &plain_witness;
+static struct process_state plain_state; /* before the start, and where the kernel cannot empty a page: only fork() is noticed */
+_Atomic(struct process_state *) vgpu_process = &plain_state;
 
 static void reset(void)
 {
@@ -40,23 +40,23 @@ static void after_fork_parent(void)
     ledger_release();
 }
 
-static void begin(struct witness *here)
+static void begin(struct process_state *here)
 {
-    atomic_store_explicit(&here->standing, NULL, memory_order_relaxed);
+    atomic_store_explicit(&here->limits, NULL, memory_order_relaxed);
     atomic_store_explicit(&here->started, true, memory_order_release);
 }
 
 static void after_fork_child(void)
 {
     reset();
-    begin(atomic_load_explicit(&vgpu_witness, memory_order_relaxed));
+    begin(atomic_load_explicit(&vgpu_process, memory_order_relaxed));
 }
 
 static __attribute__((noinline)) void start(void)
 {
     static bool everywhere; /* started in this process or one that it was forked from */
     lock_take(&start_lock);
-    struct witness *here = atomic_load_explicit(&vgpu_witness, memory_order_relaxed);
+    struct process_state *here = atomic_load_explicit(&vgpu_process, memory_order_relaxed);
     if (!everywhere) {
         void *page = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (page != MAP_FAILED && madvise(page, 1, MADV_WIPEONFORK) == 0)
@@ -71,26 +71,26 @@ static __attribute__((noinline)) void start(void)
         return;
     }
     begin(here);
-    atomic_store_explicit(&vgpu_witness, here, memory_order_release);
+    atomic_store_explicit(&vgpu_process, here, memory_order_release);
     lock_drop(&start_lock);
 }
 
 static enum control enter(bool driver)
 {
-    struct witness *here = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
+    struct process_state *here = atomic_load_explicit(&vgpu_process, memory_order_acquire);
     if (!atomic_load_explicit(&here->started, memory_order_acquire)) {
         start();
-        here = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
+        here = atomic_load_explicit(&vgpu_process, memory_order_acquire);
     }
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
     bool over = ready && control == CONTROL_ON && limits_oom_killer() && oom_check();
     if (driver && ready && !over) /* from now on the short way in, until the limits change */
-        atomic_store_explicit(&here->standing, atomic_load_explicit(&vgpu_standing, memory_order_acquire), memory_order_release);
+        atomic_store_explicit(&here->limits, atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire), memory_order_release);
     return control;
 }
 
-enum control vgpu_enter_anew(void)
+enum control vgpu_enter_again(void)
 {
     return enter(true);
 }

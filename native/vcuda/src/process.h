@@ -12,25 +12,25 @@
  * What is true of this process only: that it started the library, and then what rules in it, once the driver was found.
  * It lies in a page that the kernel hands to a child empty.
  */
-struct witness {
+struct process_state {
     _Atomic bool started;
-    _Atomic(struct standing *) standing;
+    _Atomic(struct cached_limits *) limits;
 };
-extern _Atomic(struct witness *) vgpu_witness; /* never NULL */
-enum control vgpu_enter_anew(void);
+extern _Atomic(struct process_state *) vgpu_process; /* never NULL */
+enum control vgpu_enter_again(void);
 /* What rules now, if the short way in is open and nothing has changed; else NULL: ask vgpu_enter(). */
-static inline struct standing *vgpu_standing_now(void)
+static inline struct cached_limits *vgpu_limits_now(void)
 {
-    struct witness *witness = atomic_load_explicit(&vgpu_witness, memory_order_acquire);
-    struct standing *standing = atomic_load_explicit(&witness->standing, memory_order_acquire);
-    bool same = standing && __atomic_load_n(standing->sequence_at, __ATOMIC_ACQUIRE) == standing->sequence;
-    return __builtin_expect(same, 1) ? standing : NULL;
+    struct process_state *process = atomic_load_explicit(&vgpu_process, memory_order_acquire);
+    struct cached_limits *cached = atomic_load_explicit(&process->limits, memory_order_acquire);
+    bool same = cached && __atomic_load_n(cached->sequence_at, __ATOMIC_ACQUIRE) == cached->sequence;
+    return __builtin_expect(same, 1) ? cached : NULL;
 }
 /* First line of every hook; CONTROL_OFF: call the driver and nothing else. */
 static inline enum control vgpu_enter(void)
 {
-    const struct standing *standing = vgpu_standing_now();
-    return __builtin_expect(standing != NULL, 1) ? standing->control : vgpu_enter_anew();
+    const struct cached_limits *cached = vgpu_limits_now();
+    return __builtin_expect(cached != NULL, 1) ? cached->control : vgpu_enter_again();
 }
 enum control vgpu_enter_nvml(void);
 

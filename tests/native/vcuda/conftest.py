@@ -114,7 +114,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     unlinked = ("-DUNLINKED", "-ldl", "-lpthread")
     compile_program(folder, "puppet-unlinked", *PUPPET, flags=unlinked)
     compile_program(folder, "racers", "racers.c", flags=LINKED)
-    compile_program(folder, "rivals", "rivals.c", flags=LINKED)
+    compile_program(folder, "contenders", "contenders.c", flags=LINKED)
     compile_program(folder, "stepper", "stepper.c", flags=LINKED)
     return folder
 
@@ -272,5 +272,5 @@ def host(programs: Path, tmp_path: Path):
 
 @pytest.fixture
 def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
-    """A maker, a user, and one who looks on: the container's account as any process of it is shown it."""
+    """A maker, a user, and one that looks on: the container's account as any process of it is shown it."""
     return host.puppet().start(), host.puppet().start(), host.puppet().start()

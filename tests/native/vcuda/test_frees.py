@@ -25,7 +25,7 @@ PLAIN = {
     "32 bit": [f"alloc1 10 {SIZE}"],
     "managed": [f"managed 10 {SIZE}"],
     "pitch": ["pitch 10 1000 777"],
-    "lent": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
+    "exported": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
 }
 ORDERED = {
     "the device's pool": [f"async 10 {SIZE}"],

@@ -14,7 +14,7 @@ from conftest import PROBE, ROOT, Host, sources_of
 
 FITS = "bool fits = total <= limit && bytes <= limit - total;"
 ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
-CREDITED = "!USUAL(tally_uncharged(tally, ACCOUNT_USED, block.bytes))"
+CREDITED = "!USUAL(counters_uncharged(counters, ACCOUNT_USED, block.bytes))"
 TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
 # Keeps the moment between the check and its charge open: whether a race is run into is no lottery then.
@@ -30,8 +30,8 @@ PASSED = "return REAL(cuMemAllocManaged)(pointer, bytes, flags);"
 POOLED = "ENTER(symbol, arguments);"
 SHARE = "unsigned percent = limits_sm_percent("
 ADMITTED = "    mark_used();\n    return CUDA_SUCCESS;"
-TIGHTER = "(alone || tightness(wish) > tightness(snapshot->policy))"
-SMALLER = "if (wish > 0 && (unsigned)wish < percent)"
+TIGHTER = "(alone || tightness(asked) > tightness(snapshot->policy))"
+SMALLER = "if (asked > 0 && (unsigned)asked < percent)"
 ALLOCATORS = "every-allocator"
 
 # Without the share, which takes seconds to measure on each GPU.
@@ -60,13 +60,13 @@ MUTANTS = {
         ALLOCATED,
         ALLOCATED
         + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n"
-        + "    if (!status) { tally_leave(tally); return 0; }\n",
+        + "    if (!status) { counters_leave(counters); return 0; }\n",
         {"four-processes", "freed"},  # one process alone is charged again by what NVML shows for it
     ),
     "memory of graphs uncharged": ("graph_memory.c", ADMITTED, ADMITTED.replace("mark_used();", ""), {ALLOCATORS}),
     "a capture uncharged": ("async.c", "return graph_memory_captured(control);", "return CUDA_SUCCESS;", {ALLOCATORS}),
     "the environment chooses the policy": ("limits.c", TIGHTER, TIGHTER.replace(" > ", " != "), {"share"}),
-    "the environment chooses the share": ("limits.c", SMALLER, "if (wish > 0)", {"share"}),
+    "the environment chooses the share": ("limits.c", SMALLER, "if (asked > 0)", {"share"}),
     "no share": ("limiter.c", SHARE, SHARE.replace("= limits", "= 0 * limits"), {"share"}),
     "dlsym of libc": ("route.c", LOADER, "NULL; (void)self;", {"dlsym-route"}),
     "dlvsym": ("libvgpu.map", "        dlvsym;\n", "", {"dlsym-route"}),

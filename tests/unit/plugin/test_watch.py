@@ -64,8 +64,8 @@ def test_who_is_furthest_beyond_is_named_first():
 
 
 def test_tolerance_is_twice_the_step_of_the_library():
-    """The twin of STEP_LEAST and STEP_PART in residue.c."""
-    source = (Path(__file__).resolve().parents[3] / "native/vcuda/src/context/residue.c").read_text()
+    """The twin of STEP_LEAST and STEP_PART in unaccounted.c."""
+    source = (Path(__file__).resolve().parents[3] / "native/vcuda/src/context/unaccounted.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
     assert "#define STEP_PART 32" in source
     assert (tolerance(0, True), tolerance(3200 * MIB, True)) == (64 * MIB, 200 * MIB)

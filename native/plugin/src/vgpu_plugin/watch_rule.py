@@ -18,7 +18,7 @@ REASONS = (NO_SLOT, MEMORY)
 # Between two looks.
 INTERVAL_S = 2.0
 MIB = 1 << 20
-# The library looks again at what the driver took unasked when a process has grown by 32 MiB or 1/32 (residue.c); so
+# The library looks again at what the driver took unasked when a process has grown by 32 MiB or 1/32 (unaccounted.c); so
 # much may be uncharged at any time, and as much again that is settled with the step after.
 STEP_LEAST, STEP_PART = 64 * MIB, 16
 # Where contexts do not count the ledger has none of them: the largest of a card of these years, with its modules.

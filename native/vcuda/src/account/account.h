@@ -45,14 +45,14 @@ void ledger_learn_context(int device, uint64_t bytes);
 int ledger_measure_begin(int device);
 void ledger_measure_end(int handle, int device);
 /* The device's memory that other processes may have open: more, or less. */
-void ledger_lend(int device, uint64_t bytes, bool more);
+void ledger_export(int device, uint64_t bytes, bool more);
 /* Does anybody hold this byte (0: any) of those that stand for open handles? Also where it cannot be known. */
-bool ledger_lent_open(uint64_t byte);
+bool ledger_import_open(uint64_t byte);
 /* Does a process of this container hold the byte that says that a handle was made here? Not where it cannot be known. */
 bool ledger_made_here(uint64_t byte);
 /* Holds a byte until it is returned, or this process is gone; NULL: the ledger cannot be had. */
-void *ledger_borrow(uint64_t byte);
-void ledger_return(void *loan);
+void *ledger_import(uint64_t byte);
+void ledger_import_end(void *import);
 /* Around fork(): no join is under way meanwhile. */
 void ledger_hold(void);
 void ledger_release(void);
@@ -68,8 +68,8 @@ struct block {
     int32_t kind;
 };
 struct block_map;
-extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts, vgpu_lent,
-    vgpu_borrowed, vgpu_greens;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts, vgpu_exported,
+    vgpu_imported, vgpu_greens;
 /* false: no memory for the table. */
 bool block_put(struct block_map *map, const struct block *block);
 bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
@@ -84,7 +84,7 @@ struct device {
     char uuid[VGPU_UUID_SIZE];
     int ledger;     /* index in the ledger */
     int nvml_index; /* -1 where nobody needs it */
-    struct tally *tally;
+    struct counters *counters;
 };
 /* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
 const struct device *device_of(CUdevice device, CUresult *status);
@@ -117,14 +117,14 @@ static inline bool device_known(CUcontext *context, const struct device **device
 /* A context was made or is gone: its address may mean another device from now on. */
 void device_forget_contexts(void);
 uint64_t device_limit_asked(const struct device *device, bool *known);
-static inline uint64_t standing_memory(const struct standing *standing, const struct device *device)
+static inline uint64_t cached_memory(const struct cached_limits *cached, const struct device *device)
 {
-    return __atomic_load_n(&standing->memory[device->ledger], __ATOMIC_RELAXED);
+    return __atomic_load_n(&cached->memory[device->ledger], __ATOMIC_RELAXED);
 }
 static inline uint64_t device_limit(const struct device *device, bool *known)
 {
-    const struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
-    uint64_t bytes = standing ? standing_memory(standing, device) : 0;
+    const struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
+    uint64_t bytes = cached ? cached_memory(cached, device) : 0;
     *known = true;
     return bytes ? bytes : device_limit_asked(device, known);
 }
@@ -134,7 +134,7 @@ void devices_reset(void);
 
 /* --- charge.c: charge around a call of the driver ------------------------------------------------------ */
 
-enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_LENT /* plain, and others may have it open */, BLOCK_HOST };
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and others may have it open */, BLOCK_HOST };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
@@ -190,7 +190,7 @@ enum shareable_origin {
     SHAREABLE_FOREIGN,
 };
 /* The byte of the ledger that stands for imports of an object, 0: of one that is not known. */
-uint64_t shareable_lent_byte(uint64_t object);
+uint64_t shareable_import_byte(uint64_t object);
 /* Does this descriptor carry the mark of a container, whichever? */
 bool shareable_marked(int descriptor);
 /* Of a descriptor; -1: a handle of another kind, which is never marked. */

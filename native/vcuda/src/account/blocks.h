@@ -14,7 +14,7 @@
 #define PART_BITS 6
 
 /*
- * A lock of its own kind: a part is held for some twenty instructions, so whoever finds it held comes again soon, and
+ * A lock of its own kind: a part is held for some twenty instructions, so a thread that finds it held comes again soon, and
  * dropping it is a plain store that wakes nobody.
  *
  * Places are counted in bytes from the first, which spares the path of every free its shifts.
@@ -51,7 +51,7 @@ static inline uint64_t mix(uint64_t key)
 static inline struct part *part_of(struct block_map *map, uint64_t mixed)
 {
     struct part *part = &map->parts[mixed >> (64 - PART_BITS)];
-    __asm__("" : "+r"(part)); /* as tally_of */
+    __asm__("" : "+r"(part)); /* as counters_of */
     return part;
 }
 

@@ -4,7 +4,7 @@
  * and the marks at which to look for what the driver took unasked. All of it is one cache line, and the path of those that
  * fit is inline, for it is laid into the hooks: every instruction of it is paid by every allocation of every tenant.
  *
- * ledger.c says what an account is and does all that is not the common case; gate.c is the gate; context/residue.c sets the
+ * ledger.c says what an account is and does all that is not the common case; gate.c is the gate; context/unaccounted.c sets the
  * marks.
  */
 #ifndef VGPU_COUNTERS_H
@@ -20,7 +20,7 @@
 
 enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 
-struct tally {
+struct counters {
     /* Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. Whoever does
      * such a thing is in flight; both figures are read together while nobody is. */
     _Atomic uint32_t closed, flying;
@@ -31,51 +31,51 @@ struct tally {
     uint64_t *slot, *total;
     /* The truth about this process that no other process can write, by account; the slot is its copy. */
     uint64_t own[2];
-    /* Nothing is looked up while what is in use is within [low, low + span]; the tally is marked due beyond. */
+    /* Nothing is looked up while what is in use is within [low, low + span]; the counters is marked due beyond. */
     _Atomic uint64_t low, span;
 } __attribute__((aligned(64)));
-extern struct tally vgpu_tally[VGPU_MAX_DEVICES];
-_Static_assert(sizeof(struct tally) == 64, "a cache line");
-/* The address is made once: a compiler that knows where it comes from adds up that of each field anew. */
-static inline struct tally *tally_of(int device)
+extern struct counters vgpu_counters[VGPU_MAX_DEVICES];
+_Static_assert(sizeof(struct counters) == 64, "a cache line");
+/* The address is made once: a compiler that knows where it comes from adds up that of each field again. */
+static inline struct counters *counters_of(int device)
 {
-    struct tally *tally = &vgpu_tally[device];
-    __asm__("" : "+r"(tally));
-    return tally;
+    struct counters *counters = &vgpu_counters[device];
+    __asm__("" : "+r"(counters));
+    return counters;
 }
 
 /* --- flights ----------------------------------------------------------------------------------------- */
 
-void flight_wait(struct tally *tally);
+void flight_wait(struct counters *counters);
 void flight_moved(int device); /* the charge has moved by a step, and the flight has ended */
 /* True: no thread is in flight, and none begins until gate_open. False: one has been for seconds. */
 bool gate_shut(int device);
 void gate_open(int device);
 
-static inline void tally_enter(struct tally *tally)
+static inline void counters_enter(struct counters *counters)
 {
-    atomic_fetch_add(&tally->flying, 1);
-    if (__builtin_expect(atomic_load(&tally->closed) != 0, 0))
-        flight_wait(tally);
+    atomic_fetch_add(&counters->flying, 1);
+    if (__builtin_expect(atomic_load(&counters->closed) != 0, 0))
+        flight_wait(counters);
 }
 
-static inline void tally_leave(struct tally *tally)
+static inline void counters_leave(struct counters *counters)
 {
-    atomic_fetch_sub(&tally->flying, 1);
-    if (__builtin_expect(atomic_load_explicit(&tally->due, memory_order_relaxed) != 0, 0))
-        flight_moved(tally->device);
+    atomic_fetch_sub(&counters->flying, 1);
+    if (__builtin_expect(atomic_load_explicit(&counters->due, memory_order_relaxed) != 0, 0))
+        flight_moved(counters->device);
 }
 
 static inline void flight_begin(int device)
 {
     if (device >= 0)
-        tally_enter(tally_of(device));
+        counters_enter(counters_of(device));
 }
 
 static inline void flight_end(const int *device)
 {
     if (*device >= 0)
-        tally_leave(tally_of(*device));
+        counters_leave(counters_of(*device));
 }
 #define FLIGHT(device) \
     __attribute__((cleanup(flight_end), unused)) const int flight = (device); \
@@ -106,54 +106,54 @@ static inline void ledger_lock_drop(void)
 /* --- charging ------------------------------------------------------------------------------------------- */
 
 /* All of these: lock held. One 8-byte store changes the truth; the total follows and is recounted by an heir. */
-static inline void tally_post(struct tally *tally, enum account account, uint64_t own, uint64_t total)
+static inline void counters_post(struct counters *counters, enum account account, uint64_t own, uint64_t total)
 {
-    __atomic_store_n(&tally->own[account], own, __ATOMIC_RELAXED);
-    __atomic_store_n(&tally->slot[account * VGPU_MAX_DEVICES], own, __ATOMIC_RELAXED);
-    __atomic_store_n(tally->total, total, __ATOMIC_RELAXED);
-    if (account == ACCOUNT_USED && __builtin_expect(own - atomic_load_explicit(&tally->low, memory_order_relaxed) >
-                                                        atomic_load_explicit(&tally->span, memory_order_relaxed), 0))
-        atomic_store_explicit(&tally->due, 1, memory_order_relaxed);
+    __atomic_store_n(&counters->own[account], own, __ATOMIC_RELAXED);
+    __atomic_store_n(&counters->slot[account * VGPU_MAX_DEVICES], own, __ATOMIC_RELAXED);
+    __atomic_store_n(counters->total, total, __ATOMIC_RELAXED);
+    if (account == ACCOUNT_USED && __builtin_expect(own - atomic_load_explicit(&counters->low, memory_order_relaxed) >
+                                                        atomic_load_explicit(&counters->span, memory_order_relaxed), 0))
+        atomic_store_explicit(&counters->due, 1, memory_order_relaxed);
 }
 
-static inline bool tally_charge(struct tally *tally, enum account account, uint64_t bytes, uint64_t limit)
+static inline bool counters_charge(struct counters *counters, enum account account, uint64_t bytes, uint64_t limit)
 {
-    uint64_t total = __atomic_load_n(tally->total, __ATOMIC_RELAXED);
+    uint64_t total = __atomic_load_n(counters->total, __ATOMIC_RELAXED);
     bool fits = total <= limit && bytes <= limit - total;
     if (__builtin_expect(fits, 1))
-        tally_post(tally, account, tally->own[account] + bytes, total + bytes);
+        counters_post(counters, account, counters->own[account] + bytes, total + bytes);
     return fits;
 }
 
 /* The total is clamped: it lies where the tenant can write. */
-static inline void tally_give_back(struct tally *tally, enum account account, uint64_t bytes)
+static inline void counters_give_back(struct counters *counters, enum account account, uint64_t bytes)
 {
-    uint64_t own = tally->own[account], total = __atomic_load_n(tally->total, __ATOMIC_RELAXED);
+    uint64_t own = counters->own[account], total = __atomic_load_n(counters->total, __ATOMIC_RELAXED);
     if (__builtin_expect(bytes > own, 0))
         bytes = own;
-    tally_post(tally, account, own - bytes, total - (total < bytes ? total : bytes));
+    counters_post(counters, account, own - bytes, total - (total < bytes ? total : bytes));
 }
 
-static inline bool tally_lock(struct tally *tally)
+static inline bool counters_lock(struct counters *counters)
 {
-    return __builtin_expect(__atomic_load_n(&tally->slot, __ATOMIC_ACQUIRE) && ledger_lock_try(), 1);
+    return __builtin_expect(__atomic_load_n(&counters->slot, __ATOMIC_ACQUIRE) && ledger_lock_try(), 1);
 }
 
 /* Charged, if that fits and nothing is in the way; else nothing has happened, and ledger_charge says why. */
-static inline bool tally_charged(struct tally *tally, enum account account, uint64_t bytes, uint64_t limit)
+static inline bool counters_charged(struct counters *counters, enum account account, uint64_t bytes, uint64_t limit)
 {
-    if (!tally_lock(tally))
+    if (!counters_lock(counters))
         return false;
-    bool done = !atomic_load_explicit(&ledger_owes, memory_order_relaxed) && tally_charge(tally, account, bytes, limit);
+    bool done = !atomic_load_explicit(&ledger_owes, memory_order_relaxed) && counters_charge(counters, account, bytes, limit);
     ledger_lock_drop();
     return done;
 }
 
-static inline bool tally_uncharged(struct tally *tally, enum account account, uint64_t bytes)
+static inline bool counters_uncharged(struct counters *counters, enum account account, uint64_t bytes)
 {
-    if (!tally_lock(tally))
+    if (!counters_lock(counters))
         return false;
-    tally_give_back(tally, account, bytes);
+    counters_give_back(counters, account, bytes);
     ledger_lock_drop();
     return true;
 }

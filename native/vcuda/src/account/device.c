@@ -93,7 +93,7 @@ const struct device *device_of(CUdevice ordinal, CUresult *status)
         vgpu_log_line(LOG_ERROR, "device %s has no place in the ledger %s", device.uuid, limits_ledger_path());
         return NULL;
     }
-    device.tally = tally_of(device.ledger);
+    device.counters = counters_of(device.ledger);
     lock_take(&lock);
     if (!atomic_load_explicit(&known[ordinal], memory_order_relaxed)) {
         devices[ordinal] = device;
@@ -171,12 +171,12 @@ const struct device *device_in_ledger(int index)
 
 uint64_t device_limit_asked(const struct device *device, bool *in_limits)
 {
-    struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
+    struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
     int index = device->ledger;
     uint64_t bytes = limits_memory(device->uuid, device->nvml_index, in_limits);
     /* Only if those were the limits that were asked. */
-    if (standing && *in_limits && standing == atomic_load_explicit(&vgpu_standing, memory_order_acquire))
-        __atomic_store_n(&standing->memory[index], bytes, __ATOMIC_RELAXED);
+    if (cached && *in_limits && cached == atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire))
+        __atomic_store_n(&cached->memory[index], bytes, __ATOMIC_RELAXED);
     return bytes;
 }
 

@@ -16,14 +16,14 @@ static void nap(void)
 }
 
 /* Found shut: steps back and comes again. */
-void flight_wait(struct tally *tally)
+void flight_wait(struct counters *counters)
 {
     do {
-        atomic_fetch_sub(&tally->flying, 1);
-        while (atomic_load(&tally->closed))
+        atomic_fetch_sub(&counters->flying, 1);
+        while (atomic_load(&counters->closed))
             nap();
-        atomic_fetch_add(&tally->flying, 1);
-    } while (atomic_load(&tally->closed));
+        atomic_fetch_add(&counters->flying, 1);
+    } while (atomic_load(&counters->closed));
 }
 
 void flight_moved(int device)
@@ -37,8 +37,8 @@ bool gate_shut(int device)
     bool quiet;
     clock_gettime(CLOCK_MONOTONIC, &now);
     int64_t until = now.tv_sec + PATIENCE_S;
-    atomic_store(&vgpu_tally[device].closed, 1);
-    while (!(quiet = atomic_load(&vgpu_tally[device].flying) == 0) && now.tv_sec < until) {
+    atomic_store(&vgpu_counters[device].closed, 1);
+    while (!(quiet = atomic_load(&vgpu_counters[device].flying) == 0) && now.tv_sec < until) {
         nap();
         clock_gettime(CLOCK_MONOTONIC, &now);
     }
@@ -47,5 +47,5 @@ bool gate_shut(int device)
 
 void gate_open(int device)
 {
-    atomic_store(&vgpu_tally[device].closed, 0);
+    atomic_store(&vgpu_counters[device].closed, 0);
 }

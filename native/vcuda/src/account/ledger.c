@@ -18,10 +18,10 @@
 #define MEASURE_PATIENCE_MS 60000
 
 struct membership ledger_self;
-struct tally vgpu_tally[VGPU_MAX_DEVICES];
+struct counters vgpu_counters[VGPU_MAX_DEVICES];
 struct ledger_key ledger_key;
 _Atomic bool ledger_owes;
-static struct lock join_lock, lend_lock;
+static struct lock join_lock, export_lock;
 static _Atomic int measuring[VGPU_MAX_DEVICES]; /* descriptor + 1 through which this process holds that lock */
 
 static bool is_member(void)
@@ -36,7 +36,7 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         if (!ledger_byte_take(descriptor, VGPU_LEDGER_ALIVE_BASE + i))
             continue;
         struct vgpu_ledger_slot *slot = ledger_slot(map, i);
-        if (ledger_slot_lent(descriptor, map, slot)) {
+        if (ledger_slot_exported(descriptor, map, slot)) {
             ledger_byte_drop(descriptor, VGPU_LEDGER_ALIVE_BASE + i);
             continue;
         }
@@ -54,8 +54,8 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         }
         for (int device = 0; device < VGPU_MAX_DEVICES; device++)
             slot->used[device] = slot->context[device] = 0;
-        for (int device = 0; device < VGPU_LEDGER_LENT_DEVICES; device++)
-            slot->lent_mib[device] = 0;
+        for (int device = 0; device < VGPU_LEDGER_EXPORTED_DEVICES; device++)
+            slot->exported_mib[device] = 0;
         slot->pid = (uint32_t)getpid();
         slot->pid_namespace = ledger_pid_namespace();
         if (map->slot_high <= i)
@@ -63,9 +63,9 @@ static bool claim(int descriptor, struct vgpu_ledger *map)
         ledger_recount();
         ledger_lock_drop();
         for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
-            vgpu_tally[device].device = device;
-            vgpu_tally[device].total = &map->total[device];
-            __atomic_store_n(&vgpu_tally[device].slot, &slot->used[device], __ATOMIC_RELEASE);
+            vgpu_counters[device].device = device;
+            vgpu_counters[device].total = &map->total[device];
+            __atomic_store_n(&vgpu_counters[device].slot, &slot->used[device], __ATOMIC_RELEASE);
         }
         atomic_store_explicit(&ledger_self.joined, true, memory_order_release);
         return true;
@@ -152,7 +152,7 @@ static __attribute__((noinline)) void pay_owed(void)
         for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
             uint64_t owed = atomic_exchange(&ledger_self.owed[account][device], 0);
             if (owed)
-                tally_give_back(tally_of(device), (enum account)account, owed);
+                counters_give_back(counters_of(device), (enum account)account, owed);
         }
 }
 
@@ -171,10 +171,10 @@ static __attribute__((noinline)) enum charge charge_slowly(int device, enum acco
     }
     if (owes())
         pay_owed();
-    bool done = tally_charge(tally_of(device), account, bytes, limit);
+    bool done = counters_charge(counters_of(device), account, bytes, limit);
     if (!done) {
         ledger_reap();
-        done = tally_charge(tally_of(device), account, bytes, limit);
+        done = counters_charge(counters_of(device), account, bytes, limit);
     }
     ledger_lock_drop();
     return done ? CHARGE_OK : CHARGE_FULL;
@@ -182,12 +182,12 @@ static __attribute__((noinline)) enum charge charge_slowly(int device, enum acco
 
 enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit)
 {
-    if (__builtin_expect(device >= 0 && tally_charged(tally_of(device), account, bytes, limit), 1))
+    if (__builtin_expect(device >= 0 && counters_charged(counters_of(device), account, bytes, limit), 1))
         return CHARGE_OK;
     return charge_slowly(device, account, bytes, limit);
 }
 
-/* The lock is held by another: the debt is written down first, so that whoever gets the lock next may pay it. */
+/* The lock is held by another: the debt is written down first, so that the next holder of the lock may pay it. */
 static __attribute__((noinline)) void uncharge_slowly(int device, enum account account, uint64_t bytes)
 {
     if (!is_member() || device < 0 || bytes == 0)
@@ -202,13 +202,13 @@ static __attribute__((noinline)) void uncharge_slowly(int device, enum account a
 
 void ledger_uncharge(int device, enum account account, uint64_t bytes)
 {
-    if (!__builtin_expect(device >= 0 && tally_uncharged(tally_of(device), account, bytes), 1))
+    if (!__builtin_expect(device >= 0 && counters_uncharged(counters_of(device), account, bytes), 1))
         uncharge_slowly(device, account, bytes);
 }
 
 uint64_t ledger_own(int device, enum account account)
 {
-    return device < 0 ? 0 : __atomic_load_n(&vgpu_tally[device].own[account], __ATOMIC_RELAXED);
+    return device < 0 ? 0 : __atomic_load_n(&vgpu_counters[device].own[account], __ATOMIC_RELAXED);
 }
 
 bool ledger_total(const char *uuid, uint64_t *bytes)
@@ -247,25 +247,25 @@ void ledger_learn_context(int device, uint64_t bytes)
 
 /* --- memory that others have open ---------------------------------------------------------------------- */
 
-void ledger_lend(int device, uint64_t bytes, bool more)
+void ledger_export(int device, uint64_t bytes, bool more)
 {
-    if (!is_member() || device < 0 || device >= VGPU_LEDGER_LENT_DEVICES)
+    if (!is_member() || device < 0 || device >= VGPU_LEDGER_EXPORTED_DEVICES)
         return;
-    lock_take(&lend_lock);
-    uint64_t *lent = &ledger_self.lent[device];
-    *lent = more ? *lent + bytes : *lent - (bytes < *lent ? bytes : *lent);
-    uint64_t mib = (*lent + MIB - 1) / MIB;
-    __atomic_store_n(&ledger_self.mine->lent_mib[device], mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX, __ATOMIC_RELAXED);
-    lock_drop(&lend_lock);
+    lock_take(&export_lock);
+    uint64_t *exported = &ledger_self.exported[device];
+    *exported = more ? *exported + bytes : *exported - (bytes < *exported ? bytes : *exported);
+    uint64_t mib = (*exported + MIB - 1) / MIB;
+    __atomic_store_n(&ledger_self.mine->exported_mib[device], mib < UINT32_MAX ? (uint32_t)mib : UINT32_MAX, __ATOMIC_RELAXED);
+    lock_drop(&export_lock);
 }
 
-bool ledger_lent_open(uint64_t byte)
+bool ledger_import_open(uint64_t byte)
 {
     int descriptor = ledger_file_again(false);
     if (descriptor < 0)
         return true;
     int held = byte ? ledger_byte_held(descriptor, byte)
-                    : ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN);
+                    : ledger_range_held(descriptor, VGPU_LEDGER_IMPORT_BASE, VGPU_LEDGER_IMPORT_SPAN);
     close(descriptor);
     return held != 0;
 }
@@ -279,28 +279,28 @@ bool ledger_made_here(uint64_t byte)
     return made;
 }
 
-void *ledger_borrow(uint64_t byte)
+void *ledger_import(uint64_t byte)
 {
-    void *loan = MAP_FAILED;
+    void *import = MAP_FAILED;
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     lock_take(&join_lock); /* no child may get the descriptor: it would hold the lock after us */
     int descriptor = is_member() ? ledger_file_again(false) : -1;
     if (descriptor >= 0 && ledger_byte_share(descriptor, byte))
-        loan = mmap(NULL, page, PROT_READ, MAP_SHARED, descriptor, 0);
-    if (loan != MAP_FAILED && madvise(loan, page, MADV_DONTFORK) != 0) {
-        munmap(loan, page);
-        loan = MAP_FAILED;
+        import = mmap(NULL, page, PROT_READ, MAP_SHARED, descriptor, 0);
+    if (import != MAP_FAILED && madvise(import, page, MADV_DONTFORK) != 0) {
+        munmap(import, page);
+        import = MAP_FAILED;
     }
     if (descriptor >= 0)
         close(descriptor);
     lock_drop(&join_lock);
-    return loan == MAP_FAILED ? NULL : loan;
+    return import == MAP_FAILED ? NULL : import;
 }
 
-void ledger_return(void *loan)
+void ledger_import_end(void *import)
 {
-    if (loan)
-        munmap(loan, (size_t)sysconf(_SC_PAGESIZE));
+    if (import)
+        munmap(import, (size_t)sysconf(_SC_PAGESIZE));
 }
 
 static void measure_close(int descriptor, int device)
@@ -357,8 +357,8 @@ void ledger_reset(void)
     }
     /* The mapping was not passed on to this child, nor was the parent's slot. */
     memset(&ledger_self, 0, sizeof ledger_self);
-    memset(vgpu_tally, 0, sizeof vgpu_tally);
+    memset(vgpu_counters, 0, sizeof vgpu_counters);
     atomic_store(&ledger_owes, false);
     atomic_store_explicit(&join_lock.word, 0, memory_order_relaxed);
-    atomic_store_explicit(&lend_lock.word, 0, memory_order_relaxed);
+    atomic_store_explicit(&export_lock.word, 0, memory_order_relaxed);
 }

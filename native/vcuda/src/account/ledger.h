@@ -16,7 +16,7 @@ struct membership {
     char path[256];
     uint64_t file[2]; /* the mapped file's device and inode: its name may come to mean another file */
     _Atomic uint64_t owed[2][VGPU_MAX_DEVICES]; /* uncharges that found the lock held too long */
-    uint64_t lent[VGPU_LEDGER_LENT_DEVICES];
+    uint64_t exported[VGPU_LEDGER_EXPORTED_DEVICES];
     uint64_t reaped_ns;
 };
 extern struct membership ledger_self;
@@ -69,8 +69,8 @@ int ledger_range_held(int descriptor, uint64_t first, uint64_t count); /* as led
 bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2]);
 
 /* Of a dead process's slot: is memory of it still open in another process, and how much of a device's is charged as long. */
-bool ledger_slot_lent(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot);
-uint64_t ledger_slot_lent_bytes(const struct vgpu_ledger_slot *slot, int device);
+bool ledger_slot_exported(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot);
+uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int device);
 
 #pragma GCC visibility pop
 

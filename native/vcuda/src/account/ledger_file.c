@@ -101,7 +101,7 @@ static int fill_holes(int descriptor)
     return error;
 }
 
-/* The magic goes last: whoever dies on the way leaves a file that the next one lays out again. */
+/* The magic goes last: a process that dies on the way leaves a file that the next one lays out again. */
 static bool lay_out(const char *path, int descriptor)
 {
     struct vgpu_ledger header = {
@@ -134,7 +134,7 @@ static bool check(const char *path, int descriptor)
     if (length < 0)
         return complain(path, strerror(errno));
     if (status.st_size == 0 || (blank(&header) && status.st_size <= (off_t)VGPU_LEDGER_FILE_SIZE)) {
-        /* Or a tenant would empty it, and be granted its limit once more beside what it holds. */
+        /* Or a tenant would empty it, and be granted its limit once more on top of what it holds. */
         if (limits_of_an_allocation())
             return complain(path, "it is empty, and was not when the container began");
         bool taken = false;

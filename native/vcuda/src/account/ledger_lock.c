@@ -3,7 +3,7 @@
  * The lock of the ledger: one word that names its holder by slot and generation.
  *
  * Taken and dropped with one atomic instruction each while nobody competes. A holder that was killed is found by the one
- * who waits: the kernel has dropped the dead one's byte lock (or the slot has been claimed anew, which changes its
+ * who waits: the kernel has dropped the dead one's byte lock (or the slot has been claimed again, which changes its
  * generation). Its word is then replaced by compare-and-swap, so that only one of several waiters becomes the heir, and
  * the heir recounts the totals, the only thing that the dead one may have left half done.
  */
@@ -101,33 +101,33 @@ static bool slot_empty(const struct vgpu_ledger_slot *slot)
     return any == 0;
 }
 
-bool ledger_slot_lent(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot)
+bool ledger_slot_exported(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot)
 {
     uint64_t identity[2];
     uint32_t any = 0;
-    for (int device = 0; device < VGPU_LEDGER_LENT_DEVICES; device++)
-        any |= slot->lent_mib[device];
-    return any && (ledger_range_held(descriptor, VGPU_LEDGER_LENT_BASE, VGPU_LEDGER_LENT_SPAN) != 0 ||
+    for (int device = 0; device < VGPU_LEDGER_EXPORTED_DEVICES; device++)
+        any |= slot->exported_mib[device];
+    return any && (ledger_range_held(descriptor, VGPU_LEDGER_IMPORT_BASE, VGPU_LEDGER_IMPORT_SPAN) != 0 ||
                    !ledger_file_identity(descriptor, identity) || shareable_any(ledger, identity));
 }
 
-uint64_t ledger_slot_lent_bytes(const struct vgpu_ledger_slot *slot, int device)
+uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int device)
 {
-    uint64_t lent = device < VGPU_LEDGER_LENT_DEVICES ? (uint64_t)slot->lent_mib[device] * MIB : 0;
-    return lent < slot->used[device] ? lent : slot->used[device];
+    uint64_t exported = device < VGPU_LEDGER_EXPORTED_DEVICES ? (uint64_t)slot->exported_mib[device] * MIB : 0;
+    return exported < slot->used[device] ? exported : slot->used[device];
 }
 
 /* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */
 static bool strip(int descriptor, struct vgpu_ledger_slot *slot)
 {
-    bool lent = ledger_slot_lent(descriptor, ledger_self.map, slot), changed = !lent;
+    bool exported = ledger_slot_exported(descriptor, ledger_self.map, slot), changed = !exported;
     for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
-        uint64_t open = lent ? ledger_slot_lent_bytes(slot, device) : 0;
+        uint64_t open = exported ? ledger_slot_exported_bytes(slot, device) : 0;
         changed = changed || slot->context[device] || slot->used[device] != open;
         slot->used[device] = open;
         slot->context[device] = 0;
     }
-    if (!lent)
+    if (!exported)
         slot->pid = 0;
     return changed;
 }
@@ -137,7 +137,7 @@ void ledger_reap(void)
     struct vgpu_ledger *ledger = ledger_self.map;
     int descriptor = ledger_file_again(false);
     if (descriptor < 0)
-        return; /* whoever cannot be asked about counts as alive */
+        return; /* a process that cannot be asked about counts as alive */
     uint32_t high = ledger_high(ledger);
     bool found = false;
     for (uint32_t i = 0; i < high; i++) {

@@ -61,15 +61,15 @@ static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_
     return NULL;
 }
 
-/* What dead processes had lent is charged as long as anybody has it: to nobody who could be named. */
+/* What dead processes had exported is charged as long as any process has it: to none that could be named. */
 static uint64_t view_of_the_dead(const struct view *view)
 {
     uint64_t sum = 0, bytes;
     for (uint32_t at = 0, high = view->device < 0 ? 0 : ledger_high(view->ledger); at < high; at++) {
         const struct vgpu_ledger_slot *slot = ledger_slot(view->ledger, at);
-        bytes = ledger_slot_lent_bytes(slot, view->device);
+        bytes = ledger_slot_exported_bytes(slot, view->device);
         if (bytes && ledger_byte_held(view->descriptor, VGPU_LEDGER_ALIVE_BASE + at) == 0 &&
-            ledger_slot_lent(view->descriptor, view->ledger, slot))
+            ledger_slot_exported(view->descriptor, view->ledger, slot))
             sum += bytes;
     }
     return sum;

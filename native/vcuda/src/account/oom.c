@@ -2,10 +2,10 @@
 /*
  * ACTIVE_OOM_KILLER: what happens to a container that is found over its limit, because the limit was lowered under it.
  * Without it new allocations are refused until enough was freed. With it the process that holds the most of the device
- * ends itself at its next call of the driver, then the next one, until the rest fits.
+ * kills itself at its next call of the driver, then the next one, until the rest fits.
  *
- * Nobody ends anybody else: a pid may have come to mean another process, and the one that holds the most finds the same
- * by the same figures. It sums up the living alone; whoever is dying still counts, so that not two end where one is enough.
+ * No process kills another: a pid may have come to mean another process, and the one that holds the most finds the same
+ * by the same figures. It sums up the living alone; a dying process still counts, so that not two die where one is enough.
  */
 #include "account.h"
 
@@ -17,7 +17,7 @@
 
 static void end_self(const char *uuid, uint64_t own, uint64_t total, uint64_t limit)
 {
-    vgpu_log_line(LOG_ERROR, "this process is ended: the container holds %llu bytes of %s, over its limit of %llu, and this process %llu of them, the most",
+    vgpu_log_line(LOG_ERROR, "this process is killed: the container holds %llu bytes of %s, over its limit of %llu, and this process %llu of them, the most",
                   (unsigned long long)total, uuid, (unsigned long long)limit, (unsigned long long)own);
     kill(getpid(), SIGKILL);
     /* Pid 1 of a container is still here: the kernel drops what it sends to itself. */

@@ -8,7 +8,7 @@
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which may be the same in other containers. A byte
  * is 2^62, 30 bits that stand for the container's ledger, 24 for the object, 8 for the handle. Where a mark cannot be set, or
  * does not show, nothing is concluded from it: the memory stays charged until exit, the ledger says that there is such a
- * handle, and from then on an import that cannot be told is charged once more. Before, it is another container's.
+ * handle, and from then on an import that cannot be told apart is charged once more. Before, it is another container's.
  */
 #include "ledger.h"
 
@@ -26,7 +26,7 @@
 
 #define BASE (1ull << 62)
 #define HANDLES 256ull /* of one object */
-#define OBJECT_BITS 14 /* of one process, beside the bits of its slot */
+#define OBJECT_BITS 14 /* of one process, next to the bits of its slot */
 #define SPAN (1ull << 32)
 
 static _Atomic uint32_t next_object;
@@ -247,10 +247,10 @@ bool shareable_marked(int descriptor)
     return marked;
 }
 
-uint64_t shareable_lent_byte(uint64_t object)
+uint64_t shareable_import_byte(uint64_t object)
 {
-    uint64_t last = VGPU_LEDGER_LENT_SPAN - 1;
-    return VGPU_LEDGER_LENT_BASE + (object ? (object * 0x9e3779b97f4a7c15ull >> 32) % VGPU_LEDGER_LENT_SPAN : last);
+    uint64_t last = VGPU_LEDGER_IMPORT_SPAN - 1;
+    return VGPU_LEDGER_IMPORT_BASE + (object ? (object * 0x9e3779b97f4a7c15ull >> 32) % VGPU_LEDGER_IMPORT_SPAN : last);
 }
 
 enum shareable_origin shareable_origin(int descriptor, uint64_t *object)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Stream capture: a captured launch runs nothing, so it is neither charged nor held back, and an event recorded into the
+ * Stream capture: a captured launch runs nothing, so it is neither charged nor throttled, and an event recorded into the
  * stream would become part of the graph. While no capture is open in the process the question costs one load.
  */
 #include "limiter.h"
@@ -19,7 +19,7 @@ bool capture_of(CUstream stream, bool per_thread)
         result = REAL(cuStreamIsCapturing_ptsz)(stream, &status);
     else if (REAL_HAS(cuStreamIsCapturing))
         result = REAL(cuStreamIsCapturing)(stream, &status);
-    /* An error: the legacy stream beside a capture, where the launch itself is the program's mistake. */
+    /* An error: the legacy stream during a capture, where the launch itself is the program's mistake. */
     return result != CUDA_SUCCESS || status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 

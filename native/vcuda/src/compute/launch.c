@@ -86,7 +86,7 @@ static bool there(enum function function, CUresult *status)
 #define KERNEL_KEY cost_key(function, gx, gy)
 
 /*
- * The hot ones. A compiler that is told all eleven parameters moves those on the stack to the same place again before it
+ * The hot ones. A compiler that knows of all eleven parameters moves those on the stack to the same place again before it
  * jumps to the driver. On x86-64 the entry declares the six that come in registers, finds the stream where the ABI puts it
  * (third on the stack), and leaves the stack as it is. That is right only where the last call is a jump: by musttail where
  * the compiler has it, else by the optimisation that is asked for here; a build without optimisation or with a sanitizer

@@ -20,7 +20,7 @@
 #define GAP_US 20u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
-#define SAMPLE 8u /* of the launches after a pause one in so many is measured by itself */
+#define SAMPLE 8u /* of the launches after a pause one in so many is measured alone */
 
 __thread struct thread_state vgpu_thread;
 _Atomic uint32_t vgpu_launch_epoch = 1;
@@ -213,7 +213,7 @@ static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now
 
 /*
  * Has nothing been done since then, for much longer than what is queued should take? Then it may be waiting for what this
- * thread is about to launch, or to do afterwards (a callback, another stream's event): to hold back more would be for ever.
+ * thread is about to launch, or to do afterwards (a callback, another stream's event): to throttle on would be for ever.
  */
 static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t waited)
 {
@@ -250,14 +250,14 @@ static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t c
             .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
             .busy_until = stuck ? 0 : busy, .balance = tenant_balance(limited, *now, rate, working)};
         enum pace pace = pace_decide(&view, cost, &until);
-        __atomic_store_n(&limited->tenant->wanted_ns, *now, __ATOMIC_RELAXED);
+        __atomic_store_n(&limited->tenant->active_ns, *now, __ATOMIC_RELAXED);
         if (pace == PACE_GO) {
             if (stuck)
                 thread->stalled = passed + 1;
             if (asked)
                 __atomic_store_n(&limited->tenant->waiting_ns, 0, __ATOMIC_RELAXED);
             if (waited)
-                vgpu_log(LOG_TRACE, "a launch on %s was held back for %llu us", limited->device->uuid,
+                vgpu_log(LOG_TRACE, "a launch on %s was throttled for %llu us", limited->device->uuid,
                          (unsigned long long)((*now - began) / US));
             return pace_exclusive(&view, page.flags);
         }
@@ -299,8 +299,8 @@ void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool p
         thread->off = sequence | 1;
         return;
     }
-    if (limits_priority() != 0 && !(__atomic_load_n(&limited->tenant->wish, __ATOMIC_RELAXED) & VGPU_TENANT_LOW))
-        __atomic_fetch_or(&limited->tenant->wish, VGPU_TENANT_LOW, __ATOMIC_RELAXED);
+    if (limits_priority() != 0 && !(__atomic_load_n(&limited->tenant->requests, __ATOMIC_RELAXED) & VGPU_TENANT_LOW))
+        __atomic_fetch_or(&limited->tenant->requests, VGPU_TENANT_LOW, __ATOMIC_RELAXED);
     uint64_t now = limiter_now(), cost;
     uint32_t ticks = limiter_ticks();
     bool known;

@@ -127,7 +127,7 @@ static inline unsigned flow_index(uintptr_t bits)
     return (unsigned)(bits ^ bits >> 6 ^ bits >> 12) % FLOWS;
 }
 
-/* Around one launch. before() may wait; after() is told how the driver answered. */
+/* Around one launch. before() may wait; after() gets what the driver answered. */
 struct ticket {
     struct flow *flow;
     unsigned item;
@@ -163,7 +163,7 @@ void fence_reset(void);
 
 /* --- capture.c ------------------------------------------------------------------------------------------- */
 
-/* Is the stream being captured? Nothing may be recorded, charged or held back then. Free while nothing is captured. */
+/* Is the stream being captured? Nothing may be recorded, charged or throttled then. Free while nothing is captured. */
 bool capture_of(CUstream stream, bool per_thread);
 /* Our own calls must not break a capture of another stream: RELAXED while one is open. -1: nothing was changed. */
 int capture_relax(void);

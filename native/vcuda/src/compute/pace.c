@@ -3,7 +3,7 @@
 #include "pace.h"
 
 /* A throttled container gets going again with so much in hand: bursts, not single kernels, for a burst's begin and end
- * are where the error is. Bounded by time, so that no small share is held back for long. */
+ * are where the error is. Bounded by time, so that no small share is throttled for long. */
 #define BURST_NS (2 * MS)
 #define BURST_WAIT_NS (40 * MS)
 
@@ -104,7 +104,7 @@ enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *unt
     if (view->rate_ppm < PPM && view->balance <= 0) {
         uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
         uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
-        /* A long kernel is a burst by itself; and whoever has paid for one has waited for long enough. */
+        /* A long kernel is a burst of its own; and a tenant that has paid for one has waited for long enough. */
         burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
         /* Past nothing, and to the next nanosecond: who woke with exactly nothing would be sent to sleep once more. */
         uint64_t owed = (uint64_t)-view->balance + 1 + burst;

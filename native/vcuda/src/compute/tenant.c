@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The pages through which the processes of a container share one bucket, and the arbiter says whose turn it is. Both lie
- * beside the ledger. A page that is missing or not ours is no error: without a tenant page a process keeps the share by
- * itself, without a gpu page (or with a silent arbiter) the container keeps its own share.
+ * in the ledger's folder. A page that is missing or not ours is no error: without a tenant page a process keeps the share on
+ * its own, without a gpu page (or with a silent arbiter) the container keeps its own share.
  */
 #include "limiter.h"
 
@@ -62,7 +62,7 @@ static struct vgpu_tenant_device *tenant_device(const char *uuid)
             page->device_size >= sizeof(struct vgpu_tenant_device))
             tenant = page;
         else
-            vgpu_log(LOG_INFO, "%s is %s: each process keeps the compute share by itself", path, page ? "no tenant page" : "missing");
+            vgpu_log(LOG_INFO, "%s is %s: each process keeps the compute share on its own", path, page ? "no tenant page" : "missing");
     }
     tenant_tried = true;
     for (uint32_t i = 0; tenant && i < tenant->device_count && i < VGPU_MAX_DEVICES; i++) {

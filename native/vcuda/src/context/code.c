@@ -163,7 +163,7 @@ EXPORT CUresult cuFuncLoad(CUfunction function)
     return measuring ? growth_end(&growth, status, holder) : status;
 }
 
-/* Loads a kernel in the context at hand. What fails here fails again, and is told, when it is launched. */
+/* Loads a kernel in the context at hand. What fails here fails again, and is reported, when it is launched. */
 static void load_now(CUkernel kernel)
 {
     CUfunction function;

@@ -130,7 +130,7 @@ static CUresult open_end(struct opening *opening, CUresult status, CUcontext con
     } else {
         ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, opening->charged - bytes);
         memory_keep(&vgpu_contexts, (uintptr_t)context, bytes, device, 1, 0);
-        residue_begin(device);
+        unaccounted_begin(device);
         EVENT(context_changed); /* it is the current one now */
         vgpu_log(LOG_INFO, "a context on %s costs %llu bytes", device->uuid, (unsigned long long)bytes);
     }
@@ -322,7 +322,7 @@ static uint64_t cost_of(const struct device *device, CUcontext context, CUdevice
 static CUresult adopt(const struct device *device, CUcontext context, CUdevice ordinal)
 {
     uint64_t bytes = 0;
-    if (!residue_begin_now(device) && limits_count_context())
+    if (!unaccounted_begin_now(device) && limits_count_context())
         bytes = cost_of(device, context, ordinal);
     CUresult status = memory_charge(device, ACCOUNT_CONTEXT, bytes);
     if (status != CUDA_SUCCESS)

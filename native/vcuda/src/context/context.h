@@ -74,7 +74,7 @@ enum measured {
 enum measured measure_end(const struct measure *measure, uint64_t *bytes);
 /* Bytes by which this process's own figure fell, without what was uncharged; 0 where NVML does not show it. */
 uint64_t measure_fall(const struct measure *measure);
-/* The size of a context by creating others beside it, given what the card's figure says (0: nothing). 0: unknown. */
+/* The size of a context by creating others next to it, given what the card's figure says (0: nothing). 0: unknown. */
 uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card);
 
 /* --- code.c ---------------------------------------------------------------------------------------------- */
@@ -85,14 +85,14 @@ CUresult code_unload(enum control control, const void *holder, CUresult (*unload
 void code_forget_context(CUcontext context);
 void code_context_left(struct leaving *leaving);
 
-/* --- residue.c: what the driver takes without being asked ------------------------------------------------- */
+/* --- unaccounted.c: what the driver takes without being asked ------------------------------------------------- */
 
-void residue_settle(int device); /* charges what NVML shows beyond the charge */
-void residue_begin(const struct device *device); /* a context was made */
+void unaccounted_settle(int device); /* charges what NVML shows beyond the charge */
+void unaccounted_begin(const struct device *device); /* a context was made */
 /* One was found that was not seen to be made: looks at once. False: that did not tell what it takes. Context lock held. */
-bool residue_begin_now(const struct device *device);
-void residue_context_left(struct leaving *leaving);
-void residue_reset(void);
+bool unaccounted_begin_now(const struct device *device);
+void unaccounted_context_left(struct leaving *leaving);
+void unaccounted_reset(void);
 
 #pragma GCC visibility pop
 

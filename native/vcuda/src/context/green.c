@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Green contexts: a part of a device's SMs over its primary context, which they keep alive. The primary context is charged as
- * any; what a green one takes beside it is measured, or charged as a whole context where that cannot be seen. Launches are
+ * any; what a green one takes on top of it is measured, or charged as a whole context where that cannot be seen. Launches are
  * held to the slice's share whatever SMs they run on: a share is time, and a part of the SMs is never more than all.
  *
  * What is allocated while a green context is current belongs to its primary one, and outlives it. The driver lets a green
@@ -136,7 +136,7 @@ static CUresult destroy(CUgreenCtx green)
     return REAL_HAS(cuGreenCtxDestroy) ? REAL(cuGreenCtxDestroy)(green) : CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* What it took beside its primary context. It is there already: one that does not fit goes again. */
+/* What it took on top of its primary context. It is there already: one that does not fit goes again. */
 static CUresult charge(const struct device *device, const struct measure *measure, uint64_t *bytes)
 {
     *bytes = 0;

@@ -21,9 +21,9 @@ extern char *secure_getenv(const char *name);
 #define TORN_PATIENCE_MS 200u
 
 struct snapshot {
-    struct standing standing; /* what every hook looks at */
+    struct cached_limits cached; /* what every hook looks at */
     bool from_file, denied;
-    /* the file's wish after the environment has tightened it, or the environment's own */
+    /* the file's values after the environment has tightened it, or the environment's own */
     enum vgpu_core_policy policy;
     int priority;
     bool oom_killer;
@@ -34,7 +34,7 @@ static struct environment env;
 static const uint32_t never_changes;
 const uint32_t *vgpu_limits_sequence = &never_changes;
 static struct lock lock;
-_Atomic(struct standing *) vgpu_standing;
+_Atomic(struct cached_limits *) vgpu_cached_limits;
 static _Atomic(struct snapshot *) current;
 static _Atomic int control = -1; /* not looked at yet */
 static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot holds */
@@ -74,15 +74,15 @@ static void merge(struct snapshot *snapshot)
 {
     const struct vgpu_limits *limits = &snapshot->limits;
     bool alone = !snapshot->from_file;
-    enum vgpu_core_policy wish = (enum vgpu_core_policy)env.policy;
+    enum vgpu_core_policy asked = (enum vgpu_core_policy)env.policy;
     snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
-    if (env.policy != ENV_UNSET && (alone || tightness(wish) > tightness(snapshot->policy)))
-        snapshot->policy = wish;
-    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low: whoever says nothing is low */
+    if (env.policy != ENV_UNSET && (alone || tightness(asked) > tightness(snapshot->policy)))
+        snapshot->policy = asked;
+    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low: a container that says nothing is low */
     if (env.priority != ENV_UNSET)
         snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
     snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
-    snapshot->standing.oversubscribe =
+    snapshot->cached.oversubscribe =
         alone ? env.oversubscribe == true : (limits->flags & VGPU_LIMITS_OVERSUBSCRIBE) && env.oversubscribe != false;
 }
 
@@ -93,13 +93,13 @@ static void publish(struct snapshot *snapshot)
     atomic_store_explicit(&vgpu_log_level, level, memory_order_relaxed);
     bool may_disable = !snapshot->from_file || (snapshot->limits.flags & VGPU_LIMITS_ALLOW_DISABLE_CONTROL);
     bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
-    struct standing *standing = &snapshot->standing;
-    standing->control = off ? CONTROL_OFF : CONTROL_ON;
-    standing->plain = !off && !standing->oversubscribe && level < LOG_CALLS; /* the short way tells nothing */
-    standing->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &standing->sequence;
+    struct cached_limits *cached = &snapshot->cached;
+    cached->control = off ? CONTROL_OFF : CONTROL_ON;
+    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* the short way tells nothing */
+    cached->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &cached->sequence;
     atomic_store_explicit(&current, snapshot, memory_order_release);
-    atomic_store_explicit(&vgpu_standing, standing, memory_order_release);
-    atomic_store_explicit(&control, (int)standing->control, memory_order_release);
+    atomic_store_explicit(&vgpu_cached_limits, cached, memory_order_release);
+    atomic_store_explicit(&control, (int)cached->control, memory_order_release);
 }
 
 static enum control broken(void)
@@ -151,7 +151,7 @@ static enum control load(void)
         return broken();
     }
     snapshot->from_file = true;
-    snapshot->standing.sequence = snapshot->limits.sequence;
+    snapshot->cached.sequence = snapshot->limits.sequence;
     __atomic_store_n(&vgpu_limits_sequence, &((const struct vgpu_limits *)file.data)->sequence, __ATOMIC_RELEASE);
     snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
     atomic_store_explicit(&torn, false, memory_order_relaxed);
@@ -163,12 +163,12 @@ enum control limits_control(void)
 {
     int known = atomic_load_explicit(&control, memory_order_acquire);
     struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->standing.sequence))
+    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->cached.sequence))
         return (enum control)known;
     lock_take(&lock);
     snapshot = atomic_load_explicit(&current, memory_order_acquire);
     known = atomic_load_explicit(&control, memory_order_acquire);
-    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->standing.sequence))
+    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->cached.sequence))
         known = (int)load();
     lock_drop(&lock);
     return (enum control)known;
@@ -236,8 +236,8 @@ uint64_t limits_memory(const char *uuid, int nvml_index, bool *known)
         if (device->memory_bytes || !(device->flags & VGPU_DEVICE_UNLIMITED_MEMORY))
             bytes = device->memory_bytes;
     }
-    uint64_t wish = index >= 0 && env.memory_of[index] ? env.memory_of[index] : env.memory;
-    return wish && wish < bytes ? wish : bytes;
+    uint64_t asked = index >= 0 && env.memory_of[index] ? env.memory_of[index] : env.memory;
+    return asked && asked < bytes ? asked : bytes;
 }
 
 unsigned limits_sm_percent(const char *uuid, int nvml_index)
@@ -249,9 +249,9 @@ unsigned limits_sm_percent(const char *uuid, int nvml_index)
     int index = place(snapshot, uuid, nvml_index);
     if (snapshot->from_file && index >= 0 && snapshot->limits.devices[index].sm_percent)
         percent = snapshot->limits.devices[index].sm_percent;
-    int wish = index >= 0 && env.sm_of[index] != ENV_UNSET ? env.sm_of[index] : env.sm;
-    if (wish > 0 && (unsigned)wish < percent)
-        percent = (unsigned)wish;
+    int asked = index >= 0 && env.sm_of[index] != ENV_UNSET ? env.sm_of[index] : env.sm;
+    if (asked > 0 && (unsigned)asked < percent)
+        percent = (unsigned)asked;
     return percent < 100 ? percent : 0;
 }
 
@@ -319,9 +319,9 @@ bool limits_ledger_create(void)
 
 void limits_reset(void)
 {
-    struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_relaxed);
-    if (standing) /* the child's ledger may count its devices in another order */
-        memset(standing->memory, 0, sizeof standing->memory);
+    struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_relaxed);
+    if (cached) /* the child's ledger may count its devices in another order */
+        memset(cached->memory, 0, sizeof cached->memory);
     /* A forked child inherits map and snapshot; only a lock that another thread held must go. */
     atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
 }

@@ -67,16 +67,16 @@ enum control {
     CONTROL_BROKEN /* limits should hold and cannot be read: no context */
 };
 /* The last limits that were read. While *sequence_at holds that sequence nothing has changed. */
-struct standing {
+struct cached_limits {
     enum control control;
     uint32_t sequence;
     const uint32_t *sequence_at;
     bool oversubscribe;
-    bool plain; /* limits hold, memory comes from the card alone, calls are not told: an allocation may take the short way */
+    bool plain; /* limits hold, memory comes from the card alone, call logging is off: allocations may use the fast path */
     /* What limits_memory answers, kept by the device's index in the ledger once it was asked; 0: ask. */
     uint64_t memory[VGPU_MAX_DEVICES];
 };
-extern _Atomic(struct standing *) vgpu_standing; /* NULL: none could be read yet */
+extern _Atomic(struct cached_limits *) vgpu_cached_limits; /* NULL: none could be read yet */
 /* The state now: looks at the file's sequence, reads it again when it changed. No system call while it did not. */
 enum control limits_control(void);
 /* The sequence word of the mapped limits file; a word that stays 0 where there is none. */
@@ -99,8 +99,8 @@ int limits_priority(void); /* 0 high, 1 low */
 bool limits_oom_killer(void);
 static inline bool limits_oversubscribe(void)
 {
-    const struct standing *standing = atomic_load_explicit(&vgpu_standing, memory_order_acquire);
-    return standing && standing->oversubscribe;
+    const struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
+    return cached && cached->oversubscribe;
 }
 /* UUIDs of the limits file in its order; 0 where there is none. */
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE]);

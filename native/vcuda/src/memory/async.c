@@ -123,7 +123,7 @@ static CUresult pool_alloc(struct pool *pool, const struct request *request, all
         lock_drop(&pool->lock);
         return status;
     }
-    pool_hold(pool, pool->charged + charged); /* before it is there: who is killed in between has lent it */
+    pool_hold(pool, pool->charged + charged); /* before it is there: a process that is killed in between has exported it */
     status = call(request);
     if (status == CUDA_SUCCESS) {
         uint64_t held = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding + request->bytes);

@@ -16,7 +16,7 @@ struct external {
     CUexternalMemory memory; /* NULL: destroyed */
     const struct device *device; /* NULL: charged to its maker */
     uint64_t bytes;
-    void *loan; /* the byte of the ledger that says that it is imported */
+    void *import; /* the byte of the ledger that says that it is imported */
     unsigned buffers;
     bool kept; /* by something that nobody counts: as long as this process lives */
 };
@@ -36,7 +36,7 @@ static void end(struct external *one)
 {
     if (one->device)
         ledger_uncharge(one->device->ledger, ACCOUNT_USED, one->bytes);
-    ledger_return(one->loan);
+    ledger_import_end(one->import);
     free(one);
 }
 
@@ -60,15 +60,15 @@ static struct external *of(CUexternalMemory memory)
     return one;
 }
 
-/* Charged, or its loan begun, before the driver has it: a descriptor is the driver's afterwards. */
+/* Charged, or the import noted, before the driver has it: a descriptor is the driver's afterwards. */
 static CUresult begin(struct external *one, struct allocation *allocation, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
 {
     int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ? description->handle.fd : -1;
     uint64_t shared = 0;
     enum shareable_origin origin = descriptor >= 0 ? shareable_origin(descriptor, &shared) : SHAREABLE_UNKNOWN;
     if (origin == SHAREABLE_OURS) {
-        one->loan = ledger_borrow(shareable_lent_byte(shared));
-        return one->loan ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+        one->import = ledger_import(shareable_import_byte(shared));
+        return one->import ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
     }
     if (shareable_marked(descriptor))
         return memory_refuse("an import of memory that another container made");
@@ -91,7 +91,7 @@ EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTE
     if (status == CUDA_SUCCESS)
         status = REAL(cuImportExternalMemory)(memory, description);
     if (status != CUDA_SUCCESS) {
-        ledger_return(one ? one->loan : NULL);
+        ledger_import_end(one ? one->import : NULL);
         free(one);
         return allocation_end(&allocation, status, NULL, 0);
     }
@@ -185,7 +185,7 @@ void external_settle(struct external_buffer *taken, bool freed)
 
 void external_reset(void)
 {
-    /* A child has none of its parent's memory; what its parent had borrowed is not mapped here. */
+    /* A child has none of its parent's memory; what its parent had imported is not mapped here. */
     atomic_store_explicit(&external_lock.word, 0, memory_order_relaxed);
     atomic_store(&vgpu_external_any, false);
     externals = NULL;

@@ -74,7 +74,7 @@ void graph_memory_settle(bool trimmed)
     for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
         struct reserve *reserve = &reserves[i];
         if (!lock_try(&reserve->lock))
-            continue; /* whoever holds it settles it: waiting could wait for ourselves */
+            continue; /* its holder settles it: waiting could wait for ourselves */
         if (reserve->device && trimmed)
             trim(reserve);
         else if (reserve->device)

@@ -3,9 +3,9 @@
  * Memory that other processes have open by cuIpcGetMemHandle. It is charged once, to the process that made it; but when
  * that process frees it, or dies, the card keeps it as long as anybody has it open. So it stays charged until then.
  *
- * Who has it open is known from the kernel: whoever opens a handle holds a lock on one byte of the ledger file that the
+ * Who has it open is known from the kernel: a process that opens a handle holds a lock on one byte of the ledger file that the
  * handle stands for, as long as its mapping of the file lives. A process that dies closes what it had open. What of a dead
- * process's memory is open is told by its slot (lent_mib), which nobody clears or takes while anything is open.
+ * process's memory is open stands in its slot (exported_mib), which nobody clears or takes while anything is open.
  *
  * A maker in another container knows nothing of locks on our ledger, and we are not charged for what it frees. So a maker
  * holds a byte too, of another range, that says that a handle was made in this container; one without it is refused.
@@ -17,8 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Atomic bool vgpu_lent_any;
-static struct lock lent_lock;
+_Atomic bool vgpu_exported_any;
+static struct lock ipc_lock;
 
 /* What says that a handle was made here. */
 struct mark {
@@ -27,15 +27,15 @@ struct mark {
     void *held;
 };
 
-struct loan {
-    struct loan *next; /* freed here, open elsewhere */
+struct exported {
+    struct exported *next; /* freed here, open elsewhere */
     uint64_t bytes;
     int32_t device;
     uint64_t byte; /* that stands for the handle; 0: there are several, any byte counts */
     struct mark *marks;
 };
-static struct loan *waiting;
-static struct loan nobodys; /* of memory that is in no table of ours: for as long as this process lives */
+static struct exported *waiting;
+static struct exported nobodys; /* of memory that is in no table of ours: for as long as this process lives */
 
 static uint64_t hash_of(const CUipcMemHandle *handle)
 {
@@ -47,7 +47,7 @@ static uint64_t hash_of(const CUipcMemHandle *handle)
 
 static uint64_t byte_of(uint64_t hash)
 {
-    return VGPU_LEDGER_LENT_BASE + (hash ^ hash >> 32) % VGPU_LEDGER_LENT_SPAN;
+    return VGPU_LEDGER_IMPORT_BASE + (hash ^ hash >> 32) % VGPU_LEDGER_IMPORT_SPAN;
 }
 
 static uint64_t made_byte_of(uint64_t hash)
@@ -68,38 +68,38 @@ static CUdeviceptr start_of(CUdeviceptr pointer, struct block *block)
     return block_get(&vgpu_memory, start, block) && block->kind != BLOCK_POOL ? start : 0;
 }
 
-static struct loan *loan_of(const struct block *entry)
+static struct exported *exported_of(const struct block *entry)
 {
-    return (struct loan *)(uintptr_t)entry->owner;
+    return (struct exported *)(uintptr_t)entry->owner;
 }
 
 /* Lock held. NULL: no memory for it. */
-static struct loan *begin_loan(CUdeviceptr start, const struct block *block)
+static struct exported *begin_export(CUdeviceptr start, const struct block *block)
 {
     struct block whole;
-    struct loan *loan = calloc(1, sizeof *loan);
-    if (!loan)
+    struct exported *exported = calloc(1, sizeof *exported);
+    if (!exported)
         return NULL;
-    *loan = (struct loan){.bytes = block->bytes, .device = block->device};
-    ledger_lend(loan->device, loan->bytes, true);
+    *exported = (struct exported){.bytes = block->bytes, .device = block->device};
+    ledger_export(exported->device, exported->bytes, true);
     if (block_take(&vgpu_memory, start, &whole)) {
-        whole.kind = BLOCK_LENT;
+        whole.kind = BLOCK_EXPORTED;
         block_put(&vgpu_memory, &whole);
     }
-    block_put(&vgpu_lent, &(struct block){.key = start, .owner = (uintptr_t)loan, .kind = 1});
-    atomic_store_explicit(&vgpu_lent_any, true, memory_order_relaxed);
-    return loan;
+    block_put(&vgpu_exported, &(struct block){.key = start, .owner = (uintptr_t)exported, .kind = 1});
+    atomic_store_explicit(&vgpu_exported_any, true, memory_order_relaxed);
+    return exported;
 }
 
-static void add_mark(struct loan *loan, uint64_t byte)
+static void add_mark(struct exported *exported, uint64_t byte)
 {
     static _Atomic unsigned count;
-    struct mark *one = loan->marks;
+    struct mark *one = exported->marks;
     while (one && one->byte != byte)
         one = one->next;
     if (one)
         return;
-    void *held = (one = malloc(sizeof *one)) ? ledger_borrow(byte) : NULL;
+    void *held = (one = malloc(sizeof *one)) ? ledger_import(byte) : NULL;
     if (!held) {
         free(one);
         if (vgpu_log_again(&count))
@@ -109,8 +109,8 @@ static void add_mark(struct loan *loan, uint64_t byte)
                           limits_ledger_path());
         return;
     }
-    *one = (struct mark){loan->marks, byte, held};
-    loan->marks = one;
+    *one = (struct mark){exported->marks, byte, held};
+    exported->marks = one;
 }
 
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
@@ -121,69 +121,69 @@ EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     if (status != CUDA_SUCCESS || control != CONTROL_ON)
         return status;
     CUdeviceptr start = start_of(pointer, &block);
-    lock_take(&lent_lock);
+    lock_take(&ipc_lock);
     uint64_t hash = hash_of(handle), byte = byte_of(hash);
-    struct loan *loan = &nobodys;
-    if (start && block_get(&vgpu_lent, start, &entry)) {
-        loan = loan_of(&entry);
-        if (loan->byte != byte)
-            loan->byte = 0;
-    } else if (start && (loan = begin_loan(start, &block))) {
-        loan->byte = byte;
+    struct exported *exported = &nobodys;
+    if (start && block_get(&vgpu_exported, start, &entry)) {
+        exported = exported_of(&entry);
+        if (exported->byte != byte)
+            exported->byte = 0;
+    } else if (start && (exported = begin_export(start, &block))) {
+        exported->byte = byte;
     }
-    if (loan) /* one without a mark, for want of a ledger, is the program's all the same; nobody can open it here */
-        add_mark(loan, made_byte_of(hash));
-    lock_drop(&lent_lock);
-    return loan ? status : CUDA_ERROR_OUT_OF_MEMORY;
+    if (exported) /* one without a mark, for want of a ledger, is the program's all the same; nobody can open it here */
+        add_mark(exported, made_byte_of(hash));
+    lock_drop(&ipc_lock);
+    return exported ? status : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-static void end_loan(struct loan *loan)
+static void end_export(struct exported *exported)
 {
-    ledger_uncharge(loan->device, ACCOUNT_USED, loan->bytes);
-    ledger_lend(loan->device, loan->bytes, false);
-    for (struct mark *one = loan->marks, *next; one; one = next) {
+    ledger_uncharge(exported->device, ACCOUNT_USED, exported->bytes);
+    ledger_export(exported->device, exported->bytes, false);
+    for (struct mark *one = exported->marks, *next; one; one = next) {
         next = one->next;
-        ledger_return(one->held);
+        ledger_import_end(one->held);
         free(one);
     }
-    free(loan);
+    free(exported);
 }
 
 void ipc_freed(const struct block *entry)
 {
-    struct loan *loan = loan_of(entry);
-    lock_take(&lent_lock);
-    if (ledger_lent_open(loan->byte)) {
-        loan->next = waiting;
-        waiting = loan;
+    struct exported *exported = exported_of(entry);
+    lock_take(&ipc_lock);
+    if (ledger_import_open(exported->byte)) {
+        exported->next = waiting;
+        waiting = exported;
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
     } else {
-        end_loan(loan);
+        end_export(exported);
     }
-    lock_drop(&lent_lock);
+    lock_drop(&ipc_lock);
 }
 
 void ipc_settle(bool trim)
 {
     (void)trim;
-    if (!atomic_load_explicit(&vgpu_lent_any, memory_order_relaxed))
+    if (!atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed))
         return;
-    if (!lock_try(&lent_lock)) { /* another time: nobody else would come back to it */
+    if (!lock_try(&ipc_lock)) { /* another time: nobody else would come back to it */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
         return;
     }
-    for (struct loan **link = &waiting; *link;) {
-        struct loan *one = *link;
-        if (ledger_lent_open(one->byte)) {
+    for (struct exported **link = &waiting; *link;) {
+        struct exported *one = *link;
+        if (ledger_import_open(one->byte)) {
             link = &one->next;
             continue;
         }
         *link = one->next;
-        end_loan(one);
+        end_export(one);
     }
     if (waiting) /* to be looked at again */
         atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
-    lock_drop(&lent_lock);
+    lock_drop(&ipc_lock);
 }
 
 /* --- the process that opens it ------------------------------------------------------------------------------- */
@@ -196,44 +196,44 @@ void ipc_settle(bool trim)
         if (control == CONTROL_BROKEN) \
             return memory_broken(); \
         uint64_t hash = hash_of(&handle); \
-        void *loan = ledger_borrow(byte_of(hash)); \
+        void *import = ledger_import(byte_of(hash)); \
         CUcontext context; \
         CUresult status; \
         /* Without a context the driver refuses it, and says why. */ \
-        if (!loan && device_current(&context, &status)) \
+        if (!import && device_current(&context, &status)) \
             return CUDA_ERROR_NOT_PERMITTED; \
-        bool ours = loan && ledger_made_here(made_byte_of(hash)); \
+        bool ours = import && ledger_made_here(made_byte_of(hash)); \
         status = REAL(symbol)(pointer, handle, flags); \
-        return ours ? opened(pointer, loan, status) : foreign(pointer, loan, status); \
+        return ours ? opened(pointer, import, status) : foreign(pointer, import, status); \
     }
 
 /* The driver is asked all the same: what is no handle at all is its own to refuse. */
-static CUresult foreign(const CUdeviceptr *pointer, void *loan, CUresult status)
+static CUresult foreign(const CUdeviceptr *pointer, void *import, CUresult status)
 {
     if (status == CUDA_SUCCESS) {
         REAL(cuIpcCloseMemHandle)(*pointer);
         status = memory_refuse("an import of memory that another container made");
     }
-    ledger_return(loan);
+    ledger_import_end(import);
     return status;
 }
 
-static CUresult opened(const CUdeviceptr *pointer, void *loan, CUresult status)
+static CUresult opened(const CUdeviceptr *pointer, void *import, CUresult status)
 {
     struct block block;
     if (status != CUDA_SUCCESS) {
-        ledger_return(loan);
+        ledger_import_end(import);
         return status;
     }
-    lock_take(&lent_lock);
-    if (block_take(&vgpu_borrowed, *pointer, &block)) { /* opened again: the first lock is enough */
-        ledger_return(loan);
+    lock_take(&ipc_lock);
+    if (block_take(&vgpu_imported, *pointer, &block)) { /* opened again: the first lock is enough */
+        ledger_import_end(import);
         block.kind++;
     } else {
-        block = (struct block){.key = *pointer, .owner = (uintptr_t)loan, .kind = 1};
+        block = (struct block){.key = *pointer, .owner = (uintptr_t)import, .kind = 1};
     }
-    block_put(&vgpu_borrowed, &block);
-    lock_drop(&lent_lock);
+    block_put(&vgpu_imported, &block);
+    lock_drop(&ipc_lock);
     return status;
 }
 
@@ -245,23 +245,23 @@ EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     ENTER(cuIpcCloseMemHandle, (pointer));
     (void)control;
     struct block block;
-    lock_take(&lent_lock);
+    lock_take(&ipc_lock);
     CUresult status = REAL(cuIpcCloseMemHandle)(pointer);
-    if (status == CUDA_SUCCESS && block_take(&vgpu_borrowed, pointer, &block)) {
+    if (status == CUDA_SUCCESS && block_take(&vgpu_imported, pointer, &block)) {
         if (--block.kind > 0)
-            block_put(&vgpu_borrowed, &block);
+            block_put(&vgpu_imported, &block);
         else
-            ledger_return((void *)(uintptr_t)block.owner);
+            ledger_import_end((void *)(uintptr_t)block.owner);
     }
-    lock_drop(&lent_lock);
+    lock_drop(&ipc_lock);
     return status;
 }
 
 void ipc_reset(void)
 {
     /* A child has no mapping of what its parent opened, and none of its parent's memory. */
-    atomic_store_explicit(&lent_lock.word, 0, memory_order_relaxed);
-    atomic_store(&vgpu_lent_any, false);
+    atomic_store_explicit(&ipc_lock.word, 0, memory_order_relaxed);
+    atomic_store(&vgpu_exported_any, false);
     waiting = NULL;
     nobodys.marks = NULL;
 }

@@ -53,10 +53,10 @@ void memory_context_left(struct leaving *leaving)
     for (int i = 0; i < COLLECTED_MAPS; i++) {
         struct collected *collected = &leaving->collected[i];
         enum account account = maps[i] == &vgpu_modules ? ACCOUNT_CONTEXT : ACCOUNT_USED;
-        struct block loan;
+        struct block exported;
         for (size_t at = 0; at < collected->count; at++)
-            if (leaving->gone && collected->blocks[at].kind == BLOCK_LENT && ipc_lent(collected->blocks[at].key, &loan))
-                ipc_freed(&loan);
+            if (leaving->gone && collected->blocks[at].kind == BLOCK_EXPORTED && ipc_exported(collected->blocks[at].key, &exported))
+                ipc_freed(&exported);
             else if (leaving->gone)
                 memory_gone(&collected->blocks[at], account);
             else

@@ -46,30 +46,30 @@ static __attribute__((noinline)) CUresult alloc_slowly(CUdeviceptr *pointer, siz
 /* The common case alone, and no more of it than it needs: whatever else there is takes the way above, with nothing done. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
-    const struct standing *standing = vgpu_standing_now();
+    const struct cached_limits *cached = vgpu_limits_now();
     CUcontext context;
-    if (!USUAL(standing && standing->plain && REAL_HAS(cuMemAlloc_v2)))
+    if (!USUAL(cached && cached->plain && REAL_HAS(cuMemAlloc_v2)))
         return alloc_slowly(pointer, bytes);
     const struct device *device;
     uint64_t limit;
-    if (!USUAL(device_known(&context, &device) && (limit = standing_memory(standing, device))))
+    if (!USUAL(device_known(&context, &device) && (limit = cached_memory(cached, device))))
         return alloc_slowly(pointer, bytes);
-    struct tally *tally = device->tally;
-    tally_enter(tally);
-    if (!USUAL(tally_charged(tally, ACCOUNT_USED, bytes, limit))) {
-        tally_leave(tally);
+    struct counters *counters = device->counters;
+    counters_enter(counters);
+    if (!USUAL(counters_charged(counters, ACCOUNT_USED, bytes, limit))) {
+        counters_leave(counters);
         return alloc_slowly(pointer, bytes);
     }
     CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);
-    struct block block = {.bytes = bytes, .owner = (uintptr_t)context, .device = tally->device, .kind = BLOCK_PLAIN};
+    struct block block = {.bytes = bytes, .owner = (uintptr_t)context, .device = counters->device, .kind = BLOCK_PLAIN};
     if (!USUAL(status == CUDA_SUCCESS)) {
-        ledger_uncharge(tally->device, ACCOUNT_USED, bytes);
+        ledger_uncharge(counters->device, ACCOUNT_USED, bytes);
     } else {
         block.key = *pointer;
         if (!USUAL(block_put_now(&vgpu_memory, &block)))
             memory_keep(&vgpu_memory, *pointer, bytes, device, BLOCK_PLAIN, (uintptr_t)context);
     }
-    tally_leave(tally);
+    counters_leave(counters);
     return status;
 }
 
@@ -161,17 +161,17 @@ void memory_gone(const struct block *block, enum account account)
 static __attribute__((noinline)) CUresult free_known(const struct block *block, CUdeviceptr pointer,
                                                       CUresult (*release)(CUdeviceptr pointer, void *data), void *data)
 {
-    struct block loan;
-    bool lent = block->kind == BLOCK_LENT && ipc_lent(pointer, &loan);
+    struct block entry;
+    bool exported = block->kind == BLOCK_EXPORTED && ipc_exported(pointer, &entry);
     CUresult status = release(pointer, data);
-    if (status != CUDA_SUCCESS && lent)
-        block_put(&vgpu_lent, &loan);
+    if (status != CUDA_SUCCESS && exported)
+        block_put(&vgpu_exported, &entry);
     if (status != CUDA_SUCCESS)
         block_put(&vgpu_memory, block);
     else if (block->kind == BLOCK_POOL)
         pool_freed(block->owner, block->bytes);
-    else if (lent)
-        ipc_freed(&loan);
+    else if (exported)
+        ipc_freed(&entry);
     else
         memory_gone(block, ACCOUNT_USED);
     return status;
@@ -213,20 +213,20 @@ static __attribute__((noinline)) CUresult free_taken(const struct block *block)
 /* Here too what is not the common case takes the ways above. */
 EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-    const struct standing *standing = vgpu_standing_now();
+    const struct cached_limits *cached = vgpu_limits_now();
     struct block block;
-    if (!USUAL(standing && standing->plain && REAL_HAS(cuMemFree_v2) && block_take_now(&vgpu_memory, pointer, &block)))
+    if (!USUAL(cached && cached->plain && REAL_HAS(cuMemFree_v2) && block_take_now(&vgpu_memory, pointer, &block)))
         return free_slowly(pointer);
     if (!USUAL(block.kind == BLOCK_PLAIN))
         return free_taken(&block);
-    struct tally *tally = tally_of(block.device);
-    tally_enter(tally);
+    struct counters *counters = counters_of(block.device);
+    counters_enter(counters);
     CUresult status = REAL(cuMemFree_v2)(pointer);
     if (!USUAL(status == CUDA_SUCCESS))
         block_put(&vgpu_memory, &block);
-    else if (!USUAL(tally_uncharged(tally, ACCOUNT_USED, block.bytes)))
+    else if (!USUAL(counters_uncharged(counters, ACCOUNT_USED, block.bytes)))
         ledger_uncharge(block.device, ACCOUNT_USED, block.bytes);
-    tally_leave(tally);
+    counters_leave(counters);
     return status;
 }
 

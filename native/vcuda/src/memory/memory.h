@@ -29,14 +29,14 @@ extern _Atomic uint32_t vgpu_pools_dirty;
 
 /* --- ipc.c ----------------------------------------------------------------------------------------------- */
 
-extern _Atomic bool vgpu_lent_any; /* this process has handed out a handle */
-/* Was it lent? Taken out of the table before the driver frees it, for another thread may get the same address at once. */
-static inline bool ipc_lent(CUdeviceptr pointer, struct block *loan)
+extern _Atomic bool vgpu_exported_any; /* this process has handed out a handle */
+/* Was it exported? Taken out of the table before the driver frees it, for another thread may get the same address at once. */
+static inline bool ipc_exported(CUdeviceptr pointer, struct block *exported)
 {
-    return atomic_load_explicit(&vgpu_lent_any, memory_order_relaxed) && block_take(&vgpu_lent, pointer, loan);
+    return atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed) && block_take(&vgpu_exported, pointer, exported);
 }
-/* Memory that was lent was freed: uncharged as soon as nobody has it open. */
-void ipc_freed(const struct block *loan);
+/* Exported memory was freed: uncharged as soon as nobody has it open. */
+void ipc_freed(const struct block *exported);
 /* Looks again at what was freed while others had it open; events.c. */
 void ipc_settle(bool trim);
 void ipc_reset(void);

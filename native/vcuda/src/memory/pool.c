@@ -49,8 +49,8 @@ uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise)
 void pool_hold(struct pool *pool, uint64_t bytes)
 {
     bool more = bytes > pool->charged;
-    if (pool->lent && bytes != pool->charged)
-        ledger_lend(pool->device->ledger, more ? bytes - pool->charged : pool->charged - bytes, more);
+    if (pool->exported && bytes != pool->charged)
+        ledger_export(pool->device->ledger, more ? bytes - pool->charged : pool->charged - bytes, more);
     pool->charged = bytes;
 }
 
@@ -77,7 +77,7 @@ void pools_settle(bool trim)
 {
     atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
     for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
-        /* Whoever holds it settles it: waiting could wait for ourselves. */
+        /* Its holder settles it: waiting could wait for ourselves. */
         if (!lock_try(&pool->lock))
             continue;
         if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
@@ -167,18 +167,18 @@ EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool h
     if (!pool || !pool->device)
         return REAL(cuMemPoolExportToShareableHandle)(shareable, handle, type, flags);
     lock_take(&pool->lock);
-    bool first = !pool->lent;
+    bool first = !pool->exported;
     if (first)
-        ledger_lend(pool->device->ledger, pool->charged, true);
-    pool->lent = true;
+        ledger_export(pool->device->ledger, pool->charged, true);
+    pool->exported = true;
     CUresult status = REAL(cuMemPoolExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
         shareable_mark(*(const int *)shareable, &pool->shared);
     } else if (status == CUDA_SUCCESS) {
         shareable_unmarked();
     } else if (first) {
-        ledger_lend(pool->device->ledger, pool->charged, false);
-        pool->lent = false;
+        ledger_export(pool->device->ledger, pool->charged, false);
+        pool->exported = false;
     }
     lock_drop(&pool->lock);
     return status;
@@ -198,13 +198,13 @@ EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *sha
         return CUDA_ERROR_NOT_PERMITTED;
     bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     bool foreign = shareable_origin(descriptor ? (int)(intptr_t)shareable : -1, &object) == SHAREABLE_FOREIGN;
-    void *loan = foreign ? NULL : ledger_borrow(shareable_lent_byte(object));
-    if (!foreign && !loan)
+    void *import = foreign ? NULL : ledger_import(shareable_import_byte(object));
+    if (!foreign && !import)
         return CUDA_ERROR_NOT_PERMITTED;
     /* The driver is asked in any case: what is no handle at all is its own to refuse. */
     CUresult status = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
     if (status != CUDA_SUCCESS) {
-        ledger_return(loan);
+        ledger_import_end(import);
     } else if (foreign) {
         REAL(cuMemPoolDestroy)(*pool);
         status = memory_refuse("an import of a pool that another container made");

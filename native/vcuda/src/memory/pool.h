@@ -16,7 +16,7 @@ struct pool {
     const struct device *device; /* NULL: its memory is not on a device */
     uint64_t charged;
     uint64_t shared;      /* the object that its shareable handles stand for; 0: there are none */
-    bool lent;            /* its slot says that others may have what it holds */
+    bool exported;            /* its slot says that others may have what it holds */
     uint64_t outstanding; /* bytes of blocks that the program holds */
     bool destroyed;       /* lives on until its last block is freed */
 };
@@ -27,7 +27,7 @@ struct pool *pool_add(uint64_t key, const struct device *device);
 /* What the driver says of it, `otherwise` where it does not. */
 uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise);
 
-/* Pool locked. What an exported pool holds is lent: its importers keep it when this process dies. */
+/* Pool locked. What an exported pool holds its importers keep when this process dies: its slot says how much. */
 void pool_hold(struct pool *pool, uint64_t bytes);
 /* Pool locked. Gives back what the pool no longer holds; what it holds beyond its charge is charged by who allocates. */
 void pool_settle_down(struct pool *pool);

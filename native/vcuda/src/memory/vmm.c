@@ -8,7 +8,7 @@
  * Memory that was exported lives until its last shareable handle is closed and its last import is gone, in whatever
  * process. Its maker stays charged until then, once for the container: handles are marked (shareable.c), and who imports one
  * holds a byte of the ledger that stands for it, as with IPC handles (ipc.c). If the maker dies, its slot keeps what it had
- * lent as long as any of both is left. A handle from elsewhere than this container is refused; only where the container has
+ * exported as long as any of both is left. A handle from elsewhere than this container is refused; only where the container has
  * made handles that show no mark, and this may be one of them, its memory is charged to the importer too, once it is mapped.
  */
 #include "memory.h"
@@ -22,10 +22,10 @@ struct physical {
     const struct device *device; /* NULL: imported, charged to its maker */
     uint64_t bytes;              /* that this process is charged */
     uint64_t shared;             /* the object that its shareable handles stand for; 0: there are none */
-    void *loan;                  /* of an import: the byte of the ledger that says so */
+    void *import;                  /* of an import: the byte of the ledger that says so */
     unsigned handles, mappings;
     bool kept; /* by something that nobody counts, see above: charged as long as this process lives */
-    bool lent; /* its slot says that others may have it */
+    bool exported; /* its slot says that others may have it */
 };
 
 static struct lock vmm_lock;
@@ -38,17 +38,17 @@ static struct physical *physical_of(uint64_t owner)
 
 static bool open_elsewhere(const struct physical *object)
 {
-    return object->shared && (shareable_open(object->shared) || ledger_lent_open(shareable_lent_byte(object->shared)));
+    return object->shared && (shareable_open(object->shared) || ledger_import_open(shareable_import_byte(object->shared)));
 }
 
 static void end(struct physical *object)
 {
     if (object->device) {
         ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
-        if (object->lent)
-            ledger_lend(object->device->ledger, object->bytes, false);
+        if (object->exported)
+            ledger_export(object->device->ledger, object->bytes, false);
     }
-    ledger_return(object->loan);
+    ledger_import_end(object->import);
     free(object);
 }
 
@@ -56,7 +56,7 @@ static void let_go(struct physical *object)
 {
     if (object->handles || object->mappings || object->kept)
         return;
-    if (object->loan || !open_elsewhere(object)) {
+    if (object->import || !open_elsewhere(object)) {
         end(object);
         return;
     }
@@ -173,13 +173,13 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
     struct block block;
     lock_take(&vmm_lock);
     struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
-    /* Before the handle is there: a maker that is killed in between has lent it. */
-    bool first = object && object->device && !object->lent;
+    /* Before the handle is there: a maker that is killed in between has exported it. */
+    bool first = object && object->device && !object->exported;
     if (first)
-        ledger_lend(object->device->ledger, object->bytes, true);
+        ledger_export(object->device->ledger, object->bytes, true);
     CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
     if (status == CUDA_SUCCESS && object) {
-        object->lent = object->device != NULL;
+        object->exported = object->device != NULL;
         if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
             object->kept = true;
             shareable_unmarked();
@@ -187,7 +187,7 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
             object->kept = true;
         }
     } else if (first) {
-        ledger_lend(object->device->ledger, object->bytes, false);
+        ledger_export(object->device->ledger, object->bytes, false);
     }
     lock_drop(&vmm_lock);
     return status;
@@ -232,13 +232,13 @@ EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *han
     if (origin == SHAREABLE_FOREIGN)
         return refuse_import(handle, shareable, type);
     struct physical *object = calloc(1, sizeof *object);
-    void *loan = ledger_borrow(shareable_lent_byte(shared));
-    if (!object || !loan) {
-        ledger_return(loan);
+    void *import = ledger_import(shareable_import_byte(shared));
+    if (!object || !import) {
+        ledger_import_end(import);
         free(object);
         return object ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *object = (struct physical){.shared = shared, .loan = loan};
+    *object = (struct physical){.shared = shared, .import = import};
     lock_take(&vmm_lock);
     CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
     if (status == CUDA_SUCCESS && block_get(&vgpu_handles, *handle, &block)) {
@@ -261,7 +261,7 @@ static const struct device *import_grows(CUmemGenericAllocationHandle handle, ui
     struct block block;
     lock_take(&vmm_lock);
     const struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
-    const struct device *device = object && object->loan && end > object->bytes ? object->device : NULL;
+    const struct device *device = object && object->import && end > object->bytes ? object->device : NULL;
     *more = device ? end - object->bytes : 0;
     lock_drop(&vmm_lock);
     return device;

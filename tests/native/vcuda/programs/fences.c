@@ -6,7 +6,7 @@
  *   record     no event can be recorded (a stream that is destroyed): the launch counts as predicted, nothing grows
  *   sticky     the context is in error for good, with fences open
  *   destroyed  contexts are destroyed with fences open, more of them than the library has places for
- *   vanished   the same by a way that the library is not told of
+ *   vanished   the same by a way that the library does not see
  *   refused    the driver refuses to destroy the context, again and again
  *   times      for a while no time can be read: the next ones are charged as they were again
  */
@@ -212,7 +212,7 @@ static bool launch(CUcontext context, double really_us)
     return end != NULL;
 }
 
-/* Nothing is waited for, and the arbiter is told so. */
+/* Nothing is waited for, and the arbiter learns so. */
 static void at_rest(uint32_t passed)
 {
     CHECK(atomic_load(&limited.queued) == 0);
@@ -271,7 +271,7 @@ static void does_sticky(void)
     works(begin_context());
 }
 
-static void does_destroyed(bool told)
+static void does_destroyed(bool seen)
 {
     for (int round = 0; round < 50; round++) {
         CUcontext context = begin_context();
@@ -279,7 +279,7 @@ static void does_destroyed(bool told)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        if (told)
+        if (seen)
             fence_context_leaving(&(struct leaving){.context = context});
         end_context(context);
         current = NULL;

@@ -151,7 +151,7 @@ static void blocks(void)
     block_sweep(&vgpu_memory, odd_owner, &seen);
     for (unsigned i = 0; i < KEYS; i++)
         expected += model[i];
-    /* A block that moved into a swept place may be looked at twice, but none is missed. */
+    /* A block that moved into a place behind may be looked at twice, but none is missed. */
     CHECK(seen >= expected);
     for (uint64_t i = 0; i < KEYS; i++) {
         struct block block;

@@ -129,15 +129,15 @@ def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hid
 
 
 @pytest.mark.parametrize("preload", [True, False])
-def test_memory_that_comes_beside_cuda_is_charged(host: Host, preload: bool) -> None:
+def test_memory_that_comes_by_other_ways_than_cuda_is_charged(host: Host, preload: bool) -> None:
     """Such as a video decoder's, where a container is given one: it leaves that much less for CUDA, a step later."""
-    beside, piece = 1000 * MIB, 16 * MIB
-    command = [sys.executable, HERE / "programs" / "beside.py", str(beside), str(piece), str(LIMIT // piece)]
+    other, piece = 1000 * MIB, 16 * MIB
+    command = [sys.executable, HERE / "programs" / "beside.py", str(other), str(piece), str(LIMIT // piece)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=host.env(preload=preload), **pipes) as process:  # type: ignore[call-overload]
         granted = int(process.stdout.readline())
         held = host.on_card()
         process.stdin.close()
     assert granted > 100
-    assert held >= beside + granted * piece
+    assert held >= other + granted * piece
     assert (held <= LIMIT + STEP) == preload, "without the library there is no end: the negative control"

@@ -18,7 +18,7 @@ RIVALS = [("primary", 4000), ("create", 300), ("churn", 80)]
 
 @pytest.mark.parametrize(("work", "rounds"), RIVALS)
 def test_threads_leave_the_accounts_equal(host: Host, work: str, rounds: int) -> None:
-    command = [host.programs / "rivals", work, str(rounds)]
+    command = [host.programs / "contenders", work, str(rounds)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, env=host.env(), stdin=pipe, stdout=pipe, text=True)
     try:
@@ -35,6 +35,6 @@ def test_a_child_does_not_inherit_the_turn_to_measure(host: Host) -> None:
     with host.ledger.open("r+b") as ledger:
         turn = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, CONTEXT_BASE, 16, 0)
         fcntl.fcntl(ledger, 37, turn)  # F_OFD_SETLK
-        command = [host.programs / "rivals", "fork", "1"]
+        command = [host.programs / "contenders", "fork", "1"]
         done = subprocess.run(command, env=host.env(), stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     assert done.stdout == "0\n"

@@ -2,7 +2,7 @@
 /*
  * What the driver takes without being asked: sizes rounded up to its unit (a tenant that asks for many pieces just above
  * it would hold twice what it is charged), blocks of small pieces that are half empty, kernels that are loaded by their
- * first launch, local memory, and what reaches the card beside CUDA.
+ * first launch, local memory, and what reaches the card by other ways than CUDA.
  *
  * Nobody can say when it comes. So the bytes that NVML shows for this very process are compared with what it is charged,
  * now and then: whenever its allocations have grown or shrunk by a step since the last time. What is on the card beyond
@@ -23,19 +23,19 @@
 #define UNIT (2 * MIB) /* in which the driver backs plain memory; smaller blocks share one */
 #define STEP_PART 32 /* of what is in use: filling a slice costs some two hundred looks, however large it is */
 
-static struct residue {
+static struct unaccounted {
     const struct device *_Atomic device; /* NULL: no context of this process there yet, or no limit */
     uint64_t charged;                    /* context lock held */
-} residues[VGPU_MAX_DEVICES];
+} unaccounted_of[VGPU_MAX_DEVICES];
 
-static void set_marks(const struct residue *residue, int device, bool looked)
+static void set_marks(const struct unaccounted *unaccounted, int device, bool looked)
 {
     uint64_t used = ledger_own(device, ACCOUNT_USED), step = used / STEP_PART > STEP_LEAST ? used / STEP_PART : STEP_LEAST;
     uint64_t low = used > step ? used - step : 0;
-    if (!low && residue->charged && used)
+    if (!low && unaccounted->charged && used)
         low = 1; /* with the last allocation it goes, most likely */
-    atomic_store_explicit(&vgpu_tally[device].low, looked ? low : 0, memory_order_relaxed);
-    atomic_store_explicit(&vgpu_tally[device].span, looked ? used - low + step : UINT64_MAX, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_counters[device].low, looked ? low : 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_counters[device].span, looked ? used - low + step : UINT64_MAX, memory_order_relaxed);
 }
 
 /* What of `bytes` the limit has room for, charged. */
@@ -63,7 +63,7 @@ struct units {
 
 static bool of_device(const struct block *block, const struct units *units)
 {
-    return block->device == units->device && block->bytes && (block->kind == BLOCK_PLAIN || block->kind == BLOCK_LENT);
+    return block->device == units->device && block->bytes && (block->kind == BLOCK_PLAIN || block->kind == BLOCK_EXPORTED);
 }
 
 static bool count_block(const struct block *block, void *data)
@@ -114,91 +114,91 @@ static bool beyond_by_address(int device, uint64_t *beyond)
         return false;
     block_sweep(&vgpu_memory, add_block, &units);
     free(units.ends);
-    /* The parts are looked at one after the other: what was freed and taken anew meanwhile may have counted twice. */
+    /* The parts are looked at one after the other: what was freed and taken again meanwhile may have counted twice. */
     uint64_t held = units.count * UNIT;
     *beyond = held > units.bytes ? held - units.bytes : 0;
     return true;
 }
 
 /* Context lock held. False: NVML's figure of this process tells nothing of its contexts. */
-static bool settle(struct residue *residue, const struct device *device)
+static bool settle(struct unaccounted *unaccounted, const struct device *device)
 {
     int index = device->ledger;
     struct measure now;
     measure_begin(&now, device);
     /* Where contexts do not count, nobody can tell them from the rest of NVML's figure. */
-    bool seen = limits_count_context() && now.nvml && now.own > 0, told = seen && now.quiet;
+    bool seen = limits_count_context() && now.nvml && now.own > 0, sure = seen && now.quiet;
     uint64_t beyond = 0;
-    if (told) {
-        uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - residue->charged;
+    if (sure) {
+        uint64_t known = now.charged + ledger_own(index, ACCOUNT_CONTEXT) - unaccounted->charged;
         beyond = now.own > known ? now.own - known : 0;
     } else if (!seen) {
-        told = beyond_by_address(index, &beyond);
+        sure = beyond_by_address(index, &beyond);
     }
-    if (told) {
-        if (beyond != residue->charged)
+    if (sure) {
+        if (beyond != unaccounted->charged)
             vgpu_log(LOG_DEBUG, "%llu bytes on %s were not asked for", (unsigned long long)beyond, device->uuid);
-        if (beyond > residue->charged) {
-            residue->charged += charge(device, beyond - residue->charged);
+        if (beyond > unaccounted->charged) {
+            unaccounted->charged += charge(device, beyond - unaccounted->charged);
         } else {
-            ledger_uncharge(index, ACCOUNT_CONTEXT, residue->charged - beyond);
-            residue->charged = beyond;
+            ledger_uncharge(index, ACCOUNT_CONTEXT, unaccounted->charged - beyond);
+            unaccounted->charged = beyond;
         }
     }
-    set_marks(residue, index, true);
-    atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed); /* raised by the lines above */
+    set_marks(unaccounted, index, true);
+    atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed); /* raised by the lines above */
     return seen;
 }
 
-void residue_settle(int index)
+void unaccounted_settle(int index)
 {
-    struct residue *residue = &residues[index];
-    atomic_store_explicit(&vgpu_tally[index].due, 0, memory_order_relaxed);
-    const struct device *device = atomic_load_explicit(&residue->device, memory_order_acquire);
+    struct unaccounted *unaccounted = &unaccounted_of[index];
+    atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
+    const struct device *device = atomic_load_explicit(&unaccounted->device, memory_order_acquire);
     /* Whoever holds the context lock is measuring, or is this thread: another time. */
     if (!device || !context_try(index))
         return;
-    settle(residue, device);
+    settle(unaccounted, device);
     context_unlock(index);
 }
 
-bool residue_begin_now(const struct device *device)
+bool unaccounted_begin_now(const struct device *device)
 {
-    struct residue *residue = &residues[device->ledger];
-    residue_begin(device);
-    return atomic_load_explicit(&residue->device, memory_order_relaxed) && settle(residue, device);
+    struct unaccounted *unaccounted = &unaccounted_of[device->ledger];
+    unaccounted_begin(device);
+    return atomic_load_explicit(&unaccounted->device, memory_order_relaxed) && settle(unaccounted, device);
 }
 
-void residue_begin(const struct device *device)
+void unaccounted_begin(const struct device *device)
 {
-    struct residue *residue = &residues[device->ledger];
+    struct unaccounted *unaccounted = &unaccounted_of[device->ledger];
     bool known;
-    if (atomic_load_explicit(&residue->device, memory_order_relaxed))
+    if (atomic_load_explicit(&unaccounted->device, memory_order_relaxed))
         return;
     if (device_limit(device, &known) == UINT64_MAX) {
-        set_marks(residue, device->ledger, false);
+        set_marks(unaccounted, device->ledger, false);
         return;
     }
-    set_marks(residue, device->ledger, true);
-    atomic_store_explicit(&residue->device, device, memory_order_release);
+    set_marks(unaccounted, device->ledger, true);
+    atomic_store_explicit(&unaccounted->device, device, memory_order_release);
 }
 
-void residue_context_left(struct leaving *leaving)
+void unaccounted_context_left(struct leaving *leaving)
 {
     int device = leaving->block.device;
-    struct residue *residue = &residues[device];
-    if (!leaving->ours || !leaving->gone || !residue->charged)
+    struct unaccounted *unaccounted = &unaccounted_of[device];
+    if (!leaving->ours || !leaving->gone || !unaccounted->charged)
         return;
     /* With the last context all of it is gone; before that, how much is looked up with the next allocation. */
-    if (ledger_own(device, ACCOUNT_CONTEXT) <= residue->charged) {
-        ledger_uncharge(device, ACCOUNT_CONTEXT, residue->charged);
-        residue->charged = 0;
+    if (ledger_own(device, ACCOUNT_CONTEXT) <= unaccounted->charged) {
+        ledger_uncharge(device, ACCOUNT_CONTEXT, unaccounted->charged);
+        unaccounted->charged = 0;
     }
-    atomic_store_explicit(&vgpu_tally[device].low, 0, memory_order_relaxed);
-    atomic_store_explicit(&vgpu_tally[device].span, 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_counters[device].low, 0, memory_order_relaxed);
+    atomic_store_explicit(&vgpu_counters[device].span, 0, memory_order_relaxed);
 }
 
-void residue_reset(void)
+void unaccounted_reset(void)
 {
-    memset(residues, 0, sizeof residues);
+    memset(unaccounted_of, 0, sizeof unaccounted_of);
 }
