@@ -26,14 +26,17 @@ const struct events vgpu_events = {
             memory_context_left, /* uncharged, or back in the tables */
             green_context_left,
             code_context_left,
-            context_left, /* reclaims, then uncharges the context itself or puts it back */
+            context_left,         /* reclaims, then uncharges the context itself or puts it back */
             unaccounted_context_left, /* compares what is left of the charge, so it comes last */
         },
     .waited = {pools_waited, fence_waited},
+    /* From the ground up; none of them asks another. */
     .reset =
         {
-            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, context_locks_reset, context_reset, limiter_reset, unaccounted_reset,
-            pools_reset, host_memory_reset, graph_memory_reset, vmm_reset, ipc_reset, external_reset,
+            driver_reset, blocks_reset, devices_reset, ledger_reset, limits_reset, host_memory_reset,
+            context_locks_reset, context_reset, unaccounted_reset,
+            pools_reset, graph_memory_reset, vmm_reset, ipc_reset, external_reset,
+            limiter_reset, fence_reset, capture_reset, tenant_reset,
         },
     .context_met = green_context_met,
 };

@@ -28,14 +28,14 @@ MUTANTS = {
     "nobody looks for handles": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
     "a handle ends with its maker": (
         "vmm.c",
-        "ledger_lend(object->device->ledger, object->bytes, true);",
+        "ledger_export(object->device->ledger, object->bytes, true);",
         ";",
         HANDLE,
         ENDED,
     ),
     "a pool ends with its maker": (
         "pool.c",
-        "ledger_lend(pool->device->ledger, pool->charged, true);",
+        "ledger_export(pool->device->ledger, pool->charged, true);",
         ";",
         POOL,
         ENDED,

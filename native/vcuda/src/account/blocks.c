@@ -12,8 +12,8 @@
 
 #define FIRST_CAPACITY 32u
 
-struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts, vgpu_exported,
-    vgpu_imported, vgpu_greens;
+struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs, vgpu_parts,
+    vgpu_exported, vgpu_imported, vgpu_greens;
 
 static __attribute__((noinline)) void part_take(struct part *part)
 {

@@ -351,7 +351,4 @@ void limiter_reset(void)
     memset(&vgpu_thread, 0, sizeof vgpu_thread);
     atomic_store_explicit(&end_lock.word, 0, memory_order_relaxed);
     limiter_forget_all();
-    fence_reset();
-    capture_reset();
-    tenant_reset();
 }
