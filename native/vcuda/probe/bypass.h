@@ -91,7 +91,7 @@ void check_bypass_by_array(const struct slice *slice, struct board *board);
 
 /* bypass_together.c */
 
-/* Whether a check is a way round that may be open: only such are gone together. */
+/* Whether a check is a bypass that may be open: only such are tried together. */
 bool may_be_open(const char *name);
 /*
  * Tries bypasses at once, in a slice that is empty otherwise, and holds what they get: for the node's watcher to name, so each

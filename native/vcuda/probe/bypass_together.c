@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ways round that cannot be stopped, gone at once for the node's watcher to name each. Nothing fills the slice meanwhile: who has
+ * Bypasses that cannot be stopped, tried at once for the node's watcher to name each. Nothing fills the slice meanwhile: who has
  * no slot, or more than its slot says, is seen in an empty slice too, and neighbours on a full card are short of less.
  */
 #include "bypass.h"

@@ -183,7 +183,7 @@ static bool is_late(const struct timespec *begun)
     return limit_s && (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000 >= 1000L * (long)limit_s;
 }
 
-/* False: one of the chosen is no way round that may be open, or there are too many. */
+/* False: one of the chosen is no bypass that may be open, or there are too many. */
 static bool run_together(const struct slice *slice, struct board *board, const bool chosen[CHECKS])
 {
     const char *names[MOST_TOGETHER];

@@ -66,7 +66,7 @@ bool ledger_in_use(void);
 
 /* --- checks ------------------------------------------------------------------------------------------------ */
 
-/* OPEN: a way round that docs/threat-model.md says cannot be stopped from here. */
+/* OPEN: a bypass that docs/threat-model.md says cannot be stopped from here. */
 enum verdict { HELD, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
@@ -101,7 +101,7 @@ struct board {
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
-/* main.c: how long limit-exact holds the full slice, and an open way round what it got, so that somebody outside can look at it. */
+/* main.c: how long limit-exact holds the full slice, and an open bypass what it got, so that somebody outside can look at it. */
 extern unsigned hold_ms;
 
 /* fill.c: for checks that take all there is of one device. */

@@ -197,6 +197,6 @@ def test_nonsense_is_no_time(host: Host, seconds: str) -> None:
 
 @pytest.mark.parametrize(("preload", "status"), [(True, 41), (False, 40)])
 def test_who_is_charged_goes_round_nothing(host: Host, preload: bool, status: int) -> None:
-    """In an empty slice an honest program is granted memory too: only what nothing charges is a way round."""
+    """In an empty slice an honest program is granted memory too: only what nothing charges is a bypass."""
     command = [PROBE, "--together", "--beyond", "0", "honest"]
     assert subprocess.run(command, env=host.env(preload=preload), check=False, timeout=60).returncode == status

@@ -13,10 +13,10 @@ from conftest import Host
 CONTEXT_BASE = 0x50000100  # VGPU_LEDGER_CONTEXT_BASE of vgpu_abi.h
 
 # what the threads do, how often
-RIVALS = [("primary", 4000), ("create", 300), ("churn", 80)]
+CONTENDERS = [("primary", 4000), ("create", 300), ("churn", 80)]
 
 
-@pytest.mark.parametrize(("work", "rounds"), RIVALS)
+@pytest.mark.parametrize(("work", "rounds"), CONTENDERS)
 def test_threads_leave_the_accounts_equal(host: Host, work: str, rounds: int) -> None:
     command = [host.programs / "contenders", work, str(rounds)]
     pipe = subprocess.PIPE

@@ -225,7 +225,7 @@ def test_who_comes_and_goes_gets_no_more_than_its_share(model, toggling: str, se
     assert stays["mean"] >= stays["share"] - 1.5
 
 
-# What a kernel takes during others' turns cannot be told from elapsed time: with half of the GPU it is most wrong.
+# What a kernel takes during others' turns cannot be known from elapsed time: with half of the GPU it is most wrong.
 @pytest.mark.parametrize(
     ("share", "ms", "over"),
     [(10, 40, 1), (10, 100, 1), (30, 50, 1), (30, 100, 1), (50, 100, 6), (50, 200, 6), (70, 100, 1)],

@@ -21,8 +21,8 @@
 enum account { ACCOUNT_USED, ACCOUNT_CONTEXT };
 
 struct counters {
-    /* Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. Whoever does
-     * such a thing is in flight; both figures are read together while nobody is. */
+    /* Between a charge and the driver's call, or that call and the uncharge, the account and the card differ. A thread that
+     * does such a thing is in flight; both figures are read together while nobody is. */
     _Atomic uint32_t closed, flying;
     _Atomic uint32_t due; /* flight_moved, when this flight has ended */
     int32_t device;       /* its index in the ledger */

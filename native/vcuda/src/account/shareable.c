@@ -8,7 +8,7 @@
  * All handles of a driver are descriptions of one file (/dev/nvidiactl), which may be the same in other containers. A byte
  * is 2^62, 30 bits that stand for the container's ledger, 24 for the object, 8 for the handle. Where a mark cannot be set, or
  * does not show, nothing is concluded from it: the memory stays charged until exit, the ledger says that there is such a
- * handle, and from then on an import that cannot be told apart is charged once more. Before, it is another container's.
+ * handle, and from then on an import that cannot be identified is charged once more. Before, it is another container's.
  */
 #include "ledger.h"
 
@@ -97,7 +97,7 @@ static int open_file(const struct vgpu_ledger *ledger, bool *marked)
     return -1;
 }
 
-/* Writes down where handles lie, the first time. Whoever finds another file there marks nothing. */
+/* Writes down where handles lie, the first time. A process that finds another file there marks nothing. */
 static bool note_file(int descriptor)
 {
     struct vgpu_ledger *ledger = ledger_self.map;

@@ -235,7 +235,7 @@ static bool of_holder(const struct block *part, void *data)
     struct held *held = data;
     if (part->owner != held->holder)
         return false;
-    /* The table of parts is locked here and the other one inside; never the other way round. */
+    /* The table of parts is locked here and the other one inside; never in the other order. */
     if (part->kind == PART_ASKED)
         hold(held, key_of(held->holder, part->bytes, NULL));
     return held->take;

@@ -343,7 +343,7 @@ CUresult context_met(const struct device *device, CUcontext context, CUdevice or
         return CUDA_SUCCESS;
     if (!permitted(device))
         return CUDA_ERROR_NOT_PERMITTED;
-    /* Whoever holds the lock is making a context, or is this thread, called back by the driver: another time. */
+    /* The holder of the lock is making a context, or is this thread, called back by the driver: another time. */
     if (!context_try(device->ledger))
         return CUDA_SUCCESS;
     if (!block_get(&vgpu_contexts, (uintptr_t)context, &block))

@@ -155,7 +155,7 @@ void unaccounted_settle(int index)
     struct unaccounted *unaccounted = &unaccounted_of[index];
     atomic_store_explicit(&vgpu_counters[index].due, 0, memory_order_relaxed);
     const struct device *device = atomic_load_explicit(&unaccounted->device, memory_order_acquire);
-    /* Whoever holds the context lock is measuring, or is this thread: another time. */
+    /* The holder of the context lock is measuring, or is this thread: another time. */
     if (!device || !context_try(index))
         return;
     settle(unaccounted, device);
