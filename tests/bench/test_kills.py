@@ -9,7 +9,7 @@ from pathlib import Path
 
 import figures
 import pytest
-from conftest import LIBRARY, LIMIT, ROOT, Bench
+from conftest import LIBRARY, LIMIT, ROOT, Bench, world
 
 # A survivor that waits for a lock looks whether its holder lives after 500 us of naps, each of 20 us or more: 25 naps,
 # however long a busy machine makes each of them.
@@ -68,14 +68,14 @@ def test_random_kills(bench: Bench, sizes: dict, row, name: str) -> None:
 def test_the_count_of_naps_finds_a_late_heir(bench: Bench, tmp_path: Path) -> None:
     """The control of that count: the library, but it looks once a second whether the holder of a lock lives."""
     native = ROOT / "native/vcuda"
-    source = (native / "src/ledger_lock.c").read_text()
+    source = (native / "src/account/ledger_lock.c").read_text()
     assert source.count("#define PROBE_NS 500000ull") == 1
     late = tmp_path / "ledger_lock.c"
     late.write_text(source.replace("#define PROBE_NS 500000ull", "#define PROBE_NS 1000000000ull"))
-    sources = [one.name for one in (native / "src").glob("*.[cS]") if one.name != "ledger_lock.c"]
-    objects = [ROOT / f"native/build/obj/vcuda/{name}.o" for name in sources]
+    objects = [world.object_of(source) for source in world.sources_of() if source.name != "ledger_lock.c"]
     command = ["cc", "-O2", "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec"]
-    command += [f"-I{native}/include", f"-I{native}/src", "-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
+    command += [f"-I{native}/include", f"-I{native}/src", f"-I{native}/src/account"]
+    command += ["-shared", "-Wl,-Bsymbolic", "-Wl,-z,nodelete"]
     command += [f"-Wl,--version-script={native}/src/libvgpu.map", "-o", str(tmp_path / "libvgpu.so")]
     subprocess.run([*command, str(late), *map(str, objects)], check=True)
     for seed in range(1, 21):  # few of the killed hold the lock

@@ -29,7 +29,7 @@ SHARES = (5, 10, 25, 50, 75, 90, 95)
 def model(tmp_path_factory: pytest.TempPathFactory):
     program = tmp_path_factory.mktemp("model") / "model"
     sources = [*sorted((ROOT / "tests/native/vcuda/model").glob("*.c"))]
-    sources += [VCUDA / "src/pace.c", VCUDA / "src/cost.c", VCUDA / "arbiter/schedule.c"]
+    sources += [VCUDA / "src/compute/pace.c", VCUDA / "src/compute/cost.c", VCUDA / "arbiter/schedule.c"]
     flags = ["-O2", "-std=c11", "-D_GNU_SOURCE", *(f"-I{VCUDA / folder}" for folder in ("include", "src", "arbiter"))]
     subprocess.run([os.environ.get("CC", "cc"), *flags, *sources, "-o", program], check=True)
 

@@ -21,7 +21,7 @@
 #define DEBT_NS (2000 * (int64_t)MS)  /* nor owes more device time than this: of a longer kernel the rest is forgiven */
 #define HELD_NS (65 * MS)         /* who has waited for so long is next, */
 #define HELD_MOST_NS (78 * MS)    /* and cuts a turn short after so long, */
-#define BORROW_NS (30 * (int64_t)MS) /* if it owes no more device time than this: one launch, then it pays */
+#define OVERDUE_DEBT_NS (30 * (int64_t)MS) /* if it owes no more device time than this: one launch, then it pays */
 #define SPARSE_LEAST_NS (150 * US) /* who comes for a burst of so much, and less than its turn, is sparse: */
 #define SPARSE_REST_NS (4 * MS)   /* so long after its last turn, */
 #define SPARSE_NS (1 * MS)        /* and the other's begin, it goes first if that burst is due to it; */
@@ -78,11 +78,11 @@ static struct sum look(struct schedule *schedule, uint64_t now, uint64_t passed)
         sum.unlimited += in->unlimited;
         /* Times are what a tenant says: one from the future would keep it busy for good. Its page is read a little later
          * than the clock. */
-        in->wanted_ns = past(in->wanted_ns, now);
+        in->active_ns = past(in->active_ns, now);
         in->waiting_ns = past(in->waiting_ns, now);
         if (in->busy_until_ns > now + 1000 * MS)
             in->busy_until_ns = now + 1000 * MS;
-        bool active = !in->unlimited && ((in->wanted_ns && now - in->wanted_ns < ACTIVE_NS) || in->busy_until_ns > now ||
+        bool active = !in->unlimited && ((in->active_ns && now - in->active_ns < ACTIVE_NS) || in->busy_until_ns > now ||
                                          (in->waiting_ns && now - in->waiting_ns < WAITING_NS));
         if (!active)
             rest(tenant, passed);
@@ -112,7 +112,7 @@ static double rate(const struct schedule_tenant *tenant, const struct sum *sum)
     return share > 0.001 ? share : 0.001;
 }
 
-static double standing(const struct schedule_tenant *tenant, const struct sum *sum)
+static double claim_of(const struct schedule_tenant *tenant, const struct sum *sum)
 {
     return (double)tenant->credit - rate(tenant, sum) * sum->credits;
 }
@@ -123,10 +123,10 @@ static double lag(const struct schedule_tenant *tenant, const struct sum *sum)
     return (double)tenant->credit / rate(tenant, sum);
 }
 
-/* Has it been held back for so long that it goes before who has a better claim? */
+/* Has it been throttled for so long that it goes before who has a better claim? */
 static bool overdue(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now, uint64_t after)
 {
-    return waiting(tenant) && now - tenant->waits_since >= after && standing(tenant, sum) > -(double)BORROW_NS;
+    return waiting(tenant) && now - tenant->waits_since >= after && claim_of(tenant, sum) > -(double)OVERDUE_DEBT_NS;
 }
 
 static void add_credit(struct schedule_tenant *tenant, double ns, const struct sum *sum)
@@ -180,7 +180,7 @@ static uint64_t all_free(struct schedule *schedule, const struct sum *sum, uint6
 
 static bool within_share(const struct schedule_tenant *tenant, const struct sum *sum)
 {
-    return standing(tenant, sum) >= 0;
+    return claim_of(tenant, sum) >= 0;
 }
 
 static bool bursts(const struct schedule_tenant *tenant)
@@ -191,7 +191,7 @@ static bool bursts(const struct schedule_tenant *tenant)
 /* It comes for less than a turn, and is owed that much: to let it go first costs the others a hand-over, no share. */
 static bool sparse(const struct schedule_tenant *tenant, const struct sum *sum, uint64_t now)
 {
-    return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && standing(tenant, sum) >= (double)tenant->burst;
+    return bursts(tenant) && now - tenant->served >= SPARSE_REST_NS && claim_of(tenant, sum) >= (double)tenant->burst;
 }
 
 /* Higher is first. */
@@ -283,7 +283,7 @@ static uint64_t length(const struct schedule_tenant *tenant, const struct sum *s
 
 static bool given_up(const struct schedule_tenant *holder, const struct schedule *schedule, uint64_t now)
 {
-    uint64_t last = holder->in.wanted_ns > schedule->turn_start ? holder->in.wanted_ns : schedule->turn_start;
+    uint64_t last = holder->in.active_ns > schedule->turn_start ? holder->in.active_ns : schedule->turn_start;
     if (holder->in.busy_until_ns > last)
         last = holder->in.busy_until_ns;
     return !holder->present || now > last + (bursts(holder) ? SPARSE_IDLE_NS : IDLE_NS);

@@ -20,7 +20,7 @@ struct schedule_input {
     uint32_t share_ppm;
     bool force, high;
     bool unlimited; /* policy disable, or a share of all: it runs when it likes and reports nothing */
-    uint64_t wanted_ns, waiting_ns, busy_until_ns, used_ns;
+    uint64_t active_ns, waiting_ns, busy_until_ns, used_ns;
 };
 
 /* What the caller writes into the tenant's gpu page. */
@@ -48,7 +48,7 @@ struct schedule_tenant {
 struct schedule {
     struct schedule_tenant tenant[SCHEDULE_TENANTS];
     enum { SCHEDULE_FREE, SCHEDULE_NOBODY, SCHEDULE_TURN, SCHEDULE_DRAIN } state;
-    int holder; /* of the turn, or who is being drained; -1: whoever ran when turns began */
+    int holder; /* of the turn, or the one that is being drained; -1: those that ran when turns began */
     unsigned alone; /* 1 + who wants the GPU while nobody else does; 0: nobody, or several of high priority */
     uint64_t turn_start, turn_end, drain_until, stepped;
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Folders and pages. The device plugin lays the files of an allocation out and takes them away; the arbiter creates
- * nothing there. A file that is made anew under its name (before a container starts again) is known by its inode.
+ * nothing there. A file that is made again under its name (before a container starts again) is known by its inode.
  */
 #include "tenants.h"
 
@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "limits_file.h"
+#include "limits/limits_file.h"
 
 static void complain(const struct node *node, struct allocation *allocation, const char *what, const char *why)
 {
@@ -64,7 +64,7 @@ static void leave(struct node *node, struct allocation *allocation, int device)
         g->tenant[slot] = NULL;
         memset(&g->schedule.tenant[slot], 0, sizeof g->schedule.tenant[slot]);
         if (g->schedule.holder == slot)
-            g->schedule.turn_end = 0; /* whoever waits comes at the next look */
+            g->schedule.turn_end = 0; /* a tenant that waits comes at the next look */
         for (int i = 0; i < SCHEDULE_TENANTS; i++)
             any = any || g->tenant[i];
         if (!any)
@@ -272,20 +272,20 @@ static void read_input(const struct allocation *allocation, int index, struct sc
     if (!speaks)
         return;
     struct vgpu_tenant_device *device = &page.devices[index];
-    input->wanted_ns = device->wanted_ns;
+    input->active_ns = device->active_ns;
     input->waiting_ns = device->waiting_ns;
     input->used_ns = device->used_ns;
-    input->high = input->high && !(device->wish & VGPU_TENANT_LOW);
+    input->high = input->high && !(device->requests & VGPU_TENANT_LOW);
     for (unsigned i = 0; i < VGPU_TENANT_LANES; i++)
         if (device->busy_until_ns[i] > input->busy_until_ns)
             input->busy_until_ns = device->busy_until_ns[i];
 }
 
 static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now, uint32_t tenants,
-                         uint32_t wanting)
+                         uint32_t active)
 {
     __atomic_store_n(&page->tenants, tenants, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->wanting, wanting, __ATOMIC_RELAXED);
+    __atomic_store_n(&page->active, active, __ATOMIC_RELAXED);
     if (page->gate == out->gate && page->flags == out->flags && page->rate_ppm == out->rate_ppm &&
         page->turn_start_ns == out->turn_start_ns && page->turn_end_ns == out->turn_end_ns &&
         page->outstanding_max_us == out->outstanding_max_us && !(page->sequence & 1)) {
@@ -311,7 +311,7 @@ static void write_output(struct vgpu_gpu_page *page, const struct schedule_outpu
 
 uint64_t tenants_look(struct node *node, struct gpu *gpu, uint64_t now)
 {
-    uint32_t count = 0, wanting = 0;
+    uint32_t count = 0, active = 0;
     (void)node;
     for (int i = 0; i < SCHEDULE_TENANTS; i++) {
         struct schedule_tenant *tenant = &gpu->schedule.tenant[i];
@@ -322,10 +322,10 @@ uint64_t tenants_look(struct node *node, struct gpu *gpu, uint64_t now)
     }
     gpu->next = schedule_step(&gpu->schedule, now);
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
-        wanting += gpu->tenant[i] && gpu->schedule.tenant[i].active;
+        active += gpu->tenant[i] && gpu->schedule.tenant[i].active;
     for (int i = 0; i < SCHEDULE_TENANTS; i++)
         if (gpu->tenant[i])
-            write_output(gpu->tenant[i]->device[gpu->index[i]].page, &gpu->schedule.tenant[i].out, now, count, wanting);
+            write_output(gpu->tenant[i]->device[gpu->index[i]].page, &gpu->schedule.tenant[i].out, now, count, active);
     return gpu->next;
 }
 

@@ -44,9 +44,9 @@ struct node {
     bool quiet; /* --json-status: opens pages for reading only and complains of nothing */
 };
 
-/* Looks at the folders again: new and gone allocations, files that were made anew. false: the folder is not there. */
+/* Looks at the folders again: new and gone allocations, files that were made again. false: the folder is not there. */
 bool tenants_scan(struct node *node);
-/* Reads each limits file anew: limits change while containers run. */
+/* Reads each limits file again: limits change while containers run. */
 void tenants_limits(struct node *node);
 /* Looks at one GPU, decides, writes the pages. Answers when to look again. */
 uint64_t tenants_look(struct node *node, struct gpu *gpu, uint64_t now);
@@ -59,7 +59,7 @@ unsigned tenants_count(const struct node *node);
 /* status.c */
 int status_print(struct node *node);
 
-/* notify.c: what systemd is told; nothing where it did not ask */
+/* notify.c: reports to systemd; nothing where it did not ask */
 void notify(const char *state);
 uint64_t notify_interval(void); /* ns between signs of life; 0: none are wanted */
 

@@ -104,14 +104,14 @@ struct vgpu_limits {
  * is not locked is dead: its figures count for nothing and the next writer clears them.
  *
  * `used` and `context` of the live slots are the only truth. `total` in the header is derived: it is
- * changed under the lock word, and whoever takes that lock from a dead holder recounts it first.
+ * changed under the lock word, and the one that takes that lock from a dead holder recounts it first.
  */
 #define VGPU_LEDGER_ALIVE_BASE 0x40000000u
 #define VGPU_LEDGER_INIT_BYTE 0x50000000u    /* locked while an empty file is being laid out */
 #define VGPU_LEDGER_CONTEXT_BASE 0x50000100u /* + device: locked while a first context is measured */
-#define VGPU_LEDGER_LENT_BASE 0x60000000u    /* + hash of an IPC handle: locked, shared, by whoever has it open */
-#define VGPU_LEDGER_LENT_SPAN 0x10000000u
-#define VGPU_LEDGER_LENT_DEVICES 12
+#define VGPU_LEDGER_IMPORT_BASE 0x60000000u    /* + hash of an IPC handle: locked, shared, by each process that has it open */
+#define VGPU_LEDGER_IMPORT_SPAN 0x10000000u
+#define VGPU_LEDGER_EXPORTED_DEVICES 12
 /* + hash of an IPC handle: locked, shared, by the process that made it. So wide that no two hashes are alike by chance. */
 #define VGPU_LEDGER_MADE_BASE 0x1000000000000000u
 #define VGPU_LEDGER_MADE_SPAN 0x1000000000000000u
@@ -121,9 +121,9 @@ struct vgpu_ledger_slot {
     uint64_t context[VGPU_MAX_DEVICES]; /* bytes of contexts */
     uint32_t generation;                /* grows with each claim of the slot */
     uint32_t pid;                       /* in the owner's pid namespace */
-    uint64_t pid_namespace;             /* inode of that namespace; 0: not told */
-    uint32_t lent_mib[12];              /* of used: memory that other processes may have open, in MiB, rounded up;
-                                         * kept charged when its maker dies, while any byte of LENT is locked */
+    uint64_t pid_namespace;             /* inode of that namespace; 0: unknown */
+    uint32_t exported_mib[12];              /* of used: memory that other processes may have open, in MiB, rounded up;
+                                         * kept charged when its maker dies, while any byte of IMPORT is locked */
 };
 
 /* Index of a device in every array here: the position of its UUID in devices[]. */
@@ -157,7 +157,7 @@ struct vgpu_ledger {
 /*
  * One for each allocation and GPU, on the node `gpu-<uuid>` in the allocation's folder, read-only in the container: how
  * the arbiter lets this tenant use this GPU. The arbiter alone writes it, in place. A tenant believes it while heartbeat_ns
- * is younger than VGPU_ARBITER_SILENT_NS; else, and where there is no page, it keeps its own share by itself.
+ * is younger than VGPU_ARBITER_SILENT_NS; else, and where there is no page, it keeps its own share.
  * Times are CLOCK_MONOTONIC in nanoseconds, which host and containers share (but not time namespaces).
  */
 #define VGPU_GPU_PAGE_MAGIC "VGPUGPU1"
@@ -194,7 +194,7 @@ struct vgpu_gpu_page {
     uint64_t turn_end_ns;
     uint32_t outstanding_max_us; /* predicted work that may be queued; 0: as you like */
     uint32_t tenants;            /* advice for people: tenants of this GPU, and how many of them want it */
-    uint32_t wanting;
+    uint32_t active;
     uint32_t turns; /* turns that this tenant was given */
     uint64_t reserved[6];
     char uuid[VGPU_UUID_SIZE];
@@ -205,7 +205,7 @@ struct vgpu_gpu_page {
 
 /*
  * The container's own: what all its processes together may still run and what they want. Every word changes by one
- * atomic step, so that no kill tears it; times expire by themselves, so that no kill keeps a gate shut. The tenant can
+ * atomic step, so that no kill tears it; times expire, so that no kill keeps a gate shut. The tenant can
  * write nonsense here: the arbiter takes shares from the limits file alone and bounds whatever it reads here.
  */
 #define VGPU_TENANT_MAGIC "VGPUTEN1"
@@ -214,7 +214,7 @@ struct vgpu_gpu_page {
 #define VGPU_TENANT_FILE_SIZE 4096u
 #define VGPU_TENANT_LANES 16u
 
-enum vgpu_tenant_wish {
+enum vgpu_tenant_request {
     VGPU_TENANT_LOW = 1u << 0, /* a process of a container of high priority asked for low */
 };
 
@@ -222,9 +222,9 @@ struct vgpu_tenant_device {
     int64_t balance_ns;   /* device time that may be used at once; below 0: owed */
     uint64_t accrued_ns;  /* time up to which the balance has been filled */
     uint64_t used_ns;     /* device time charged since the page was made */
-    uint64_t wanted_ns;   /* when somebody last launched, or waited to launch */
+    uint64_t active_ns;   /* when somebody last launched, or waited to launch */
     uint64_t waiting_ns;  /* when somebody last waited for the gate (not for its own balance) */
-    uint64_t wish; /* enum vgpu_tenant_wish: set by a process, kept until the container ends */
+    uint64_t requests; /* enum vgpu_tenant_request: set by a process, kept until the container ends */
     uint64_t throttled_ns; /* time that launches waited for the share or the turn, summed over all threads */
     uint64_t reserved[1];
     uint64_t busy_until_ns[VGPU_TENANT_LANES]; /* end of the work queued, as predicted; 0: none. Process n has lane n % LANES */

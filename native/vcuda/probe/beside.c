@@ -210,7 +210,7 @@ static bool get(int line, struct offer *offer, int descriptors[2])
 struct own {
     CUmemGenericAllocationHandle handle;
     CUmemoryPool pool;
-    CUdeviceptr of_pool, lent;
+    CUdeviceptr of_pool, exported;
     int descriptors[2];
 };
 
@@ -231,8 +231,8 @@ static void make(const struct fill *fill, const struct cuda *cuda, struct own *o
         made[BY_POOL] = TRY(pool_export, &own->descriptors[1], own->pool, type, 0);
     if (made[BY_POOL] == CUDA_SUCCESS) /* without it the pool itself is tried all the same */
         TRY(pointer_export, &offer->pointer, own->of_pool);
-    if ((made[BY_IPC] = cuda->mem_alloc(&own->lent, offer->piece)) == CUDA_SUCCESS)
-        made[BY_IPC] = TRY(ipc_get, &offer->ipc, own->lent);
+    if ((made[BY_IPC] = cuda->mem_alloc(&own->exported, offer->piece)) == CUDA_SUCCESS)
+        made[BY_IPC] = TRY(ipc_get, &offer->ipc, own->exported);
 }
 
 static void let_go(const struct cuda *cuda, const struct own *own)
@@ -246,8 +246,8 @@ static void let_go(const struct cuda *cuda, const struct own *own)
         cuda->mem_free(own->of_pool);
     if (own->pool)
         TRY(pool_end, own->pool);
-    if (own->lent)
-        cuda->mem_free(own->lent);
+    if (own->exported)
+        cuda->mem_free(own->exported);
     TRY(wait);
 }
 
@@ -349,25 +349,25 @@ static void take(const struct fill *fill, const struct offer *offer, const int d
 static void judge(const struct fill *fill, const struct offer *offer, const struct taken *taken, uint64_t again)
 {
     struct result *result = &fill->board->result;
-    uint64_t lent = 0, had = 0, kept = offer->made[BY_DESCRIPTOR] == CUDA_SUCCESS ? offer->piece : 0;
+    uint64_t exported = 0, had = 0, kept = offer->made[BY_DESCRIPTOR] == CUDA_SUCCESS ? offer->piece : 0;
     char tried[200] = "";
     for (int kind = 0; kind < KINDS; kind++) {
         size_t length = strlen(tried);
         bool made = offer->made[kind] == CUDA_SUCCESS;
-        lent += made && kind != AS_EXTERNAL ? offer->piece : 0;
+        exported += made && kind != AS_EXTERNAL ? offer->piece : 0;
         bool again_the_same = kind == AS_EXTERNAL && taken->status[BY_DESCRIPTOR] == CUDA_SUCCESS;
         had += made && taken->status[kind] == CUDA_SUCCESS && !again_the_same ? offer->piece : 0;
         snprintf(tried + length, sizeof tried - length, "%s%s %s %d", length ? ", " : "", kinds[kind],
                  made ? "answers" : "is not to be had:", made ? taken->status[kind] : offer->made[kind]);
     }
-    if (!lent) {
+    if (!exported) {
         result_set(result, NOT_RUN, 0, 0, "bytes", "%s: nothing could be handed over: %s", fill->uuid, tried);
         return;
     }
     /* What a descriptor or an import keeps on the card is still its maker's to account for. */
-    uint64_t beyond = again + kept > lent + SLACK ? again + kept - lent : 0;
+    uint64_t beyond = again + kept > exported + SLACK ? again + kept - exported : 0;
     result_set(result, had || beyond ? VIOLATED : HELD, 0, had > beyond ? had : beyond, "bytes",
-               "%.12s: %s; of %llu MiB let go %llu were granted again", fill->uuid, tried, (unsigned long long)(lent / MIB),
+               "%.12s: %s; of %llu MiB let go %llu were granted again", fill->uuid, tried, (unsigned long long)(exported / MIB),
                (unsigned long long)(again / MIB));
 }
 
@@ -431,7 +431,7 @@ static void with_the_other(const struct slice *slice, struct board *board, void 
     part(&fill);
 }
 
-void check_lend_beside(const struct slice *slice, struct board *board)
+void check_export_beside(const struct slice *slice, struct board *board)
 {
     with_the_other(slice, board, lend);
 }

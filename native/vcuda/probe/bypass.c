@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tries the ways round of docs/threat-model.md. One process takes all of the slice but what another's context costs and a
- * little more; the other goes a way round and asks for more than that. What it is granted is some MiB beyond the limit,
+ * Tries the bypasses of docs/threat-model.md. One process takes all of the slice but what another's context costs and a
+ * little more; the other takes a bypass and asks for more than that. What it is granted is some MiB beyond the limit,
  * and is given back at once: neighbours are short of no more than that, for a moment.
  *
  * The tenant of the threat model is root without CAP_SYS_ADMIN and CAP_SYS_PTRACE; who runs the probe may have them.
@@ -76,7 +76,7 @@ int asked_as_program(const char *device, const char *name)
 }
 
 #define VARIABLES 256
-/* What the library is told by, and how it comes. LD_LIBRARY_PATH stays: the driver may be found by it. */
+/* What names the library's files, and how the library comes. LD_LIBRARY_PATH stays: the driver may be found by it. */
 static bool is_ours(const char *variable)
 {
     static const char *const names[] = {"LD_PRELOAD=", "LD_BIND_NOW=", "CUDA_", "NVIDIA_VISIBLE", "VGPU_", "GPU_CORE_", "ACTIVE_"};
@@ -113,35 +113,35 @@ static enum attempt run_program(const char *const arguments[], const char *const
     return WEXITSTATUS(status) == EXIT_GRANTED ? GRANTED : WEXITSTATUS(status) == EXIT_REFUSED ? REFUSED : UNABLE;
 }
 
-/* What the new program is told: the device, how long it holds, and the name that this process has, which exec would change. */
-struct told {
+/* What the new program gets: the device, how long it holds, and the name that this process has, which exec would change. */
+struct arguments {
     char device[16], held[16], name[17];
     const char *empty;
 };
 
-static void tell(struct told *told, CUdevice device)
+static void tell(struct arguments *to, CUdevice device)
 {
-    snprintf(told->device, sizeof told->device, "%d", device);
-    snprintf(told->held, sizeof told->held, "%u", hold_ms);
-    told->empty = slice_is_empty ? "--together" : "--json";
-    memset(told->name, 0, sizeof told->name);
-    prctl(PR_GET_NAME, told->name, 0, 0, 0);
+    snprintf(to->device, sizeof to->device, "%d", device);
+    snprintf(to->held, sizeof to->held, "%u", hold_ms);
+    to->empty = slice_is_empty ? "--together" : "--json";
+    memset(to->name, 0, sizeof to->name);
+    prctl(PR_GET_NAME, to->name, 0, 0, 0);
 }
 
 enum attempt ask_as_program(const char *program, const char *const added[], CUdevice device)
 {
-    struct told told;
-    tell(&told, device);
-    const char *const arguments[] = {program, told.empty, "--hold", told.held, "--beyond", told.device, told.name, NULL};
+    struct arguments to;
+    tell(&to, device);
+    const char *const arguments[] = {program, to.empty, "--hold", to.held, "--beyond", to.device, to.name, NULL};
     return run_program(arguments, added);
 }
 
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device)
 {
     const char *const added[] = {NULL};
-    struct told told;
-    tell(&told, device);
-    const char *const arguments[] = {loader, program, told.empty, "--hold", told.held, "--beyond", told.device, told.name, NULL};
+    struct arguments to;
+    tell(&to, device);
+    const char *const arguments[] = {loader, program, to.empty, "--hold", to.held, "--beyond", to.device, to.name, NULL};
     return run_program(arguments, added);
 }
 
@@ -189,7 +189,7 @@ void become_the_tenant(void)
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
 }
 
-/* Ends only when it is told to, or after a minute: what it holds must be there while the other asks. */
+/* Ends only when the other process says so, or after a minute: what it holds must be there while the other asks. */
 static void hold_all(const struct fill *fill, const struct bypass *bypass)
 {
     struct board *board = fill->board;

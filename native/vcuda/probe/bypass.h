@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ways round of docs/threat-model.md, each tried by a process beside one that filled the slice. */
+/* The bypasses of docs/threat-model.md, each tried by a process while another one has filled the slice. */
 #ifndef BYPASS_H
 #define BYPASS_H
 
@@ -20,7 +20,7 @@ enum attempt ask_as_program(const char *program, const char *const added[], CUde
 /* The same by a loader that is given this program. */
 enum attempt ask_by_loader(const char *loader, const char *program, CUdevice device);
 int asked_as_program(const char *device, const char *name); /* what main does there; the process gets that name */
-/* In a slice that nothing fills, what is granted goes round the library only if nothing charges it: ask_beyond looks. */
+/* In a slice that nothing fills, what is granted bypasses the library only if nothing charges it: ask_beyond looks. */
 extern bool slice_is_empty;
 /* For the node's watcher to see what was got; ATTEMPT_S is not reached. */
 void hold_what_was_got(void);
@@ -84,17 +84,17 @@ void close_descriptors(const struct fill *fill);
 BYPASSES(BYPASS_CHECK)
 
 /* bypass_kept.c: two processes of the slice, and memory that outlives its release */
-void check_bypass_lent(const struct slice *slice, struct board *board);
+void check_bypass_by_ipc(const struct slice *slice, struct board *board);
 void check_bypass_by_handle(const struct slice *slice, struct board *board);
 void check_bypass_by_pool(const struct slice *slice, struct board *board);
 void check_bypass_by_array(const struct slice *slice, struct board *board);
 
 /* bypass_together.c */
 
-/* Whether a check is a way round that may be open: only such are gone together. */
+/* Whether a check is a bypass that may be open: only such are tried together. */
 bool may_be_open(const char *name);
 /*
- * Goes ways round at once, in a slice that is empty otherwise, and holds what they get: for the node's watcher to name, so each
+ * Tries bypasses at once, in a slice that is empty otherwise, and holds what they get: for the node's watcher to name, so each
  * process has the name of its check after `bypass-`, cut to 15 bytes. Open is what nothing charges. On the first GPU of the slice.
  */
 #define MOST_TOGETHER 8

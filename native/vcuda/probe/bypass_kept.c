@@ -2,7 +2,7 @@
 /*
  * Memory that lives on after it was given back, because something has it still (kept_ways.c). One process makes it, the other
  * takes it, fills the slice, and asks for more once the first has released a piece, and once more when the first has ended. Who
- * is granted that goes round the limit only while the card still has the piece, so the taker reads a word that it wrote into it.
+ * is granted that bypasses the limit only while the card still has the piece, so the taker reads a word that it wrote into it.
  * Where a driver gives no address to read by, the handle itself keeps the memory: that is what it is for.
  */
 #include "bypass.h"
@@ -43,15 +43,15 @@ static bool tell(int channel, const struct note *note, int descriptor)
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int))];
-    } beside = {0};
+    } control = {0};
     struct note copy = *note;
     struct iovec part = {&copy, sizeof copy};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (descriptor >= 0) {
-        message.msg_control = beside.bytes;
-        message.msg_controllen = sizeof beside.bytes;
-        beside.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
-        memcpy(CMSG_DATA(&beside.header), &descriptor, sizeof descriptor);
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.header), &descriptor, sizeof descriptor);
     }
     return sendmsg(channel, &message, MSG_NOSIGNAL) == (ssize_t)sizeof copy;
 }
@@ -101,14 +101,14 @@ static bool hear(int channel, struct note *note, int *descriptor)
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof(int))];
-    } beside;
+    } control;
     struct iovec part = {note, sizeof *note};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = beside.bytes, .msg_controllen = sizeof beside.bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     if (recvmsg(channel, &message, MSG_CMSG_CLOEXEC) != (ssize_t)sizeof *note)
         return false;
     *descriptor = -1;
-    if (message.msg_controllen >= sizeof(struct cmsghdr) && beside.header.cmsg_type == SCM_RIGHTS)
-        memcpy(descriptor, CMSG_DATA(&beside.header), sizeof *descriptor);
+    if (message.msg_controllen >= sizeof(struct cmsghdr) && control.header.cmsg_type == SCM_RIGHTS)
+        memcpy(descriptor, CMSG_DATA(&control.header), sizeof *descriptor);
     return true;
 }
 
@@ -237,7 +237,7 @@ static void measure(const struct fill *fill)
         current = &kept_##way; \
         on_every_device(slice, board, measure); \
     }
-CHECK(lent)
+CHECK(by_ipc)
 CHECK(by_handle)
 CHECK(by_pool)
 CHECK(by_array)

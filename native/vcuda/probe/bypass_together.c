@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Ways round that cannot be stopped, gone at once for the node's watcher to name each. Nothing fills the slice meanwhile: who has
+ * Bypasses that cannot be stopped, tried at once for the node's watcher to name each. Nothing fills the slice meanwhile: who has
  * no slot, or more than its slot says, is seen in an empty slice too, and neighbours on a full card are short of less.
  */
 #include "bypass.h"
@@ -91,7 +91,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);
         result_set(&results[i], attempt == GRANTED ? OPEN : attempt == REFUSED ? HELD : NOT_RUN, 0, attempt == GRANTED ? BEYOND : 0,
-                   "bytes", "%s: beside others, %s", limit ? row->uuid : "no GPU",
+                   "bytes", "%s: with others, %s", limit ? row->uuid : "no GPU",
                    attempt == GRANTED   ? "memory was granted that nothing charged"
                    : attempt == REFUSED ? "refused, or charged"
                                         : "this way cannot be gone now");

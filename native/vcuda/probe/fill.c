@@ -198,7 +198,7 @@ static void measure_four(const struct fill *fill)
         granted += board->granted[i];
         contexts += board->own[i];
         full += board->full[i];
-        /* In a small slice the last context may not fit beside the others: that is the limit too. */
+        /* In a small slice the last context may not fit next to the others: that is the limit too. */
         failed += board->status[i] != CUDA_SUCCESS && board->status[i] != CUDA_ERROR_OUT_OF_MEMORY;
         contextless += board->status[i] == CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -217,8 +217,8 @@ static void measure_four(const struct fill *fill)
                : contextless ? "; not all contexts fit"
                              : "",
                !known     ? "; what their contexts take is not shown here"
-               : rounded  ? " beside their contexts and what the driver rounds up"
-               : contexts ? " beside their contexts"
+               : rounded  ? " with their contexts and what the driver rounds up"
+               : contexts ? " with their contexts"
                           : "");
 }
 

@@ -5,12 +5,12 @@
 
 #include "probe.h"
 
-/* What the maker tells the taker; a descriptor travels beside it. */
+/* What the maker sends the taker; a descriptor travels with it. */
 struct note {
-    CUipcMemHandle lent;
+    CUipcMemHandle exported;
     char place[64]; /* of a pool's memory: CUmemPoolPtrExportData */
     bool placed;
-    uint64_t bytes, context; /* of the piece, and what goes with its maker besides */
+    uint64_t bytes, context; /* of the piece, and what also ends with its maker */
     CUresult status;
 };
 
@@ -31,7 +31,7 @@ struct kept {
     CUresult (*let_go)(struct piece *piece);                          /* NULL: it is kept after its maker's end alone */
     CUresult (*take)(struct piece *piece, const struct note *note); /* NULL: what keeps it is its maker's, and ends with it */
 };
-extern const struct kept kept_lent, kept_by_handle, kept_by_pool, kept_by_array;
+extern const struct kept kept_by_ipc, kept_by_handle, kept_by_pool, kept_by_array;
 
 /* Before any of the functions above, in each process. */
 void kept_begin(const struct cuda *cuda, CUdevice device);

@@ -16,14 +16,14 @@
 #define FLOATS 0x20      /* CU_AD_FORMAT_FLOAT */
 
 static struct {
-    CUresult (*get_lent)(CUipcMemHandle *handle, CUdeviceptr pointer);
-    CUresult (*open_lent)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
+    CUresult (*get_ipc)(CUipcMemHandle *handle, CUdeviceptr pointer);
+    CUresult (*open_ipc)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
     CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                        unsigned long long flags);
     CUresult (*release)(CUmemGenericAllocationHandle handle);
     CUresult (*export)(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
     CUresult (*import)(CUmemGenericAllocationHandle *handle, void *shareable, int type);
-    CUresult (*reserve)(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wish, unsigned long long flags);
+    CUresult (*reserve)(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address, unsigned long long flags);
     CUresult (*map)(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
     CUresult (*access)(CUdeviceptr pointer, size_t bytes, const void *accesses, size_t count);
     CUresult (*pool)(CUmemoryPool *pool, const CUmemPoolProps *properties);
@@ -55,8 +55,8 @@ void kept_begin(const struct cuda *opened, CUdevice of)
         void **function;
         const char *symbol;
     } table[] = {
-        {(void **)&call.get_lent, "cuIpcGetMemHandle"},
-        {(void **)&call.open_lent, "cuIpcOpenMemHandle_v2"},
+        {(void **)&call.get_ipc, "cuIpcGetMemHandle"},
+        {(void **)&call.open_ipc, "cuIpcOpenMemHandle_v2"},
         {(void **)&call.create, "cuMemCreate"},
         {(void **)&call.release, "cuMemRelease"},
         {(void **)&call.export, "cuMemExportToShareableHandle"},
@@ -86,22 +86,22 @@ void kept_begin(const struct cuda *opened, CUdevice of)
 
 /* --- the ways ------------------------------------------------------------------------------------------ */
 
-static CUresult lend(struct piece *piece, struct note *note)
+static CUresult export_ipc(struct piece *piece, struct note *note)
 {
-    if (!call.get_lent || !call.open_lent)
+    if (!call.get_ipc || !call.open_ipc)
         return NO_FUNCTION;
     CUresult status = cuda->mem_alloc(&piece->pointer, piece->bytes);
-    return status == CUDA_SUCCESS ? call.get_lent(&note->lent, piece->pointer) : status;
+    return status == CUDA_SUCCESS ? call.get_ipc(&note->exported, piece->pointer) : status;
 }
 
-static CUresult free_lent(struct piece *piece)
+static CUresult free_ipc(struct piece *piece)
 {
     return cuda->mem_free(piece->pointer);
 }
 
-static CUresult open_lent(struct piece *piece, const struct note *note)
+static CUresult open_ipc(struct piece *piece, const struct note *note)
 {
-    return call.open_lent(&piece->pointer, note->lent, 1);
+    return call.open_ipc(&piece->pointer, note->exported, 1);
 }
 
 static CUresult export(struct piece *piece, struct note *note)
@@ -208,7 +208,7 @@ static CUresult release_tile(struct piece *piece)
     return call.release(piece->handle);
 }
 
-const struct kept kept_lent = {"memory that another process had open", lend, free_lent, open_lent};
+const struct kept kept_by_ipc = {"memory that another process had open", export_ipc, free_ipc, open_ipc};
 const struct kept kept_by_handle = {"memory of which another process had a handle", export, release, import};
 const struct kept kept_by_pool = {"a pool of which another process had a handle", export_pool, NULL, import_pool};
 const struct kept kept_by_array = {"memory that a sparse array had", map_tile, release_tile, NULL};

@@ -32,14 +32,14 @@ static const struct {
     {"neighbours", check_neighbours},
     {"graphics", check_graphics},
     {"share", check_share},
-    {"bypass-lent", check_bypass_lent},
+    {"bypass-ipc-kept", check_bypass_by_ipc},
     {"bypass-handle-kept", check_bypass_by_handle},
     {"bypass-pool-kept", check_bypass_by_pool},
     {"bypass-array-kept", check_bypass_by_array},
 #define BYPASS_ROW(way, name, attempt, holder, if_granted) {name, check_bypass_##way},
     BYPASSES(BYPASS_ROW)
     {"import-beside", check_import_beside},
-    {"lend-beside", check_lend_beside},
+    {"export-beside", check_export_beside},
 };
 #define CHECKS (sizeof checks / sizeof *checks)
 #define ALONE (CHECKS - 2) /* the others need a probe in another slice, and run only where they are named */
@@ -137,9 +137,9 @@ static int usage(FILE *out, int status)
 {
     fprintf(out, "usage: vgpu-probe [--json] [--checks NAME,NAME…] [--hold MILLISECONDS] [--seconds SECONDS] [--together]\n"
                  "                  [--beside SOCKET]\n\n"
-                 "--hold: limit-exact keeps the full slice so long, and a way round that is open what it got, for somebody to look at "
-                 "it from outside.\n--seconds: checks that have not begun by then are left out (not-run).\n--together: goes ways round "
-                 "that may be open at once and fills nothing.\n--beside: where two probes in two slices meet, one with the check lend-beside, "
+                 "--hold: limit-exact keeps the full slice so long, and an open bypass what it got, for somebody to look at "
+                 "it from outside.\n--seconds: checks that have not begun by then are left out (not-run).\n--together: tries bypasses "
+                 "that may be open at once and fills nothing.\n--beside: where two probes in two slices meet, one with the check export-beside, "
                  "one with import-beside.\nMeasures from inside a slice whether its limits hold. Checks:");
     for (size_t i = 0; i < CHECKS; i++)
         fprintf(out, "%s %s", i ? "," : "", checks[i].name);
@@ -183,7 +183,7 @@ static bool is_late(const struct timespec *begun)
     return limit_s && (now.tv_sec - begun->tv_sec) * 1000 + (now.tv_nsec - begun->tv_nsec) / 1000000 >= 1000L * (long)limit_s;
 }
 
-/* False: one of the chosen is no way round that may be open, or there are too many. */
+/* False: one of the chosen is no bypass that may be open, or there are too many. */
 static bool run_together(const struct slice *slice, struct board *board, const bool chosen[CHECKS])
 {
     const char *names[MOST_TOGETHER];

@@ -12,7 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 #include "vgpu_abi.h"
 
 #define MIB (1ull << 20)
@@ -57,7 +57,7 @@ bool uuid_same(const char *left, const char *right);
 int64_t ledger_live_bytes(void);
 /* And those of them that are charged to the calling process. */
 int64_t ledger_own_bytes(void);
-/* And those of all slots: what the dead had lent is charged too. */
+/* And those of all slots: what the dead had exported is charged too. */
 int64_t ledger_all_bytes(void);
 /* Is that pid one of the ledger's live processes? As each sees itself. */
 bool ledger_has(uint32_t pid);
@@ -66,12 +66,12 @@ bool ledger_in_use(void);
 
 /* --- checks ------------------------------------------------------------------------------------------------ */
 
-/* OPEN: a way round that docs/threat-model.md says cannot be stopped from here. */
+/* OPEN: a bypass that docs/threat-model.md says cannot be stopped from here. */
 enum verdict { HELD, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;
-    bool left_out; /* not-run for want of time; whoever fits a slice's checks into its time asks for it by this, not by words */
+    bool left_out; /* not-run for want of time; a caller that fits a slice's checks into its time asks for it by this, not by words */
     uint64_t expected, found;
     char unit[16];
     char detail[256];
@@ -85,7 +85,7 @@ struct report {
     int device_count;
     struct device_row devices[VGPU_MAX_DEVICES];
     uint64_t launch_ns[VGPU_MAX_DEVICES]; /* the shortest call of cuLaunchKernel that was seen; 0: not measured */
-    uint64_t kernel_ns[VGPU_MAX_DEVICES]; /* what the share's kernel of 100000 rounds takes by itself; 0: not measured */
+    uint64_t kernel_ns[VGPU_MAX_DEVICES]; /* what the share's kernel of 100000 rounds takes alone; 0: not measured */
 };
 /* Shared memory between the probe and the processes that run its checks. */
 struct board {
@@ -101,7 +101,7 @@ struct board {
 void result_set(struct result *result, enum verdict verdict, uint64_t expected, uint64_t found, const char *unit,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
-/* main.c: how long limit-exact holds the full slice, and an open way round what it got, so that somebody outside can look at it. */
+/* main.c: how long limit-exact holds the full slice, and an open bypass what it got, so that somebody outside can look at it. */
 extern unsigned hold_ms;
 
 /* fill.c: for checks that take all there is of one device. */
@@ -122,7 +122,7 @@ bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute *
 /* beside.c: two probes in two slices, which meet at this socket. */
 extern const char *beside_socket;
 void check_import_beside(const struct slice *slice, struct board *board);
-void check_lend_beside(const struct slice *slice, struct board *board);
+void check_export_beside(const struct slice *slice, struct board *board);
 
 void check_share(const struct slice *slice, struct board *board);
 void check_totals(const struct slice *slice, struct board *board);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the ways round: each route to the driver must show the limit and refuse more than the limit. */
+/* Checks of the routes: each way to the driver must show the limit and refuse more than the limit. */
 #include "loader.h"
 #include "probe.h"
 
@@ -13,39 +13,39 @@ typedef CUresult (*total_mem)(size_t *bytes, CUdevice device);
 typedef CUresult (*mem_alloc)(CUdeviceptr *pointer, size_t bytes);
 typedef CUresult (*mem_alloc_async)(CUdeviceptr *pointer, size_t bytes, CUstream stream);
 
-struct tally {
+struct score {
     struct result *result;
     uint64_t limit, routes, held;
-    char first[160]; /* the first way round that was found open */
+    char first[160]; /* the first route that was found open */
 };
 
 /* NULL functions: this driver has no such thing, so there is no way through it. */
-static void judge(struct tally *tally, const char *route, total_mem total, mem_alloc alloc, mem_alloc_async async)
+static void judge(struct score *score, const char *route, total_mem total, mem_alloc alloc, mem_alloc_async async)
 {
-    size_t shown = tally->limit;
+    size_t shown = score->limit;
     CUdeviceptr pointer;
     CUresult past = CUDA_ERROR_OUT_OF_MEMORY;
     if (total)
         total(&shown, 0);
     if (alloc)
-        past = alloc(&pointer, tally->limit + 1);
+        past = alloc(&pointer, score->limit + 1);
     else if (async)
-        past = async(&pointer, tally->limit + 1, NULL);
-    tally->routes++;
-    if (shown == tally->limit && past != CUDA_SUCCESS)
-        tally->held++;
-    else if (!tally->first[0])
-        snprintf(tally->first, sizeof tally->first, "by %s: total %zu, %llu bytes answer %d", route, shown,
-                 (unsigned long long)tally->limit + 1, past);
+        past = async(&pointer, score->limit + 1, NULL);
+    score->routes++;
+    if (shown == score->limit && past != CUDA_SUCCESS)
+        score->held++;
+    else if (!score->first[0])
+        snprintf(score->first, sizeof score->first, "by %s: total %zu, %llu bytes answer %d", route, shown,
+                 (unsigned long long)score->limit + 1, past);
 }
 
-static const struct cuda *begin(const struct slice *slice, struct board *board, struct tally *tally, CUcontext *context)
+static const struct cuda *begin(const struct slice *slice, struct board *board, struct score *score, CUcontext *context)
 {
     char reason[200], uuid[VGPU_UUID_SIZE];
     CUuuid bytes;
     int count = 0;
     size_t total = 0;
-    memset(tally, 0, sizeof *tally);
+    memset(score, 0, sizeof *score);
     const struct cuda *cuda = cuda_open(reason, sizeof reason);
     if (!cuda || cuda->device_count(&count) != CUDA_SUCCESS || count == 0) {
         result_set(&board->result, NOT_RUN, 0, 0, "routes", "%s", cuda ? "the driver shows no GPU" : reason);
@@ -66,65 +66,65 @@ static const struct cuda *begin(const struct slice *slice, struct board *board, 
         result_set(&board->result, VIOLATED, 0, 0, "routes", "no context on %s", uuid);
         return NULL;
     }
-    tally->limit = limit->memory_bytes;
+    score->limit = limit->memory_bytes;
     return cuda;
 }
 
-static void finish(struct board *board, const struct tally *tally)
+static void finish(struct board *board, const struct score *score)
 {
-    result_set(&board->result, tally->held == tally->routes ? HELD : VIOLATED, tally->routes, tally->held, "routes", "%s",
-               tally->first[0] ? tally->first : "each shows the limit and refuses a byte more");
+    result_set(&board->result, score->held == score->routes ? HELD : VIOLATED, score->routes, score->held, "routes", "%s",
+               score->first[0] ? score->first : "each shows the limit and refuses a byte more");
 }
 
-static void by_lookup(struct tally *tally, const char *route, void *handle, lookup look)
+static void by_lookup(struct score *score, const char *route, void *handle, lookup look)
 {
     if (look)
-        judge(tally, route, (total_mem)look(handle, "cuDeviceTotalMem_v2"), (mem_alloc)look(handle, "cuMemAlloc_v2"), NULL);
+        judge(score, route, (total_mem)look(handle, "cuDeviceTotalMem_v2"), (mem_alloc)look(handle, "cuMemAlloc_v2"), NULL);
 }
 
 /* The loader's functions fetched by dlvsym, and by a dlvsym that was itself looked up. */
-static void by_version(struct tally *tally, const char *name, void *library)
+static void by_version(struct score *score, const char *name, void *library)
 {
     typedef void *(*versioned)(void *handle, const char *name, const char *version);
     char route[64];
     if (!library)
         return;
     snprintf(route, sizeof route, "dlvsym's dlsym of %s", name);
-    by_lookup(tally, route, cuda_handle(), (lookup)dlvsym(library, "dlsym", OLDEST));
+    by_lookup(score, route, cuda_handle(), (lookup)dlvsym(library, "dlsym", OLDEST));
     versioned second = (versioned)dlsym(library, "dlvsym");
     snprintf(route, sizeof route, "the dlsym of %s's dlvsym", name);
-    by_lookup(tally, route, cuda_handle(), second ? (lookup)second(library, "dlsym", OLDEST) : NULL);
+    by_lookup(score, route, cuda_handle(), second ? (lookup)second(library, "dlsym", OLDEST) : NULL);
 }
 
 void check_dlsym(const struct slice *slice, struct board *board)
 {
-    struct tally tally;
+    struct score score;
     CUcontext context;
-    const struct cuda *cuda = begin(slice, board, &tally, &context);
+    const struct cuda *cuda = begin(slice, board, &score, &context);
     if (!cuda)
         return;
     void *libc = dlopen("libc.so.6", RTLD_LAZY), *libdl = dlopen("libdl.so.2", RTLD_LAZY);
-    by_lookup(&tally, "the library's handle", cuda_handle(), dlsym);
-    by_lookup(&tally, "RTLD_DEFAULT", RTLD_DEFAULT, dlsym);
-    by_lookup(&tally, "RTLD_NEXT", RTLD_NEXT, dlsym);
-    by_lookup(&tally, "the program's handle", dlopen(NULL, RTLD_LAZY), dlsym);
+    by_lookup(&score, "the library's handle", cuda_handle(), dlsym);
+    by_lookup(&score, "RTLD_DEFAULT", RTLD_DEFAULT, dlsym);
+    by_lookup(&score, "RTLD_NEXT", RTLD_NEXT, dlsym);
+    by_lookup(&score, "the program's handle", dlopen(NULL, RTLD_LAZY), dlsym);
     if (libc)
-        by_lookup(&tally, "libc's dlsym", cuda_handle(), (lookup)dlsym(libc, "dlsym"));
+        by_lookup(&score, "libc's dlsym", cuda_handle(), (lookup)dlsym(libc, "dlsym"));
     if (libdl)
-        by_lookup(&tally, "libdl's dlsym", cuda_handle(), (lookup)dlsym(libdl, "dlsym"));
-    by_version(&tally, "libc", libc);
-    by_version(&tally, "libdl", libdl);
+        by_lookup(&score, "libdl's dlsym", cuda_handle(), (lookup)dlsym(libdl, "dlsym"));
+    by_version(&score, "libc", libc);
+    by_version(&score, "libdl", libdl);
     cuda->ctx_destroy(context);
-    finish(board, &tally);
+    finish(board, &score);
 }
 
 void check_getprocaddress(const struct slice *slice, struct board *board)
 {
     static const int versions[] = {3020, 9000, 11020, 11030, 12000, 12020, 13000};
-    struct tally tally;
+    struct score score;
     CUcontext context;
     char route[96];
-    const struct cuda *cuda = begin(slice, board, &tally, &context);
+    const struct cuda *cuda = begin(slice, board, &score, &context);
     if (!cuda)
         return;
     proc_v1 old = (proc_v1)dlsym(cuda_handle(), "cuGetProcAddress");
@@ -148,13 +148,13 @@ void check_getprocaddress(const struct slice *slice, struct board *board)
                          form == 0 ? "cuGetProcAddress" : form == 1 ? "cuGetProcAddress_v2" : "its own cuGetProcAddress",
                          versions[i], (int)flags);
                 if (found[0] || found[1])
-                    judge(&tally, route, (total_mem)found[0], (mem_alloc)found[1], NULL);
+                    judge(&score, route, (total_mem)found[0], (mem_alloc)found[1], NULL);
                 if (found[2])
-                    judge(&tally, route, NULL, NULL, (mem_alloc_async)found[2]);
+                    judge(&score, route, NULL, NULL, (mem_alloc_async)found[2]);
             }
     cuda->ctx_destroy(context);
-    if (!tally.routes)
+    if (!score.routes)
         result_set(&board->result, NOT_RUN, 0, 0, "routes", "this driver has no cuGetProcAddress");
     else
-        finish(board, &tally);
+        finish(board, &score);
 }

@@ -97,7 +97,7 @@ struct spin {
     CUstream stream;
     CUevent events[IN_FLIGHT];
     unsigned rounds;
-    float us; /* that one kernel takes by itself */
+    float us; /* that one kernel takes alone */
 };
 
 static CUresult launch(struct spin *spin)
@@ -140,7 +140,7 @@ static CUresult prepare(struct spin *spin)
     spin->rounds = SPIN_ROUNDS;
     for (int tries = 1; status == CUDA_SUCCESS; tries++) {
         status = time_one(spin);
-        /* The last try keeps the rounds that it timed: beside a busy neighbour none may come near. */
+        /* The last try keeps the rounds that it timed: next to a busy neighbour none may come near. */
         if (tries == TRIES || spin->us <= 0 || (spin->us > WANTED_US / 2 && spin->us < WANTED_US * 2))
             break;
         float rounds = (float)spin->rounds * WANTED_US / spin->us;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a slice is shown and handed besides its memory: processes of others by NVML, and libraries of graphics and video. */
+/* What a slice is shown and handed apart from its memory: processes of others by NVML, and libraries of graphics and video. */
 #include "probe.h"
 
 #include <fcntl.h>

@@ -47,7 +47,7 @@ PROBE_BYPASSES = (
     "bypass-more-devices",
     "bypass-own-files",
     "bypass-descriptors",
-    "bypass-lent",
+    "bypass-ipc-kept",
     "bypass-handle-kept",
     "bypass-pool-kept",
     "bypass-array-kept",
@@ -60,7 +60,7 @@ PROBE_BYPASSES = (
 # Checks of this module.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
 # What a second slice made, and what the probe there is asked for.
-IMPORT, LEND = "import-beside", "lend-beside"
+IMPORT, LEND = "import-beside", "export-beside"
 # Of the GPU's time, in percent, that a share may be found larger, as in the probe.
 SHARE_TOLERANCE = 5
 OWN = (

@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 typedef struct CUfunc_st *CUfunction;
 

@@ -91,7 +91,7 @@ def build(folder: Path, library: Path | None) -> Path:
     for name, sources in SOURCES.items():
         paths = [PROGRAMS / source for source in sources]
         if name == "cost":
-            paths.append(ROOT / "native/vcuda/src/elf.c")
+            paths.append(ROOT / "native/vcuda/src/driver/elf.c")
         run(command, *flags, *paths, "-o", folder / name, "-ldl", "-lpthread")
     return library
 

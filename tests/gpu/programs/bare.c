@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The driver's own function, read from its symbol table: no lookup that a library could replace is asked. */
-#include "vgpu.h"
+#include "driver/real.h"
 
 void *bare_symbol(const char *name);
 

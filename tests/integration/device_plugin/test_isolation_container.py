@@ -29,7 +29,7 @@ MIB = 1 << 20
 CHECKS = ["totals", "limit-exact", "mounts", "outside-memory", "bypass-setuid", "bypass-no-preload", "bypass-copy"]
 CHECKS += ["share-beside", "import-beside"]
 # Those that two processes of a container go together, and what only a container shows.
-CHECKS += ["bypass-lent", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept", "neighbours", "graphics"]
+CHECKS += ["bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept", "neighbours", "graphics"]
 # Hands in what NVIDIA's runtime would: the edits of the plugin's own CDI file.
 RUNTIME = """#!{python}
 import json, os, sys

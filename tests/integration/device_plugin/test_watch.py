@@ -129,7 +129,7 @@ def test_open_way_round_is_named(watched, way, reason):
 HONEST = ["limit-exact", "four-processes", "every-allocator", "freed", "bypass-path"]
 
 
-@pytest.mark.parametrize("check", [*HONEST, "bypass-lent", "bypass-handle-kept", "bypass-pool-kept"])
+@pytest.mark.parametrize("check", [*HONEST, "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept"])
 def test_honest_tenant_is_never_named(watched, check):
     """Full slices, many processes, memory that comes and goes; two tenants at once."""
     both = [in_pod(watched, name) for name in ("one", "two")]

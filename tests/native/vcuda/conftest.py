@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 BUILD = ROOT / "native" / "build"
+SOURCES = ROOT / "native/vcuda/src"
 LIBRARY = BUILD / "libvgpu.so"
 PRELOAD = str(LIBRARY)  # with the runtime of a sanitizer, if one was asked for
 PROBE = BUILD / "vgpu-probe"
@@ -76,6 +77,16 @@ def nothing_found():
     assert not found, "\n".join(found)[:8000]
 
 
+def sources_of(folder: Path = SOURCES) -> list[Path]:
+    """The files that the library is made of, in all packages."""
+    return sorted([*folder.glob("*.c"), *folder.glob("*/*.[cS]")])
+
+
+def object_of(source: Path) -> Path:
+    """What make has built from one of them."""
+    return BUILD / "obj/vcuda" / f"{source.relative_to(SOURCES)}.o"
+
+
 def compile_program(folder: Path, name: str, *sources: str, flags: tuple = ()) -> Path:
     command = [os.environ.get("CC", "cc"), "-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror"]
     command += ["-I", str(ROOT / "native/vcuda/src"), "-I", str(ROOT / "native/vcuda/include")]
@@ -104,7 +115,7 @@ def programs(built: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     unlinked = ("-DUNLINKED", "-ldl", "-lpthread")
     compile_program(folder, "puppet-unlinked", *PUPPET, flags=unlinked)
     compile_program(folder, "racers", "racers.c", flags=LINKED)
-    compile_program(folder, "rivals", "rivals.c", flags=LINKED)
+    compile_program(folder, "contenders", "contenders.c", flags=LINKED)
     compile_program(folder, "stepper", "stepper.c", flags=LINKED)
     return folder
 
@@ -262,5 +273,5 @@ def host(programs: Path, tmp_path: Path):
 
 @pytest.fixture
 def three(host: Host) -> tuple[Puppet, Puppet, Puppet]:
-    """A maker, a user, and one who looks on: the container's account as any process of it is shown it."""
+    """A maker, a user, and one that looks on: the container's account as any process of it is shown it."""
     return host.puppet().start(), host.puppet().start(), host.puppet().start()

@@ -75,7 +75,7 @@ def exported(library: Path) -> set[str]:
 
 def declared(folder: Path) -> set[str]:
     """Functions of cuda.h in every form: those of old binaries and of per-thread default streams are declared too when
-    the header is told that the driver itself includes it."""
+    the header has to know that the driver itself includes it."""
     command = ["cc", "-E", "-P", "-D__CUDA_API_VERSION_INTERNAL", "-I", folder, folder / "cuda.h"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return set(re.findall(r"\b(cu[A-Z]\w*)\s*\(", done.stdout))

@@ -29,7 +29,7 @@ def waited(pid: int) -> float:
 
 
 class Container:
-    """An allocation's folder on the node, and beside it what its processes see under /run/vgpu (the same inodes)."""
+    """An allocation's folder on the node, and next to it what its processes see under /run/vgpu (the same inodes)."""
 
     def __init__(self, node: Node, name: str, percent: int, pages: bool = True, **limits: object) -> None:
         self.node, self.name = node, name
@@ -51,12 +51,12 @@ class Container:
     def change(self, percent: int, **limits: object) -> None:
         """A first limits file, or a live change in place."""
         devices = [{"uuid": u, "memory_bytes": LIMIT, "sm_percent": percent} for u in self.node.host.uuids]
-        wish = dict({"allocation": self.name, "devices": devices}, **limits)
+        wanted = dict({"allocation": self.name, "devices": devices}, **limits)
         path = self.folder / "limits"
         if path.exists():
-            layouts.rewrite_limits(str(path), wish)
+            layouts.rewrite_limits(str(path), wanted)
         else:
-            path.write_bytes(layouts.pack_limits(wish))
+            path.write_bytes(layouts.pack_limits(wanted))
 
     def start(
         self, way: str = "kernel", seconds: float = 0, us: float = 100, threads: int = 1, **env: str

@@ -148,7 +148,7 @@ def calls(folder: Path, command: list, library: Path, env: dict) -> tuple:
         if not found or found[2] in ("wait4", "futex", "rt_sigreturn", "restart_syscall"):
             continue
         processes.add(found[1])
-        # A signal makes the kernel begin a clone anew: its processes are counted instead.
+        # A signal makes the kernel begin a clone again: its processes are counted instead.
         if found[2] not in LOADING and not re.match("clone|v?fork", found[2]):
             names[found[2]] = names.get(found[2], 0) + 1
         files.update(re.findall(r'"(/[^"]*)"', found[3]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probe's ways round: with LD_PRELOAD alone, which a tenant can take off, those that take it off are red.
+"""The probe's bypasses: with LD_PRELOAD alone, which a tenant can take off, those that take it off are red.
 
 Real slices, where the same ways are held, are in tests/integration/device_plugin/test_isolation.py.
 """
@@ -86,7 +86,7 @@ SPOILING = [
 
 
 def test_a_ledger_in_use_is_left_alone(host: Host) -> None:
-    """An emptied file ends with SIGBUS whoever touches its mapping: the container's own work, where that goes on."""
+    """An emptied file ends by SIGBUS every process that touches its mapping, the container's own work too."""
 
     def spoiled(folder: str) -> dict:
         environment = dict(host.driver_env)
@@ -166,7 +166,7 @@ def holders(host: Host) -> dict[str, int]:
 
 
 def test_a_full_card_shows_nothing_of_open_ways(host: Host) -> None:
-    """The driver refuses everybody, also who goes round the library: that is no pass."""
+    """The driver refuses everybody, also a process that bypasses the library: that is no pass."""
     stranger = host.puppet(preload=False).start()
     stranger.get("alloc", CARD - host.on_card())
     command = [PROBE, "--json", "--together", "--checks", ",".join(WAYS_AT_ONCE)]
@@ -199,6 +199,6 @@ def test_nonsense_is_no_time(host: Host, seconds: str) -> None:
 
 @pytest.mark.parametrize(("preload", "status"), [(True, 41), (False, 40)])
 def test_who_is_charged_goes_round_nothing(host: Host, preload: bool, status: int) -> None:
-    """In an empty slice an honest program is granted memory too: only what nothing charges is a way round."""
+    """In an empty slice an honest program is granted memory too: only what nothing charges is a bypass."""
     command = [PROBE, "--together", "--beyond", "0", "honest"]
     assert subprocess.run(command, env=host.env(preload=preload), check=False, timeout=60).returncode == status

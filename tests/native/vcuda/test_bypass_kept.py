@@ -14,29 +14,30 @@ from test_probe_finds import broken
 
 pytestmark = pytest.mark.slow
 
-LENT, HANDLE, POOL, ARRAY = "bypass-lent", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept"
-KEPT = [LENT, HANDLE, POOL, ARRAY]
+IPC, HANDLE, POOL, ARRAY = "bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept"
+KEPT = [IPC, HANDLE, POOL, ARRAY]
 RELEASED, ENDED = "released", "ended"
 
-# What its maker still has on the card by NVML is charged again, whatever forgot it: this takes that away beside.
-SETTLE = "void residue_settle(int index)\n{\n"
-UNSEEN = ("residue.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
+# What its maker still has on the card by NVML is charged again, whatever forgot it: this takes that away too.
+EXPORTED = "ledger_export(exported->device, exported->bytes, true);"
+SETTLE = "void unaccounted_settle(int index)\n{\n"
+UNSEEN = ("unaccounted.c", SETTLE, SETTLE + "    if (index >= 0) return;\n")
 # what is broken: the file, what stands there, what stands there instead, the check that must see it, and when
 MUTANTS = {
-    "no loan is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", LENT, RELEASED),
+    "no export is known": ("ipc.c", "start = start_of(pointer, &block);", "start = 0;", IPC, RELEASED),
     "tiles keep nothing": ("vmm.c", "physical_of(block.owner)->kept = true;", ";", ARRAY, RELEASED),
-    "a loan ends with its maker": ("ipc.c", "ledger_lend(loan->device, loan->bytes, true);", ";", LENT, ENDED),
+    "an export ends with its maker": ("ipc.c", EXPORTED, ";", IPC, ENDED),
     "nobody looks for handles": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
     "a handle ends with its maker": (
         "vmm.c",
-        "ledger_lend(object->device->ledger, object->bytes, true);",
+        "ledger_export(object->device->ledger, object->bytes, true);",
         ";",
         HANDLE,
         ENDED,
     ),
     "a pool ends with its maker": (
         "pool.c",
-        "ledger_lend(pool->device->ledger, pool->charged, true);",
+        "ledger_export(pool->device->ledger, pool->charged, true);",
         ";",
         POOL,
         ENDED,
@@ -83,11 +84,11 @@ def test_a_slice_too_small_for_two_processes_says_so(host: Host) -> None:
     host.write_limits(memory=700 * MIB)
     _status, report = run(host, "--checks", ",".join(KEPT))
     assert set(verdicts(report).values()) <= {"not-run", "held"}, report
-    assert verdicts(report)[LENT] == "not-run"
+    assert verdicts(report)[IPC] == "not-run"
 
 
 def test_a_full_card_shows_nothing(host: Host) -> None:
-    """An oversold slice beside a neighbour who has the rest: the driver refuses, and that is no pass."""
+    """An oversold slice with a neighbour that has the rest: the driver refuses, and that is no pass."""
     host.write_limits(memory=LIMIT, oversubscribe=True)
     neighbour = host.puppet(preload=False).start()
     neighbour.get("alloc", CARD - host.on_card() - 2000 * MIB)

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUILD, LIMIT, LINKED, OK, OOM, PUPPET, ROOT, Host, compile_program
+from conftest import LIMIT, LINKED, OK, OOM, PUPPET, ROOT, SOURCES, Host, compile_program, object_of, sources_of
 
 pytestmark = pytest.mark.slow
 
@@ -49,12 +49,13 @@ FLAGS = ["-O0", "-O1", "-O2", "-O3", "-Os", "-O2 -fno-optimize-sibling-calls"]
 def test_launches_keep_their_parameters(host: Host, tmp_path: Path, compiler: str, flags: str) -> None:
     """The launch functions hand on what lies on the stack without touching it, in whatever way they were compiled: the
     simulated driver refuses a block of too many threads, too much shared memory, and parameters given twice."""
-    objects = [path for path in (BUILD / "obj/vcuda").glob("*.o") if path.name != "launch.c.o"]
+    objects = [object_of(source) for source in sources_of() if source.name != "launch.c"]
     library = tmp_path / "libvgpu.so"
     command = [compiler, *flags.split(), "-std=c11", "-D_GNU_SOURCE", "-fPIC", "-fvisibility=hidden", "-shared"]
-    command += [f"-I{ROOT / 'native/vcuda/include'}", f"-Wl,--version-script={ROOT / 'native/vcuda/src/libvgpu.map'}"]
+    command += [f"-I{ROOT / 'native/vcuda/include'}", f"-I{SOURCES}"]
+    command += [f"-Wl,--version-script={SOURCES / 'libvgpu.map'}"]
     command += ["-Wl,-Bsymbolic", "-Wl,-z,nodelete", "-o", str(library)]
-    subprocess.run([*command, ROOT / "native/vcuda/src/launch.c", *objects], check=True)
+    subprocess.run([*command, SOURCES / "compute/launch.c", *objects], check=True)
     program = compile_program(tmp_path, "launches", "launches.c", flags=LINKED)
     for percent in (0, 50):
         devices = [{"uuid": uuid, "memory_bytes": LIMIT, "sm_percent": percent} for uuid in host.uuids]

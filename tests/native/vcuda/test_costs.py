@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import compile_program
 
-PACE = "../../../../native/vcuda/src/pace.c"
+PACE = "../../../../native/vcuda/src/compute/pace.c"
 
 
 @pytest.fixture(scope="module")

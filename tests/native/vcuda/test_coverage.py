@@ -13,7 +13,7 @@ import pytest
 from conftest import LIBRARY, ROOT, SIMULATOR, Host, compile_program
 
 ROWS, REASONS = driver_names.read_table(driver_names.TABLE.read_text())
-HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
+HOOKS = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
 HOOKED = set(re.findall(r"^HOOK\((\w+),", HOOKS, re.MULTILINE))
 NVML = set(re.findall(r"^NVML\((\w+),", HOOKS, re.MULTILINE))
 STREAM_VARIANT = re.compile(r"_pt[ds][sz]$")
@@ -34,7 +34,7 @@ def test_the_table_is_in_order() -> None:
 
 
 def test_hooked_and_denied_are_what_is_replaced() -> None:
-    """A hook that the table does not know, or the other way round: change coverage.txt with hooks.def."""
+    """A hook that the table does not know, or the reverse: change coverage.txt with hooks.def."""
     assert named("hooked", "denied") == HOOKED
     mapped = re.findall(r"^\s+(\w+);", (ROOT / "native/vcuda/src/libvgpu.map").read_text(), re.MULTILINE)
     assert set(mapped) == HOOKED | NVML | {"dlsym", "dlvsym"}
@@ -63,7 +63,7 @@ def test_nvidias_own_names_are_in_the_table(source: str) -> None:
 
 
 def test_forms_of_one_function_are_of_one_class() -> None:
-    """A per-thread-stream variant that is treated otherwise than its sibling would be a way round."""
+    """A per-thread-stream variant that is treated otherwise than its sibling would be a bypass."""
     by_name = {row.name: row for row in ROWS}
     pairs = 0
     for row in ROWS:

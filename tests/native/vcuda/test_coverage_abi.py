@@ -2,7 +2,7 @@
 """Our own declarations of the driver API against NVIDIA's cuda.h: sizes, offsets, numbers and parameters.
 
 One program holds both: ours come first, every name of ours renamed, then cuda.h. What differs does not compile, so the
-compiler is the judge. NVIDIA's header is told that the driver itself includes it; then it declares the old forms too.
+compiler is the judge. NVIDIA's header must take it for the driver's own inclusion; then it declares the old forms too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import driver_names
 import pytest
 from conftest import ROOT
 
-SOURCES = ROOT / "native/vcuda/src"
+SOURCES = ROOT / "native/vcuda/src/driver"
 PLAIN = {"char", "unsigned", "int", "long", "short", "float", "double", "void", "size_t", "const", "struct"}
 # A pointer to nothing is passed on as it came, so what it points to is not declared.
 OPAQUE = {"CUctxCreateParams", "CUexecAffinityParam"}

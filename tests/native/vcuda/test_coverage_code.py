@@ -80,7 +80,7 @@ def test_a_library_in_two_contexts(host: Host) -> None:
 
 
 def test_code_that_does_not_fit(host: Host) -> None:
-    """A kernel cannot be unloaded alone: it stays and is charged, and whoever asks again gets it."""
+    """A kernel cannot be unloaded alone: it stays and is charged, and the next to ask gets it."""
     puppet = host.puppet().start()
     puppet.get("alloc", LIMIT - host.on_card() - MIB)
     say(puppet, f"library 10 {SIZE}")

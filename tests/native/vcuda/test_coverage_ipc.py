@@ -196,7 +196,7 @@ def test_a_handle_is_known_as_long_as_its_memory_is_there(host: Host, two: tuple
     say(maker, f"alloc 10 {SIZE}", f"alloc 11 {SIZE}")
     say(user, f"ipc-open 20 {lend(maker, 11)}")
     third = host.puppet().start()
-    lent = maps(maker)
+    before = maps(maker)
     for number in range(100):
         handle = lend(maker, 10)
         assert lend(maker, 10) == handle
@@ -205,6 +205,6 @@ def test_a_handle_is_known_as_long_as_its_memory_is_there(host: Host, two: tuple
         if number % 2:  # what one still has open is known to others too
             say(maker, "free 10")
             say(maker, f"alloc 10 {SIZE}")
-    assert maps(maker) <= lent + 2, "what says that a handle is ours goes with its memory"
+    assert maps(maker) <= before + 2, "what says that a handle is ours goes with its memory"
     say(maker, "free 11")
     assert third.result(f"ipc-open 22 {lend(maker, 10)}") == OK

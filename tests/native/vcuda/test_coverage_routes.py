@@ -49,10 +49,10 @@ NODE = words(50, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
 GENERAL = words(50, 10, 0, DEVICE, DEVICE, *[0] * 11, SIZE, 0)
 GRAPH = ("graph 30", f"graph-alloc 40 30 {SIZE} 0")
 RUN = ("instantiate 31 30 0", "launch-graph 31 0", "sync")
-# A graph that frees what it takes gives it to the next launch; trimmed, the launch takes it anew.
+# A graph that frees what it takes gives it to the next launch; trimmed, the launch takes it again.
 TRIMMED = (*GRAPH, "graph-free 30 40", "instantiate 31 30 0", "launch-graph 31 0", "sync", "trim 0")
 LIBRARY = (f"library 20 {SIZE}",)
-LATER = ("kernel 21 20", "launch 21")  # the driver by itself loads at the launch
+LATER = ("kernel 21 20", "launch 21")  # the driver alone loads at the launch
 
 ALLOCATES = {
     "cuMemAlloc": Way(f"@10 {SIZE}"),
@@ -124,7 +124,7 @@ OTHERWISE = {
 }
 GIVES_BACK = ("Free", "Destroy", "Unload", "Unmap", "Release", "Reset", "Detach", "Trim", "CloseMemHandle")
 TAKES = {"context", "code", "memory", "shared", "kept", "graph-memory", "heaps"}
-# What is loaded late stays, charged beyond the limit, and whoever asked gets the error: README.md of native/vcuda.
+# What is loaded late stays, charged beyond the limit, and the caller gets the error: README.md of native/vcuda.
 LATE = {"cuModuleGetFunction", *(name for name in ALLOCATES if name.startswith("cuLibrary"))}
 
 

@@ -92,7 +92,7 @@ def test_no_size_comes_round(host: Host) -> None:
         if preload:
             say(puppet, f"alloc 10 {LIMIT - before}", "free 10")
         puppet.end()
-    # Over the limit and wrong besides: either may be told.
+    # Over the limit and wrong too: either may be reported.
     wrong = [
         (needs, call, bare, ours)
         for (needs, call), bare, ours in zip(HUGE, *answers, strict=True)

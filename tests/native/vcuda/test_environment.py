@@ -97,7 +97,7 @@ def test_control_is_disabled_only_where_the_file_allows_it(host: Host, allowed: 
 
 # A line, and the least level that has it.
 LINES = [
-    ("CUDA_TASK_PRIORITY", 0),  # nonsense is told always
+    ("CUDA_TASK_PRIORITY", 0),  # nonsense is always reported
     ("no thread to settle", 1),
     ("over the limit", 2),
     ("] call: cuCtxCreate_v2", 3),

@@ -84,7 +84,7 @@ def test_an_import_outlives_its_maker(host: Host, three: tuple, killed: bool) ->
 
 
 def test_import_after_import_does_not_pass_the_limit(host: Host, three: tuple) -> None:
-    """The descriptor goes with the import, so whoever looks for descriptors alone finds none."""
+    """The descriptor goes with the import, so a search for descriptors alone finds none."""
     maker, user, _watcher = three
     status, got = OK, 0
     for _unused in range(20):

@@ -65,7 +65,7 @@ def test_bad_limits_fail_closed_with_a_line(host: Host, fault: str) -> None:
     puppet = assert_closed(host)
     lines = [line for line in puppet.errors().splitlines() if "no context" in line]
     assert lines and all("libvgpu.so" in line and str(host.limits) in line for line in lines)
-    # Whoever mends the file need not restart the program.
+    # The file can be mended without a restart of the program.
     if host.limits.is_dir():
         host.limits.rmdir()
     if fault == "denied":  # a whole file that is mapped: changed in place, as the node does

@@ -27,7 +27,7 @@ PLAIN = {
     "32 bit": [f"alloc1 10 {SIZE}"],
     "managed": [f"managed 10 {SIZE}"],
     "pitch": ["pitch 10 1000 777"],
-    "lent": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
+    "exported": [f"alloc 10 {SIZE}", "call cuIpcGetMemHandle @200 $10"],
 }
 ORDERED = {
     "the device's pool": [f"async 10 {SIZE}"],
@@ -94,7 +94,7 @@ PAIRS = [*itertools.product(PLAIN, BY_POINTER), *itertools.product(ORDERED, BY_P
 PAIRS += [(kind, free) for kind, frees in BY_KIND.items() for free in frees]
 TAKES = {**PLAIN, **ORDERED, **OF_A_GRAPH, **OTHERS}
 # Physical memory is a process's, not a context's.
-SWEPT = [kind for kind in TAKES if kind not in ("handle", "handle and mapping")]
+COLLECTED = [kind for kind in TAKES if kind not in ("handle", "handle and mapping")]
 
 
 def agree(host: Host) -> int:
@@ -121,7 +121,7 @@ def test_every_legal_pair_gives_back_all(host: Host, kind: str, free: str) -> No
     say(puppet, f"alloc 30 {LIMIT - before}")
 
 
-@pytest.mark.parametrize("kind", SWEPT)
+@pytest.mark.parametrize("kind", COLLECTED)
 @pytest.mark.parametrize("end", [*ENDS, *PRIMARY_ENDS])
 def test_a_context_takes_all_with_it(host: Host, kind: str, end: str) -> None:
     puppet = host.puppet()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Green contexts (driver 550): a part of the SMs, charged and held back as every context is."""
+"""Green contexts (driver 550): a part of the SMs, charged and throttled as every context is."""
 
 from __future__ import annotations
 
@@ -153,12 +153,12 @@ def test_memory_of_it_is_held_to_the_limit(host: Host) -> None:
     agree(host)
 
 
-@pytest.mark.parametrize("beside", [0, 8 * MIB])
-def test_one_that_does_not_fit_is_refused(host: Host, beside: int) -> None:
+@pytest.mark.parametrize("left", [0, 8 * MIB])
+def test_one_that_does_not_fit_is_refused(host: Host, left: int) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0", "set 1")
-    say(puppet, f"alloc 50 {LIMIT - agree(host) - beside}")
-    assert green(puppet) == (OK if beside else OOM)
+    say(puppet, f"alloc 50 {LIMIT - agree(host) - left}")
+    assert green(puppet) == (OK if left else OOM)
     assert agree(host) <= LIMIT
     before = agree(host)
     other = started(host)  # nor its primary context
@@ -171,12 +171,12 @@ def test_none_is_made_while_the_limits_say_deny(host: Host) -> None:
     puppet = started(host)
     say(puppet, "retain 1 0")
     before = agree(host)
-    wish = layouts.as_packed(layouts.parse_limits(host.limits.read_bytes()))
-    layouts.rewrite_limits(str(host.limits), dict(wish, deny=True))
+    limits = layouts.as_packed(layouts.parse_limits(host.limits.read_bytes()))
+    layouts.rewrite_limits(str(host.limits), dict(limits, deny=True))
     assert green(puppet) == NOT_PERMITTED
     assert str(host.limits) in puppet.errors()
     assert agree(host) == before
-    layouts.rewrite_limits(str(host.limits), wish)
+    layouts.rewrite_limits(str(host.limits), limits)
     assert green(puppet) == OK
     leave(puppet)
     assert agree(host) == before

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limited launches beside what programs do: contexts that go, captures, forks, signals. Without a limit as control."""
+"""Limited launches during what programs do: contexts that go, captures, forks, signals. Without a limit as control."""
 
 from __future__ import annotations
 

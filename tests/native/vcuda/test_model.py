@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 VCUDA = ROOT / "native" / "vcuda"
 SOURCES = (
     *sorted((Path(__file__).resolve().parent / "model").glob("*.c")),
-    VCUDA / "src/pace.c",
-    VCUDA / "src/cost.c",
+    VCUDA / "src/compute/pace.c",
+    VCUDA / "src/compute/cost.c",
     VCUDA / "arbiter/schedule.c",
 )
 MIXED = "5:20:100:500:2000:10000"  # microseconds
@@ -128,14 +128,14 @@ def test_thirty_and_seventy(model, left: object, right: object, seed: int) -> No
     [(MIXED, 10 + 10 * (s % 2), s) for s in range(1, 13)] + [(SHORT, 10, s) for s in range(1, 5)],
 )
 def test_ten_to_forty(model, kernels: str, jitter: int, seed: int) -> None:
-    """A kernel of 10 ms costs a share of 10 % 100 ms: it borrows, so that none of its launches waits for so long."""
+    """A kernel of 10 ms costs a share of 10 % 100 ms: it goes into debt, so that no launch waits for so long."""
     tenants = [f"share={share},kernels={kernels}" for share in (10, 20, 30, 40)]
     result = model("--seconds", 22, "--seed", seed, "--jitter", jitter, *tenants)
     assert all(together(result)), result
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_without_an_arbiter_a_launch_is_held_back_for_longer(model, seed: int) -> None:
+def test_without_an_arbiter_a_launch_is_throttled_for_longer(model, seed: int) -> None:
     tenants = [f"share={share},kernels={MIXED}" for share in (10, 20, 30, 40)]
     assert not together(model("--no-arbiter", "--seconds", 22, "--seed", seed, *tenants))[3]
 
@@ -219,7 +219,7 @@ TOGGLING = [
 @pytest.mark.parametrize("toggling", TOGGLING)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_who_comes_and_goes_gets_no_more_than_its_share(model, toggling: str, seed: int) -> None:
-    """Beside one that is always busy; by itself each would take more than its share."""
+    """Next to one that is always busy; alone each would take more than its share."""
     natural = model(toggling.replace("share=", "policy=disable,share="))["tenants"][0]["mean"]
     share = int(toggling[6:8])
     comes, stays = model("--seconds", 42, "--seed", seed, toggling, f"share={100 - share},kernels=100")["tenants"]
@@ -227,13 +227,13 @@ def test_who_comes_and_goes_gets_no_more_than_its_share(model, toggling: str, se
     assert stays["mean"] >= stays["share"] - 1.5
 
 
-# What a kernel takes beside others' turns cannot be told from elapsed time: with half of the GPU it is most wrong.
+# What a kernel takes during others' turns cannot be known from elapsed time: with half of the GPU it is most wrong.
 @pytest.mark.parametrize(
     ("share", "ms", "over"),
     [(10, 40, 1), (10, 100, 1), (30, 50, 1), (30, 100, 1), (50, 100, 6), (50, 200, 6), (70, 100, 1)],
 )
 def test_kernels_that_outlast_their_turn_are_paid(model, share: int, ms: int, over: float) -> None:
-    """They run on in the driver's time slices beside the others' turns, and are charged for that too.
+    """They run on in the driver's time slices during the others' turns, and are charged for that too.
 
     Where only the time in the turn is charged, these get 13, 30, 40, 53, 68, 70 and 82 %.
     """
@@ -251,8 +251,8 @@ def test_a_live_change_settles_in_half_a_second(model, before: int, after: int, 
     policy = "default" if others else "force"
     result = model(f"share={before},policy={policy},kernels=100,change=6:{after}", *others)
     series = result["tenants"][0]["series"]  # tenths of a second
-    wish = after if after + 30 * len(others) <= 100 else 100.0 * after / (after + 30)
-    assert abs(sum(series[65:75]) / 10 - wish) <= 2.0, series[58:76]
+    expected = after if after + 30 * len(others) <= 100 else 100.0 * after / (after + 30)
+    assert abs(sum(series[65:75]) / 10 - expected) <= 2.0, series[58:76]
     old = before if before + 30 * len(others) <= 100 else 100.0 * before / (before + 30)
     assert abs(sum(series[50:60]) / 10 - old) <= 2.0, series[48:60]
 
@@ -279,9 +279,9 @@ def test_a_tenant_that_stops_leaves_the_gpu_to_the_other(model) -> None:
     assert sum(stops["series"][62:120]) == 0
 
 
-# --- a sparse tenant beside a busy one: it goes first while it is owed its burst, and the hand-overs cost the other ---
+# --- a sparse tenant next to a busy one: it goes first while owed its burst; the hand-overs cost the other ---
 
-# What it does, and the least part of its natural load that it keeps beside a busy neighbour.
+# What it does, and the least part of its natural load that it keeps next to a busy neighbour.
 SPARSE = [
     ("share=10,kernels=20,burst=50,rest=9000", 0.78),
     ("share=10,kernels=20,burst=10,rest=9000", 0.80),

@@ -88,7 +88,7 @@ def test_pids_are_those_of_the_viewers_namespace(host: Host) -> None:
     assert sorted(ask(host, PIDS)[0]) == sorted([outer.process.pid, number])
     enter = ("nsenter", "-t", str(number), "-p", "-m")
     assert ask(host, PIDS, prefix=enter) == [[1]], "who is outside cannot be seen from inside"
-    assert ask(host, PIDS, prefix=APART) == [[]], "nor from beside"
+    assert ask(host, PIDS, prefix=APART) == [[]], "nor from another namespace"
     # A namespace whose /proc is still the one of its parent tells nothing about others, and nothing wrong.
     assert ask(host, PIDS, prefix=("unshare", "--pid", "--fork")) == [[]]
 
@@ -320,6 +320,6 @@ def test_structures_are_those_of_nvidia_ml_py(tmp_path: Path) -> None:
     source.write_text(
         "#include <stdio.h>\n#include <stddef.h>\n#include <nvml_abi.h>\nint main(void){\n" + body + "}\n"
     )
-    subprocess.run(["cc", "-I", ROOT / "native/vcuda/src", "-o", tmp_path / "abi", source], check=True)
+    subprocess.run(["cc", "-I", ROOT / "native/vcuda/src/driver", "-o", tmp_path / "abi", source], check=True)
     done = subprocess.run([tmp_path / "abi"], stdout=subprocess.PIPE, text=True, check=True)
     assert [int(line) for line in done.stdout.split()] == expected

@@ -50,7 +50,7 @@ def test_the_one_that_holds_the_most_ends_at_its_next_call(host: Host, pair, fil
     assert [ended(small), ended(small)] == [False, False], "who holds less stays, also when it looks first"
     assert small.refused("alloc", 1) == OOM
     assert ended(large)
-    [line] = [line for line in large.errors().splitlines() if "is ended" in line]
+    [line] = [line for line in large.errors().splitlines() if "is killed" in line]
     assert host.uuids[0] in line and str(2000 * MIB) in line
     assert not ended(small) and small.errors().count("ended") == 0
     held = host.on_card()

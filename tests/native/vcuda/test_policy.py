@@ -22,7 +22,7 @@ KILLER, OVERSUBSCRIBE, LEVEL = "ACTIVE_OOM_KILLER", "CUDA_OVERSUBSCRIBE", "LIBCU
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [str(ROOT / "native/vcuda/src" / name) for name in ("limits.c", "limits_file.c", "env.c", "log.c")]
+    sources = [str(ROOT / f"native/vcuda/src/limits/{name}.c") for name in ("limits", "limits_file", "env", "log")]
     return compile_program(tmp_path_factory.mktemp("policy"), "policy", "policy.c", *sources)
 
 

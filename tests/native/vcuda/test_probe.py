@@ -38,7 +38,7 @@ def verdicts(report: dict) -> dict:
 
 
 def test_a_slice_is_held(host: Host) -> None:
-    status, report = run(host, "--checks", ",".join(NAMES))  # the ways round: test_bypass.py
+    status, report = run(host, "--checks", ",".join(NAMES))  # the bypasses: test_bypass.py
     assert verdicts(report) == dict.fromkeys(NAMES, "held")
     assert (status, report["version"]) == (0, 1)
     assert [(one["index"], one["uuid"], one["total_cuda"], one["total_nvml"]) for one in report["devices"]] == [

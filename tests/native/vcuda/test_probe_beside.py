@@ -19,12 +19,12 @@ from test_probe_finds import broken
 pytestmark = pytest.mark.slow
 
 PIECE = 64 * MIB
-OURS, THEIRS = "import-beside", "lend-beside"
+OURS, THEIRS = "import-beside", "export-beside"
 
 # what is broken: where, in which file, what stands there, what stands there instead; the verdict, the bytes
 REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
 FOREIGN = 'return memory_refuse("an import of memory that another container made");'
-KEPT = "if (object->loan || !open_elsewhere(object))"
+KEPT = "if (object->import || !open_elsewhere(object))"
 MUTANTS = {
     "nothing": (OURS, "vmm.c", REFUSED, REFUSED, "held", 0),
     "a descriptor from elsewhere": (OURS, "vmm.c", REFUSED, "if (0)\n", "violated", PIECE),
@@ -62,7 +62,7 @@ def test_what_another_container_made_is_not_to_be_had(host: Host, tmp_path: Path
     assert made["verdict"] == "held", made
     if mutant == "nothing":
         assert taken["detail"].count("answers 801") == 4, taken
-        # What the taker's descriptor keeps on the card is not granted again; a pool and lent memory are gone.
+        # What the taker's descriptor keeps on the card is not granted again; a pool and IPC memory are gone.
         assert made["found"] == 2 * PIECE
     assert host.on_card() == host.charged() == 0, "the probes left something behind"
 
@@ -79,7 +79,7 @@ def test_in_a_small_slice_less_is_handed_over(host: Host) -> None:
     assert 0 < made["found"] < 2 * PIECE
 
 
-# Where the two meet others may write too: whoever has put something else there when the socket was made.
+# Where the two meet others may write too: one that has put something else there when the socket was made.
 SWAPPED = """
 #include <dlfcn.h>
 #include <stdlib.h>

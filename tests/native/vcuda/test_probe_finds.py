@@ -10,18 +10,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import PROBE, ROOT, Host
+from conftest import PROBE, ROOT, Host, sources_of
 
 pytestmark = pytest.mark.slow
 
 FITS = "bool fits = total <= limit && bytes <= limit - total;"
 ALLOCATED = "    CUresult status = REAL(cuMemAlloc_v2)(pointer, bytes);\n"
-CREDITED = "!USUAL(tally_uncharged(tally, ACCOUNT_USED, block.bytes))"
+CREDITED = "!USUAL(counters_uncharged(counters, ACCOUNT_USED, block.bytes))"
 TAKEN = "uint64_t unlocked = 0;"
 LOADER = "object_at((void *)&vgpu_dlsym_entry, &self) ? object_symbol(&self, name) : NULL;"
 # Keeps the moment between the check and its charge open: whether a race is run into is no lottery then.
 WINDOW = (
-    "account.h",
+    "counters.h",
     FITS,
     f'extern int usleep(unsigned) __attribute__((visibility("default"))); {FITS} usleep(200);',
 )
@@ -32,8 +32,8 @@ PASSED = "return REAL(cuMemAllocManaged)(pointer, bytes, flags);"
 POOLED = "ENTER(symbol, arguments);"
 SHARE = "unsigned percent = limits_sm_percent("
 ADMITTED = "    mark_used();\n    return CUDA_SUCCESS;"
-TIGHTER = "(alone || tightness(wish) > tightness(snapshot->policy))"
-SMALLER = "if (wish > 0 && (unsigned)wish < percent)"
+TIGHTER = "(alone || tightness(asked) > tightness(snapshot->policy))"
+SMALLER = "if (asked > 0 && (unsigned)asked < percent)"
 ALLOCATORS = "every-allocator"
 
 # Without the share, which takes seconds to measure on each GPU.
@@ -50,9 +50,9 @@ CHECKS = [
 
 # what is broken: the file, what stands there, what stands there instead, the checks that must see it
 MUTANTS = {
-    "nothing": ("account.h", FITS, FITS, set()),
-    "one byte more": ("account.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
-    "no lock": ("account.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
+    "nothing": ("counters.h", FITS, FITS, set()),
+    "one byte more": ("counters.h", FITS, "limit++; " + FITS, {"limit-exact", "four-processes"}),
+    "no lock": ("counters.h", TAKEN, "if (1) return true; " + TAKEN, {"four-processes"}),
     "no credit for a free": ("memory.c", CREDITED, "0", {"freed"}),
     "managed memory uncharged": ("memory.c", MANAGED, MANAGED + PASSED, {ALLOCATORS}),
     "a way that grants nothing": ("async.c", POOLED, POOLED + " return CUDA_ERROR_OUT_OF_MEMORY;", {ALLOCATORS}),
@@ -62,13 +62,13 @@ MUTANTS = {
         ALLOCATED,
         ALLOCATED
         + "    ledger_uncharge(device->ledger, ACCOUNT_USED, bytes);\n"
-        + "    if (!status) { tally_leave(tally); return 0; }\n",
+        + "    if (!status) { counters_leave(counters); return 0; }\n",
         {"four-processes", "freed"},  # one process alone is charged again by what NVML shows for it
     ),
     "memory of graphs uncharged": ("graph_memory.c", ADMITTED, ADMITTED.replace("mark_used();", ""), {ALLOCATORS}),
     "a capture uncharged": ("async.c", "return graph_memory_captured(control);", "return CUDA_SUCCESS;", {ALLOCATORS}),
     "the environment chooses the policy": ("limits.c", TIGHTER, TIGHTER.replace(" > ", " != "), {"share"}),
-    "the environment chooses the share": ("limits.c", SMALLER, "if (wish > 0)", {"share"}),
+    "the environment chooses the share": ("limits.c", SMALLER, "if (asked > 0)", {"share"}),
     "no share": ("limiter.c", SHARE, SHARE.replace("= limits", "= 0 * limits"), {"share"}),
     "dlsym of libc": ("route.c", LOADER, "NULL; (void)self;", {"dlsym-route"}),
     "dlvsym": ("libvgpu.map", "        dlvsym;\n", "", {"dlsym-route"}),
@@ -79,7 +79,7 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
     source = folder / "vcuda"
     shutil.copytree(ROOT / "native/vcuda", source)
     for file, before, after in ((name, old, new), *more):
-        path = source / "src" / file
+        (path,) = (source / "src").rglob(file)
         assert before in path.read_text(), f"{file} no longer says: {before}"
         path.write_text(path.read_text().replace(before, after, 1))
     command = [
@@ -94,12 +94,13 @@ def broken(folder: Path, name: str, old: str, new: str, *more: tuple[str, str, s
     ]
     command += [
         f"-I{source}/include",
+        f"-I{source}/src",
         f"-Wl,--version-script={source}/src/libvgpu.map",
         "-Wl,-Bsymbolic",
         "-Wl,-z,nodelete",
     ]
     subprocess.run(
-        [*command, *sorted(source.glob("src/*.[cS]")), "-o", folder / "libvgpu.so"], check=True, stderr=subprocess.PIPE
+        [*command, *sources_of(source / "src"), "-o", folder / "libvgpu.so"], check=True, stderr=subprocess.PIPE
     )
     return folder / "libvgpu.so"
 

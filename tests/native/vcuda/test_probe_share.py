@@ -16,8 +16,8 @@ CARDS = [
     ("as the probe expects", 5, 0.005, True),
     ("ten times as fast", 5, 0.0005, True),
     ("a hundred times as slow", 5, 0.5, True),
-    ("beside a neighbour whose kernels are waited for", 3000, 0.005, False),
-    ("a slow one beside a neighbour", 2000, 0.1, False),
+    ("next to a neighbour whose kernels are waited for", 3000, 0.005, False),
+    ("a slow one next to a neighbour", 2000, 0.1, False),
     ("a round that takes no time", 1, 0, False),
     ("kernels of a second", 1e6, 10, False),
 ]

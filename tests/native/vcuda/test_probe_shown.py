@@ -76,7 +76,7 @@ def nothing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("names", [[], VIDEO[:1], VIDEO])
 def test_libraries_of_graphics_are_named(host: Host, nothing: Path, tmp_path: Path, names: list) -> None:
-    """Where this machine has some itself, those are named beside."""
+    """Where this machine has some itself, those are named too."""
     own = check(host, GRAPHICS)["found"]
     folder = tmp_path / "handed-in"
     folder.mkdir()

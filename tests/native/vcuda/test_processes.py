@@ -18,7 +18,7 @@ from test_files import plain
 
 @pytest.mark.parametrize(("processes", "rounds"), [(2, 400), (4, 300)])
 def test_no_race_gets_past_the_limit(host: Host, processes: int, rounds: int) -> None:
-    """In each round all ask at once for what only one of them can have beside the contexts."""
+    """In each round all ask at once for what only one of them can have on top of the contexts."""
     piece = (LIMIT - 4 * 400 * MIB) * 2 // 3
     command = [host.programs / "racers", PRELOAD, str(processes), str(rounds), str(piece), str(LIMIT)]
     done = subprocess.run(
@@ -277,7 +277,7 @@ def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
 
 @pytest.mark.parametrize("line", ["ctx 1 0", "retain 1 0", f"create 1 {2 * MIB} 0"])
 def test_what_is_withdrawn_before_there_is_a_slot_admits_nobody(host: Host, line: str) -> None:
-    """The node withdraws an allocation, then looks who holds a slot. Whoever gets one after that look must see it. The
+    """The node withdraws an allocation, then looks who holds a slot. A process that gets one later must see it. The
     moment between the question and the slot is held open by hand: the lock of the ledger stands in the way."""
     other, late = host.puppet().start(), host.puppet()
     assert late.result("init") == OK

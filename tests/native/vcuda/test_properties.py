@@ -194,10 +194,10 @@ class Container(RuleBasedStateMachine):
 
     @rule(memory=st.sampled_from([LIMIT, LIMIT // 2, LIMIT * 2, 700 * MIB]))
     def change_the_limit(self, memory: int) -> None:
-        wish = layouts.parse_limits(self.host.limits.read_bytes())
-        for device in wish["devices"]:
+        limits = layouts.parse_limits(self.host.limits.read_bytes())
+        for device in limits["devices"]:
             device["memory_bytes"] = memory
-        layouts.rewrite_limits(str(self.host.limits), layouts.as_packed(wish))
+        layouts.rewrite_limits(str(self.host.limits), layouts.as_packed(limits))
         self.limit = memory
 
     @precondition(lambda self: self.living)

@@ -13,7 +13,7 @@ import layouts
 import pytest
 from conftest import BUILD, LIBRARY, LIMIT, MIB, OK, OOM, PRELOAD, PROBE, ROOT, SIMULATOR, Host, compile_program
 
-HOOKS = (ROOT / "native/vcuda/src/hooks.def").read_text()
+HOOKS = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
 HOOKED = re.findall(r'^HOOK\((\w+), "(\w+)", (\d+), (\d)', HOOKS, re.MULTILINE)
 NVML = re.findall(r"^NVML\((\w+)", HOOKS, re.MULTILINE)
 

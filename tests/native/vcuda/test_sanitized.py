@@ -12,8 +12,9 @@ from conftest import ROOT, compile_program
 
 pytestmark = pytest.mark.own_build
 
-SOURCES = ["limits_file.c", "env.c", "log.c", "blocks.c", "ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c"]
-SOURCES += ["shareable.c"]
+SOURCES = [f"limits/{name}.c" for name in ("limits_file", "env", "log")]
+ACCOUNT = ("blocks", "ledger", "ledger_lock", "ledger_file", "ledger_view", "shareable")
+SOURCES += [f"account/{name}.c" for name in ACCOUNT]
 BUILDS = {
     "address,undefined": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     "thread": ("-fsanitize=thread", "-Wno-unknown-warning-option", "-Wno-tsan"),

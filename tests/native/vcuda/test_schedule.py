@@ -26,7 +26,7 @@ class Input(ctypes.Structure):
         ("force", ctypes.c_bool),
         ("high", ctypes.c_bool),
         ("unlimited", ctypes.c_bool),
-        *((name, ctypes.c_uint64) for name in ("wanted_ns", "waiting_ns", "busy_until_ns", "used_ns")),
+        *((name, ctypes.c_uint64) for name in ("active_ns", "waiting_ns", "busy_until_ns", "used_ns")),
     ]
 
 
@@ -102,7 +102,7 @@ class Node:
         while self.now < end:
             for i in busy:
                 said, out = self.tenant(i).inputs, self.tenant(i).out
-                said.wanted_ns = self.now
+                said.active_ns = self.now
                 runs = self.ends.get(i, 0) > self.now
                 may = out.gate == 1 or (out.gate == TURN and self.now < out.turn_end_ns)
                 said.waiting_ns = 0 if may or runs else self.now
@@ -248,7 +248,7 @@ def test_who_comes_for_a_burst_goes_first_if_it_is_owed_it(library, owed_ms: int
     node = Node(library, 10, 90)
     for _unused in range(4):  # it shows what it comes for: 1 ms in a turn, then nothing
         node.run(10, 1)
-        node.tenant(0).inputs.wanted_ns = node.tenant(0).inputs.waiting_ns = node.now
+        node.tenant(0).inputs.active_ns = node.tenant(0).inputs.waiting_ns = node.now
         node.until_turn(0, 0, 1)
         node.launch(0, 1)
         node.tenant(0).inputs.waiting_ns = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is shared by descriptors: charged once in the container, for as long as the card has it, whoever dies."""
+"""Memory shared by descriptors: charged once in the container, as long as the card has it, whichever process dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def use(user: Puppet) -> None:
 
 
 def account(watcher: Puppet, *living: Puppet) -> int:
-    for puppet in living:  # whoever waits for others to let go looks again with its next call
+    for puppet in living:  # a process that waits for others to let go looks again with its next call
         puppet.free_bytes()
     return LIMIT - watcher.free_bytes()
 
@@ -110,7 +110,7 @@ def on_the_node(host: Host) -> int:
     return sum(one["used"] + one["context"] for one in layouts.read_ledger(str(host.ledger))["totals"])
 
 
-def test_who_only_looks_on_sees_what_the_dead_had_lent(host: Host) -> None:
+def test_an_observer_sees_what_the_dead_had_exported(host: Host) -> None:
     """A process without a slot, as nvidia-smi is: it reads the ledger and repairs nothing. So does the node."""
     maker, user, onlooker = host.puppet().start(), host.puppet().start(), host.puppet()
     context = host.physical()[user.process.pid]
@@ -296,7 +296,7 @@ MARKS = 1 << 62  # where the library sets its own
 
 @contextlib.contextmanager
 def locked(maker: Puppet, first: int, count: int) -> Iterator[None]:
-    """A lock that somebody holds beside the marks, in the file where all handles lie. 0: to its end."""
+    """A lock that somebody holds next to the marks, in the file where all handles lie. 0: to its end."""
     descriptor = os.open(f"/proc/{maker.process.pid}/fd/{maker.say(f'show {HANDLE} 1')[1]}", os.O_RDWR)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, first, count, 0))

@@ -248,7 +248,7 @@ SEEN = {
     "a container that runs with ": f"{RULES}/plan/toolkit.py",
     " was not upgraded (": "roles/upgrade/tasks/judge.yml",
     "the host is back at library ": "roles/upgrade/tasks/return.yml",
-    " are over the limit of ": "native/vcuda/src/memory.c",
+    " are over the limit of ": "native/vcuda/src/account/charge.c",
 }
 
 

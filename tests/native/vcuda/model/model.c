@@ -11,7 +11,7 @@
  *                            change=SECOND:PERCENT (a live change of the limit)  start=SECOND  stop=SECOND  copies=N
  */
 #include "gpu.h"
-#include "pace.h"
+#include "compute/pace.h"
 #include "schedule.h"
 
 #include <stdio.h>
@@ -32,7 +32,7 @@ struct fence {
 };
 
 struct tenant {
-    /* wish */
+    /* as given */
     uint32_t share_ppm, change_ppm;
     bool force, disable;
     int priority, kernel_count;
@@ -187,7 +187,7 @@ static bool launch(struct tenant *t, int index, uint64_t now)
         .outstanding_max = t->gpu_page.outstanding_max_us && speaks ? t->gpu_page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
         .busy_until = t->busy_until, .balance = bucket_balance(&t->page)};
     enum pace pace = pace_decide(&view, cost, &until);
-    t->page.wanted_ns = now;
+    t->page.active_ns = now;
     t->at_gate = pace == PACE_WAIT_GATE;
     t->waits = pace != PACE_GO;
     if (pace != PACE_GO) {
@@ -254,7 +254,7 @@ static void look(uint64_t now)
         s->present = true;
         s->in = (struct schedule_input){
             .share_ppm = share_now(t, now), .force = t->force, .high = t->priority == 0, .unlimited = unlimited(t, now),
-            .wanted_ns = t->page.wanted_ns, .waiting_ns = t->page.waiting_ns,
+            .active_ns = t->page.active_ns, .waiting_ns = t->page.waiting_ns,
             .busy_until_ns = bucket_busy_until(&t->page), .used_ns = t->page.used_ns};
     }
     look_at = schedule_step(&schedule, now) + wake_delay() / 2;
@@ -272,7 +272,7 @@ static void look(uint64_t now)
 
 static int parse(char *text)
 {
-    struct tenant wish = {.share_ppm = PPM, .priority = 1, .kernels = {50 * US}, .kernel_count = 1,
+    struct tenant given = {.share_ppm = PPM, .priority = 1, .kernels = {50 * US}, .kernel_count = 1,
                           .blocks = {132}, .block_count = 1, .stop = NEVER, .poll = NEVER};
     int copies = 1;
     for (char *save, *word = strtok_r(text, ",", &save); word; word = strtok_r(NULL, ",", &save)) {
@@ -281,42 +281,42 @@ static int parse(char *text)
             return 0;
         *value++ = 0;
         if (!strcmp(word, "share"))
-            wish.share_ppm = (uint32_t)(atof(value) * 10000 + 0.5);
+            given.share_ppm = (uint32_t)(atof(value) * 10000 + 0.5);
         else if (!strcmp(word, "policy")) {
-            wish.force = !strcmp(value, "force");
-            wish.disable = !strcmp(value, "disable");
+            given.force = !strcmp(value, "force");
+            given.disable = !strcmp(value, "disable");
         } else if (!strcmp(word, "priority"))
-            wish.priority = atoi(value);
+            given.priority = atoi(value);
         else if (!strcmp(word, "blocks")) {
-            wish.block_count = 0;
-            for (char *rest, *one = strtok_r(value, ":", &rest); one && wish.block_count < 32; one = strtok_r(NULL, ":", &rest))
-                wish.blocks[wish.block_count++] = (unsigned)atof(one);
+            given.block_count = 0;
+            for (char *rest, *one = strtok_r(value, ":", &rest); one && given.block_count < 32; one = strtok_r(NULL, ":", &rest))
+                given.blocks[given.block_count++] = (unsigned)atof(one);
         } else if (!strcmp(word, "gap"))
-            wish.gap = (uint64_t)(atof(value) * 1000);
+            given.gap = (uint64_t)(atof(value) * 1000);
         else if (!strcmp(word, "burst"))
-            wish.burst = (unsigned)atoi(value);
+            given.burst = (unsigned)atoi(value);
         else if (!strcmp(word, "rest"))
-            wish.rest = (uint64_t)(atof(value) * 1000);
+            given.rest = (uint64_t)(atof(value) * 1000);
         else if (!strcmp(word, "start"))
-            wish.start = (uint64_t)(atof(value) * 1e9);
+            given.start = (uint64_t)(atof(value) * 1e9);
         else if (!strcmp(word, "stop"))
-            wish.stop = (uint64_t)(atof(value) * 1e9);
+            given.stop = (uint64_t)(atof(value) * 1e9);
         else if (!strcmp(word, "copies"))
             copies = atoi(value);
         else if (!strcmp(word, "change")) {
-            wish.change_at = (uint64_t)(atof(value) * 1e9);
-            wish.change_ppm = (uint32_t)(atof(strchr(value, ':') + 1) * 10000 + 0.5);
+            given.change_at = (uint64_t)(atof(value) * 1e9);
+            given.change_ppm = (uint32_t)(atof(strchr(value, ':') + 1) * 10000 + 0.5);
         } else if (!strcmp(word, "kernels")) {
-            wish.kernel_count = 0;
-            for (char *s, *k = strtok_r(value, ":", &s); k && wish.kernel_count < 32; k = strtok_r(NULL, ":", &s))
-                wish.kernels[wish.kernel_count++] = (uint64_t)(atof(k) * 1000);
+            given.kernel_count = 0;
+            for (char *s, *k = strtok_r(value, ":", &s); k && given.kernel_count < 32; k = strtok_r(NULL, ":", &s))
+                given.kernels[given.kernel_count++] = (uint64_t)(atof(k) * 1000);
         } else
             return 0;
     }
     for (; copies > 0 && tenant_count < CONTEXTS; copies--) {
-        wish.next = wish.start + 1 * MS + (uint64_t)tenant_count * 137 * US;
-        segment_start(&wish.open);
-        tenants[tenant_count++] = wish;
+        given.next = given.start + 1 * MS + (uint64_t)tenant_count * 137 * US;
+        segment_start(&given.open);
+        tenants[tenant_count++] = given;
     }
     return 1;
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Takes device memory as a video library does, by the driver's own functions, then by CUDA: beside.py BESIDE STEP TIMES
+"""Takes device memory as a video library does, by the driver's own functions, then by CUDA: beside.py OTHER STEP TIMES
 
 The addresses of the driver's functions come from its file and its place in memory, so no library that is preloaded sees
 those calls. Prints how many of TIMES pieces of STEP bytes CUDA granted after BESIDE bytes were taken.
@@ -26,12 +26,12 @@ def driver_function(name: str) -> object:
 
 def main() -> None:
     """Take, ask, tell, wait."""
-    beside, step, times = (int(word) for word in sys.argv[1:4])
+    other, step, times = (int(word) for word in sys.argv[1:4])
     cuda = ctypes.CDLL("libcuda.so.1")
     context, pointer = ctypes.c_void_p(), ctypes.c_void_p()
     if cuda.cuInit(0) or cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0):
         raise SystemExit("no context")
-    if driver_function("cuMemAlloc_v2")(ctypes.byref(pointer), beside):  # type: ignore[operator]
+    if driver_function("cuMemAlloc_v2")(ctypes.byref(pointer), other):  # type: ignore[operator]
         raise SystemExit("the driver has no memory")
     granted = 0
     while granted < times and cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(step)) == 0:

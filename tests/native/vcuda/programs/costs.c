@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "limiter.h"
+#include "compute/limiter.h"
 
 #define BEGAN 0xffff0000u /* the counter wraps soon after */
 

@@ -6,11 +6,12 @@
  *   record     no event can be recorded (a stream that is destroyed): the launch counts as predicted, nothing grows
  *   sticky     the context is in error for good, with fences open
  *   destroyed  contexts are destroyed with fences open, more of them than the library has places for
- *   vanished   the same by a way that the library is not told of
+ *   vanished   the same by a way that the library does not see
  *   refused    the driver refuses to destroy the context, again and again
  *   times      for a while no time can be read: the next ones are charged as they were again
  */
-#include "limiter.h"
+#include "compute/limiter.h"
+#include "context/context.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -211,7 +212,7 @@ static bool launch(CUcontext context, double really_us)
     return end != NULL;
 }
 
-/* Nothing is waited for, and the arbiter is told so. */
+/* Nothing is waited for, and the arbiter learns so. */
 static void at_rest(uint32_t passed)
 {
     CHECK(atomic_load(&limited.queued) == 0);
@@ -264,13 +265,13 @@ static void does_sticky(void)
     for (int i = 0; i < 100; i++)
         CHECK(!launch(context, 100));
     CHECK(live_events <= 64 + 1);
-    fence_context_gone(context);
+    fence_context_leaving(&(struct leaving){.context = context});
     end_context(context);
     done_ms = 1e9;
     works(begin_context());
 }
 
-static void does_destroyed(bool told)
+static void does_destroyed(bool seen)
 {
     for (int round = 0; round < 50; round++) {
         CUcontext context = begin_context();
@@ -278,8 +279,8 @@ static void does_destroyed(bool told)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        if (told)
-            fence_context_gone(context);
+        if (seen)
+            fence_context_leaving(&(struct leaving){.context = context});
         end_context(context);
         current = NULL;
         fence_settle();
@@ -296,7 +297,7 @@ static void does_refused(void)
         done_ms = gpu_ms;
         for (int i = 0; i < 20; i++)
             CHECK(launch(context, 100));
-        fence_context_gone(context); /* and cuCtxDestroy answers that it is in use */
+        fence_context_leaving(&(struct leaving){.context = context}); /* and cuCtxDestroy answers that it is in use */
         CHECK(atomic_load(&limited.queued) == 0);
         CHECK(live_events == 0);
         done_ms = 1e9;

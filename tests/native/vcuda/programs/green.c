@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* green: launches 300 kernels of 50 us on 16 SMs, in a stream of a green context; green-default: in its default stream. */
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #include <stdio.h>
 #include <string.h>

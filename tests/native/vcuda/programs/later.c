@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #define FORM(symbol) \
     CUresult symbol(void); \

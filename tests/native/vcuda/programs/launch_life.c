@@ -13,7 +13,7 @@
  *   broken     the GPU meets an uncorrectable error (GPUSIMCTL raises it) while two threads launch and fences are open
  *   popped     a context on another device is made, used and destroyed: what was current before is so again
  */
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #include <pthread.h>
 #include <signal.h>

@@ -6,7 +6,7 @@
  *
  * It says "ready" before it begins, and at the end how many launches it made and how long the longest took, in us.
  */
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -156,7 +156,7 @@ int main(int argc, char **argv)
         MUST(cuFuncSetBlockShape(function, 64, 1, 1));
     if (strncmp(way, "graph", 5) == 0) {
         MUST(cuStreamCreate(&stream, 1));
-        /* Global: whatever this library did beside it would break it. An event of ours would be a node of the graph. */
+        /* Global: whatever else this library did would break it. An event of ours would be a node of the graph. */
         MUST(cuStreamBeginCapture_v2(stream, 0));
         for (int i = 0; i < 10; i++)
             MUST(cuLaunchKernel(function, 64, 1, 1, 64, 1, 1, 0, stream, NULL, NULL));

@@ -3,7 +3,7 @@
  * Launches whose last parameters, those on the stack, decide the answer: "ok", or which launch was answered wrongly. Each
  * is repeated, for the first goes another way than those that follow.
  */
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #include <stdio.h>
 

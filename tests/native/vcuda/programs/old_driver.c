@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* On a driver without cuLaunchKernelEx: prints what it answers after launches by the older way. */
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 #include <stdio.h>
 

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {

@@ -6,7 +6,7 @@
 #include <dlfcn.h>
 #include <stdio.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 static void print(int status, void *function)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What rules in a process, asked as the library asks itself: one line of figures for each line of standard input. */
-#include "vgpu.h"
+#include "limits/limits.h"
 
 #include <stdio.h>
 

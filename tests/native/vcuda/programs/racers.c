@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 int cuInit(unsigned flags);
 int cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);

@@ -3,7 +3,7 @@
 #ifndef ROUTES_H
 #define ROUTES_H
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 /* FN(symbol, name, version, per-thread stream, parameters) */
 #define FUNCTIONS(FN) \

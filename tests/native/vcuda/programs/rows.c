@@ -12,7 +12,7 @@
 #else
 #define HOOK(symbol, name, since, stream, result, parameters) extern int symbol(void) __attribute__((weak));
 #define NVML(symbol, result, parameters)
-#include "hooks.def"
+#include "driver/hooks.def"
 #undef HOOK
 #undef NVML
 #define LINKED_ADDRESS(symbol) (void *)symbol
@@ -25,7 +25,7 @@ static const struct {
     int since, stream;
     void *linked;
 } rows[] = {
-#include "hooks.def"
+#include "driver/hooks.def"
 };
 
 void *row_linked(const char *symbol)

@@ -17,7 +17,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "cuda_abi.h"
+#include "driver/cuda_abi.h"
 
 int cuInit(unsigned flags);
 int cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
@@ -78,7 +78,7 @@ static pid_t start(char **argv, const char *role, int in, int out)
 {
     pid_t child = fork();
     if (child == 0) {
-        /* A survivor that outlived this program would keep its standard error open, and whoever reads that waiting. */
+        /* A survivor that outlived this program would keep its standard error open, and its reader waiting. */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (in >= 0)
             dup2(in, STDIN_FILENO);

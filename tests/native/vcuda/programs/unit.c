@@ -5,8 +5,8 @@
  *   blocks  the block map against a plain array
  *   ledger  threads and processes that charge and uncharge, some killed; the sum of all is never above the limit
  */
-#include "blocks.h"
-#include "limits_file.h"
+#include "account/blocks.h"
+#include "limits/limits_file.h"
 
 #include <assert.h>
 #include <pthread.h>
@@ -151,7 +151,7 @@ static void blocks(void)
     block_sweep(&vgpu_memory, odd_owner, &seen);
     for (unsigned i = 0; i < KEYS; i++)
         expected += model[i];
-    /* A block that moved into a swept place may be looked at twice, but none is missed. */
+    /* A block that moved into a place behind may be looked at twice, but none is missed. */
     CHECK(seen >= expected);
     for (uint64_t i = 0; i < KEYS; i++) {
         struct block block;

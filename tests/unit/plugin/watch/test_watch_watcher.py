@@ -90,8 +90,8 @@ def test_who_is_furthest_beyond_is_named_first():
 
 
 def test_tolerance_is_twice_the_step_of_the_library():
-    """The twin of STEP_LEAST and STEP_PART in residue.c."""
-    source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/residue.c").read_text()
+    """The twin of STEP_LEAST and STEP_PART in unaccounted.c."""
+    source = (Path(__file__).resolve().parents[4] / "native/vcuda/src/context/unaccounted.c").read_text()
     assert "#define STEP_LEAST (32 * MIB)" in source
     assert "#define STEP_PART 32" in source
     assert (tolerance(0, True), tolerance(3200 * MIB, True)) == (64 * MIB, 200 * MIB)
@@ -175,7 +175,7 @@ class Watched:
     def imported(self) -> int:
         """Holds a reference to exported memory, as a process that imported it does; the descriptor."""
         descriptor = os.open(self.folder / "rw" / "ledger", os.O_RDWR)
-        self.lock(descriptor, abi_files.LEDGER_LENT_BASE)
+        self.lock(descriptor, abi_files.LEDGER_IMPORT_BASE)
         return descriptor
 
     @staticmethod

@@ -299,7 +299,7 @@ def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
     plugin = Plugin()
     log, one, found = import_beside(monkeypatch, tmp_path, plugin)
     assert (found["name"], found["verdict"], found["detail"], one.left_out) == ("import-beside", "held", "801", [])
-    assert log[:2] == ["lend-beside laid out", "import-beside laid out"]
+    assert log[:2] == ["export-beside laid out", "import-beside laid out"]
     folders = {line.partition(" runs ")[2] for line in log[2:]}
     assert len(folders) == 1 and os.path.dirname(folders.pop()) == str(tmp_path)
     assert list(tmp_path.iterdir()) == [], "the folder is gone"

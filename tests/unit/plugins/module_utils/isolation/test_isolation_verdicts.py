@@ -369,19 +369,19 @@ def beside(name, verdict, detail="") -> str:
 
 IMPORTS = [
     # about, what the probes report: the one that takes, the one that made; the verdict, a part of the detail
-    ("refused", beside("import-beside", "held", "answers 801"), beside("lend-beside", "held"), "held", "answers 801"),
-    ("had", beside("import-beside", "violated", "answers 0"), beside("lend-beside", "held"), "violated", "answers 0"),
+    ("refused", beside("import-beside", "held", "answers 801"), beside("export-beside", "held"), "held", "answers 801"),
+    ("had", beside("import-beside", "violated", "answers 0"), beside("export-beside", "held"), "violated", "answers 0"),
     (
         "nobody came",
         beside("import-beside", "not-run", "no x"),
-        beside("lend-beside", "not-run", "y"),
+        beside("export-beside", "not-run", "y"),
         "not-run",
         "x; in",
     ),
     ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
-    ("the other one alone reports", "", beside("lend-beside", "held"), "not-run", "no check 'import-beside'; its"),
-    ("another check", report(), beside("lend-beside", "held"), "not-run", "no check 'import-beside'; its"),
-    ("a word that is none", beside("import-beside", "fine"), beside("lend-beside", "held"), "violated", "'fine'"),
+    ("the other one alone reports", "", beside("export-beside", "held"), "not-run", "no check 'import-beside'; its"),
+    ("another check", report(), beside("export-beside", "held"), "not-run", "no check 'import-beside'; its"),
+    ("a word that is none", beside("import-beside", "fine"), beside("export-beside", "held"), "violated", "'fine'"),
     ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
 ]
 

@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What this container and this process are charged, and of which device. Its fast path is in counters.h. */
+#ifndef VGPU_ACCOUNT_H
+#define VGPU_ACCOUNT_H
+
+#include "counters.h"
+#include "driver/real.h"
+#include "limits/limits.h"
+
+#pragma GCC visibility push(hidden)
+
+/* --- ledger.c: the container's account -------------------------------------------------------------- */
+
+enum charge { CHARGE_OK, CHARGE_FULL, CHARGE_BROKEN };
+
+/* Opens the ledger and takes a slot; false with a line on stderr when there is none to take. */
+bool ledger_join(void);
+/* Index of a device in the ledger, entered if new; -1: no room or no ledger. */
+int ledger_device(const char *uuid);
+/* Checks the total of the container against the limit and charges, in one step for all its processes. */
+enum charge ledger_charge(int device, enum account account, uint64_t bytes, uint64_t limit);
+void ledger_uncharge(int device, enum account account, uint64_t bytes);
+/* What this process has charged. */
+uint64_t ledger_own(int device, enum account account);
+/* Bytes of the container's live processes, contexts included. Joins nothing: nvidia-smi takes no slot. */
+bool ledger_total(const char *uuid, uint64_t *bytes);
+/*
+ * The container's live processes that hold something of the device, as this process's pid namespace sees them: at most
+ * `room` are written, the answer is how many there are; -1 without a ledger.
+ */
+struct ledger_process {
+    uint32_t pid;
+    uint64_t bytes; /* contexts included */
+};
+int ledger_processes(const char *uuid, struct ledger_process *list, int room);
+/* What this process and the container's living hold of the device, and whether nobody holds more (of equals the lowest
+ * slot); false where this process holds nothing or nothing is known. */
+bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest);
+/* Does /proc show this process's own pid namespace? Where it does not, its names are other processes'. */
+bool ledger_proc_is_ours(void);
+/* What one context costs on this device; 0: not measured yet. */
+uint64_t ledger_context_bytes(int device);
+void ledger_learn_context(int device, uint64_t bytes);
+/* Only one process of the container measures at a time; the kernel drops the lock with its holder. A handle, or -1. */
+int ledger_measure_begin(int device);
+void ledger_measure_end(int handle, int device);
+/* The device's memory that other processes may have open: more, or less. */
+void ledger_export(int device, uint64_t bytes, bool more);
+/* Does anybody hold this byte (0: any) of those that stand for open handles? Also where it cannot be known. */
+bool ledger_import_open(uint64_t byte);
+/* Does a process of this container hold the byte that says that a handle was made here? Not where it cannot be known. */
+bool ledger_made_here(uint64_t byte);
+/* Holds a byte until it is returned, or this process is gone; NULL: the ledger cannot be had. */
+void *ledger_import(uint64_t byte);
+void ledger_import_end(void *import);
+/* Around fork(): no join is under way meanwhile. */
+void ledger_hold(void);
+void ledger_release(void);
+void ledger_reset(void);
+
+/* --- blocks.c: what each pointer and handle was charged ---------------------------------------------- */
+
+struct block {
+    uint64_t key;
+    uint64_t bytes;
+    uint64_t owner; /* context, pool, or object that it belongs to */
+    int32_t device;
+    int32_t kind;
+};
+struct block_map;
+extern struct block_map vgpu_memory, vgpu_arrays, vgpu_contexts, vgpu_modules, vgpu_handles, vgpu_mappings, vgpu_graphs,
+    vgpu_parts, vgpu_exported, vgpu_imported, vgpu_greens;
+/* false: no memory for the table. */
+bool block_put(struct block_map *map, const struct block *block);
+bool block_take(struct block_map *map, uint64_t key, struct block *block); /* removes */
+bool block_get(struct block_map *map, uint64_t key, struct block *block);
+/* Removes every block for which `match` answers true. */
+void block_sweep(struct block_map *map, bool (*match)(const struct block *block, void *data), void *data);
+void blocks_reset(void);
+
+/* --- device.c ----------------------------------------------------------------------------------------- */
+
+struct device {
+    char uuid[VGPU_UUID_SIZE];
+    int ledger;     /* index in the ledger */
+    int nvml_index; /* -1 where nobody needs it */
+    struct counters *counters;
+};
+/* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
+const struct device *device_of(CUdevice device, CUresult *status);
+/* The place of a GPU in NVML's order, of a MIG device that of its GPU (its own counts within that one); -1 */
+int nvml_gpu_index(nvmlDevice_t handle, const char *uuid);
+/* A device by its index in the ledger; NULL: none of this process. */
+const struct device *device_in_ledger(int index);
+/* The context that this thread used last and its device; good as long as no context was made or ended since, and never
+ * while there is none: no epoch is 0. */
+extern __thread struct used_last {
+    CUcontext context;
+    const struct device *device;
+    uint32_t epoch;
+} device_last __attribute__((tls_model("initial-exec")));
+extern _Atomic uint32_t device_epoch;
+/* The device of the thread's current context; *context gets the context. The driver is asked each time: it may change by
+ * ways that are not hooked. */
+const struct device *device_current(CUcontext *context, CUresult *status);
+/* The same for an allocation: NULL also where the context may have no memory. */
+const struct device *device_to_allocate(CUcontext *context, CUresult *status);
+/* The same where that is known without asking further; else false. */
+static inline bool device_known(CUcontext *context, const struct device **device)
+{
+    *context = NULL;
+    bool same = REAL(cuCtxGetCurrent)(context) == CUDA_SUCCESS && *context == device_last.context &&
+                device_last.epoch == atomic_load_explicit(&device_epoch, memory_order_acquire);
+    *device = device_last.device;
+    return __builtin_expect(same, 1);
+}
+/* A context was made or is gone: its address may mean another device from now on. */
+void device_forget_contexts(void);
+uint64_t device_limit_asked(const struct device *device, bool *known);
+static inline uint64_t cached_memory(const struct cached_limits *cached, const struct device *device)
+{
+    return __atomic_load_n(&cached->memory[device->ledger], __ATOMIC_RELAXED);
+}
+static inline uint64_t device_limit(const struct device *device, bool *known)
+{
+    const struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire);
+    uint64_t bytes = cached ? cached_memory(cached, device) : 0;
+    *known = true;
+    return bytes ? bytes : device_limit_asked(device, known);
+}
+struct leaving;
+void devices_context_left(struct leaving *leaving);
+void devices_reset(void);
+
+/* --- charge.c: charge around a call of the driver ------------------------------------------------------ */
+
+enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and others may have it open */, BLOCK_HOST };
+/* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
+CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
+void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
+/* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
+const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);
+/* Of a hook that allocates elsewhere: the current context, if there is one, is charged like any. */
+CUresult memory_meet(void);
+CUresult memory_refuse(const char *what); /* a thing that cannot be charged exactly: one line, NOT_SUPPORTED */
+CUresult memory_broken(void);
+/*
+ * The frame of a hook that allocates in the current context: in flight from the first of these that answers CUDA_SUCCESS until
+ * allocation_end, which is called then whatever the driver answers.
+ */
+struct allocation {
+    const struct device *device;
+    CUcontext context;
+    uint64_t bytes; /* charged */
+    int kind;       /* enum block_kind that it is kept as */
+};
+CUresult allocation_target(enum control control, struct allocation *allocation); /* nothing is charged yet */
+CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes);
+CUresult allocation_resize(struct allocation *allocation, uint64_t bytes); /* an error: as it was */
+/* Kept in the table under the key (NULL: by the caller), or uncharged where the driver answered an error. */
+CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key);
+
+/* --- oom.c ------------------------------------------------------------------------------------------------ */
+
+/* Ends this process if the container is over a limit and nobody holds more. True: over, and this is not the one. */
+bool oom_check(void);
+
+/* --- host_memory.c: device memory that is not on the card (S above 1) ------------------------------------ */
+
+/* Is oversubscription on and the card too full for so many bytes? A context is current. */
+bool host_memory_wanted(const struct device *device, uint64_t bytes);
+/* As much unified memory that lives in host memory; the caller has charged it and keeps it as BLOCK_HOST. */
+CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
+void host_memory_freed(int device, uint64_t bytes);
+uint64_t host_memory_held(int device); /* by this process: charged as used, and not on the card */
+void host_memory_reset(void);
+
+/* --- shareable.c ------------------------------------------------------------------------------------------- */
+
+/* Marks a descriptor that the driver has just made for an object; *object 0: a new one. False: what is kept alive by it can
+ * not be known. */
+bool shareable_mark(int descriptor, uint64_t *object);
+/* This process has made a handle that cannot be marked. */
+void shareable_unmarked(void);
+/* Is any descriptor of the object open, in whatever process? Also where it cannot be known. */
+bool shareable_open(uint64_t object);
+enum shareable_origin {
+    SHAREABLE_UNKNOWN, /* this container has handles that are not marked: it may be one of them */
+    SHAREABLE_OURS,    /* made by a process of this container, and charged there */
+    SHAREABLE_FOREIGN,
+};
+/* The byte of the ledger that stands for imports of an object, 0: of one that is not known. */
+uint64_t shareable_import_byte(uint64_t object);
+/* Does this descriptor carry the mark of a container, whichever? */
+bool shareable_marked(int descriptor);
+/* Of a descriptor; -1: a handle of another kind, which is never marked. */
+enum shareable_origin shareable_origin(int descriptor, uint64_t *object);
+
+#pragma GCC visibility pop
+
+#endif

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Private to blocks.c and to the two hooks that every allocation and every free goes through: one part of a table, and the
+ * usual way into and out of it, laid into those hooks.
+ */
+#ifndef VGPU_BLOCKS_H
+#define VGPU_BLOCKS_H
+
+#include "account.h"
+
+#pragma GCC visibility push(hidden)
+
+#define PARTS 64u
+#define PART_BITS 6
+
+/*
+ * A lock of its own kind: a part is held for some twenty instructions, so a thread that finds it held comes again soon, and
+ * dropping it is a plain store that wakes nobody.
+ *
+ * Places are counted in bytes from the first, which spares the path of every free its shifts.
+ */
+struct part {
+    _Atomic uint32_t held;
+    uint32_t room;        /* so many more before it grows */
+    size_t mask;          /* offset of the last place; their number is a power of two */
+    struct block *blocks; /* kind 0: free, and a quarter of them is. NULL: none yet */
+    size_t unused;
+};
+struct block_map {
+    struct part parts[PARTS];
+};
+_Static_assert(sizeof(struct part) == 32 && sizeof(struct block) == 32, "powers of two: an offset is a shift");
+
+static inline bool part_try(struct part *part)
+{
+    uint32_t nobody = 0;
+    return atomic_compare_exchange_strong_explicit(&part->held, &nobody, 1, memory_order_acquire, memory_order_relaxed);
+}
+
+static inline void part_drop(struct part *part)
+{
+    atomic_store_explicit(&part->held, 0, memory_order_release);
+}
+
+/* The high bits are the good ones: addresses are multiples of 512 or of 2 MiB. The highest say which part. */
+static inline uint64_t mix(uint64_t key)
+{
+    return key * 0x9e3779b97f4a7c15ull;
+}
+
+static inline struct part *part_of(struct block_map *map, uint64_t mixed)
+{
+    struct part *part = &map->parts[mixed >> (64 - PART_BITS)];
+    __asm__("" : "+r"(part)); /* as counters_of */
+    return part;
+}
+
+static inline size_t home_of(const struct part *part, uint64_t mixed)
+{
+    return mixed >> 29 & part->mask;
+}
+
+static inline size_t after(const struct part *part, size_t place)
+{
+    return (place + sizeof(struct block)) & part->mask;
+}
+
+static inline struct block *block_at(const struct part *part, size_t place)
+{
+    return (struct block *)((char *)part->blocks + place);
+}
+
+/* Moves back what would no longer be found behind a free place. */
+void part_close_gap(struct part *part, size_t hole);
+
+static inline void erase(struct part *part, size_t place)
+{
+    if (__builtin_expect(block_at(part, after(part, place))->kind != 0, 0))
+        part_close_gap(part, place);
+    else
+        block_at(part, place)->kind = 0;
+    part->room++;
+}
+
+/* Lock held. */
+static inline __attribute__((always_inline)) bool look(struct part *part, uint64_t key, uint64_t mixed, struct block *block,
+                                                       bool take)
+{
+    if (__builtin_expect(!part->blocks, 0))
+        return false;
+    size_t place = home_of(part, mixed);
+    while (block_at(part, place)->key != key || !block_at(part, place)->kind) {
+        if (!block_at(part, place)->kind)
+            return false;
+        place = after(part, place);
+    }
+    *block = *block_at(part, place);
+    if (take)
+        erase(part, place);
+    return true;
+}
+
+/* block_put and block_take where nobody is in the way and the table need not grow; else false, and nothing has happened. */
+static inline __attribute__((always_inline)) bool block_put_now(struct block_map *map, const struct block *block)
+{
+    uint64_t mixed = mix(block->key);
+    struct part *part = part_of(map, mixed);
+    if (__builtin_expect(!part_try(part), 0))
+        return false;
+    bool room = part->room != 0;
+    if (__builtin_expect(room, 1)) {
+        size_t place = home_of(part, mixed);
+        while (block_at(part, place)->kind && (room = block_at(part, place)->key != block->key))
+            place = after(part, place);
+        if (__builtin_expect(room, 1)) {
+            *block_at(part, place) = *block;
+            part->room--;
+        }
+    }
+    part_drop(part);
+    return room;
+}
+
+static inline __attribute__((always_inline)) bool block_take_now(struct block_map *map, uint64_t key, struct block *block)
+{
+    uint64_t mixed = mix(key);
+    struct part *part = part_of(map, mixed);
+    if (__builtin_expect(!part_try(part), 0))
+        return false;
+    bool found = look(part, key, mixed, block, true);
+    part_drop(part);
+    return found;
+}
+
+#pragma GCC visibility pop
+
+#endif

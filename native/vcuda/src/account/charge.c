@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The front door of the account: what is charged before the driver is asked for memory, and kept or given back once it has
+ * answered.
+ */
+#include "account.h"
+
+#include "events.h"
+
+CUresult memory_broken(void)
+{
+    limits_complain();
+    return CUDA_ERROR_NOT_PERMITTED;
+}
+
+CUresult memory_refuse(const char *what)
+{
+    static _Atomic unsigned count;
+    if (vgpu_log_again(&count))
+        vgpu_log_line(LOG_ERROR, "%s is refused: its memory cannot be held to the limit", what);
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+const struct device *memory_target(enum control control, CUcontext *context, CUresult *status)
+{
+    if (control == CONTROL_BROKEN) {
+        *status = memory_broken();
+        return NULL;
+    }
+    return device_to_allocate(context, status);
+}
+
+CUresult memory_meet(void)
+{
+    CUcontext context;
+    CUresult status;
+    bool refused = !device_to_allocate(&context, &status) &&
+                   (status == CUDA_ERROR_NOT_PERMITTED || status == CUDA_ERROR_OUT_OF_MEMORY);
+    return refused ? status : CUDA_SUCCESS; /* else there is no context, or the driver says what is wrong */
+}
+
+CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
+{
+    bool known;
+    uint64_t limit = device_limit(device, &known);
+    if (!known) {
+        vgpu_log_line(LOG_ERROR, "device %s is not among the devices of the limits file", device->uuid);
+        return CUDA_ERROR_NOT_PERMITTED;
+    }
+    enum charge result = ledger_charge(device->ledger, account, bytes, limit);
+    for (int trim = 0; result == CHARGE_FULL && trim < 2; trim++) {
+        EVENT(reclaim, trim != 0);
+        result = ledger_charge(device->ledger, account, bytes, limit);
+    }
+    if (result == CHARGE_FULL)
+        vgpu_log(LOG_INFO, "%llu bytes on %s are over the limit of %llu", (unsigned long long)bytes, device->uuid,
+                 (unsigned long long)limit);
+    return result == CHARGE_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner)
+{
+    struct block block = {.key = key, .bytes = bytes, .owner = owner, .device = device->ledger, .kind = kind};
+    if (!block_put(map, &block))
+        vgpu_log_line(LOG_ERROR, "no host memory to remember a block of %llu bytes: it stays charged until exit",
+                      (unsigned long long)bytes);
+}
+
+/* --- the frame of a hook that allocates --------------------------------------------------------------- */
+
+CUresult allocation_target(enum control control, struct allocation *allocation)
+{
+    CUresult status;
+    *allocation = (struct allocation){.kind = BLOCK_PLAIN};
+    allocation->device = memory_target(control, &allocation->context, &status);
+    if (allocation->device)
+        flight_begin(allocation->device->ledger); /* until allocation_end */
+    return status;
+}
+
+CUresult allocation_begin(enum control control, struct allocation *allocation, uint64_t bytes)
+{
+    CUresult status = allocation_target(control, allocation);
+    if (status == CUDA_SUCCESS && (status = allocation_resize(allocation, bytes)) != CUDA_SUCCESS)
+        flight_end(&allocation->device->ledger);
+    return status;
+}
+
+CUresult allocation_resize(struct allocation *allocation, uint64_t bytes)
+{
+    CUresult status = CUDA_SUCCESS;
+    if (bytes > allocation->bytes || !allocation->bytes)
+        status = memory_charge(allocation->device, ACCOUNT_USED, bytes - allocation->bytes);
+    else
+        ledger_uncharge(allocation->device->ledger, ACCOUNT_USED, allocation->bytes - bytes);
+    if (status == CUDA_SUCCESS)
+        allocation->bytes = bytes;
+    return status;
+}
+
+CUresult allocation_end(struct allocation *allocation, CUresult status, struct block_map *map, uint64_t key)
+{
+    const struct device *device = allocation->device;
+    if (status != CUDA_SUCCESS)
+        ledger_uncharge(device->ledger, ACCOUNT_USED, allocation->bytes);
+    else if (map)
+        memory_keep(map, key, allocation->bytes, device, allocation->kind, (uintptr_t)allocation->context);
+    flight_end(&device->ledger);
+    return status;
+}

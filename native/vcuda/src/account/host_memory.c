@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that was sold and is not on the card. Where a card is sold more than once (S above 1) it can be full while a
+ * slice is not: then device memory is made of unified memory that lives in host memory and is read over the bus. The
+ * program sees an ordinary device pointer; the limit is charged as ever; any legal call frees it.
+ *
+ * Some of the card is left to others even so: a context and code can only lie on the card, and a neighbour without a
+ * context could not use one byte of what it was sold.
+ *
+ * Hazard: unified memory is taken with the host as its place and never migrates, for a real driver that must evict from a
+ * card that others fill can hang it. Every byte of it needs a byte of the host's memory once it is written.
+ */
+#include "account.h"
+
+#define CU_MEM_ATTACH_GLOBAL 1u
+#define CU_MEM_ADVISE_SET_PREFERRED_LOCATION 3
+#define CU_MEM_ADVISE_SET_ACCESSED_BY 5
+#define CU_DEVICE_CPU ((CUdevice)-1)
+#define CONTEXT_UNMEASURED (512 * MIB)
+#define LARGEST_SCALING 2 /* S that the reserve is made for */
+
+static _Atomic uint64_t held[VGPU_MAX_DEVICES];
+
+uint64_t host_memory_held(int device)
+{
+    return atomic_load_explicit(&held[device], memory_order_relaxed);
+}
+
+void host_memory_freed(int device, uint64_t bytes)
+{
+    atomic_fetch_sub_explicit(&held[device], bytes, memory_order_relaxed);
+}
+
+void host_memory_reset(void)
+{
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        atomic_store_explicit(&held[device], 0, memory_order_relaxed);
+}
+
+/* A context for each slice of this size that the card may have been sold in, at most a quarter of the card. */
+static uint64_t reserve(const struct device *device, uint64_t card)
+{
+    bool known;
+    uint64_t limit = device_limit(device, &known), context = ledger_context_bytes(device->ledger);
+    uint64_t slices = limit && limit < card ? (card + limit - 1) / limit : 1;
+    uint64_t bytes = LARGEST_SCALING * slices * (context ? context : CONTEXT_UNMEASURED);
+    return bytes < card / 4 ? bytes : card / 4;
+}
+
+bool host_memory_wanted(const struct device *device, uint64_t bytes)
+{
+    size_t unused, card;
+    if (!limits_oversubscribe() || REAL(cuMemGetInfo_v2)(&unused, &card) != CUDA_SUCCESS)
+        return false;
+    uint64_t kept = reserve(device, card);
+    return unused < kept || bytes > unused - kept;
+}
+
+CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes)
+{
+    CUdevice ordinal;
+    if (!REAL_HAS(cuMemAllocManaged) || !REAL_HAS(cuMemAdvise) || REAL(cuCtxGetDevice)(&ordinal) != CUDA_SUCCESS)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult status = REAL(cuMemAllocManaged)(pointer, bytes, CU_MEM_ATTACH_GLOBAL);
+    if (status != CUDA_SUCCESS)
+        return status;
+    /* Without this advice pages would come to the card when a kernel touches them, and push out others'. */
+    status = REAL(cuMemAdvise)(*pointer, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU);
+    if (status == CUDA_SUCCESS)
+        status = REAL(cuMemAdvise)(*pointer, bytes, CU_MEM_ADVISE_SET_ACCESSED_BY, ordinal);
+    if (status != CUDA_SUCCESS) {
+        REAL(cuMemFree_v2)(*pointer);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    atomic_fetch_add_explicit(&held[device->ledger], bytes, memory_order_relaxed);
+    vgpu_log(LOG_INFO, "%llu bytes of %s lie in host memory: the card has no room", (unsigned long long)bytes, device->uuid);
+    return CUDA_SUCCESS;
+}

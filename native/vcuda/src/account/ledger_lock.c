@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The lock of the ledger: one word that names its holder by slot and generation.
+ *
+ * Taken and dropped with one atomic instruction each while nobody competes. A holder that was killed is found by the one
+ * who waits: the kernel has dropped the dead one's byte lock (or the slot has been claimed again, which changes its
+ * generation). Its word is then replaced by compare-and-swap, so that only one of several waiters becomes the heir, and
+ * the heir recounts the totals, the only thing that the dead one may have left half done.
+ */
+#include "ledger.h"
+
+#include <sched.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SPINS 200
+#define PROBE_NS 500000ull
+#define GIVE_UP_NS 5000000000ull
+
+uint64_t ledger_clock(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static bool holder_dead(uint64_t word)
+{
+    uint64_t slot = (word & 0xffffffffu) - 1;
+    if (slot >= VGPU_LEDGER_SLOTS)
+        return true; /* no process writes such a word */
+    if (__atomic_load_n(&ledger_slot(ledger_self.map, (uint32_t)slot)->generation, __ATOMIC_ACQUIRE) != word >> 32)
+        return true;
+    int descriptor = ledger_file_again(false);
+    if (descriptor < 0)
+        return false;
+    int held = ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + slot);
+    close(descriptor);
+    return held == 0;
+}
+
+static bool swap(uint64_t from)
+{
+    return __atomic_compare_exchange_n(ledger_key.lock, &from, ledger_key.word, false, __ATOMIC_ACQUIRE,
+                                       __ATOMIC_RELAXED);
+}
+
+bool ledger_lock_wait(void)
+{
+    static const struct timespec nap = {0, 20000};
+    uint64_t began = 0, probed = 0;
+    for (unsigned spins = 0;; spins++) {
+        uint64_t word = __atomic_load_n(ledger_key.lock, __ATOMIC_RELAXED);
+        if (word == 0) {
+            if (swap(0))
+                return true;
+            continue;
+        }
+        if (spins < SPINS)
+            continue;
+        if (spins < 2 * SPINS) {
+            sched_yield();
+            continue;
+        }
+        uint64_t now = ledger_clock();
+        if (!began)
+            began = probed = now;
+        /* The own word is another thread of this process: alive by definition. */
+        if (word != ledger_key.word && now - probed >= PROBE_NS) {
+            probed = now;
+            if (holder_dead(word) && swap(word)) {
+                ledger_recount();
+                return true;
+            }
+        }
+        if (now - began > GIVE_UP_NS)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+}
+
+void ledger_recount(void)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    uint64_t sum[VGPU_MAX_DEVICES] = {0};
+    uint32_t high = ledger_high(ledger);
+    for (uint32_t i = 0; i < high; i++) {
+        const struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
+        for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+            sum[device] += slot->used[device] + slot->context[device];
+    }
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        __atomic_store_n(&ledger->total[device], sum[device], __ATOMIC_RELAXED);
+}
+
+static bool slot_empty(const struct vgpu_ledger_slot *slot)
+{
+    uint64_t any = slot->pid;
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++)
+        any |= slot->used[device] | slot->context[device];
+    return any == 0;
+}
+
+bool ledger_slot_exported(int descriptor, const struct vgpu_ledger *ledger, const struct vgpu_ledger_slot *slot)
+{
+    uint64_t identity[2];
+    uint32_t any = 0;
+    for (int device = 0; device < VGPU_LEDGER_EXPORTED_DEVICES; device++)
+        any |= slot->exported_mib[device];
+    return any && (ledger_range_held(descriptor, VGPU_LEDGER_IMPORT_BASE, VGPU_LEDGER_IMPORT_SPAN) != 0 ||
+                   !ledger_file_identity(descriptor, identity) || shareable_any(ledger, identity));
+}
+
+uint64_t ledger_slot_exported_bytes(const struct vgpu_ledger_slot *slot, int device)
+{
+    uint64_t exported = device < VGPU_LEDGER_EXPORTED_DEVICES ? (uint64_t)slot->exported_mib[device] * MIB : 0;
+    return exported < slot->used[device] ? exported : slot->used[device];
+}
+
+/* A dead process's slot: nothing is left of it but what others have open. True if that is less than there was. */
+static bool strip(int descriptor, struct vgpu_ledger_slot *slot)
+{
+    bool exported = ledger_slot_exported(descriptor, ledger_self.map, slot), changed = !exported;
+    for (int device = 0; device < VGPU_MAX_DEVICES; device++) {
+        uint64_t open = exported ? ledger_slot_exported_bytes(slot, device) : 0;
+        changed = changed || slot->context[device] || slot->used[device] != open;
+        slot->used[device] = open;
+        slot->context[device] = 0;
+    }
+    if (!exported)
+        slot->pid = 0;
+    return changed;
+}
+
+void ledger_reap(void)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    int descriptor = ledger_file_again(false);
+    if (descriptor < 0)
+        return; /* a process that cannot be asked about counts as alive */
+    uint32_t high = ledger_high(ledger);
+    bool found = false;
+    for (uint32_t i = 0; i < high; i++) {
+        struct vgpu_ledger_slot *slot = ledger_slot(ledger, i);
+        if (i == ledger_self.slot || slot_empty(slot) || ledger_byte_held(descriptor, VGPU_LEDGER_ALIVE_BASE + i) != 0)
+            continue;
+        found = strip(descriptor, slot) || found;
+    }
+    close(descriptor);
+    if (found)
+        ledger_recount();
+    ledger_self.reaped_ns = ledger_clock();
+}

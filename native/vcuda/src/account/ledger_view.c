@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The ledger as it is looked at, not written: who lives in the container, under which pid, and what each holds. Works for
+ * a process that never joined (nvidia-smi) and repairs nothing.
+ *
+ * The pid in a slot is the one that its owner sees of itself. A viewer in another pid namespace of the same container
+ * (unshare, a shared process namespace) knows that process by another number, or not at all.
+ */
+#include "ledger.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+struct view {
+    int descriptor, device;
+    struct vgpu_ledger *ledger;
+};
+
+static void view_close(struct view *view)
+{
+    if (view->ledger)
+        munmap(view->ledger, VGPU_LEDGER_FILE_SIZE);
+    if (view->descriptor >= 0)
+        close(view->descriptor);
+}
+
+/* device is -1 where the ledger is whole and does not have it. */
+static bool view_open(struct view *view, const char *uuid)
+{
+    *view = (struct view){.descriptor = ledger_file_open(limits_ledger_path(), false), .device = -1};
+    if (view->descriptor < 0)
+        return false;
+    if (lseek(view->descriptor, 0, SEEK_END) >= (off_t)VGPU_LEDGER_FILE_SIZE) {
+        void *map = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ, MAP_SHARED, view->descriptor, 0);
+        view->ledger = map == MAP_FAILED ? NULL : map;
+    }
+    if (!view->ledger || !ledger_header_ok(view->ledger)) {
+        view_close(view);
+        return false;
+    }
+    view->device = ledger_device_index(view->ledger, uuid);
+    return true;
+}
+
+/* The next slot from *at on whose owner lives and holds something of the device. */
+static const struct vgpu_ledger_slot *view_next(const struct view *view, uint32_t *at, uint64_t *bytes)
+{
+    for (uint32_t high = view->device < 0 ? 0 : ledger_high(view->ledger); *at < high;) {
+        const struct vgpu_ledger_slot *slot = ledger_slot(view->ledger, *at);
+        *bytes = slot->used[view->device] + slot->context[view->device];
+        if (ledger_byte_held(view->descriptor, VGPU_LEDGER_ALIVE_BASE + (*at)++) != 0 && *bytes)
+            return slot;
+    }
+    return NULL;
+}
+
+/* What dead processes had exported is charged as long as any process has it: to none that could be named. */
+static uint64_t view_of_the_dead(const struct view *view)
+{
+    uint64_t sum = 0, bytes;
+    for (uint32_t at = 0, high = view->device < 0 ? 0 : ledger_high(view->ledger); at < high; at++) {
+        const struct vgpu_ledger_slot *slot = ledger_slot(view->ledger, at);
+        bytes = ledger_slot_exported_bytes(slot, view->device);
+        if (bytes && ledger_byte_held(view->descriptor, VGPU_LEDGER_ALIVE_BASE + at) == 0 &&
+            ledger_slot_exported(view->descriptor, view->ledger, slot))
+            sum += bytes;
+    }
+    return sum;
+}
+
+bool ledger_view_total(const char *uuid, uint64_t *bytes)
+{
+    struct view view;
+    uint64_t held;
+    *bytes = 0;
+    if (!view_open(&view, uuid))
+        return false;
+    for (uint32_t at = 0; view_next(&view, &at, &held);)
+        *bytes += held;
+    *bytes += view_of_the_dead(&view);
+    view_close(&view);
+    return true;
+}
+
+bool ledger_shares(const char *uuid, uint64_t *own, uint64_t *total, bool *largest)
+{
+    struct view view;
+    uint64_t held, most = 0;
+    *own = *total = 0;
+    if (!atomic_load_explicit(&ledger_self.joined, memory_order_acquire) || !view_open(&view, uuid))
+        return false;
+    uint32_t at = 0, who = 0;
+    while (view_next(&view, &at, &held)) {
+        *total += held;
+        if (at - 1 == ledger_self.slot)
+            *own = held;
+        if (held > most) {
+            most = held;
+            who = at - 1;
+        }
+    }
+    view_close(&view);
+    *largest = most && who == ledger_self.slot;
+    return *own > 0;
+}
+
+/* --- pids ------------------------------------------------------------------------------------------------ */
+
+/* By number: libc's own stat carries GLIBC_2.33 in the symbol tables of new systems. */
+static uint64_t namespace_at(const char *path)
+{
+    struct stat status;
+    return syscall(SYS_newfstatat, AT_FDCWD, path, &status, 0) == 0 ? (uint64_t)status.st_ino : 0;
+}
+
+uint64_t ledger_pid_namespace(void)
+{
+    return namespace_at("/proc/self/ns/pid");
+}
+
+bool ledger_proc_is_ours(void)
+{
+    char text[24];
+    ssize_t length = readlink("/proc/self", text, sizeof text - 1);
+    text[length < 0 ? 0 : length] = 0;
+    return strtol(text, NULL, 10) == (long)getpid();
+}
+
+/* The last figure of its NSpid line: the process's pid in its own namespace. */
+static uint32_t innermost_pid(uint32_t process)
+{
+    char path[40], line[256];
+    uint32_t pid = 0;
+    snprintf(path, sizeof path, "/proc/%u/status", process);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file))
+        if (strncmp(line, "NSpid:", 6) == 0) {
+            const char *last = strrchr(line, '\t');
+            pid = last ? (uint32_t)strtoul(last, NULL, 10) : 0;
+            break;
+        }
+    if (file)
+        fclose(file);
+    return pid;
+}
+
+/* The process by that pid of that namespace, as it is called here; 0: it is not visible from here. */
+static uint32_t pid_from(uint64_t pid_namespace, uint32_t pid)
+{
+    uint32_t found = 0;
+    DIR *processes = ledger_proc_is_ours() ? opendir("/proc") : NULL;
+    for (struct dirent *entry; processes && !found && (entry = readdir(processes));) {
+        char path[40];
+        uint32_t process = (uint32_t)strtoul(entry->d_name, NULL, 10); /* 0 for what is no process */
+        snprintf(path, sizeof path, "/proc/%u/ns/pid", process);
+        if (process && namespace_at(path) == pid_namespace && innermost_pid(process) == pid)
+            found = process;
+    }
+    if (processes)
+        closedir(processes);
+    return found;
+}
+
+int ledger_processes(const char *uuid, struct ledger_process *list, int room)
+{
+    struct view view;
+    uint64_t bytes, here = ledger_pid_namespace();
+    int count = 0;
+    if (!view_open(&view, uuid))
+        return -1;
+    const struct vgpu_ledger_slot *slot;
+    for (uint32_t at = 0; (slot = view_next(&view, &at, &bytes));) {
+        uint64_t there = slot->pid_namespace;
+        uint32_t pid = there == 0 || there == here ? slot->pid : pid_from(there, slot->pid);
+        if (!pid)
+            continue;
+        if (count < room)
+            list[count] = (struct ledger_process){pid, bytes};
+        count++;
+    }
+    view_close(&view);
+    return count;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Descriptors that stand for device memory (cuMemExportToShareableHandle). The memory lives as long as any process has
+ * one, or a message in a socket carries it, and nobody counts them but the kernel. So each is marked when it is made: a
+ * lock on one byte, far past the end of its file, that belongs to its open file description. Any other description of
+ * the file shows whether that lock is still held, which is whether the handle is open anywhere, its maker dead or alive.
+ *
+ * All handles of a driver are descriptions of one file (/dev/nvidiactl), which may be the same in other containers. A byte
+ * is 2^62, 30 bits that stand for the container's ledger, 24 for the object, 8 for the handle. Where a mark cannot be set, or
+ * does not show, nothing is concluded from it: the memory stays charged until exit, the ledger says that there is such a
+ * handle, and from then on an import that cannot be identified is charged once more. Before, it is another container's.
+ */
+#include "ledger.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef F_OFD_GETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+
+#define BASE (1ull << 62)
+#define HANDLES 256ull /* of one object */
+#define OBJECT_BITS 14 /* of one process, next to the bits of its slot */
+#define SPAN (1ull << 32)
+
+static _Atomic uint32_t next_object;
+
+/* `ledger`: device and inode of the container's ledger file. */
+static uint64_t container(const uint64_t ledger[2])
+{
+    uint64_t hash = (ledger[0] * 0x9e3779b97f4a7c15ull ^ ledger[1]) * 0xff51afd7ed558ccdull;
+    return BASE | (hash >> 34) << 32;
+}
+
+/* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
+static bool identity(int descriptor, uint64_t file[2])
+{
+    struct stat status;
+    if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0)
+        return false;
+    /* By inode, of a device node too, for there the kernel keeps the locks: another node of the same device has none of
+     * these. The bit tells a reader of the ledger which kind it is. */
+    file[0] = S_ISCHR(status.st_mode) ? 1ull << 63 | (uint64_t)status.st_dev : (uint64_t)status.st_dev;
+    file[1] = (uint64_t)status.st_ino;
+    return true;
+}
+
+static bool same(const uint64_t one[2], const uint64_t other[2])
+{
+    return one[0] == other[0] && one[1] == other[1];
+}
+
+/* Of a lock, within what was asked for. */
+struct span {
+    uint64_t first, end;
+};
+
+/* 1 and *found, where another description holds a lock in the range; 0 none; -1 cannot be known. */
+static int locked_at(int descriptor, uint64_t first, uint64_t count, struct span *found)
+{
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)first, .l_len = (off_t)count};
+    if (count == 0)
+        return 0;
+    if (fcntl(descriptor, F_OFD_GETLK, &lock) != 0)
+        return -1;
+    /* Another's lock may begin before the range and end behind it; no length is: however far. */
+    uint64_t begin = (uint64_t)lock.l_start, length = (uint64_t)lock.l_len, end = first + count;
+    *found = (struct span){begin > first ? begin : first, length && begin + length < end ? begin + length : end};
+    return lock.l_type != F_UNLCK;
+}
+
+static int locked(int descriptor, uint64_t first, uint64_t count)
+{
+    struct span unused;
+    return locked_at(descriptor, first, count, &unused);
+}
+
+/* The file of all handles, as the ledger has it; -1: none was marked in this container, or another file has its name. */
+static int open_file(const struct vgpu_ledger *ledger, bool *marked)
+{
+    char path[sizeof ledger->shareable];
+    uint64_t file[2];
+    memcpy(path, ledger->shareable, sizeof path);
+    *marked = path[0] != 0;
+    if (path[0] != '/' || !memchr(path, 0, sizeof path))
+        return -1;
+    int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (descriptor < 0 || (identity(descriptor, file) && same(file, ledger->shareable_file)))
+        return descriptor;
+    close(descriptor);
+    return -1;
+}
+
+/* Writes down where handles lie, the first time. A process that finds another file there marks nothing. */
+static bool note_file(int descriptor)
+{
+    struct vgpu_ledger *ledger = ledger_self.map;
+    char link[32], path[sizeof ledger->shareable] = {0};
+    uint64_t file[2];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length <= 0 || path[0] != '/' || length >= (ssize_t)sizeof path - 1 || !identity(descriptor, file) || !ledger_lock_take())
+        return false;
+    if (!ledger->shareable[0]) {
+        memcpy(ledger->shareable_file, file, sizeof file);
+        memcpy(ledger->shareable + 1, path + 1, sizeof path - 1);
+        /* The first letter says that all is there. No fence: the thread sanitizer knows none. */
+        __atomic_store_n(&ledger->shareable[0], path[0], __ATOMIC_RELEASE);
+    }
+    bool noted = memcmp(ledger->shareable, path, sizeof path) == 0 && same(ledger->shareable_file, file);
+    ledger_lock_drop();
+    return noted;
+}
+
+/* An object that no handle stands for; 0: none. */
+static uint64_t new_object(int file)
+{
+    for (uint32_t tries = 0; tries < 1u << OBJECT_BITS; tries++) {
+        uint64_t number = atomic_fetch_add(&next_object, 1) & ((1u << OBJECT_BITS) - 1);
+        uint64_t object = container(ledger_self.file) | ((uint64_t)ledger_self.slot << OBJECT_BITS | number) * HANDLES;
+        if (locked(file, object, HANDLES) == 0)
+            return object;
+    }
+    return 0;
+}
+
+void shareable_unmarked(void)
+{
+    __atomic_store_n(&ledger_self.map->shareable_unmarked, 1, __ATOMIC_RELEASE);
+}
+
+static bool mark(int descriptor, uint64_t *object)
+{
+    bool marked, done = false;
+    if (!note_file(descriptor))
+        return false;
+    int file = open_file(ledger_self.map, &marked);
+    if (file < 0)
+        return false;
+    uint64_t mine = *object ? *object : new_object(file);
+    uint64_t byte = mine, end = mine + HANDLES;
+    while (mine && byte < end && locked(file, byte, 1) == 1)
+        byte++;
+    if (mine && byte < end) {
+        struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = (off_t)byte, .l_len = 1};
+        /* Asked again: perhaps this file keeps no locks. */
+        done = fcntl(descriptor, F_OFD_SETLK, &lock) == 0 && locked(file, byte, 1) == 1;
+    }
+    close(file);
+    if (done)
+        *object = mine;
+    return done;
+}
+
+bool shareable_mark(int descriptor, uint64_t *object)
+{
+    bool done = mark(descriptor, object);
+    if (!done)
+        shareable_unmarked();
+    return done;
+}
+
+bool shareable_open(uint64_t object)
+{
+    bool marked;
+    int file = open_file(ledger_self.map, &marked);
+    bool open = file < 0 || locked(file, object, HANDLES) != 0;
+    if (file >= 0)
+        close(file);
+    return open;
+}
+
+bool shareable_any(const struct vgpu_ledger *ledger, const uint64_t identity[2])
+{
+    bool marked;
+    int file = open_file(ledger, &marked);
+    bool any = file < 0 ? marked : locked(file, container(identity), SPAN) != 0;
+    if (file >= 0)
+        close(file);
+    return any;
+}
+
+/* The byte that this description holds, among the locks that the kernel lists for it: there no lock of another's hides it. */
+static uint64_t listed_byte(int descriptor, uint64_t first, uint64_t count)
+{
+    char path[40], text[2048];
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", descriptor);
+    int list = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = list >= 0 ? read(list, text, sizeof text - 1) : 0;
+    if (list >= 0)
+        close(list);
+    text[length > 0 ? length : 0] = 0;
+    /* "lock: 1: OFDLCK ADVISORY READ -1 08:01:1234 FIRST LAST" */
+    for (char *line = strstr(text, "OFDLCK"), *end; line && (end = strchr(line, '\n')); line = strstr(end + 1, "OFDLCK")) {
+        uint64_t number[2] = {0, 0};
+        char *at = end;
+        for (int word = 1; word >= 0; word--) {
+            while (at > line && at[-1] != ' ')
+                at--;
+            for (const char *digit = at; *digit >= '0' && *digit <= '9'; digit++)
+                number[word] = number[word] * 10 + (uint64_t)(*digit - '0');
+            at -= at > line;
+        }
+        if (number[0] == number[1] && number[0] >= first && number[0] - first < count)
+            return number[0];
+    }
+    return 0;
+}
+
+/* The same where the kernel lists none: others see that byte locked, it does not. */
+static uint64_t scanned_byte(int file, int descriptor, uint64_t first, uint64_t count)
+{
+    struct span found;
+    if (locked_at(file, first, count, &found) != 1)
+        return 0;
+    if (locked(descriptor, found.first, 1) == 0)
+        return found.first;
+    /* Which of several is named first says nothing. */
+    uint64_t byte = scanned_byte(file, descriptor, first, found.first - first);
+    return byte ? byte : scanned_byte(file, descriptor, found.end, first + count - found.end);
+}
+
+static uint64_t own_byte(int file, int descriptor, uint64_t first, uint64_t count)
+{
+    uint64_t byte = listed_byte(descriptor, first, count);
+    return byte ? byte : scanned_byte(file, descriptor, first, count);
+}
+
+bool shareable_marked(int descriptor)
+{
+    char link[32];
+    struct stat status;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    /* A handle of another container lies in its own node of the device: that one is opened again, not ours. */
+    bool may_be = descriptor >= 0 && syscall(SYS_fstat, descriptor, &status) == 0 &&
+                  (S_ISCHR(status.st_mode) || S_ISREG(status.st_mode));
+    int file = may_be ? open(link, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK) : -1;
+    bool marked = file >= 0 && own_byte(file, descriptor, BASE, BASE) != 0;
+    if (file >= 0)
+        close(file);
+    return marked;
+}
+
+uint64_t shareable_import_byte(uint64_t object)
+{
+    uint64_t last = VGPU_LEDGER_IMPORT_SPAN - 1;
+    return VGPU_LEDGER_IMPORT_BASE + (object ? (object * 0x9e3779b97f4a7c15ull >> 32) % VGPU_LEDGER_IMPORT_SPAN : last);
+}
+
+enum shareable_origin shareable_origin(int descriptor, uint64_t *object)
+{
+    bool marked = false;
+    uint64_t known[2], file[2];
+    *object = 0;
+    int all = descriptor < 0 ? -1 : open_file(ledger_self.map, &marked);
+    if (all < 0) {
+        bool ours = marked || __atomic_load_n(&ledger_self.map->shareable_unmarked, __ATOMIC_ACQUIRE);
+        return ours ? SHAREABLE_UNKNOWN : SHAREABLE_FOREIGN;
+    }
+    if (identity(all, known) && identity(descriptor, file) && same(known, file))
+        *object = own_byte(all, descriptor, container(ledger_self.file), SPAN) / HANDLES * HANDLES;
+    close(all);
+    return *object ? SHAREABLE_OURS : SHAREABLE_FOREIGN;
+}

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The slow path of a launch: charge what was launched since the last fence, see whether this launch may go, wait if not.
+ * A launch comes here after 250 microseconds of predicted work, after 64 launches, after a pause of the host, or when its
+ * kernel has never been measured.
+ */
+#include "limiter.h"
+
+#include "context/context.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MARGIN_NS (50 * US)
+#define GAP_US 20u
+#define STALL_NS (500 * MS)
+#define STALL_AGAIN_NS (10 * MS)
+#define SAMPLE 8u /* of the launches after a pause one in so many is measured alone */
+
+__thread struct thread_state vgpu_thread;
+_Atomic uint32_t vgpu_launch_epoch = 1;
+struct costs vgpu_costs;
+
+static _Atomic uint32_t gap_ticks = GAP_US * 2000; /* until the counter's speed is known */
+static _Atomic bool calibrated;
+
+static _Atomic uint64_t thread_count;
+static struct lock end_lock;
+
+uint64_t limiter_now(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* The counter's speed, from two looks of one thread that lie 10 to 500 ms apart. */
+static void calibrate(struct thread_state *thread, uint32_t ticks, uint64_t now)
+{
+    if (!atomic_load_explicit(&calibrated, memory_order_relaxed)) {
+        uint64_t passed = now - thread->calibration_ns;
+        if (passed > 500 * MS) {
+            thread->calibration_ns = now;
+            thread->calibration_ticks = ticks;
+        } else if (passed > 10 * MS) {
+            uint64_t counted = ticks - thread->calibration_ticks;
+            atomic_store_explicit(&gap_ticks, (uint32_t)(counted * GAP_US * US / passed), memory_order_relaxed);
+            atomic_store_explicit(&calibrated, true, memory_order_relaxed);
+        }
+    }
+    limiter_set_gap(thread, atomic_load_explicit(&gap_ticks, memory_order_relaxed));
+}
+
+/* --- segments ------------------------------------------------------------------------------------------ */
+
+static void charge(struct limited *limited, struct segment *segment, uint64_t now)
+{
+    tenant_charge(limited, segment->predicted);
+    uint64_t until = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
+    until = (until > now ? until : now) + segment->predicted;
+    atomic_store_explicit(&limited->busy_until, until, memory_order_relaxed);
+    __atomic_store_n(limited->busy_lane, until, __ATOMIC_RELAXED);
+}
+
+/* Nothing is open: the next launch goes the slow way. */
+static void rest(struct flow *flow)
+{
+    segment_start(&flow->segment);
+    flow->segment.predicted = SEGMENT_NS;
+}
+
+static CUevent mark(const struct thread_state *thread, const struct flow *flow)
+{
+    return fence_mark(thread->context, (CUstream)(flow->stream & ~FLOW_PER_THREAD), (flow->stream & FLOW_PER_THREAD) != 0);
+}
+
+/* Outside a launch into its stream a segment only counts as predicted: its stream may not be there any more. */
+static void drop(struct thread_state *thread, struct flow *flow, uint64_t now)
+{
+    if (flow->segment.count && thread->limited)
+        charge(thread->limited, &flow->segment, now);
+    if (flow->begin)
+        fence_drop_mark(thread->context, flow->begin);
+    flow->begin = NULL;
+    rest(flow);
+}
+
+static void close_segment(struct thread_state *thread, struct flow *flow, uint64_t now)
+{
+    if (!flow->segment.count)
+        return;
+    charge(thread->limited, &flow->segment, now);
+    CUevent end = mark(thread, flow);
+    fence_put(thread->limited, thread->context, flow, end);
+    rest(flow);
+}
+
+void limiter_forget_thread(void)
+{
+    struct thread_state *thread = &vgpu_thread;
+    if (!thread->ready && !thread->off)
+        return;
+    /* Programs set the context that they have already: what is open is kept until the next launch shows another. */
+    if (thread->ready)
+        thread->seen = thread->ready;
+    thread->ready = 0;
+    thread->off = 0;
+}
+
+void limiter_context_left(struct leaving *leaving)
+{
+    (void)leaving;
+    limiter_forget_thread();
+}
+
+void limiter_forget_all(void)
+{
+    if (atomic_fetch_add_explicit(&vgpu_launch_epoch, 1, memory_order_acq_rel) == UINT32_MAX)
+        atomic_store_explicit(&vgpu_launch_epoch, 1, memory_order_relaxed);
+}
+
+/* --- who launches, and where ----------------------------------------------------------------------------- */
+
+/* A thread ends: what it launched since its last fence is charged as predicted, or a program of short threads ran free. */
+static void at_end(void *state)
+{
+    struct thread_state *thread = state;
+    uint32_t epoch = atomic_load_explicit(&vgpu_launch_epoch, memory_order_acquire);
+    uint64_t now = limiter_now();
+    for (unsigned i = 0; i < FLOWS; i++) {
+        if (thread->ready != epoch && thread->seen != epoch)
+            thread->flow[i].begin = NULL; /* its context may be gone */
+        drop(thread, &thread->flow[i], now);
+    }
+}
+
+/* Found by name, as in fence.c. A program without these functions has no threads. */
+static void watch_end(struct thread_state *thread)
+{
+    typedef int (*create_type)(pthread_key_t *, void (*)(void *));
+    typedef int (*set_type)(pthread_key_t, const void *);
+    static pthread_key_t key;
+    static set_type set; /* a child has its parent's key */
+    static bool tried;
+    lock_take(&end_lock);
+    create_type create = tried ? NULL : (create_type)real_dlsym(NULL, "pthread_key_create");
+    tried = true;
+    if (create && create(&key, at_end) == 0)
+        set = (set_type)real_dlsym(NULL, "pthread_setspecific");
+    lock_drop(&end_lock);
+    if (set)
+        set(key, thread);
+}
+
+static bool resolve(struct thread_state *thread)
+{
+    uint32_t epoch = atomic_load_explicit(&vgpu_launch_epoch, memory_order_acquire);
+    if (thread->ready == epoch)
+        return true;
+    CUcontext context;
+    CUresult status;
+    const struct device *device = device_current(&context, &status);
+    if (!device)
+        return false;
+    struct limited *limited = tenant_limited(device);
+    if (thread->seen == epoch && thread->limited == limited && thread->context == context) {
+        thread->ready = epoch;
+        return true;
+    }
+    uint64_t now = limiter_now();
+    for (unsigned i = 0; i < FLOWS; i++) {
+        thread->flow[i].begin = NULL; /* its context may be gone; an event more or less is no matter */
+        drop(thread, &thread->flow[i], now);
+        thread->flow[i].used = false;
+    }
+    if (!thread->number) {
+        thread->number = atomic_fetch_add_explicit(&thread_count, 1, memory_order_relaxed) + 1;
+        watch_end(thread);
+    }
+    thread->current = &thread->flow[0];
+    thread->limited = limited;
+    thread->context = context;
+    thread->ready = epoch;
+    return true;
+}
+
+static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
+{
+    struct flow *flow = thread->current = &thread->flow[flow_index(stream)];
+    if (flow->used && flow->stream == stream)
+        return flow;
+    drop(thread, flow, limiter_now());
+    flow->used = true;
+    flow->stream = stream;
+    flow->chain = (((uintptr_t)thread->context ^ stream * 31) * 0x9e3779b97f4a7c15ull ^ thread->number * 977);
+    return flow;
+}
+
+static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now, uint64_t until)
+{
+    const struct vgpu_gpu_page *page = atomic_load_explicit(&limited->page, memory_order_acquire);
+    struct timespec timeout = {.tv_nsec = (long)(until - now)};
+    int saved = errno;
+    if (page)
+        syscall(SYS_futex, &page->wake, FUTEX_WAIT, wake, &timeout, NULL, 0); /* shared with the arbiter: not _PRIVATE */
+    errno = saved;
+}
+
+/*
+ * Has nothing been done since then, for much longer than what is queued should take? Then it may be waiting for what this
+ * thread is about to launch, or to do afterwards (a callback, another stream's event): to throttle on would be for ever.
+ */
+static bool stalled(const struct thread_state *thread, uint32_t passed, uint64_t waited)
+{
+    uint64_t queued = atomic_load_explicit(&thread->limited->queued, memory_order_relaxed);
+    return queued && waited > (thread->stalled == passed + 1 ? STALL_AGAIN_NS : STALL_NS + 2 * queued);
+}
+
+/* Waits until a launch of this cost may go. Answers for how long nobody else runs then. */
+static uint64_t admit(struct thread_state *thread, struct flow *flow, uint64_t cost, uint64_t *now)
+{
+    struct limited *limited = thread->limited;
+    bool asked = false, waited = false;
+    uint64_t began = *now, since = *now;
+    uint32_t before = atomic_load_explicit(&limited->passed, memory_order_relaxed);
+    for (;;) {
+        uint32_t passed = atomic_load_explicit(&limited->passed, memory_order_relaxed);
+        if (passed != before)
+            since = *now;
+        before = passed;
+        bool stuck = stalled(thread, passed, *now - since);
+        struct vgpu_gpu_page page = {.gate = VGPU_GATE_NONE};
+        unsigned percent = limits_sm_percent(limited->device->uuid, limited->device->nvml_index);
+        uint32_t share = limits_core_policy() == VGPU_CORE_DISABLE || !percent ? PPM : percent * (PPM / 100);
+        uint32_t seen = fence_settled();
+        bool arbiter = tenant_page(limited, *now, &page);
+        bool lowered = limits_sm_lowered(limited->device->uuid, limited->device->nvml_index);
+        uint32_t rate = pace_rate(share, limits_core_policy() == VGPU_CORE_FORCE, lowered, arbiter, &page);
+        uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed), until;
+        /* Who waits loses nothing by waking late: what an idle one may save up does not bind it. */
+        bool working = waited || bucket_busy_until(limited->tenant) > *now;
+        struct pace_view view = {
+            .now = *now, .waited = *now - began, .gate = arbiter ? page.gate : VGPU_GATE_NONE, .rate_ppm = rate,
+            .turn_start = page.turn_start_ns, .turn_end = page.turn_end_ns,
+            .outstanding_max = arbiter && page.outstanding_max_us ? page.outstanding_max_us * US : PACE_OUTSTANDING_NS,
+            .busy_until = stuck ? 0 : busy, .balance = tenant_balance(limited, *now, rate, working)};
+        enum pace pace = pace_decide(&view, cost, &until);
+        __atomic_store_n(&limited->tenant->active_ns, *now, __ATOMIC_RELAXED);
+        if (pace == PACE_GO) {
+            if (stuck)
+                thread->stalled = passed + 1;
+            if (asked)
+                __atomic_store_n(&limited->tenant->waiting_ns, 0, __ATOMIC_RELAXED);
+            if (waited)
+                vgpu_log(LOG_TRACE, "a launch on %s was throttled for %llu us", limited->device->uuid,
+                         (unsigned long long)((*now - began) / US));
+            return pace_exclusive(&view, page.flags);
+        }
+        waited = true;
+        close_segment(thread, flow, *now); /* what was launched has an exact end now, and others see it drain */
+        if (!arbiter)
+            tenant_look_again(limited, *now);
+        if (pace == PACE_WAIT_GATE) {
+            asked = true;
+            __atomic_store_n(&limited->tenant->waiting_ns, *now, __ATOMIC_RELAXED);
+            wait_gate(limited, page.wake, *now, until);
+        } else {
+            fence_wait(seen, *now, until);
+        }
+        limits_control(); /* a live change counts for who waits, too */
+        uint64_t then = *now;
+        *now = limiter_now();
+        /* At each look, so that a kill in a long wait loses little of it. */
+        __atomic_fetch_add(&limited->tenant->throttled_ns, *now - then, __ATOMIC_RELAXED);
+    }
+}
+
+void limiter_before(struct ticket *ticket, uint32_t key, CUstream stream, bool per_thread)
+{
+    struct thread_state *thread = &vgpu_thread;
+    enum control control = vgpu_enter();
+    uint32_t sequence = __atomic_load_n(vgpu_limits_sequence, __ATOMIC_ACQUIRE);
+    ticket->flow = NULL;
+    if (control != CONTROL_ON) {
+        if (control == CONTROL_OFF)
+            thread->off = sequence | 1;
+        return;
+    }
+    if (capture_of(stream, per_thread) || !resolve(thread))
+        return;
+    struct limited *limited = thread->limited;
+    if (limits_core_policy() == VGPU_CORE_DISABLE || !limits_sm_percent(limited->device->uuid, limited->device->nvml_index)) {
+        limiter_forget_thread();
+        thread->off = sequence | 1;
+        return;
+    }
+    if (limits_priority() != 0 && !(__atomic_load_n(&limited->tenant->requests, __ATOMIC_RELAXED) & VGPU_TENANT_LOW))
+        __atomic_fetch_or(&limited->tenant->requests, VGPU_TENANT_LOW, __ATOMIC_RELAXED);
+    uint64_t now = limiter_now(), cost;
+    uint32_t ticks = limiter_ticks();
+    bool known;
+    struct flow *flow = flow_of(thread, flow_stream(stream, per_thread));
+    unsigned item = cost_find(&vgpu_costs, key, &cost, &known);
+    calibrate(thread, ticks, now);
+    bool gap = ticks - thread->ticks > thread->window;
+    /* After a pause its end would be marked too late: what the host did meanwhile is not the GPU's work. */
+    if (flow->segment.count && gap)
+        drop(thread, flow, now);
+    bool sample = gap && known && ++thread->pauses % SAMPLE == 0;
+    if (flow->segment.count && (!known || !flow->segment.known || flow->segment.count >= SEGMENT_LAUNCHES ||
+                                flow->segment.predicted + cost >= SEGMENT_NS))
+        close_segment(thread, flow, now);
+    uint64_t exclusive_ns = admit(thread, flow, cost, &now);
+    if (!flow->segment.count) {
+        segment_start(&flow->segment);
+        flow->segment.known = known;
+        flow->segment.exclusive_ns = exclusive_ns;
+        uint64_t busy = atomic_load_explicit(&limited->busy_until, memory_order_relaxed);
+        uint64_t queued = atomic_load_explicit(&limited->queued, memory_order_relaxed);
+        if (!known || sample || busy < now + MARGIN_NS + queued / 4) {
+            flow->begin = mark(thread, flow);
+            flow->segment.begun = flow->begin != NULL;
+        }
+    }
+    *ticket = (struct ticket){.flow = flow, .item = item, .ns = cost, .fence_after = !known || sample || cost >= SEGMENT_NS};
+}
+
+void limiter_after(struct ticket *ticket, CUresult status)
+{
+    struct thread_state *thread = &vgpu_thread;
+    struct flow *flow = ticket->flow;
+    if (!flow)
+        return;
+    thread->ticks = limiter_ticks() - thread->behind;
+    if (status != CUDA_SUCCESS) {
+        drop(thread, flow, limiter_now());
+        return;
+    }
+    segment_add(&flow->segment, ticket->item, ticket->ns);
+    if (ticket->fence_after)
+        close_segment(thread, flow, limiter_now());
+}
+
+void limiter_reset(void)
+{
+    memset(&vgpu_thread, 0, sizeof vgpu_thread);
+    atomic_store_explicit(&end_lock.word, 0, memory_order_relaxed);
+    limiter_forget_all();
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The bucket of a container, and the rule by which a launch goes or waits. Pure: see pace.h. */
+#include "pace.h"
+
+/* A throttled container gets going again with so much in hand: bursts, not single kernels, for a burst's begin and end
+ * are where the error is. Bounded by time, so that no small share is throttled for long. */
+#define BURST_NS (2 * MS)
+#define BURST_WAIT_NS (40 * MS)
+
+#define WOKEN_NS (500 * US) /* from the begin of a turn to its first launch, on a busy machine */
+#define LOOK_AGAIN_NS (10 * MS) /* the longest wait without a look at limits and page */
+
+static int64_t load(const int64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_RELAXED);
+}
+
+void bucket_accrue(struct vgpu_tenant_device *device, uint64_t now, uint32_t rate_ppm, bool busy)
+{
+    uint64_t last = __atomic_load_n(&device->accrued_ns, __ATOMIC_RELAXED);
+    /* Who moves the time forward adds the tokens; a process that dies between the two loses this one step. */
+    if (now <= last && last - now < 1000 * MS)
+        return;
+    if (!__atomic_compare_exchange_n(&device->accrued_ns, &last, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        return;
+    int64_t balance = load(&device->balance_ns), cap = (int64_t)(busy ? BUCKET_BUSY_CAP_NS : BUCKET_CAP_NS);
+    uint64_t passed = now > last ? now - last : 0;
+    if (last == 0 || passed > 10000 * MS)
+        passed = passed && last ? 10000 * MS : 0;
+    int64_t due = (int64_t)((double)passed * rate_ppm / PPM + 0.5), room = cap - balance;
+    if (due > room)
+        due = room > 0 ? room : 0; /* accrual stops at the cap; a credit from settling may lie above it */
+    if (due)
+        __atomic_fetch_add(&device->balance_ns, due, __ATOMIC_RELAXED);
+}
+
+void bucket_charge(struct vgpu_tenant_device *device, uint64_t ns)
+{
+    __atomic_fetch_sub(&device->balance_ns, (int64_t)ns, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&device->used_ns, ns, __ATOMIC_RELAXED);
+}
+
+void bucket_correct(struct vgpu_tenant_device *device, uint64_t predicted, uint64_t real)
+{
+    __atomic_fetch_add(&device->balance_ns, (int64_t)(predicted - real), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&device->used_ns, real - predicted, __ATOMIC_RELAXED);
+}
+
+int64_t bucket_balance(const struct vgpu_tenant_device *device)
+{
+    return load(&device->balance_ns);
+}
+
+uint64_t bucket_busy_until(const struct vgpu_tenant_device *device)
+{
+    uint64_t latest = 0;
+    for (unsigned i = 0; i < VGPU_TENANT_LANES; i++) {
+        uint64_t until = __atomic_load_n(&device->busy_until_ns[i], __ATOMIC_RELAXED);
+        if (until > latest)
+            latest = until;
+    }
+    return latest;
+}
+
+uint32_t pace_rate(uint32_t share_ppm, bool force, bool lowered, bool arbiter, const struct vgpu_gpu_page *page)
+{
+    if (!arbiter || page->gate == VGPU_GATE_NONE || force || (lowered && page->gate != VGPU_GATE_OPEN))
+        return share_ppm;
+    return page->rate_ppm > share_ppm ? page->rate_ppm : share_ppm;
+}
+
+static enum pace later(const struct pace_view *view, uint64_t when, enum pace answer, uint64_t *until)
+{
+    *until = when > view->now + LOOK_AGAIN_NS || when <= view->now ? view->now + LOOK_AGAIN_NS : when;
+    return answer;
+}
+
+uint64_t pace_exclusive(const struct pace_view *view, uint32_t flags)
+{
+    uint64_t start = view->busy_until > view->now ? view->busy_until : view->now, end = view->turn_end + VGPU_ARBITER_DRAIN_NS;
+    if (!(flags & VGPU_GPU_EXCLUSIVE) || view->gate == VGPU_GATE_NONE)
+        return 0;
+    return view->gate != VGPU_GATE_TURN ? UINT64_MAX : end > start ? end - start : 0;
+}
+
+enum pace pace_decide(const struct pace_view *view, uint64_t cost, uint64_t *until)
+{
+    uint64_t start = view->busy_until > view->now ? view->busy_until : view->now;
+    if (view->gate == VGPU_GATE_CLOSED)
+        return later(view, 0, PACE_WAIT_GATE, until);
+    if (view->gate == VGPU_GATE_TURN) {
+        if (view->now < view->turn_start)
+            return later(view, view->turn_start, PACE_WAIT, until);
+        if (start >= view->turn_end)
+            return later(view, 0, PACE_WAIT_GATE, until);
+        /* What does not fit goes if it is the first of its turn (it would never fit), or nearer to in than to out. Who is
+         * woken late is first all the same: a short turn must not pass it by. */
+        uint64_t first = (view->turn_end - view->turn_start) / 8;
+        if (start + cost > view->turn_end + cost / 2 && start > view->turn_start + (first > WOKEN_NS ? first : WOKEN_NS))
+            return later(view, 0, PACE_WAIT_GATE, until);
+    }
+    if (start - view->now > view->outstanding_max)
+        return later(view, start - view->outstanding_max, PACE_WAIT, until);
+    if (view->rate_ppm < PPM && view->balance <= 0) {
+        uint64_t rate = view->rate_ppm ? view->rate_ppm : 1;
+        uint64_t burst = BURST_WAIT_NS * rate / PPM < BURST_NS ? BURST_WAIT_NS * rate / PPM : BURST_NS;
+        /* A long kernel is a burst of its own; and a tenant that has paid for one has waited for long enough. */
+        burst = cost < burst && view->waited < BURST_WAIT_NS ? burst : 0;
+        /* Past nothing, and to the next nanosecond: who woke with exactly nothing would be sent to sleep once more. */
+        uint64_t owed = (uint64_t)-view->balance + 1 + burst;
+        return later(view, view->now + (uint64_t)((double)owed * PPM / (double)rate) + 1, PACE_WAIT, until);
+    }
+    return PACE_GO;
+}

@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The pages through which the processes of a container share one bucket, and the arbiter says whose turn it is. Both lie
+ * in the ledger's folder. A page that is missing or not ours is no error: without a tenant page a process keeps the share on
+ * its own, without a gpu page (or with a silent arbiter) the container keeps its own share.
+ */
+#include "limiter.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define LOOK_NS (1000 * MS)
+
+static struct limited limits_of[VGPU_MAX_DEVICES];
+static _Atomic bool opened[VGPU_MAX_DEVICES];
+static struct vgpu_tenant_device alone[VGPU_MAX_DEVICES];
+static struct vgpu_tenant_page *tenant;
+static bool tenant_tried;
+static struct lock lock;
+
+static void *map(const char *path, int flags, int protection, size_t size)
+{
+    struct stat status;
+    void *page = MAP_FAILED;
+    int descriptor = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY);
+    if (descriptor < 0)
+        return NULL;
+    if (syscall(SYS_fstat, descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_size >= (off_t)size)
+        page = mmap(NULL, size, protection, MAP_SHARED, descriptor, 0);
+    close(descriptor);
+    if (page == MAP_FAILED)
+        return NULL;
+    madvise(page, size, MADV_DONTFORK); /* a child opens its own */
+    return page;
+}
+
+/* `name` in the ledger's folder. A ledger of another name (a library preloaded by hand) has no neighbours. */
+static bool neighbour(char *path, size_t room, const char *name, const char *uuid)
+{
+    const char *ledger = limits_ledger_path(), *slash = strrchr(ledger, '/');
+    if (!slash || strcmp(slash, "/ledger") != 0)
+        return false;
+    return snprintf(path, room, "%.*s/%s%s", (int)(slash - ledger), ledger, name, uuid) < (int)room;
+}
+
+static bool ours(const char *magic, const char *expected, uint32_t version, uint32_t min_reader, uint32_t mine)
+{
+    return memcmp(magic, expected, 8) == 0 && version && min_reader <= mine;
+}
+
+static struct vgpu_tenant_device *tenant_device(const char *uuid)
+{
+    char path[600];
+    if (!tenant_tried && neighbour(path, sizeof path, "tenant", "")) {
+        struct vgpu_tenant_page *page = map(path, O_RDWR, PROT_READ | PROT_WRITE, VGPU_TENANT_FILE_SIZE);
+        if (page && ours(page->magic, VGPU_TENANT_MAGIC, page->version, page->min_reader, VGPU_TENANT_VERSION) &&
+            page->device_size >= sizeof(struct vgpu_tenant_device))
+            tenant = page;
+        else
+            vgpu_log(LOG_INFO, "%s is %s: each process keeps the compute share on its own", path, page ? "no tenant page" : "missing");
+    }
+    tenant_tried = true;
+    for (uint32_t i = 0; tenant && i < tenant->device_count && i < VGPU_MAX_DEVICES; i++) {
+        uint64_t offset = tenant->device_offset + (uint64_t)i * tenant->device_size;
+        char name[VGPU_UUID_SIZE];
+        memcpy(name, tenant->uuids[i], sizeof name);
+        name[sizeof name - 1] = 0;
+        if (offset % 8 == 0 && offset + sizeof(struct vgpu_tenant_device) <= VGPU_TENANT_FILE_SIZE && uuid_same(name, uuid))
+            return (struct vgpu_tenant_device *)((char *)tenant + offset);
+    }
+    return NULL;
+}
+
+static const struct vgpu_gpu_page *open_page(const char *uuid)
+{
+    char path[600];
+    if (!neighbour(path, sizeof path, "gpu-", uuid))
+        return NULL;
+    struct vgpu_gpu_page *page = map(path, O_RDONLY, PROT_READ, VGPU_GPU_PAGE_FILE_SIZE);
+    if (page && ours(page->magic, VGPU_GPU_PAGE_MAGIC, page->version, page->min_reader, VGPU_GPU_PAGE_VERSION))
+        return page;
+    if (page)
+        munmap(page, VGPU_GPU_PAGE_FILE_SIZE);
+    return NULL;
+}
+
+struct limited *tenant_limited(const struct device *device)
+{
+    struct limited *limited = &limits_of[device->ledger];
+    if (atomic_load_explicit(&opened[device->ledger], memory_order_acquire))
+        return limited;
+    lock_take(&lock);
+    if (!atomic_load_explicit(&opened[device->ledger], memory_order_relaxed)) {
+        limited->device = device;
+        limited->tenant = tenant_device(device->uuid);
+        if (!limited->tenant)
+            limited->tenant = &alone[device->ledger];
+        atomic_store_explicit(&limited->page, open_page(device->uuid), memory_order_relaxed);
+        limited->own = (struct vgpu_tenant_device){.balance_ns = BUCKET_CAP_NS};
+        limited->busy_lane = &limited->tenant->busy_until_ns[(unsigned)getpid() % VGPU_TENANT_LANES];
+        atomic_store_explicit(&opened[device->ledger], true, memory_order_release);
+    }
+    lock_drop(&lock);
+    return limited;
+}
+
+void tenant_look_again(struct limited *limited, uint64_t now)
+{
+    uint64_t looked = atomic_load_explicit(&limited->looked, memory_order_relaxed);
+    if (atomic_load_explicit(&limited->page, memory_order_relaxed) || now - looked < LOOK_NS)
+        return;
+    lock_take(&lock);
+    atomic_store_explicit(&limited->looked, now, memory_order_relaxed);
+    if (!atomic_load_explicit(&limited->page, memory_order_relaxed))
+        atomic_store_explicit(&limited->page, open_page(limited->device->uuid), memory_order_release);
+    lock_drop(&lock);
+}
+
+/* The arbiter may have looked after this thread read the clock: a page from a moment ahead is no silence. */
+static uint64_t age(uint64_t now, uint64_t heartbeat)
+{
+    return now > heartbeat ? now - heartbeat : heartbeat - now;
+}
+
+bool tenant_page(const struct limited *limited, uint64_t now, struct vgpu_gpu_page *copy)
+{
+    const struct vgpu_gpu_page *page = atomic_load_explicit(&limited->page, memory_order_acquire);
+    if (!page)
+        return false;
+    for (int attempt = 0; attempt < 8; attempt++) {
+        uint32_t before = __atomic_load_n(&page->sequence, __ATOMIC_ACQUIRE);
+        /* Each before the next: the second look at the sequence comes last. No fence, the thread sanitizer knows none. */
+        copy->wake = __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE);
+        copy->gate = __atomic_load_n(&page->gate, __ATOMIC_ACQUIRE);
+        copy->flags = __atomic_load_n(&page->flags, __ATOMIC_ACQUIRE);
+        copy->rate_ppm = __atomic_load_n(&page->rate_ppm, __ATOMIC_ACQUIRE);
+        copy->turn_start_ns = __atomic_load_n(&page->turn_start_ns, __ATOMIC_ACQUIRE);
+        copy->turn_end_ns = __atomic_load_n(&page->turn_end_ns, __ATOMIC_ACQUIRE);
+        copy->outstanding_max_us = __atomic_load_n(&page->outstanding_max_us, __ATOMIC_ACQUIRE);
+        copy->heartbeat_ns = __atomic_load_n(&page->heartbeat_ns, __ATOMIC_ACQUIRE);
+        if (!(before & 1) && __atomic_load_n(&page->sequence, __ATOMIC_RELAXED) == before)
+            return copy->gate != VGPU_GATE_NONE && copy->heartbeat_ns && age(now, copy->heartbeat_ns) < VGPU_ARBITER_SILENT_NS;
+    }
+    return false; /* its writer died in the middle, or is writing faster than can be read */
+}
+
+void tenant_charge(struct limited *limited, uint64_t ns)
+{
+    bucket_charge(limited->tenant, ns);
+    bucket_charge(&limited->own, ns);
+}
+
+void tenant_correct(struct limited *limited, uint64_t predicted, uint64_t real)
+{
+    bucket_correct(limited->tenant, predicted, real);
+    bucket_correct(&limited->own, predicted, real);
+}
+
+int64_t tenant_balance(struct limited *limited, uint64_t now, uint32_t rate_ppm, bool busy)
+{
+    bucket_accrue(limited->tenant, now, rate_ppm, busy);
+    bucket_accrue(&limited->own, now, rate_ppm, busy);
+    int64_t all = bucket_balance(limited->tenant), own = bucket_balance(&limited->own);
+    return all < own ? all : own;
+}
+
+void tenant_reset(void)
+{
+    /* The mappings were not passed on. */
+    memset(limits_of, 0, sizeof limits_of);
+    memset(alone, 0, sizeof alone);
+    memset(opened, 0, sizeof opened);
+    tenant = NULL;
+    tenant_tried = false;
+    atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
+}

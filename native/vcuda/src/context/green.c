@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Green contexts: a part of a device's SMs over its primary context, which they keep alive. The primary context is charged as
+ * any; what a green one takes on top of it is measured, or charged as a whole context where that cannot be seen. Launches are
+ * held to the slice's share whatever SMs they run on: a share is time, and a part of the SMs is never more than all.
+ *
+ * What is allocated while a green context is current belongs to its primary one, and outlives it. The driver lets a green
+ * context be current to one thread at a time, so nothing here, and no thread of ours, ever makes it so.
+ */
+#include "context.h"
+
+#include "events.h"
+#include "process.h"
+
+/* vgpu_greens: key the CUgreenCtx; owner its CUcontext; kind its device's ordinal + 1; bytes what it is charged. */
+
+struct same {
+    CUcontext context; /* to find */
+    struct block block;
+    bool found;
+};
+
+static bool of_context(const struct block *block, void *data)
+{
+    struct same *same = data;
+    if (block->owner == (uintptr_t)same->context) {
+        same->block = *block;
+        same->found = true;
+    }
+    return false;
+}
+
+static bool find(CUcontext context, struct block *block)
+{
+    struct same same = {.context = context};
+    block_sweep(&vgpu_greens, of_context, &same);
+    *block = same.block;
+    return same.found;
+}
+
+CUcontext green_enters(CUcontext context)
+{
+    struct block block;
+    if (!atomic_load_explicit(&vgpu_green_any, memory_order_relaxed) || !find(context, &block))
+        return context;
+    CUcontext primary = context_primary(block.device);
+    return primary ? primary : context;
+}
+
+CUresult green_context_met(const struct device *device, CUcontext context, CUdevice ordinal, bool *known)
+{
+    struct block block;
+    *known = atomic_load_explicit(&vgpu_green_any, memory_order_relaxed) && find(context, &block);
+    return *known ? CUDA_SUCCESS : context_met(device, context, ordinal, known);
+}
+
+bool green_ordinal(CUstream stream, CUdevice *ordinal)
+{
+    CUgreenCtx green;
+    struct block block;
+    if (!atomic_load_explicit(&vgpu_green_any, memory_order_relaxed) || !REAL_HAS(cuStreamGetGreenCtx) ||
+        REAL(cuStreamGetGreenCtx)(stream, &green) != CUDA_SUCCESS || !green ||
+        !block_get(&vgpu_greens, (uintptr_t)green, &block))
+        return false;
+    *ordinal = block.kind - 1;
+    return true;
+}
+
+/* --- what belongs to a green context that goes ------------------------------------------------------------- */
+
+_Atomic bool vgpu_green_any;
+
+static void leave(CUcontext green, CUcontext primary)
+{
+    struct leaving leaving = {.context = green, .heir = primary};
+    EVENT(context_leaving, &leaving);
+}
+
+struct of_device {
+    int device;
+    struct block blocks[64];
+    unsigned count, skip;
+    bool take;
+};
+
+static bool collect(const struct block *block, void *data)
+{
+    struct of_device *found = data;
+    if (block->device != found->device || found->count == sizeof found->blocks / sizeof *found->blocks)
+        return false;
+    if (found->skip) {
+        found->skip--;
+        return false;
+    }
+    found->blocks[found->count++] = *block;
+    return found->take;
+}
+
+void green_context_leaving(struct leaving *leaving)
+{
+    struct of_device found = {.device = leaving->block.device};
+    unsigned passed = 0;
+    if (!leaving->primary)
+        return;
+    do { /* of this device none comes or goes meanwhile: its lock is held */
+        found.count = 0;
+        found.skip = passed;
+        if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
+            block_sweep(&vgpu_greens, collect, &found);
+        for (unsigned i = 0; i < found.count; i++)
+            leave((CUcontext)(uintptr_t)found.blocks[i].owner, leaving->context);
+        passed += found.count;
+    } while (found.count);
+}
+
+void green_context_left(struct leaving *leaving)
+{
+    struct of_device found = {.device = leaving->block.device, .take = true};
+    if (!leaving->primary || !leaving->gone)
+        return;
+    do {
+        found.count = 0;
+        if (atomic_load_explicit(&vgpu_green_any, memory_order_relaxed))
+            block_sweep(&vgpu_greens, collect, &found);
+        for (unsigned i = 0; i < found.count; i++) {
+            code_forget_context((CUcontext)(uintptr_t)found.blocks[i].owner);
+            ledger_uncharge(found.device, ACCOUNT_CONTEXT, found.blocks[i].bytes);
+        }
+    } while (found.count);
+}
+
+/* --- making and ending ----------------------------------------------------------------------------------------- */
+
+static CUresult destroy(CUgreenCtx green)
+{
+    return REAL_HAS(cuGreenCtxDestroy) ? REAL(cuGreenCtxDestroy)(green) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+/* What it took on top of its primary context. It is there already: one that does not fit goes again. */
+static CUresult charge(const struct device *device, const struct measure *measure, uint64_t *bytes)
+{
+    *bytes = 0;
+    if (!limits_count_context())
+        return CUDA_SUCCESS;
+    enum measured how = measure_end(measure, bytes);
+    if (how != MEASURED_OWN) {
+        struct measure now;
+        measure_begin(&now, device);
+        /* Seen, and it has not grown: nothing. Else nobody knows, and it is no more than a whole context. */
+        *bytes = now.nvml && now.own > 0 && how != MEASURED_BUSY ? 0 : ledger_context_bytes(device->ledger);
+    }
+    CUresult status = memory_charge(device, ACCOUNT_CONTEXT, *bytes);
+    if (status != CUDA_SUCCESS)
+        *bytes = 0;
+    return status;
+}
+
+/* The device's lock is held, its primary context there. */
+static CUresult make(const struct device *device, CUgreenCtx *green, CUdevResourceDesc description, CUdevice ordinal,
+                     unsigned flags)
+{
+    struct measure measure = {.device = device};
+    CUcontext context = NULL;
+    uint64_t bytes;
+    if (limits_count_context())
+        measure_begin(&measure, device);
+    CUresult status = REAL(cuGreenCtxCreate)(green, description, ordinal, flags);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = charge(device, &measure, &bytes);
+    if (status == CUDA_SUCCESS)
+        status = REAL(cuCtxFromGreenCtx)(&context, *green);
+    if (status != CUDA_SUCCESS) {
+        ledger_uncharge(device->ledger, ACCOUNT_CONTEXT, bytes);
+        destroy(*green);
+        return status;
+    }
+    memory_keep(&vgpu_greens, (uintptr_t)*green, bytes, device, ordinal + 1, (uintptr_t)context);
+    atomic_store_explicit(&vgpu_green_any, true, memory_order_release);
+    device_forget_contexts();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc description, CUdevice ordinal, unsigned int flags)
+{
+    ENTER(cuGreenCtxCreate, (green, description, ordinal, flags));
+    CUcontext primary;
+    CUresult status;
+    if (!REAL_HAS(cuCtxFromGreenCtx) || !REAL_HAS(cuGreenCtxDestroy))
+        return memory_refuse("cuGreenCtxCreate");
+    if (control == CONTROL_BROKEN || limits_denied()) /* a primary context that is there already would be given to anybody */
+        return memory_broken();
+    /* Its primary context, charged as any; once for the time of this call, once for the life of the green one. */
+    status = cuDevicePrimaryCtxRetain(&primary, ordinal);
+    if (status != CUDA_SUCCESS)
+        return status;
+    const struct device *device = device_of(ordinal, &status);
+    if (device && control == CONTROL_ON) {
+        context_lock(device->ledger);
+        status = make(device, green, description, ordinal, flags);
+        if (status == CUDA_SUCCESS)
+            context_used(primary);
+        context_unlock(device->ledger);
+    } else if (status == CUDA_SUCCESS) {
+        status = memory_broken();
+    }
+    if (REAL_HAS(cuDevicePrimaryCtxRelease_v2))
+        cuDevicePrimaryCtxRelease_v2(ordinal);
+    else
+        cuDevicePrimaryCtxRelease(ordinal);
+    return status;
+}
+
+static CUresult end(void *green)
+{
+    return REAL(cuGreenCtxDestroy)(green);
+}
+
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    ENTER(cuGreenCtxDestroy, (green));
+    (void)control;
+    struct block block;
+    if (!block_get(&vgpu_greens, (uintptr_t)green, &block))
+        return REAL(cuGreenCtxDestroy)(green);
+    context_lock(block.device);
+    if (!block_get(&vgpu_greens, (uintptr_t)green, &block)) { /* its primary context was reset meanwhile */
+        context_unlock(block.device);
+        return REAL(cuGreenCtxDestroy)(green);
+    }
+    CUcontext context = (CUcontext)(uintptr_t)block.owner, primary = context_primary(block.device);
+    leave(context, primary); /* as long as it is known: its fences are settled in its primary context */
+    block_take(&vgpu_greens, (uintptr_t)green, &block);
+    CUresult status = context_end_use(block.device, block.kind - 1, end, green, false);
+    if (status == CUDA_SUCCESS) {
+        code_forget_context(context);
+        ledger_uncharge(block.device, ACCOUNT_CONTEXT, block.bytes);
+        device_forget_contexts();
+    } else {
+        block_put(&vgpu_greens, &block);
+    }
+    context_unlock(block.device);
+    return status;
+}

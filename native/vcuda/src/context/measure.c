@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a context or a module costs is known to the driver alone. It is measured, never guessed: the difference of the
+ * bytes that NVML shows for this very process before and after. Where NVML does not show this process (containers of
+ * some drivers see no process at all), the difference of the card's used bytes stands in, checked against what further,
+ * short-lived contexts take: neighbours on the card allocate and free meanwhile. Such a figure is kept as long as no
+ * lower one is found.
+ */
+#include "context.h"
+
+#include "events.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Bytes of this process on the card, 0 if it is not in the list. */
+static uint64_t own_bytes(nvmlDevice_t handle)
+{
+    __typeof__(&nvmlDeviceGetComputeRunningProcesses_v3) list = REAL(nvmlDeviceGetComputeRunningProcesses_v3);
+    if (!list)
+        list = REAL(nvmlDeviceGetComputeRunningProcesses_v2);
+    if (!list)
+        return 0;
+    unsigned room = 64;
+    for (int attempt = 0; attempt < 4; attempt++) {
+        nvmlProcessInfo_t *processes = calloc(room, sizeof *processes);
+        unsigned count = room;
+        if (!processes)
+            return 0;
+        nvmlReturn_t status = list(handle, &count, processes);
+        uint64_t bytes = 0;
+        if (status == NVML_SUCCESS)
+            for (unsigned i = 0; i < count; i++)
+                if (processes[i].pid == (unsigned)getpid() && processes[i].usedGpuMemory != NVML_VALUE_NOT_AVAILABLE)
+                    bytes += processes[i].usedGpuMemory;
+        free(processes);
+        if (status != NVML_ERROR_INSUFFICIENT_SIZE)
+            return bytes;
+        room = count + 64;
+    }
+    return 0;
+}
+
+#define UNKNOWN UINT64_MAX
+
+static uint64_t card_bytes(nvmlDevice_t handle)
+{
+    nvmlMemory_t memory;
+    if (!REAL_HAS(nvmlDeviceGetMemoryInfo) || REAL(nvmlDeviceGetMemoryInfo)(handle, &memory) != NVML_SUCCESS)
+        return UNKNOWN;
+    return memory.used;
+}
+
+/* --- together with the account ------------------------------------------------------------------------ */
+
+static uint64_t on_card(int device)
+{
+    return ledger_own(device, ACCOUNT_USED) - host_memory_held(device);
+}
+
+/* Reads what NVML shows and what is charged in a moment when no thread is between the two. */
+static void read_both(struct measure *measure)
+{
+    int device = measure->device->ledger;
+    measure->quiet = gate_shut(device);
+    /* Pools shrink while streams are waited for: again, if they did so in between. */
+    for (int again = 0; again < 8; again++) {
+        EVENT(reclaim, false);
+        measure->charged = on_card(device);
+        measure->own = own_bytes(measure->handle);
+        measure->card = card_bytes(measure->handle);
+        EVENT(reclaim, false);
+        if (measure->charged == on_card(device))
+            break;
+    }
+    gate_open(device);
+}
+
+void measure_begin(struct measure *measure, const struct device *device)
+{
+    *measure = (struct measure){.device = device};
+    measure->nvml = nvml_load() && REAL_HAS(nvmlDeviceGetHandleByUUID) &&
+                    REAL(nvmlDeviceGetHandleByUUID)(device->uuid, &measure->handle) == NVML_SUCCESS;
+    if (measure->nvml)
+        read_both(measure);
+}
+
+enum measured measure_end(const struct measure *measure, uint64_t *bytes)
+{
+    struct measure now = *measure;
+    if (!measure->nvml)
+        return MEASURED_NOT;
+    read_both(&now);
+    if (!measure->quiet || !now.quiet)
+        return MEASURED_BUSY;
+    /* Other threads of this process may have allocated meanwhile: that is charged already. */
+    int64_t elsewhere = (int64_t)(now.charged - measure->charged);
+    int64_t grown = (int64_t)(now.own - measure->own) - elsewhere;
+    /* Not having grown at all: the list shows another pid namespace, or this process is not in it. */
+    if (now.own > 0 && grown > 0) {
+        *bytes = (uint64_t)grown;
+        return MEASURED_OWN;
+    }
+    grown = (int64_t)(now.card - measure->card) - elsewhere;
+    if (now.card != UNKNOWN && measure->card != UNKNOWN && grown > 0) {
+        *bytes = (uint64_t)grown;
+        return MEASURED_CARD;
+    }
+    return MEASURED_NOT;
+}
+
+uint64_t measure_fall(const struct measure *measure)
+{
+    struct measure now = *measure;
+    if (!measure->nvml || !measure->quiet)
+        return 0;
+    read_both(&now);
+    int64_t elsewhere = (int64_t)(now.charged - measure->charged);
+    int64_t fallen = (int64_t)(measure->own - now.own) + elsewhere;
+    return now.quiet && measure->own > 0 && fallen > 0 ? (uint64_t)fallen : 0;
+}
+
+/* What a second, short-lived context takes from the free memory that the driver shows inside the first. */
+static bool second_context(CUcontext context, CUdevice ordinal, int64_t *bytes)
+{
+    size_t before = 0, after = 0, total;
+    CUcontext second, popped;
+    bool known = false;
+    if (REAL(cuCtxPushCurrent_v2)(context) != CUDA_SUCCESS)
+        return false;
+    if (REAL(cuMemGetInfo_v2)(&before, &total) == CUDA_SUCCESS && REAL(cuCtxCreate_v2)(&second, 0, ordinal) == CUDA_SUCCESS) {
+        known = REAL(cuMemGetInfo_v2)(&after, &total) == CUDA_SUCCESS;
+        REAL(cuCtxDestroy_v2)(second);
+    }
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    *bytes = (int64_t)before - (int64_t)after;
+    return known;
+}
+
+#define AGREEING 3
+#define SAMPLES 15
+
+/* A neighbour adds to some samples and takes from others: the middle one is the size. */
+static bool middle(CUcontext context, CUdevice ordinal, int64_t *size, bool *unanimous)
+{
+    int64_t sample[SAMPLES];
+    int count = 0;
+    *unanimous = true;
+    while (count < SAMPLES && !(*unanimous && count == AGREEING)) {
+        int64_t bytes;
+        if (!second_context(context, ordinal, &bytes))
+            break;
+        *unanimous = *unanimous && (count == 0 || sample[0] == bytes);
+        int at = count++;
+        for (; at > 0 && sample[at - 1] > bytes; at--)
+            sample[at] = sample[at - 1];
+        sample[at] = bytes;
+    }
+    *unanimous = *unanimous && count == AGREEING;
+    *size = count ? sample[count / 2] : 0;
+    return *size > 0;
+}
+
+uint64_t measure_by_second(CUcontext context, CUdevice ordinal, uint64_t card)
+{
+    int64_t size;
+    bool unanimous;
+    if (!REAL_HAS(cuMemGetInfo_v2) || !REAL_HAS(cuCtxCreate_v2) || !REAL_HAS(cuCtxDestroy_v2) ||
+        !REAL_HAS(cuCtxPushCurrent_v2) || !REAL_HAS(cuCtxPopCurrent_v2) || !middle(context, ordinal, &size, &unanimous))
+        return card;
+    /* A process's first context may cost more than its second, but not a multiple of it: that was a neighbour. */
+    return unanimous && card >= (uint64_t)size && card <= 2 * (uint64_t)size ? card : (uint64_t)size;
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is loaded in this process, and the real functions of driver and loader. */
+#ifndef VGPU_REAL_H
+#define VGPU_REAL_H
+
+#include "cuda_abi.h"
+#include "limits/limits.h"
+#include "vgpu_abi.h"
+
+#pragma GCC visibility push(hidden)
+
+/* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
+
+struct object {
+    uintptr_t base, low, high;
+    const char *soname; /* or "" */
+    const char *path;
+    const void *symbols, *hash, *gnu_hash;
+    const char *strings;
+};
+/* Calls `visit` for every object in load order until it answers non-zero, and answers that. */
+int object_each(int (*visit)(const struct object *object, void *data), void *data);
+bool object_with_soname(const char *soname, struct object *found);
+bool object_at(const void *address, struct object *found);
+void *object_symbol(const struct object *object, const char *name);
+bool object_exports(const struct object *object, const void *address); /* as a function, under any name */
+
+/* --- driver.c: the real functions ------------------------------------------------------------------- */
+
+enum function {
+#define HOOK(symbol, name, since, stream, result, parameters) F_##symbol,
+#define NVML(symbol, result, parameters) F_##symbol,
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+    HOOK_COUNT,
+    CALL_FIRST = HOOK_COUNT - 1,
+#define CALL(symbol, result, parameters) F_##symbol,
+#define CALL_NVML(symbol, result, parameters) F_##symbol,
+#include "calls.def"
+#undef CALL
+#undef CALL_NVML
+    FUNCTION_COUNT
+};
+#define HOOK(symbol, name, since, stream, result, parameters) EXPORT result symbol parameters;
+#define NVML(symbol, result, parameters) EXPORT result symbol parameters;
+#include "hooks.def"
+#undef HOOK
+#undef NVML
+#define CALL(symbol, result, parameters) result symbol parameters;
+#define CALL_NVML(symbol, result, parameters) result symbol parameters;
+#include "calls.def"
+#undef CALL
+#undef CALL_NVML
+
+extern void *vgpu_real[FUNCTION_COUNT];
+/* The driver's own function; only after driver_ready() or nvml_ready(), and only where REAL_HAS. */
+#define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
+#define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
+
+bool is_driver(const struct object *object); /* libcuda.so.1 or libnvidia-ml.so.1, under any path */
+bool driver_ready(void); /* libcuda.so.1 is loaded; never loads it */
+bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; never loads it */
+void driver_reset(void);
+bool nvml_load(void);    /* loads and initialises NVML for the library's own questions */
+
+/* --- loader.c: libc's own functions, past those of ours and of other libraries --------------------------- */
+
+typedef void *(*dlsym_type)(void *, const char *);
+typedef void *(*dlvsym_type)(void *, const char *, const char *);
+extern dlsym_type vgpu_real_dlsym; /* NULL before loader_ready() */
+extern dlvsym_type vgpu_real_dlvsym;
+void loader_ready(void); /* looks for them, the first time */
+void *real_dlsym(void *handle, const char *name);
+void *real_dlopen(const char *path, int flags);
+
+#pragma GCC visibility pop
+
+#endif

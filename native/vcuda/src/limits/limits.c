@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What rules in this process: the limits file, tightened by the environment, or the environment alone.
+ *
+ * A snapshot is made whenever the file's sequence has changed. Snapshots are never freed: a thread may still read the
+ * old one, and a live change is rare and costs some 1.5 KiB.
+ */
+#include "env.h"
+#include "limits_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+extern char *secure_getenv(const char *name);
+
+#define TORN_PATIENCE_MS 200u
+
+struct snapshot {
+    struct cached_limits cached; /* what every hook looks at */
+    bool from_file, denied;
+    /* the file's values after the environment has tightened it, or the environment's own */
+    enum vgpu_core_policy policy;
+    int priority;
+    bool oom_killer;
+    struct vgpu_limits limits;
+};
+
+static struct environment env;
+static const uint32_t never_changes;
+const uint32_t *vgpu_limits_sequence = &never_changes;
+static struct lock lock;
+_Atomic(struct cached_limits *) vgpu_cached_limits;
+static _Atomic(struct snapshot *) current;
+static _Atomic int control = -1; /* not looked at yet */
+static _Atomic bool torn;        /* the file could not be read after a change; the last good snapshot holds */
+static struct limits_file file;
+static bool in_force;
+static char path[256] = VGPU_PATH_LIMITS, reason[200];
+
+/*
+ * Our own ld.so.preload rules where it names the library, whatever the environment of this process says. A file that is
+ * there and cannot be read (a process without descriptors, say) may be ours: *known is false, and it counts as ours.
+ */
+static bool preload_in_force(bool *known)
+{
+    char text[4096];
+    *known = true;
+    int descriptor = open(VGPU_PATH_PRELOAD, O_RDONLY | O_CLOEXEC);
+    if (descriptor < 0 && (errno == ENOENT || errno == ENOTDIR))
+        return false;
+    ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
+    if (descriptor >= 0)
+        close(descriptor);
+    if (length < 0) {
+        *known = false;
+        return true;
+    }
+    text[length] = 0;
+    return strstr(text, "libvgpu.so") != NULL;
+}
+
+/* How tight a policy is: the order in which the environment may move it. */
+static int tightness(enum vgpu_core_policy policy)
+{
+    return policy == VGPU_CORE_FORCE ? 2 : policy == VGPU_CORE_DEFAULT ? 1 : 0;
+}
+
+static void merge(struct snapshot *snapshot)
+{
+    const struct vgpu_limits *limits = &snapshot->limits;
+    bool alone = !snapshot->from_file;
+    enum vgpu_core_policy asked = (enum vgpu_core_policy)env.policy;
+    snapshot->policy = alone ? VGPU_CORE_DEFAULT : (enum vgpu_core_policy)limits->core_policy;
+    if (env.policy != ENV_UNSET && (alone || tightness(asked) > tightness(snapshot->policy)))
+        snapshot->policy = asked;
+    snapshot->priority = alone || limits->priority != 0; /* 0 high, 1 low: a container that says nothing is low */
+    if (env.priority != ENV_UNSET)
+        snapshot->priority = alone ? env.priority : snapshot->priority | env.priority;
+    snapshot->oom_killer = (limits->flags & VGPU_LIMITS_OOM_KILLER) || env.oom_killer == true;
+    snapshot->cached.oversubscribe =
+        alone ? env.oversubscribe == true : (limits->flags & VGPU_LIMITS_OVERSUBSCRIBE) && env.oversubscribe != false;
+}
+
+static void publish(struct snapshot *snapshot)
+{
+    merge(snapshot);
+    int level = env.log_level >= 0 ? env.log_level : snapshot->from_file ? (int)snapshot->limits.log_level : LOG_WARN;
+    atomic_store_explicit(&vgpu_log_level, level, memory_order_relaxed);
+    bool may_disable = !snapshot->from_file || (snapshot->limits.flags & VGPU_LIMITS_ALLOW_DISABLE_CONTROL);
+    bool off = (env.disable && may_disable) || (!snapshot->from_file && !env.limits);
+    struct cached_limits *cached = &snapshot->cached;
+    cached->control = off ? CONTROL_OFF : CONTROL_ON;
+    cached->plain = !off && !cached->oversubscribe && level < LOG_CALLS; /* the short way tells nothing */
+    cached->sequence_at = snapshot->from_file ? &((const struct vgpu_limits *)file.data)->sequence : &cached->sequence;
+    atomic_store_explicit(&current, snapshot, memory_order_release);
+    atomic_store_explicit(&vgpu_cached_limits, cached, memory_order_release);
+    atomic_store_explicit(&control, (int)cached->control, memory_order_release);
+}
+
+static enum control broken(void)
+{
+    if (atomic_load_explicit(&current, memory_order_relaxed)) {
+        if (!atomic_exchange_explicit(&torn, true, memory_order_relaxed))
+            vgpu_log_line(LOG_ERROR, "%s: %s; the last limits hold, new contexts fail", path, reason);
+        return CONTROL_ON;
+    }
+    atomic_store_explicit(&control, CONTROL_BROKEN, memory_order_release);
+    return CONTROL_BROKEN;
+}
+
+static enum control load(void)
+{
+    static bool started, settled;
+    bool required;
+    if (!started)
+        env_read(&env);
+    started = true;
+    /* Asked again until it could be read; limits that were read meanwhile stay those of a container. */
+    if (!settled && !atomic_load_explicit(&current, memory_order_relaxed)) {
+        in_force = preload_in_force(&settled);
+        const char *other = in_force ? NULL : secure_getenv("VGPU_LIMITS_FILE");
+        if (other)
+            env_keep_path(other, path, sizeof path);
+    }
+    required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
+    if (!file.data && !limits_map(path, &file, reason, sizeof reason)) {
+        if (!file.missing || required)
+            return broken();
+        struct snapshot *snapshot = calloc(1, sizeof *snapshot);
+        if (!snapshot)
+            return broken();
+        snapshot->limits.flags = VGPU_LIMITS_COUNT_CONTEXT;
+        publish(snapshot);
+        return (enum control)atomic_load(&control);
+    }
+    struct snapshot *snapshot = calloc(1, sizeof *snapshot);
+    if (!snapshot)
+        return broken();
+    unsigned patience = atomic_load_explicit(&torn, memory_order_relaxed) ? 0 : TORN_PATIENCE_MS;
+    if (!limits_copy(&file, patience, &snapshot->limits, reason, sizeof reason)) {
+        free(snapshot);
+        if (!atomic_load_explicit(&current, memory_order_relaxed)) {
+            munmap((void *)file.data, file.length); /* a file of another length may take its place */
+            file.data = NULL;
+        }
+        return broken();
+    }
+    snapshot->from_file = true;
+    snapshot->cached.sequence = snapshot->limits.sequence;
+    __atomic_store_n(&vgpu_limits_sequence, &((const struct vgpu_limits *)file.data)->sequence, __ATOMIC_RELEASE);
+    snapshot->denied = (snapshot->limits.flags & VGPU_LIMITS_DENY) != 0;
+    atomic_store_explicit(&torn, false, memory_order_relaxed);
+    publish(snapshot);
+    return (enum control)atomic_load(&control);
+}
+
+enum control limits_control(void)
+{
+    int known = atomic_load_explicit(&control, memory_order_acquire);
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    if (known >= 0 && snapshot && (!snapshot->from_file || limits_sequence(&file) == snapshot->cached.sequence))
+        return (enum control)known;
+    lock_take(&lock);
+    snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    known = atomic_load_explicit(&control, memory_order_acquire);
+    if (known < 0 || !snapshot || (snapshot->from_file && limits_sequence(&file) != snapshot->cached.sequence))
+        known = (int)load();
+    lock_drop(&lock);
+    return (enum control)known;
+}
+
+void limits_complain(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    bool denied = snapshot && snapshot->denied && !atomic_load(&torn);
+    vgpu_log_line(LOG_ERROR, "no context is created: %s: %s", path, denied ? "this allocation is not ready or was withdrawn" : reason);
+}
+
+bool limits_denied(void)
+{
+    if (limits_control() == CONTROL_BROKEN)
+        return true;
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return !snapshot || snapshot->denied || atomic_load_explicit(&torn, memory_order_relaxed);
+}
+
+bool limits_count_context(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && (snapshot->limits.flags & VGPU_LIMITS_COUNT_CONTEXT);
+}
+
+bool limits_need_index(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && !snapshot->from_file && env.by_device;
+}
+
+/* CUDA and NVML name a MIG device differently only before the first dash. */
+bool uuid_same(const char *left, const char *right)
+{
+    const char *l = strchr(left, '-'), *r = strchr(right, '-');
+    return strcmp(l ? l : left, r ? r : right) == 0;
+}
+
+/* Where the device stands in the limits file, or in NVML's order where the environment rules; -1: nowhere. */
+static int place(const struct snapshot *snapshot, const char *uuid, int nvml_index)
+{
+    if (!snapshot->from_file)
+        return nvml_index < VGPU_MAX_DEVICES ? nvml_index : -1;
+    for (uint32_t i = 0; i < snapshot->limits.device_count; i++)
+        if (uuid_same(snapshot->limits.devices[i].uuid, uuid))
+            return (int)i;
+    return -1;
+}
+
+uint64_t limits_memory(const char *uuid, int nvml_index, bool *known)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    uint64_t bytes = UINT64_MAX;
+    *known = snapshot != NULL;
+    if (!snapshot)
+        return 0;
+    int index = place(snapshot, uuid, nvml_index);
+    if (snapshot->from_file) {
+        if (index < 0) {
+            *known = false;
+            return 0;
+        }
+        const struct vgpu_limits_device *device = &snapshot->limits.devices[index];
+        if (device->memory_bytes || !(device->flags & VGPU_DEVICE_UNLIMITED_MEMORY))
+            bytes = device->memory_bytes;
+    }
+    uint64_t asked = index >= 0 && env.memory_of[index] ? env.memory_of[index] : env.memory;
+    return asked && asked < bytes ? asked : bytes;
+}
+
+unsigned limits_sm_percent(const char *uuid, int nvml_index)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    unsigned percent = 100;
+    if (!snapshot)
+        return 0;
+    int index = place(snapshot, uuid, nvml_index);
+    if (snapshot->from_file && index >= 0 && snapshot->limits.devices[index].sm_percent)
+        percent = snapshot->limits.devices[index].sm_percent;
+    int asked = index >= 0 && env.sm_of[index] != ENV_UNSET ? env.sm_of[index] : env.sm;
+    if (asked > 0 && (unsigned)asked < percent)
+        percent = (unsigned)asked;
+    return percent < 100 ? percent : 0;
+}
+
+bool limits_sm_lowered(const char *uuid, int nvml_index)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    int index = snapshot && snapshot->from_file ? place(snapshot, uuid, nvml_index) : -1;
+    unsigned written = index >= 0 ? snapshot->limits.devices[index].sm_percent : 0, rules = limits_sm_percent(uuid, nvml_index);
+    return index >= 0 && rules && (!written || rules < written);
+}
+
+enum vgpu_core_policy limits_core_policy(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot ? snapshot->policy : VGPU_CORE_DEFAULT;
+}
+
+int limits_priority(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot ? snapshot->priority : 1;
+}
+
+bool limits_oom_killer(void)
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return snapshot && snapshot->oom_killer;
+}
+
+int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
+{
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    if (!snapshot || !snapshot->from_file)
+        return 0;
+    for (uint32_t i = 0; i < snapshot->limits.device_count; i++)
+        memcpy(uuids[i], snapshot->limits.devices[i].uuid, VGPU_UUID_SIZE);
+    return (int)snapshot->limits.device_count;
+}
+
+bool limits_of_an_allocation(void)
+{
+    const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return in_force && snapshot && snapshot->from_file && snapshot->limits.allocation[0];
+}
+
+const char *limits_ledger_path(void)
+{
+    static char fallback[64];
+    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    if (in_force)
+        return VGPU_PATH_LEDGER;
+    if (*env.ledger)
+        return env.ledger;
+    if (snapshot && snapshot->from_file)
+        return VGPU_PATH_LEDGER;
+    /* A library preloaded by hand: one account for all processes of this user. */
+    snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
+    return fallback;
+}
+
+bool limits_ledger_create(void)
+{
+    return !in_force;
+}
+
+void limits_reset(void)
+{
+    struct cached_limits *cached = atomic_load_explicit(&vgpu_cached_limits, memory_order_relaxed);
+    if (cached) /* the child's ledger may count its devices in another order */
+        memset(cached->memory, 0, sizeof cached->memory);
+    /* A forked child inherits map and snapshot; only a lock that another thread held must go. */
+    atomic_store_explicit(&lock.word, 0, memory_order_relaxed);
+}

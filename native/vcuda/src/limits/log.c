@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "limits.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+_Atomic int vgpu_log_level = LOG_WARN;
+
+void vgpu_log_line(enum log_level level, const char *format, ...)
+{
+    static const char *const names[] = {"error", "warning", "info", "call", "debug", "trace"};
+    char line[512];
+    int saved = errno;
+    int used = snprintf(line, sizeof line, "libvgpu.so[%d] %s: ", (int)getpid(), names[level]);
+    va_list arguments;
+    va_start(arguments, format);
+    int more = vsnprintf(line + used, sizeof line - (size_t)used - 1, format, arguments);
+    va_end(arguments);
+    if (more > (int)sizeof line - used - 2)
+        more = (int)sizeof line - used - 2;
+    line[used + more] = '\n';
+    /* One write: lines of several processes do not mix, and the host's stdio buffers are not touched. */
+    ssize_t written = write(STDERR_FILENO, line, (size_t)(used + more + 1));
+    (void)written;
+    errno = saved;
+}
+
+bool vgpu_log_again(_Atomic unsigned *count)
+{
+    unsigned n = atomic_fetch_add_explicit(count, 1, memory_order_relaxed) + 1;
+    return (n & (n - 1)) == 0;
+}
+
+/* A rare thing: kept off the way of those who find the lock free. */
+__attribute__((cold)) void lock_wait(struct lock *lock)
+{
+    while (atomic_exchange_explicit(&lock->word, 2, memory_order_acquire) != 0)
+        syscall(SYS_futex, &lock->word, FUTEX_WAIT_PRIVATE, 2, NULL, NULL, 0);
+}
+
+__attribute__((cold)) void lock_wake(struct lock *lock)
+{
+    syscall(SYS_futex, &lock->word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+}

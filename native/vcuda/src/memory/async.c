@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory in the order of a stream: from which pool it comes, what is charged for it before, and how it is freed. */
+#include "pool.h"
+
+#include "context/context.h"
+#include "process.h"
+
+/* --- which pool, on which device ---------------------------------------------------------------------- */
+
+static CUresult stream_ordinal(CUstream stream, CUdevice *ordinal)
+{
+    CUcontext context, popped;
+    if (stream == NULL || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || !REAL_HAS(cuStreamGetCtx))
+        return REAL(cuCtxGetDevice)(ordinal);
+    if (green_ordinal(stream, ordinal))
+        return CUDA_SUCCESS;
+    CUresult status = REAL(cuStreamGetCtx)(stream, &context);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuCtxPushCurrent_v2)(context);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuCtxGetDevice)(ordinal);
+    REAL(cuCtxPopCurrent_v2)(&popped);
+    return status;
+}
+
+static struct pool *pool_of_stream(CUstream stream, CUresult *status)
+{
+    CUdevice ordinal;
+    CUmemoryPool handle;
+    *status = stream_ordinal(stream, &ordinal);
+    if (*status != CUDA_SUCCESS || (*status = REAL(cuDeviceGetMemPool)(&handle, ordinal)) != CUDA_SUCCESS)
+        return NULL;
+    struct pool *pool = pool_known((uintptr_t)handle);
+    if (pool)
+        return pool;
+    const struct device *device = device_of(ordinal, status);
+    pool = device ? pool_add((uintptr_t)handle, device) : NULL;
+    if (device && !pool)
+        *status = CUDA_ERROR_OUT_OF_MEMORY;
+    return pool;
+}
+
+/* A pool that this process did not create through us is the default pool of a device. */
+static struct pool *pool_of_handle(CUmemoryPool handle, CUresult *status)
+{
+    struct pool *pool = pool_known((uintptr_t)handle);
+    int count = 0;
+    *status = CUDA_SUCCESS;
+    if (pool || !REAL_HAS(cuDeviceGetDefaultMemPool) || REAL(cuDeviceGetCount)(&count) != CUDA_SUCCESS)
+        return pool;
+    for (CUdevice ordinal = 0; ordinal < count; ordinal++) {
+        CUmemoryPool candidate;
+        if (REAL(cuDeviceGetDefaultMemPool)(&candidate, ordinal) != CUDA_SUCCESS || candidate != handle)
+            continue;
+        const struct device *device = device_of(ordinal, status);
+        return device ? pool_add((uintptr_t)handle, device) : NULL;
+    }
+    /* Nobody knows whose memory it would be; what is no pool at all is the driver's to refuse. */
+    cuuint64_t value;
+    if (REAL_HAS(cuMemPoolGetAttribute) &&
+        REAL(cuMemPoolGetAttribute)(handle, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value) == CUDA_SUCCESS)
+        *status = memory_refuse("an allocation from a pool that came another way than by this library");
+    return NULL;
+}
+
+/* --- allocation --------------------------------------------------------------------------------------- */
+
+struct request {
+    CUdeviceptr *pointer;
+    size_t bytes;
+    CUmemoryPool handle;
+    CUstream stream;
+};
+typedef CUresult (*allocate)(const struct request *request);
+
+static bool capturing(CUstream stream, bool per_thread)
+{
+    int capture = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (per_thread && REAL_HAS(cuStreamIsCapturing_ptsz))
+        REAL(cuStreamIsCapturing_ptsz)(stream, &capture);
+    else if (REAL_HAS(cuStreamIsCapturing))
+        REAL(cuStreamIsCapturing)(stream, &capture);
+    return capture != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+static uint64_t round_up(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - POOL_UNIT ? UINT64_MAX : (bytes + POOL_UNIT - 1) / POOL_UNIT * POOL_UNIT;
+}
+
+static void take_back(const struct request *request, struct pool *pool)
+{
+    if (REAL(cuMemFreeAsync)(*request->pointer, request->stream) == CUDA_SUCCESS)
+        REAL(cuStreamSynchronize)(request->stream);
+    if (REAL_HAS(cuMemPoolTrimTo))
+        REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+}
+
+static CUresult pool_alloc(struct pool *pool, const struct request *request, allocate call)
+{
+    const struct device *device = pool->device;
+    FLIGHT(device->ledger);
+    lock_take(&pool->lock);
+    pool_settle_down(pool);
+    /* A whole number of units, so that the pool cannot grow by more than was charged before. */
+    uint64_t charged = round_up(request->bytes);
+    CUresult status = memory_charge(device, ACCOUNT_USED, charged);
+    for (int trim = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trim < 2; trim++) {
+        if (trim && REAL_HAS(cuMemPoolTrimTo)) {
+            REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+            pool_settle_down(pool);
+        }
+        /* It may fit into what the pool holds already and nobody uses. If the pool grows all the same, because its free
+         * space is in pieces, the check after the call sees it. */
+        uint64_t used = pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, pool->charged);
+        uint64_t needed = request->bytes > UINT64_MAX - used ? UINT64_MAX : round_up(used + request->bytes);
+        charged = needed > pool->charged ? needed - pool->charged : 0;
+        status = memory_charge(device, ACCOUNT_USED, charged);
+    }
+    if (status != CUDA_SUCCESS) {
+        lock_drop(&pool->lock);
+        return status;
+    }
+    pool_hold(pool, pool->charged + charged); /* before it is there: a process that is killed in between has exported it */
+    status = call(request);
+    if (status == CUDA_SUCCESS) {
+        uint64_t held = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding + request->bytes);
+        if (held > pool->charged) {
+            status = memory_charge(device, ACCOUNT_USED, held - pool->charged);
+            if (status == CUDA_SUCCESS)
+                pool_hold(pool, held);
+            else
+                take_back(request, pool);
+        }
+    }
+    if (status == CUDA_SUCCESS) {
+        pool->outstanding += request->bytes;
+        memory_keep(&vgpu_memory, *request->pointer, request->bytes, device, BLOCK_POOL, (uintptr_t)pool);
+    }
+    pool_settle_down(pool);
+    lock_drop(&pool->lock);
+    return status;
+}
+
+/* Memory in host memory has no order of its own: it is there at once, which every order allows. */
+static CUresult host_alloc(const struct device *device, const struct request *request)
+{
+    CUcontext context;
+    CUresult status;
+    if (!device_to_allocate(&context, &status))
+        return status;
+    FLIGHT(device->ledger);
+    status = memory_charge(device, ACCOUNT_USED, request->bytes);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = host_memory_take(device, request->pointer, request->bytes);
+    if (status != CUDA_SUCCESS)
+        ledger_uncharge(device->ledger, ACCOUNT_USED, request->bytes);
+    else
+        memory_keep(&vgpu_memory, *request->pointer, request->bytes, device, BLOCK_HOST, (uintptr_t)context);
+    return status;
+}
+
+static CUresult pool_or_host(struct pool *pool, const struct request *request, allocate call)
+{
+    const struct device *device = pool->device;
+    bool full = request->bytes && host_memory_wanted(device, round_up(request->bytes));
+    CUresult status = full ? CUDA_ERROR_OUT_OF_MEMORY : pool_alloc(pool, request, call);
+    return status == CUDA_ERROR_OUT_OF_MEMORY && limits_oversubscribe() ? host_alloc(device, request) : status;
+}
+
+static CUresult admit(enum control control, const struct request *request, bool per_thread, struct pool **pool)
+{
+    CUresult status;
+    *pool = NULL;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if ((status = memory_meet()) != CUDA_SUCCESS)
+        return status;
+    if (capturing(request->stream, per_thread)) /* no pool: it becomes a node of the graph */
+        return graph_memory_captured(control);
+    *pool = request->handle ? pool_of_handle(request->handle, &status) : pool_of_stream(request->stream, &status);
+    return status;
+}
+
+#define ALLOCATE(symbol, per_thread, parameters, arguments, from, call_arguments) \
+    static CUresult call_##symbol(const struct request *request) \
+    { \
+        return REAL(symbol) call_arguments; \
+    } \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        struct request request = {pointer, bytes, from, stream}; \
+        struct pool *which; \
+        CUresult status = admit(control, &request, per_thread, &which); \
+        if (status != CUDA_SUCCESS) \
+            return status; \
+        return which && which->device ? pool_or_host(which, &request, call_##symbol) : REAL(symbol) arguments; \
+    }
+
+ALLOCATE(cuMemAllocAsync, false, (CUdeviceptr *pointer, size_t bytes, CUstream stream), (pointer, bytes, stream), NULL,
+         (request->pointer, request->bytes, request->stream))
+ALLOCATE(cuMemAllocAsync_ptsz, true, (CUdeviceptr *pointer, size_t bytes, CUstream stream), (pointer, bytes, stream), NULL,
+         (request->pointer, request->bytes, request->stream))
+ALLOCATE(cuMemAllocFromPoolAsync, false, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream),
+         (pointer, bytes, pool, stream), pool, (request->pointer, request->bytes, request->handle, request->stream))
+ALLOCATE(cuMemAllocFromPoolAsync_ptsz, true, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream),
+         (pointer, bytes, pool, stream), pool, (request->pointer, request->bytes, request->handle, request->stream))
+
+/* --- freeing -------------------------------------------------------------------------------------------- */
+
+struct ordered {
+    CUstream stream;
+    bool per_thread, plain;
+};
+
+static CUresult release(CUdeviceptr pointer, void *data)
+{
+    const struct ordered *ordered = data;
+    if (!ordered->plain)
+        return ordered->per_thread ? REAL(cuMemFreeAsync_ptsz)(pointer, ordered->stream)
+                                   : REAL(cuMemFreeAsync)(pointer, ordered->stream);
+    /* When plain memory would be gone nobody can be asked: wait for the stream and free it now. */
+    CUresult status = ordered->per_thread && REAL_HAS(cuStreamSynchronize_ptsz)
+                          ? REAL(cuStreamSynchronize_ptsz)(ordered->stream)
+                          : REAL(cuStreamSynchronize)(ordered->stream);
+    return status == CUDA_SUCCESS ? REAL(cuMemFree_v2)(pointer) : status;
+}
+
+static CUresult free_ordered(CUdeviceptr pointer, CUstream stream, bool per_thread)
+{
+    struct block block;
+    bool plain = block_get(&vgpu_memory, pointer, &block) && block.kind != BLOCK_POOL && !capturing(stream, per_thread);
+    struct ordered ordered = {stream, per_thread, plain};
+    return memory_free(pointer, release, &ordered);
+}
+
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+{
+    ENTER(cuMemFreeAsync, (pointer, stream));
+    return free_ordered(pointer, stream, false);
+}
+
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+{
+    ENTER(cuMemFreeAsync_ptsz, (pointer, stream));
+    return free_ordered(pointer, stream, true);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of another interface (cuImportExternalMemory). Its descriptors are of the same kind as those of cuMemCreate memory, so
+ * such a one can be imported here too, and then lives until the import is destroyed and every buffer that was mapped from it is
+ * freed, in whatever order. One that was made in this container stays charged to its maker until then (shareable.c); one of
+ * another container is refused; what carries no mark, as memory of Vulkan, nobody is charged for yet: the importer is.
+ */
+#include "memory.h"
+
+#include "process.h"
+
+#include <stdlib.h>
+
+struct external {
+    struct external *next;
+    CUexternalMemory memory; /* NULL: destroyed */
+    const struct device *device; /* NULL: charged to its maker */
+    uint64_t bytes;
+    void *import; /* the byte of the ledger that says that it is imported */
+    unsigned buffers;
+    bool kept; /* by something that nobody counts: as long as this process lives */
+};
+
+struct external_buffer {
+    struct external_buffer *next;
+    CUdeviceptr pointer;
+    struct external *of;
+};
+
+_Atomic bool vgpu_external_any;
+static struct lock external_lock;
+static struct external *externals;
+static struct external_buffer *buffers;
+
+static void end(struct external *one)
+{
+    if (one->device)
+        ledger_uncharge(one->device->ledger, ACCOUNT_USED, one->bytes);
+    ledger_import_end(one->import);
+    free(one);
+}
+
+/* Lock held. */
+static void let_go(struct external *one)
+{
+    if (one->memory || one->buffers || one->kept)
+        return;
+    struct external **link = &externals;
+    while (*link != one)
+        link = &(*link)->next;
+    *link = one->next;
+    end(one);
+}
+
+static struct external *of(CUexternalMemory memory)
+{
+    struct external *one = externals;
+    while (one && one->memory != memory)
+        one = one->next;
+    return one;
+}
+
+/* Charged, or the import noted, before the driver has it: a descriptor is the driver's afterwards. */
+static CUresult begin(struct external *one, struct allocation *allocation, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
+{
+    int descriptor = description->type == CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD ? description->handle.fd : -1;
+    uint64_t shared = 0;
+    enum shareable_origin origin = descriptor >= 0 ? shareable_origin(descriptor, &shared) : SHAREABLE_UNKNOWN;
+    if (origin == SHAREABLE_OURS) {
+        one->import = ledger_import(shareable_import_byte(shared));
+        return one->import ? CUDA_SUCCESS : CUDA_ERROR_NOT_PERMITTED;
+    }
+    if (shareable_marked(descriptor))
+        return memory_refuse("an import of memory that another container made");
+    one->device = allocation->device;
+    one->bytes = description->size;
+    return allocation_resize(allocation, one->bytes);
+}
+
+EXPORT CUresult cuImportExternalMemory(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)
+{
+    ENTER(cuImportExternalMemory, (memory, description));
+    struct allocation allocation;
+    if (!memory || !description)
+        return REAL(cuImportExternalMemory)(memory, description);
+    CUresult status = allocation_target(control, &allocation);
+    if (status != CUDA_SUCCESS)
+        return status;
+    struct external *one = calloc(1, sizeof *one);
+    status = one ? begin(one, &allocation, description) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (status == CUDA_SUCCESS)
+        status = REAL(cuImportExternalMemory)(memory, description);
+    if (status != CUDA_SUCCESS) {
+        ledger_import_end(one ? one->import : NULL);
+        free(one);
+        return allocation_end(&allocation, status, NULL, 0);
+    }
+    lock_take(&external_lock);
+    one->memory = *memory;
+    one->next = externals;
+    externals = one;
+    atomic_store_explicit(&vgpu_external_any, true, memory_order_relaxed);
+    lock_drop(&external_lock);
+    return allocation_end(&allocation, status, NULL, 0);
+}
+
+EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory)
+{
+    ENTER(cuDestroyExternalMemory, (memory));
+    (void)control;
+    lock_take(&external_lock);
+    struct external *one = memory ? of(memory) : NULL;
+    CUresult status = REAL(cuDestroyExternalMemory)(memory);
+    if (status == CUDA_SUCCESS && one) {
+        one->memory = NULL;
+        let_go(one);
+    }
+    lock_drop(&external_lock);
+    return status;
+}
+
+EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
+                                                const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *description)
+{
+    ENTER(cuExternalMemoryGetMappedBuffer, (pointer, memory, description));
+    (void)control;
+    lock_take(&external_lock);
+    struct external *one = memory ? of(memory) : NULL;
+    struct external_buffer *buffer = one ? malloc(sizeof *buffer) : NULL;
+    CUresult status = REAL(cuExternalMemoryGetMappedBuffer)(pointer, memory, description);
+    if (status == CUDA_SUCCESS && buffer) {
+        *buffer = (struct external_buffer){buffers, *pointer, one};
+        buffers = buffer;
+        one->buffers++;
+    } else {
+        if (status == CUDA_SUCCESS && one)
+            one->kept = true; /* no memory to remember it */
+        free(buffer);
+    }
+    lock_drop(&external_lock);
+    return status;
+}
+
+EXPORT CUresult cuExternalMemoryGetMappedMipmappedArray(CUmipmappedArray *array, CUexternalMemory memory,
+                                                        const CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC *description)
+{
+    ENTER(cuExternalMemoryGetMappedMipmappedArray, (array, memory, description));
+    (void)control;
+    lock_take(&external_lock);
+    struct external *one = memory ? of(memory) : NULL;
+    CUresult status = REAL(cuExternalMemoryGetMappedMipmappedArray)(array, memory, description);
+    if (status == CUDA_SUCCESS && one)
+        one->kept = true;
+    lock_drop(&external_lock);
+    return status;
+}
+
+/* Before the driver frees it, as blocks of ours are taken: afterwards its address may be another buffer's already. */
+struct external_buffer *external_take(CUdeviceptr pointer)
+{
+    lock_take(&external_lock);
+    struct external_buffer **link = &buffers;
+    while (*link && (*link)->pointer != pointer)
+        link = &(*link)->next;
+    struct external_buffer *taken = *link;
+    if (taken)
+        *link = taken->next;
+    lock_drop(&external_lock);
+    return taken;
+}
+
+void external_settle(struct external_buffer *taken, bool freed)
+{
+    lock_take(&external_lock);
+    if (freed) {
+        taken->of->buffers--;
+        let_go(taken->of);
+        free(taken);
+    } else {
+        taken->next = buffers;
+        buffers = taken;
+    }
+    lock_drop(&external_lock);
+}
+
+void external_reset(void)
+{
+    /* A child has none of its parent's memory; what its parent had imported is not mapped here. */
+    atomic_store_explicit(&external_lock.word, 0, memory_order_relaxed);
+    atomic_store(&vgpu_external_any, false);
+    externals = NULL;
+    buffers = NULL;
+}

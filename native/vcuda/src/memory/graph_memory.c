@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory nodes of graphs. A node is an address; the card's memory comes when the graph is instantiated, uploaded or
+ * launched, out of what the device keeps for graphs, and stays with the device until it is trimmed. So what counts is what
+ * the driver says that it has reserved for graphs of this process, looked up around every call that can make it grow.
+ *
+ * What a launch may take at most is known from the nodes of its graph; it is charged before the call, and what the driver
+ * did not take is given back after it. A process without a memory node pays one load.
+ */
+#include "memory.h"
+
+#include "process.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define GRAPH_UNIT (2 * MIB) /* physical memory comes in multiples of this */
+
+/* Bytes that an executable graph's nodes ask for, by index of the ledger. */
+struct need {
+    uint64_t bytes[VGPU_MAX_DEVICES];
+};
+
+static struct reserve {
+    struct lock lock;
+    const struct device *device; /* NULL: no graph of this process has asked for memory here */
+    CUdevice ordinal;
+    uint64_t charged;
+} reserves[VGPU_MAX_DEVICES];
+
+/* Set by the first memory node, never cleared: until then nothing here has anything to do. */
+static _Atomic bool used;
+
+static uint64_t round_up(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - GRAPH_UNIT ? UINT64_MAX : (bytes + GRAPH_UNIT - 1) / GRAPH_UNIT * GRAPH_UNIT;
+}
+
+static uint64_t add(uint64_t left, uint64_t right)
+{
+    return left > UINT64_MAX - right ? UINT64_MAX : left + right;
+}
+
+static uint64_t attribute(const struct reserve *reserve, int which, uint64_t otherwise)
+{
+    cuuint64_t value;
+    if (!REAL_HAS(cuDeviceGetGraphMemAttribute) ||
+        REAL(cuDeviceGetGraphMemAttribute)(reserve->ordinal, which, &value) != CUDA_SUCCESS)
+        return otherwise;
+    return value;
+}
+
+/* Lock held, here and below. */
+static void settle_down(struct reserve *reserve)
+{
+    uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
+    if (held < reserve->charged) {
+        ledger_uncharge(reserve->device->ledger, ACCOUNT_USED, reserve->charged - held);
+        reserve->charged = held;
+    }
+}
+
+static void trim(struct reserve *reserve)
+{
+    if (REAL_HAS(cuDeviceGraphMemTrim))
+        REAL(cuDeviceGraphMemTrim)(reserve->ordinal);
+    settle_down(reserve);
+}
+
+void graph_memory_settle(bool trimmed)
+{
+    if (!atomic_load_explicit(&used, memory_order_relaxed))
+        return;
+    for (int i = 0; i < VGPU_MAX_DEVICES; i++) {
+        struct reserve *reserve = &reserves[i];
+        if (!lock_try(&reserve->lock))
+            continue; /* its holder settles it: waiting could wait for ourselves */
+        if (reserve->device && trimmed)
+            trim(reserve);
+        else if (reserve->device)
+            settle_down(reserve);
+        lock_drop(&reserve->lock);
+    }
+}
+
+/* --- what a graph asks for ------------------------------------------------------------------------------ */
+
+static CUresult count_nodes(CUgraph graph, struct need *need);
+
+static CUresult count_node(CUgraphNode node, struct need *need)
+{
+    int type;
+    CUDA_MEM_ALLOC_NODE_PARAMS memory;
+    CUgraph child;
+    CUresult status = REAL(cuGraphNodeGetType)(node, &type);
+    if (status == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH) {
+        status = REAL(cuGraphChildGraphNodeGetGraph)(node, &child);
+        return status == CUDA_SUCCESS ? count_nodes(child, need) : status;
+    }
+    if (status != CUDA_SUCCESS || type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        return status;
+    status = REAL(cuGraphMemAllocNodeGetParams)(node, &memory);
+    if (status != CUDA_SUCCESS || memory.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        return status;
+    const struct device *device = device_of(memory.poolProps.location.id, &status);
+    if (!device)
+        return status;
+    struct reserve *reserve = &reserves[device->ledger];
+    lock_take(&reserve->lock);
+    reserve->device = device;
+    reserve->ordinal = memory.poolProps.location.id;
+    lock_drop(&reserve->lock);
+    need->bytes[device->ledger] = add(need->bytes[device->ledger], round_up(memory.bytesize));
+    return CUDA_SUCCESS;
+}
+
+static CUresult count_nodes(CUgraph graph, struct need *need)
+{
+    size_t count = 0;
+    CUresult status = REAL(cuGraphGetNodes)(graph, NULL, &count);
+    if (status != CUDA_SUCCESS || count == 0)
+        return status;
+    CUgraphNode *nodes = calloc(count, sizeof *nodes);
+    if (!nodes)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    status = REAL(cuGraphGetNodes)(graph, nodes, &count);
+    for (size_t i = 0; i < count && status == CUDA_SUCCESS; i++)
+        status = count_node(nodes[i], need);
+    free(nodes);
+    return status;
+}
+
+static bool nothing(const struct need *need)
+{
+    for (int i = 0; i < VGPU_MAX_DEVICES; i++)
+        if (need->bytes[i])
+            return false;
+    return true;
+}
+
+/* --- around a call --------------------------------------------------------------------------------------- */
+
+/* Charges what the call may take of one device at most. It leaves the device locked; grow_end drops the lock. */
+static CUresult grow_begin(struct reserve *reserve, uint64_t bytes)
+{
+    lock_take(&reserve->lock);
+    settle_down(reserve);
+    CUresult status = memory_charge(reserve->device, ACCOUNT_USED, bytes);
+    for (int trimmed = 0; status == CUDA_ERROR_OUT_OF_MEMORY && trimmed < 2; trimmed++) {
+        if (trimmed)
+            trim(reserve);
+        /* It may fit into what the device keeps for graphs already, and no graph uses. */
+        uint64_t in_use = attribute(reserve, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, reserve->charged);
+        uint64_t needed = add(round_up(in_use), bytes);
+        bytes = needed > reserve->charged ? needed - reserve->charged : 0;
+        status = memory_charge(reserve->device, ACCOUNT_USED, bytes);
+    }
+    if (status == CUDA_SUCCESS)
+        reserve->charged += bytes;
+    else
+        lock_drop(&reserve->lock);
+    return status;
+}
+
+static void grow_end(struct reserve *reserve)
+{
+    uint64_t held = attribute(reserve, CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, reserve->charged);
+    if (held > reserve->charged) {
+        /* More than all nodes together: nothing can be taken back from a launched graph, so the account tells the truth
+         * and the next allocation meets it. */
+        ledger_charge(reserve->device->ledger, ACCOUNT_USED, held - reserve->charged, UINT64_MAX);
+        reserve->charged = held;
+    }
+    settle_down(reserve);
+    lock_drop(&reserve->lock);
+}
+
+typedef CUresult (*growing)(void *data);
+
+static CUresult grow(const struct need *need, growing call, void *data)
+{
+    CUresult status = CUDA_SUCCESS;
+    int reached = 0;
+    /* In the order of the index: two threads that need two devices do not wait for each other. */
+    for (; reached < VGPU_MAX_DEVICES && status == CUDA_SUCCESS; reached++)
+        if (need->bytes[reached]) {
+            flight_begin(reached);
+            status = grow_begin(&reserves[reached], need->bytes[reached]);
+            if (status != CUDA_SUCCESS) {
+                flight_end(&reached);
+                break;
+            }
+        }
+    if (status == CUDA_SUCCESS)
+        status = call(data);
+    for (int i = reached - 1; i >= 0; i--)
+        if (need->bytes[i]) {
+            grow_end(&reserves[i]);
+            flight_end(&i);
+        }
+    return status;
+}
+
+/* --- making a graph ready ---------------------------------------------------------------------------------- */
+
+struct instantiation {
+    CUgraphExec *exec;
+    CUgraph graph;
+    CUgraphNode *bad;
+    char *log;
+    size_t size;
+    unsigned long long flags;
+    CUDA_GRAPH_INSTANTIATE_PARAMS *parameters;
+};
+
+static CUresult instantiate(const struct instantiation *request, growing call)
+{
+    struct need *need = NULL;
+    struct block block = {.kind = 1};
+    CUresult status = CUDA_SUCCESS;
+    if (atomic_load_explicit(&used, memory_order_relaxed) && request->graph && request->exec) {
+        need = calloc(1, sizeof *need);
+        status = need ? count_nodes(request->graph, need) : CUDA_ERROR_OUT_OF_MEMORY;
+        if (status == CUDA_SUCCESS && nothing(need)) {
+            free(need);
+            need = NULL;
+        }
+    }
+    if (status == CUDA_SUCCESS)
+        status = need ? grow(need, call, (void *)request) : call((void *)request);
+    else if (request->parameters)
+        request->parameters->result_out = CUDA_GRAPH_INSTANTIATE_ERROR;
+    if (status == CUDA_SUCCESS && need) {
+        block.key = (uintptr_t)*request->exec;
+        block.owner = (uintptr_t)need;
+        if (block_put(&vgpu_graphs, &block))
+            return status;
+        REAL(cuGraphExecDestroy)(*request->exec); /* a graph that is not known could be launched past the limit */
+        graph_memory_settle(false);
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    free(need);
+    return status;
+}
+
+#define INSTANTIATE(symbol, parameters, arguments, request, call_arguments) \
+    static CUresult call_##symbol(void *data) \
+    { \
+        const struct instantiation *to = data; \
+        return REAL(symbol) call_arguments; \
+    } \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        (void)control; \
+        struct instantiation with = request; \
+        return instantiate(&with, call_##symbol); \
+    }
+#define REQUEST(...) {.exec = exec, .graph = graph, __VA_ARGS__}
+
+#define OLD_PARAMETERS (CUgraphExec * exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)
+INSTANTIATE(cuGraphInstantiate, OLD_PARAMETERS, (exec, graph, bad, log, size),
+            REQUEST(.bad = bad, .log = log, .size = size), (to->exec, to->graph, to->bad, to->log, to->size))
+INSTANTIATE(cuGraphInstantiate_v2, OLD_PARAMETERS, (exec, graph, bad, log, size),
+            REQUEST(.bad = bad, .log = log, .size = size), (to->exec, to->graph, to->bad, to->log, to->size))
+INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags), (exec, graph, flags),
+            REQUEST(.flags = flags), (to->exec, to->graph, to->flags))
+#define NEW_PARAMETERS (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters)
+INSTANTIATE(cuGraphInstantiateWithParams, NEW_PARAMETERS, (exec, graph, parameters), REQUEST(.parameters = parameters),
+            (to->exec, to->graph, to->parameters))
+INSTANTIATE(cuGraphInstantiateWithParams_ptsz, NEW_PARAMETERS, (exec, graph, parameters), REQUEST(.parameters = parameters),
+            (to->exec, to->graph, to->parameters))
+
+/* --- running it ---------------------------------------------------------------------------------------------- */
+
+struct run {
+    CUgraphExec exec;
+    CUstream stream;
+    CUresult (*call)(CUgraphExec exec, CUstream stream);
+};
+
+static CUresult run(void *data)
+{
+    const struct run *run = data;
+    return run->call(run->exec, run->stream);
+}
+
+CUresult graph_memory_run(CUgraphExec exec, CUstream stream, CUresult (*call)(CUgraphExec exec, CUstream stream))
+{
+    struct block block;
+    if (!atomic_load_explicit(&used, memory_order_relaxed) || !block_get(&vgpu_graphs, (uintptr_t)exec, &block))
+        return call(exec, stream);
+    struct run request = {exec, stream, call};
+    return grow((const struct need *)(uintptr_t)block.owner, run, &request);
+}
+
+#define RUN(symbol) \
+    EXPORT CUresult symbol(CUgraphExec exec, CUstream stream) \
+    { \
+        ENTER(symbol, (exec, stream)); \
+        (void)control; \
+        return graph_memory_run(exec, stream, REAL(symbol)); \
+    }
+
+RUN(cuGraphUpload)
+RUN(cuGraphUpload_ptsz)
+
+/* --- ending it ----------------------------------------------------------------------------------------------- */
+
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
+{
+    ENTER(cuGraphExecDestroy, (exec));
+    (void)control;
+    struct block block;
+    bool ours = block_take(&vgpu_graphs, (uintptr_t)exec, &block);
+    CUresult status = REAL(cuGraphExecDestroy)(exec);
+    if (ours && status != CUDA_SUCCESS) {
+        block_put(&vgpu_graphs, &block);
+    } else if (ours) {
+        free((struct need *)(uintptr_t)block.owner);
+        graph_memory_settle(false);
+    }
+    return status;
+}
+
+EXPORT CUresult cuGraphDestroy(CUgraph graph)
+{
+    ENTER(cuGraphDestroy, (graph));
+    (void)control;
+    CUresult status = REAL(cuGraphDestroy)(graph);
+    graph_memory_settle(false);
+    return status;
+}
+
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
+{
+    ENTER(cuDeviceGraphMemTrim, (device));
+    (void)control;
+    CUresult status = REAL(cuDeviceGraphMemTrim)(device);
+    graph_memory_settle(false);
+    return status;
+}
+
+/* --- nodes ---------------------------------------------------------------------------------------------------- */
+
+static void mark_used(void)
+{
+    atomic_store_explicit(&used, true, memory_order_relaxed);
+}
+
+/* Without these a graph's memory cannot be known; drivers with memory nodes (11.4) have all of them. */
+static bool known(void)
+{
+    return REAL_HAS(cuDeviceGetGraphMemAttribute) && REAL_HAS(cuGraphGetNodes) && REAL_HAS(cuGraphNodeGetType) &&
+           REAL_HAS(cuGraphMemAllocNodeGetParams) && REAL_HAS(cuGraphChildGraphNodeGetGraph) && REAL_HAS(cuGraphExecDestroy);
+}
+
+static CUresult admit(enum control control, const char *what)
+{
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (!known())
+        return memory_refuse(what);
+    mark_used();
+    return CUDA_SUCCESS;
+}
+
+EXPORT CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
+                                       CUDA_MEM_ALLOC_NODE_PARAMS *parameters)
+{
+    ENTER(cuGraphAddMemAllocNode, (node, graph, dependencies, count, parameters));
+    CUresult status = admit(control, "cuGraphAddMemAllocNode");
+    return status == CUDA_SUCCESS ? REAL(cuGraphAddMemAllocNode)(node, graph, dependencies, count, parameters) : status;
+}
+
+/* CUgraphNodeParams begins with the type of the node. */
+EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, void *parameters)
+{
+    ENTER(cuGraphAddNode, (node, graph, dependencies, count, parameters));
+    CUresult status = CUDA_SUCCESS;
+    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        status = admit(control, "cuGraphAddNode with a memory node");
+    return status == CUDA_SUCCESS ? REAL(cuGraphAddNode)(node, graph, dependencies, count, parameters) : status;
+}
+
+EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges,
+                                  size_t count, void *parameters)
+{
+    ENTER(cuGraphAddNode_v2, (node, graph, dependencies, edges, count, parameters));
+    CUresult status = CUDA_SUCCESS;
+    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+        status = admit(control, "cuGraphAddNode_v2 with a memory node");
+    return status == CUDA_SUCCESS ? REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, parameters) : status;
+}
+
+CUresult graph_memory_captured(enum control control)
+{
+    return admit(control, "stream-ordered allocation in a stream capture");
+}
+
+void graph_memory_reset(void)
+{
+    memset(reserves, 0, sizeof reserves);
+    atomic_store(&used, false);
+}

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that other processes have open by cuIpcGetMemHandle. It is charged once, to the process that made it; but when
+ * that process frees it, or dies, the card keeps it as long as anybody has it open. So it stays charged until then.
+ *
+ * Who has it open is known from the kernel: a process that opens a handle holds a lock on one byte of the ledger file that the
+ * handle stands for, as long as its mapping of the file lives. A process that dies closes what it had open. What of a dead
+ * process's memory is open stands in its slot (exported_mib), which nobody clears or takes while anything is open.
+ *
+ * A maker in another container knows nothing of locks on our ledger, and we are not charged for what it frees. So a maker
+ * holds a byte too, of another range, that says that a handle was made in this container; one without it is refused.
+ */
+#include "memory.h"
+
+#include "process.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+_Atomic bool vgpu_exported_any;
+static struct lock ipc_lock;
+
+/* What says that a handle was made here. */
+struct mark {
+    struct mark *next;
+    uint64_t byte;
+    void *held;
+};
+
+struct exported {
+    struct exported *next; /* freed here, open elsewhere */
+    uint64_t bytes;
+    int32_t device;
+    uint64_t byte; /* that stands for the handle; 0: there are several, any byte counts */
+    struct mark *marks;
+};
+static struct exported *waiting;
+static struct exported nobodys; /* of memory that is in no table of ours: for as long as this process lives */
+
+static uint64_t hash_of(const CUipcMemHandle *handle)
+{
+    uint64_t hash = 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < sizeof handle->reserved; i++)
+        hash = (hash ^ (unsigned char)handle->reserved[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+static uint64_t byte_of(uint64_t hash)
+{
+    return VGPU_LEDGER_IMPORT_BASE + (hash ^ hash >> 32) % VGPU_LEDGER_IMPORT_SPAN;
+}
+
+static uint64_t made_byte_of(uint64_t hash)
+{
+    return VGPU_LEDGER_MADE_BASE + hash % VGPU_LEDGER_MADE_SPAN;
+}
+
+/* --- the process that made the memory --------------------------------------------------------------------- */
+
+static CUdeviceptr start_of(CUdeviceptr pointer, struct block *block)
+{
+    size_t size;
+    CUdeviceptr start = pointer;
+    if (block_get(&vgpu_memory, start, block))
+        return block->kind == BLOCK_POOL ? 0 : start;
+    if (!REAL_HAS(cuMemGetAddressRange_v2) || REAL(cuMemGetAddressRange_v2)(&start, &size, pointer) != CUDA_SUCCESS)
+        return 0;
+    return block_get(&vgpu_memory, start, block) && block->kind != BLOCK_POOL ? start : 0;
+}
+
+static struct exported *exported_of(const struct block *entry)
+{
+    return (struct exported *)(uintptr_t)entry->owner;
+}
+
+/* Lock held. NULL: no memory for it. */
+static struct exported *begin_export(CUdeviceptr start, const struct block *block)
+{
+    struct block whole;
+    struct exported *exported = calloc(1, sizeof *exported);
+    if (!exported)
+        return NULL;
+    *exported = (struct exported){.bytes = block->bytes, .device = block->device};
+    ledger_export(exported->device, exported->bytes, true);
+    if (block_take(&vgpu_memory, start, &whole)) {
+        whole.kind = BLOCK_EXPORTED;
+        block_put(&vgpu_memory, &whole);
+    }
+    block_put(&vgpu_exported, &(struct block){.key = start, .owner = (uintptr_t)exported, .kind = 1});
+    atomic_store_explicit(&vgpu_exported_any, true, memory_order_relaxed);
+    return exported;
+}
+
+static void add_mark(struct exported *exported, uint64_t byte)
+{
+    static _Atomic unsigned count;
+    struct mark *one = exported->marks;
+    while (one && one->byte != byte)
+        one = one->next;
+    if (one)
+        return;
+    void *held = (one = malloc(sizeof *one)) ? ledger_import(byte) : NULL;
+    if (!held) {
+        free(one);
+        if (vgpu_log_again(&count))
+            vgpu_log_line(LOG_ERROR,
+                          "ledger %s cannot say that an IPC handle was made here, so no process may open it; see whether this "
+                          "process can still open files (ulimit -n), and ask for the handle again",
+                          limits_ledger_path());
+        return;
+    }
+    *one = (struct mark){exported->marks, byte, held};
+    exported->marks = one;
+}
+
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
+{
+    ENTER(cuIpcGetMemHandle, (handle, pointer));
+    struct block block, entry;
+    CUresult status = REAL(cuIpcGetMemHandle)(handle, pointer);
+    if (status != CUDA_SUCCESS || control != CONTROL_ON)
+        return status;
+    CUdeviceptr start = start_of(pointer, &block);
+    lock_take(&ipc_lock);
+    uint64_t hash = hash_of(handle), byte = byte_of(hash);
+    struct exported *exported = &nobodys;
+    if (start && block_get(&vgpu_exported, start, &entry)) {
+        exported = exported_of(&entry);
+        if (exported->byte != byte)
+            exported->byte = 0;
+    } else if (start && (exported = begin_export(start, &block))) {
+        exported->byte = byte;
+    }
+    if (exported) /* one without a mark, for want of a ledger, is the program's all the same; nobody can open it here */
+        add_mark(exported, made_byte_of(hash));
+    lock_drop(&ipc_lock);
+    return exported ? status : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void end_export(struct exported *exported)
+{
+    ledger_uncharge(exported->device, ACCOUNT_USED, exported->bytes);
+    ledger_export(exported->device, exported->bytes, false);
+    for (struct mark *one = exported->marks, *next; one; one = next) {
+        next = one->next;
+        ledger_import_end(one->held);
+        free(one);
+    }
+    free(exported);
+}
+
+void ipc_freed(const struct block *entry)
+{
+    struct exported *exported = exported_of(entry);
+    lock_take(&ipc_lock);
+    if (ledger_import_open(exported->byte)) {
+        exported->next = waiting;
+        waiting = exported;
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+    } else {
+        end_export(exported);
+    }
+    lock_drop(&ipc_lock);
+}
+
+void ipc_settle(bool trim)
+{
+    (void)trim;
+    if (!atomic_load_explicit(&vgpu_exported_any, memory_order_relaxed))
+        return;
+    if (!lock_try(&ipc_lock)) { /* another time: nobody else would come back to it */
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+        return;
+    }
+    for (struct exported **link = &waiting; *link;) {
+        struct exported *one = *link;
+        if (ledger_import_open(one->byte)) {
+            link = &one->next;
+            continue;
+        }
+        *link = one->next;
+        end_export(one);
+    }
+    if (waiting) /* to be looked at again */
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+    lock_drop(&ipc_lock);
+}
+
+/* --- the process that opens it ------------------------------------------------------------------------------- */
+
+/* The lock is there before the driver's call: the maker finds it whenever it frees. */
+#define OPEN(symbol) \
+    EXPORT CUresult symbol(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags) \
+    { \
+        ENTER(symbol, (pointer, handle, flags)); \
+        if (control == CONTROL_BROKEN) \
+            return memory_broken(); \
+        uint64_t hash = hash_of(&handle); \
+        void *import = ledger_import(byte_of(hash)); \
+        CUcontext context; \
+        CUresult status; \
+        /* Without a context the driver refuses it, and says why. */ \
+        if (!import && device_current(&context, &status)) \
+            return CUDA_ERROR_NOT_PERMITTED; \
+        bool ours = import && ledger_made_here(made_byte_of(hash)); \
+        status = REAL(symbol)(pointer, handle, flags); \
+        return ours ? opened(pointer, import, status) : foreign(pointer, import, status); \
+    }
+
+/* The driver is asked all the same: what is no handle at all is its own to refuse. */
+static CUresult foreign(const CUdeviceptr *pointer, void *import, CUresult status)
+{
+    if (status == CUDA_SUCCESS) {
+        REAL(cuIpcCloseMemHandle)(*pointer);
+        status = memory_refuse("an import of memory that another container made");
+    }
+    ledger_import_end(import);
+    return status;
+}
+
+static CUresult opened(const CUdeviceptr *pointer, void *import, CUresult status)
+{
+    struct block block;
+    if (status != CUDA_SUCCESS) {
+        ledger_import_end(import);
+        return status;
+    }
+    lock_take(&ipc_lock);
+    if (block_take(&vgpu_imported, *pointer, &block)) { /* opened again: the first lock is enough */
+        ledger_import_end(import);
+        block.kind++;
+    } else {
+        block = (struct block){.key = *pointer, .owner = (uintptr_t)import, .kind = 1};
+    }
+    block_put(&vgpu_imported, &block);
+    lock_drop(&ipc_lock);
+    return status;
+}
+
+OPEN(cuIpcOpenMemHandle)
+OPEN(cuIpcOpenMemHandle_v2)
+
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+    ENTER(cuIpcCloseMemHandle, (pointer));
+    (void)control;
+    struct block block;
+    lock_take(&ipc_lock);
+    CUresult status = REAL(cuIpcCloseMemHandle)(pointer);
+    if (status == CUDA_SUCCESS && block_take(&vgpu_imported, pointer, &block)) {
+        if (--block.kind > 0)
+            block_put(&vgpu_imported, &block);
+        else
+            ledger_import_end((void *)(uintptr_t)block.owner);
+    }
+    lock_drop(&ipc_lock);
+    return status;
+}
+
+void ipc_reset(void)
+{
+    /* A child has no mapping of what its parent opened, and none of its parent's memory. */
+    atomic_store_explicit(&ipc_lock.word, 0, memory_order_relaxed);
+    atomic_store(&vgpu_exported_any, false);
+    waiting = NULL;
+    nobodys.marks = NULL;
+}

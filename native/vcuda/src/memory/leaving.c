@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory, arrays and modules of a context that is about to go: taken out of their tables before the driver frees them, for
+ * another thread may get the same addresses at once. Afterwards uncharged, or put back if the context stayed. Those of a green
+ * context outlive it: they become its primary context's.
+ */
+#include "context/context.h"
+#include "memory.h"
+
+#include <stdlib.h>
+
+static struct block_map *const maps[COLLECTED_MAPS] = {&vgpu_memory, &vgpu_arrays, &vgpu_modules};
+
+static bool collect(const struct block *block, void *data)
+{
+    struct collected *collected = data;
+    if (block->owner != collected->owner || block->kind == BLOCK_POOL)
+        return false;
+    if (collected->count == collected->room) {
+        size_t room = collected->room ? collected->room * 2 : 64;
+        struct block *blocks = realloc(collected->blocks, room * sizeof *blocks);
+        if (!blocks)
+            return false; /* it stays in its table, charged */
+        collected->blocks = blocks;
+        collected->room = room;
+    }
+    collected->blocks[collected->count++] = *block;
+    return true;
+}
+
+/* The owner is no part of a block's place in its table. */
+static bool bequeath(const struct block *block, void *data)
+{
+    const struct leaving *leaving = data;
+    if (block->owner == (uintptr_t)leaving->context && block->kind != BLOCK_POOL)
+        ((struct block *)(uintptr_t)block)->owner = (uintptr_t)leaving->heir;
+    return false;
+}
+
+void memory_context_leaving(struct leaving *leaving)
+{
+    for (int i = 0; i < COLLECTED_MAPS; i++) {
+        leaving->collected[i] = (struct collected){.owner = (uintptr_t)leaving->context};
+        if (leaving->heir)
+            block_sweep(maps[i], bequeath, leaving);
+        else if (leaving->ours)
+            block_sweep(maps[i], collect, &leaving->collected[i]);
+    }
+}
+
+void memory_context_left(struct leaving *leaving)
+{
+    for (int i = 0; i < COLLECTED_MAPS; i++) {
+        struct collected *collected = &leaving->collected[i];
+        enum account account = maps[i] == &vgpu_modules ? ACCOUNT_CONTEXT : ACCOUNT_USED;
+        struct block exported;
+        for (size_t at = 0; at < collected->count; at++)
+            if (leaving->gone && collected->blocks[at].kind == BLOCK_EXPORTED && ipc_exported(collected->blocks[at].key, &exported))
+                ipc_freed(&exported);
+            else if (leaving->gone)
+                memory_gone(&collected->blocks[at], account);
+            else
+                block_put(maps[i], &collected->blocks[at]);
+        free(collected->blocks);
+    }
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stream-ordered memory. What counts is what a pool holds of the card, not what the program has asked of the pool: a
+ * freed block stays in the pool until its stream has been waited for, or longer. So a pool is charged what the driver
+ * says it has reserved, looked up around every allocation and after everything that lets a pool shrink.
+ */
+#include "pool.h"
+
+#include "events.h"
+#include "process.h"
+
+#include <stdlib.h>
+
+static struct pool *_Atomic pools; /* pushed at the head, never removed: a process has few */
+static struct lock pools_lock;
+_Atomic uint32_t vgpu_pools_dirty;
+
+struct pool *pool_known(uint64_t key)
+{
+    for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next)
+        if (pool->key == key && !pool->destroyed)
+            return pool;
+    return NULL;
+}
+
+struct pool *pool_add(uint64_t key, const struct device *device)
+{
+    lock_take(&pools_lock);
+    struct pool *pool = pool_known(key);
+    if (!pool && (pool = calloc(1, sizeof *pool))) {
+        pool->key = key;
+        pool->device = device;
+        pool->next = atomic_load_explicit(&pools, memory_order_relaxed);
+        atomic_store_explicit(&pools, pool, memory_order_release);
+    }
+    lock_drop(&pools_lock);
+    return pool;
+}
+
+uint64_t pool_attribute(const struct pool *pool, int which, uint64_t otherwise)
+{
+    cuuint64_t value;
+    if (!REAL_HAS(cuMemPoolGetAttribute) ||
+        REAL(cuMemPoolGetAttribute)((CUmemoryPool)(uintptr_t)pool->key, which, &value) != CUDA_SUCCESS)
+        return otherwise;
+    return value;
+}
+
+void pool_hold(struct pool *pool, uint64_t bytes)
+{
+    bool more = bytes > pool->charged;
+    if (pool->exported && bytes != pool->charged)
+        ledger_export(pool->device->ledger, more ? bytes - pool->charged : pool->charged - bytes, more);
+    pool->charged = bytes;
+}
+
+void pool_settle_down(struct pool *pool)
+{
+    if (pool->destroyed || !pool->device)
+        return;
+    uint64_t reserved = pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, pool->outstanding);
+    if (reserved < pool->charged) {
+        ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - reserved);
+        pool_hold(pool, reserved);
+    }
+}
+
+/* Pool locked and settled. May the next wait for a stream make it smaller? */
+static bool may_shrink(const struct pool *pool)
+{
+    if (pool->destroyed || !pool->device || pool->charged < POOL_UNIT + pool->outstanding)
+        return false;
+    return pool_attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 0) < pool->charged;
+}
+
+void pools_settle(bool trim)
+{
+    atomic_store_explicit(&vgpu_pools_dirty, 0, memory_order_relaxed);
+    for (struct pool *pool = atomic_load_explicit(&pools, memory_order_acquire); pool; pool = pool->next) {
+        /* Its holder settles it: waiting could wait for ourselves. */
+        if (!lock_try(&pool->lock))
+            continue;
+        if (trim && !pool->destroyed && pool->device && REAL_HAS(cuMemPoolTrimTo))
+            REAL(cuMemPoolTrimTo)((CUmemoryPool)(uintptr_t)pool->key, 0);
+        pool_settle_down(pool);
+        if (may_shrink(pool))
+            atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+        lock_drop(&pool->lock);
+    }
+}
+
+void pool_freed(uint64_t key, uint64_t bytes)
+{
+    struct pool *pool = (struct pool *)(uintptr_t)key;
+    lock_take(&pool->lock);
+    pool->outstanding -= bytes < pool->outstanding ? bytes : pool->outstanding;
+    if (pool->destroyed) {
+        uint64_t back = pool->charged > pool->outstanding ? pool->charged - pool->outstanding : 0;
+        pool_hold(pool, pool->charged - back);
+        ledger_uncharge(pool->device->ledger, ACCOUNT_USED, back);
+    } else {
+        pool_settle_down(pool);
+        atomic_store_explicit(&vgpu_pools_dirty, 1, memory_order_relaxed);
+    }
+    lock_drop(&pool->lock);
+}
+
+/* --- pools themselves, and what lets them shrink ---------------------------------------------------------- */
+
+/*
+ * The device that a pool's memory is on, NULL for memory of the host. Managed memory without a device of its own may come to
+ * any card, and is refused.
+ */
+static CUresult place_of(const CUmemLocation *location, int type, const struct device **device)
+{
+    CUresult status = CUDA_SUCCESS;
+    *device = NULL;
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        *device = device_of(location->id, &status);
+    else if (type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+        status = memory_refuse("a pool of managed memory without a device");
+    return status;
+}
+
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    ENTER(cuMemPoolCreate, (pool, properties));
+    const struct device *device = NULL;
+    CUresult status = CUDA_SUCCESS;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (properties)
+        status = place_of(&properties->location, properties->allocType, &device);
+    if (status != CUDA_SUCCESS)
+        return status;
+    status = REAL(cuMemPoolCreate)(pool, properties);
+    if (status == CUDA_SUCCESS && !pool_add((uintptr_t)*pool, device)) {
+        REAL(cuMemPoolDestroy)(*pool);
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return status;
+}
+
+/* Pools that the driver has, found by place and kind of memory (CUDA 13). */
+#define FIND(symbol) \
+    EXPORT CUresult symbol(CUmemoryPool *pool, CUmemLocation *location, int type) \
+    { \
+        ENTER(symbol, (pool, location, type)); \
+        const struct device *device; \
+        CUresult status = REAL(symbol)(pool, location, type); \
+        if (status != CUDA_SUCCESS || control == CONTROL_BROKEN) \
+            return status; \
+        status = place_of(location, type, &device); \
+        if (status == CUDA_SUCCESS && !pool_known((uintptr_t)*pool) && !pool_add((uintptr_t)*pool, device)) \
+            status = CUDA_ERROR_OUT_OF_MEMORY; \
+        return status; \
+    }
+
+FIND(cuMemGetMemPool)
+FIND(cuMemGetDefaultMemPool)
+
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle, int type, unsigned long long flags)
+{
+    ENTER(cuMemPoolExportToShareableHandle, (shareable, handle, type, flags));
+    (void)control;
+    struct pool *pool = pool_known((uintptr_t)handle);
+    if (!pool || !pool->device)
+        return REAL(cuMemPoolExportToShareableHandle)(shareable, handle, type, flags);
+    lock_take(&pool->lock);
+    bool first = !pool->exported;
+    if (first)
+        ledger_export(pool->device->ledger, pool->charged, true);
+    pool->exported = true;
+    CUresult status = REAL(cuMemPoolExportToShareableHandle)(shareable, handle, type, flags);
+    if (status == CUDA_SUCCESS && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+        shareable_mark(*(const int *)shareable, &pool->shared);
+    } else if (status == CUDA_SUCCESS) {
+        shareable_unmarked();
+    } else if (first) {
+        ledger_export(pool->device->ledger, pool->charged, false);
+        pool->exported = false;
+    }
+    lock_drop(&pool->lock);
+    return status;
+}
+
+/*
+ * Another process's pool: the driver allocates from it for its owner only, who is charged. Pointers of it may outlive the
+ * pool here, so its owner's charge is kept for as long as this process lives.
+ */
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags)
+{
+    ENTER(cuMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
+    uint64_t object;
+    if (control == CONTROL_BROKEN)
+        return memory_broken();
+    if (!ledger_join())
+        return CUDA_ERROR_NOT_PERMITTED;
+    bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    bool foreign = shareable_origin(descriptor ? (int)(intptr_t)shareable : -1, &object) == SHAREABLE_FOREIGN;
+    void *import = foreign ? NULL : ledger_import(shareable_import_byte(object));
+    if (!foreign && !import)
+        return CUDA_ERROR_NOT_PERMITTED;
+    /* The driver is asked in any case: what is no handle at all is its own to refuse. */
+    CUresult status = REAL(cuMemPoolImportFromShareableHandle)(pool, shareable, type, flags);
+    if (status != CUDA_SUCCESS) {
+        ledger_import_end(import);
+    } else if (foreign) {
+        REAL(cuMemPoolDestroy)(*pool);
+        status = memory_refuse("an import of a pool that another container made");
+    } else {
+        pool_add((uintptr_t)*pool, NULL);
+    }
+    return status;
+}
+
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool handle)
+{
+    ENTER(cuMemPoolDestroy, (handle));
+    struct pool *pool = pool_known((uintptr_t)handle);
+    if (!pool)
+        return REAL(cuMemPoolDestroy)(handle);
+    FLIGHT(pool->device ? pool->device->ledger : -1);
+    lock_take(&pool->lock);
+    CUresult status = REAL(cuMemPoolDestroy)(handle);
+    if (status == CUDA_SUCCESS) {
+        pool->destroyed = true;
+        if (pool->device && pool->charged > pool->outstanding) {
+            ledger_uncharge(pool->device->ledger, ACCOUNT_USED, pool->charged - pool->outstanding);
+            pool_hold(pool, pool->outstanding);
+        }
+    }
+    lock_drop(&pool->lock);
+    return status;
+}
+
+void pools_waited(bool done)
+{
+    if (done && atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
+        EVENT(reclaim, false);
+}
+
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+    ENTER(cuMemPoolTrimTo, (pool, keep));
+    const struct pool *known = pool_known((uintptr_t)pool);
+    FLIGHT(known && known->device ? known->device->ledger : -1);
+    CUresult status = REAL(cuMemPoolTrimTo)(pool, keep);
+    EVENT(reclaim, false);
+    return status;
+}
+
+void pools_reset(void)
+{
+    atomic_store(&pools, NULL);
+    atomic_store_explicit(&pools_lock.word, 0, memory_order_relaxed);
+    atomic_store(&vgpu_pools_dirty, 0);
+}

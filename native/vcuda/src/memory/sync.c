@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The program waits for the GPU: afterwards pools may have shrunk, and launches have an end. */
+#include "memory.h"
+
+#include "events.h"
+#include "process.h"
+
+#define WAIT(symbol, parameters, arguments) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        (void)control; \
+        CUresult status = REAL(symbol) arguments; \
+        EVENT(waited, status == CUDA_SUCCESS); \
+        return status; \
+    }
+
+WAIT(cuCtxSynchronize, (void), ())
+WAIT(cuCtxSynchronize_v2, (CUcontext context), (context))
+WAIT(cuStreamSynchronize, (CUstream stream), (stream))
+WAIT(cuStreamSynchronize_ptsz, (CUstream stream), (stream))
+WAIT(cuEventSynchronize, (CUevent event), (event))

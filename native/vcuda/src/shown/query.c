@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a program is shown: the limit as the total, what the container has charged as used, the rest as free. The driver
+ * is asked first, so that its errors stay its errors, and a device without a limit keeps the driver's figures.
+ */
+#include "nvml_shown.h"
+
+#include "memory/memory.h"
+#include "events.h"
+
+#include <limits.h>
+
+struct shown {
+    uint64_t total, used, free;
+};
+
+static void settle(struct shown *shown)
+{
+    /* After a limit was lowered more may be in use than there is: then nothing is free. */
+    if (shown->used > shown->total)
+        shown->used = shown->total;
+    shown->free = shown->total - shown->used;
+}
+
+/* false: no limit, the driver's figures stand. */
+static bool show(const char *uuid, int nvml_index, struct shown *shown)
+{
+    bool known;
+    shown->total = limits_memory(uuid, nvml_index, &known);
+    if (!known || shown->total == UINT64_MAX)
+        return false;
+    if (!ledger_total(uuid, &shown->used))
+        shown->used = 0; /* without a ledger nobody gets a context */
+    settle(shown);
+    return true;
+}
+
+static bool show_current(enum control control, uint64_t card_free, struct shown *shown)
+{
+    CUcontext context;
+    CUresult status;
+    const struct device *device = control == CONTROL_ON ? device_current(&context, &status) : NULL;
+    if (!device)
+        return false;
+    if (atomic_load_explicit(&vgpu_pools_dirty, memory_order_relaxed))
+        EVENT(reclaim, false);
+    if (!show(device->uuid, device->nvml_index, shown))
+        return false;
+    /* What the card does not have cannot be taken, unless it may come from host memory. */
+    if (shown->free > card_free && !limits_oversubscribe())
+        shown->free = card_free;
+    return true;
+}
+
+static unsigned narrow(uint64_t bytes)
+{
+    return bytes < UINT_MAX ? (unsigned)bytes : UINT_MAX;
+}
+
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    ENTER(cuMemGetInfo_v2, (free_bytes, total_bytes));
+    struct shown shown;
+    CUresult status = REAL(cuMemGetInfo_v2)(free_bytes, total_bytes);
+    if (status == CUDA_SUCCESS && show_current(control, free_bytes ? *free_bytes : UINT64_MAX, &shown)) {
+        if (free_bytes)
+            *free_bytes = shown.free;
+        if (total_bytes)
+            *total_bytes = shown.total;
+    }
+    return status;
+}
+
+EXPORT CUresult cuMemGetInfo(unsigned int *free_bytes, unsigned int *total_bytes)
+{
+    ENTER(cuMemGetInfo, (free_bytes, total_bytes));
+    struct shown shown;
+    CUresult status = REAL(cuMemGetInfo)(free_bytes, total_bytes);
+    if (status == CUDA_SUCCESS && show_current(control, free_bytes && *free_bytes < UINT_MAX ? *free_bytes : UINT64_MAX, &shown)) {
+        if (free_bytes)
+            *free_bytes = narrow(shown.free);
+        if (total_bytes)
+            *total_bytes = narrow(shown.total);
+    }
+    return status;
+}
+
+/* A device that this container may not use has 0 bytes: no context can be created there. */
+static bool limit_of(enum control control, CUdevice ordinal, uint64_t *bytes)
+{
+    CUresult status;
+    bool known = false;
+    const struct device *device = control == CONTROL_ON ? device_of(ordinal, &status) : NULL;
+    *bytes = device ? device_limit(device, &known) : 0;
+    if (!known)
+        *bytes = 0;
+    return *bytes != UINT64_MAX;
+}
+
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    ENTER(cuDeviceTotalMem_v2, (bytes, device));
+    uint64_t limit;
+    CUresult status = REAL(cuDeviceTotalMem_v2)(bytes, device);
+    if (status == CUDA_SUCCESS && bytes && limit_of(control, device, &limit))
+        *bytes = limit;
+    return status;
+}
+
+EXPORT CUresult cuDeviceTotalMem(unsigned int *bytes, CUdevice device)
+{
+    ENTER(cuDeviceTotalMem, (bytes, device));
+    uint64_t limit;
+    CUresult status = REAL(cuDeviceTotalMem)(bytes, device);
+    if (status == CUDA_SUCCESS && bytes && limit_of(control, device, &limit))
+        *bytes = narrow(limit);
+    return status;
+}
+
+/* What the driver said of a device becomes what the slice has of it; NO_PERMISSION: nothing. */
+static nvmlReturn_t show_nvml(enum control control, nvmlDevice_t handle, bool *limited, struct shown *shown)
+{
+    struct part parts[VGPU_MAX_DEVICES];
+    int count = nvml_parts(control, handle, parts);
+    *shown = (struct shown){0, 0, 0};
+    *limited = count > 0;
+    for (int i = 0; i < count && *limited; i++) {
+        struct shown part;
+        *limited = show(parts[i].uuid, parts[i].nvml_index, &part);
+        shown->total += part.total;
+        shown->used += part.used;
+    }
+    settle(shown);
+    return count == 0 ? NVML_ERROR_NO_PERMISSION : NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    ENTER_NVML(nvmlDeviceGetMemoryInfo, (device, memory));
+    struct shown shown;
+    bool limited;
+    nvmlReturn_t status = REAL(nvmlDeviceGetMemoryInfo)(device, memory);
+    if (status != NVML_SUCCESS || !memory)
+        return status;
+    status = show_nvml(control, device, &limited, &shown);
+    if (limited || status != NVML_SUCCESS)
+        *memory = (nvmlMemory_t){.total = shown.total, .used = shown.used, .free = shown.free};
+    return status;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    ENTER_NVML(nvmlDeviceGetMemoryInfo_v2, (device, memory));
+    struct shown shown;
+    bool limited;
+    nvmlReturn_t status = REAL(nvmlDeviceGetMemoryInfo_v2)(device, memory);
+    if (status != NVML_SUCCESS || !memory)
+        return status;
+    status = show_nvml(control, device, &limited, &shown);
+    /* Nothing is reserved: the driver's own reserve is the card's, not the slice's. */
+    if (limited || status != NVML_SUCCESS)
+        *memory = (nvmlMemory_v2_t){
+            .version = memory->version, .total = shown.total, .used = shown.used, .free = shown.free};
+    return status;
+}

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A driver that takes more than it is asked for: what is on the card is charged, a step of growth later at most."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import HERE, LIMIT, MIB, OK, OOM, PROFILE, SIMULATOR, Host, Puppet
+
+UNIT = 2 * MIB
+STEP = LIMIT // 32 + UNIT  # of allocations; a piece just above half a unit takes twice what was asked for
+
+
+@pytest.fixture
+def rounding(programs: Path, tmp_path: Path):
+    host = Host(tmp_path, programs, PROFILE.replace("[gpu]", f"allocation_granularity = {UNIT}\n[gpu]"))
+    host.write_limits()
+    yield host
+    host.close()
+
+
+def fill(puppet: Puppet, size: int, most: int = 4000) -> list:
+    registers = []
+    while len(registers) < most and puppet.result(f"alloc {len(registers) + 10} {size}") == OK:
+        registers.append(len(registers) + 10)
+    return registers
+
+
+@pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
+def test_pieces_just_above_the_unit_do_not_hold_more_than_the_slice(rounding: Host, size: int) -> None:
+    puppet = rounding.puppet().start()
+    context = rounding.charged()
+    registers = fill(puppet, size)
+    assert rounding.on_card() <= LIMIT + 2 * STEP
+    assert rounding.on_card() - context > 1.9 * size * len(registers) > 0, "this driver does take twice the bytes"
+    assert puppet.refused("alloc", UNIT) == OOM
+    for register in registers:
+        assert puppet.result(f"free {register}") == OK
+    assert rounding.charged() == rounding.on_card() == context
+    assert puppet.free_bytes() == LIMIT - context
+
+
+def test_nor_where_contexts_do_not_count(rounding: Host) -> None:
+    rounding.write_limits(count_context=False)
+    puppet = rounding.puppet().start()
+    context = rounding.on_card()
+    fill(puppet, UNIT + 1)
+    assert rounding.on_card() - context <= LIMIT + 2 * STEP
+
+
+def test_two_processes_share_what_is_rounded_up(rounding: Host) -> None:
+    puppets = [rounding.puppet().start() for _unused in range(2)]
+    fill(puppets[0], UNIT + 1, 300)
+    fill(puppets[1], UNIT + 1)
+    assert LIMIT - STEP < rounding.on_card() <= LIMIT + 4 * STEP
+
+
+def test_with_the_context_it_is_gone(rounding: Host) -> None:
+    puppet = rounding.puppet()
+    assert puppet.result("init") == OK
+    puppet.get("retain", 0)
+    assert puppet.result("set 1") == OK
+    fill(puppet, UNIT + 1, 100)
+    assert rounding.charged() > 190 * UNIT
+    assert puppet.result("reset 0") == OK
+    assert rounding.charged() == rounding.on_card() == 0
+
+
+def test_a_killed_process_leaves_nothing_of_it(rounding: Host) -> None:
+    victim, survivor = rounding.puppet().start(), rounding.puppet().start()
+    fill(victim, UNIT + 1, 100)
+    assert rounding.charged() > 190 * UNIT
+    victim.process.kill()
+    victim.process.wait()
+    assert survivor.free_bytes() == LIMIT - rounding.on_card()
+
+
+def test_a_driver_that_takes_what_it_is_asked_for_is_charged_that(host: Host) -> None:
+    puppet = host.puppet().start()
+    context = host.charged()
+    registers = fill(puppet, UNIT + 1, 300)
+    assert host.charged() == host.on_card() == context + len(registers) * (UNIT + 1)
+
+
+@pytest.fixture
+def hidden(rounding: Host) -> dict:
+    """The environment of a container in which NVML shows no process."""
+    folder = rounding.folder / "lib"
+    folder.mkdir()
+    (folder / "libcuda.so.1").symlink_to(SIMULATOR / "libcuda.so.1")
+    known = (SIMULATOR / "libnvidia-ml.so.1").read_bytes()
+    (folder / "libnvidia-ml.so.1").write_bytes(known.replace(b"RunningProcesses", b"RunningProcessez"))
+    return {"program": "puppet-unlinked", "LD_LIBRARY_PATH": str(folder)}
+
+
+@pytest.mark.parametrize("size", [UNIT // 2 + 1, UNIT + 1])
+def test_where_nvml_shows_no_process_the_addresses_tell(rounding: Host, hidden: dict, size: int) -> None:
+    """A neighbour fills and frees the card meanwhile: it must not be charged to the slice."""
+    neighbour = rounding.puppet(preload=False).start()
+    puppet = rounding.puppet("handle", **hidden).start()
+    context = rounding.charged()
+    neighbour.get("alloc", 3000 * MIB)
+    others = sum(size for pid, size in rounding.physical().items() if pid != puppet.process.pid)
+    registers = fill(puppet, size)
+    assert rounding.on_card() - others <= LIMIT + 2 * STEP
+    assert rounding.on_card() - others - context > 1.9 * size * len(registers) > 0
+    assert puppet.refused("alloc", UNIT) == OOM
+    for register in registers[1::2]:
+        assert puppet.result(f"free {register}") == OK
+    assert abs(rounding.charged() - (rounding.on_card() - others)) <= STEP
+    for register in registers[::2]:
+        assert puppet.result(f"free {register}") == OK
+    assert rounding.charged() == rounding.on_card() - others == context
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_small_blocks_share_a_unit(host: Host, rounding: Host, hidden: dict, hides: bool) -> None:
+    """512 bytes do not cost 2 MiB: a thousand of them lie in one unit, which is charged once."""
+    environment = {"LD_LIBRARY_PATH": hidden["LD_LIBRARY_PATH"]} if hides else {}
+    puppet = host.puppet("handle", program="puppet-unlinked", **environment).start()
+    context = host.charged()
+    registers = fill(puppet, 512, 1000)
+    assert len(registers) == 1000
+    puppet.get("alloc", 40 * MIB)
+    assert host.charged() - context - 40 * MIB - 1000 * 512 in ((UNIT - 1000 * 512,) if hides else (0,))
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_memory_that_comes_by_other_ways_than_cuda_is_charged(host: Host, preload: bool) -> None:
+    """Such as a video decoder's, where a container is given one: it leaves that much less for CUDA, a step later."""
+    other, piece = 1000 * MIB, 16 * MIB
+    command = [sys.executable, HERE / "programs" / "beside.py", str(other), str(piece), str(LIMIT // piece)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=host.env(preload=preload), **pipes) as process:  # type: ignore[call-overload]
+        granted = int(process.stdout.readline())
+        held = host.on_card()
+        process.stdin.close()
+    assert granted > 100
+    assert held >= other + granted * piece
+    assert (held <= LIMIT + STEP) == preload, "without the library there is no end: the negative control"
