@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 
 import numpy as np
@@ -160,6 +161,29 @@ def test_containers_that_fit_in_one_way_alone():
     assert can_place(gpus, asked.asks)
     assert ledger.filter(asked, ["a"]).fits == ["a"]
     assert faults({"a": gpus}, [("a", bind(ledger, "x", asked, "a"))]) == []
+
+
+def test_containers_that_only_fit_tightly_are_bound_tightly():
+    # Spread, the app and the sidecar take a GPU each, and the init container needs both GPUs next to the sidecar.
+    gpus = (gpu("GPU-0", slots=2), gpu("GPU-1", slots=1))
+    asked = pod_ask(ask(1), ask(1, sidecar=True), ask(1, gpus=2, init=True))
+    ledger = ledger_of({"a": gpus}, gpu_policy="spread")
+    assert ledger.filter(asked, ["a"]).fits == ["a"]
+    assert faults({"a": gpus}, [("a", bind(ledger, "x", asked, "a"))]) == []
+
+
+def test_the_answer_of_a_node_does_not_depend_on_other_nodes():
+    # Half of the GPU of b is the larger size, half of those of a is not.
+    nodes = {"a": (gpu("GPU-0", 900), gpu("GPU-1", 10000)), "b": (gpu("GPU-2", 40000, slots=1),)}
+    asked = pod_ask(ask(5000, sidecar=True), ask(50, kind=PERCENT, sidecar=True), ask(2000, init=True))
+    ledger = ledger_of(nodes, gpu_policy="binpack")
+    placed = []
+    for name in nodes:
+        with contextlib.suppress(NoRoom):
+            ledger.place(asked, name)
+            placed.append(name)
+    assert ledger.filter(asked, list(nodes)).fits == placed
+    assert [name for name in nodes if ledger.filter(asked, [name]).fits] == placed
 
 
 def test_a_node_that_goes_and_comes_back_holds_what_it_held():

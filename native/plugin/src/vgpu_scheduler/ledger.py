@@ -164,7 +164,7 @@ class Ledger:
             raise NoRoom(f"node {node}: {reasons.NO_GPUS}")
         view = self._table.view(rows)
         allowed = placement.allowed_by(self._table, rows, view, ask)
-        picked = placement.pick(view, ask.asks, allowed, ask.preferences.gpu_policy or self.gpu_policy)
+        picked = self._pick(view, ask, allowed)
         gpus = self._table.gpus[node]
         if picked.fits[0]:
             columns = [tuple(chosen[0].tolist()) for chosen in picked.columns]
@@ -300,11 +300,28 @@ class Ledger:
         alone = np.ones(len(view.capacity), bool)
         for one in ask.asks:
             alone &= placement.fit(view, one, allowed).all.sum(axis=1) >= one.gpus
-        fits = placement.pick(view, ask.asks, allowed, BINPACK).fits
+        fits = alone.copy()
+        fits[alone] = self._pick(view.of(alone), ask, allowed[alone]).fits
         if fits.sum() < ENOUGH:
             for n in np.flatnonzero(alone & ~fits)[:MAX_SEARCHED]:
-                fits[n] = self._search(ask, names[n], allowed[n], _rows(view, np.array([n]))) is not None
+                fits[n] = self._search(ask, names[n], allowed[n], view.of(np.array([n]))) is not None
         return fits
+
+    def _pick(self, view: View, ask: PodAsk, allowed: np.ndarray) -> placement.Picked:
+        """By the policy; a row that has no room that way, as tightly as possible.
+
+        The filter and the bind both decide by it: a pod whose bind fails on a node that the filter named comes back to
+        that node without end.
+        """
+        policy = ask.preferences.gpu_policy or self.gpu_policy
+        picked = placement.pick(view, ask.asks, allowed, policy)
+        missing = ~picked.fits
+        if policy == SPREAD and missing.any():
+            tight = placement.pick(view.of(missing), ask.asks, allowed[missing], BINPACK)
+            picked.fits[missing] = tight.fits
+            for columns, found in zip(picked.columns, tight.columns, strict=True):
+                columns[missing] = found
+        return picked
 
     def _search(
         self, ask: PodAsk, node: str, allowed: np.ndarray, view: View | None = None
@@ -361,12 +378,8 @@ def _reasoned(fits: np.ndarray, view: View, ask: PodAsk, allowed: np.ndarray) ->
     codes = np.full(len(fits), FITS, np.int8)
     missing = ~fits
     if missing.any():
-        codes[missing] = reasons.of(_rows(view, missing), ask, allowed[missing])
+        codes[missing] = reasons.of(view.of(missing), ask, allowed[missing])
     return codes
-
-
-def _rows(view: View, mask: np.ndarray) -> View:
-    return View(*(array[mask] for array in view))
 
 
 def _tuple(uses: Mapping[str, Use]) -> tuple[tuple[str, int, int, int], ...]:

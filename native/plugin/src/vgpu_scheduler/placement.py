@@ -95,26 +95,46 @@ def allowed_by(table: GpuTable, rows: np.ndarray, view: View, ask: PodAsk) -> np
     return allowed
 
 
-def in_order(asks: Sequence[Ask], view: View) -> list[int]:
-    """Sidecars and others by size, largest first; init containers last, for they use what the others leave unused."""
+def in_order(asks: Sequence[Ask], view: View) -> np.ndarray:
+    """Of each row, the numbers of the asks (rows, asks): sidecars and others by size, largest first; init containers
+    last, for they use what the others leave unused.
 
-    def size(n: int) -> tuple[bool, int, int, int]:
-        need = memory_of(view, asks[n])
-        known = need[need != IMPOSSIBLE]
-        return asks[n].init, -asks[n].gpus, -(int(known.max()) if known.size else 0), n
-
-    return sorted(range(len(asks)), key=size)
+    A row's order depends on its own GPUs alone: a node must get the same plan among others and alone.
+    """
+    needs = [memory_of(view, ask) for ask in asks]
+    sizes = np.stack([np.where(need != IMPOSSIBLE, need, 0).max(axis=1, initial=0) for need in needs], axis=1)
+    gpus = np.broadcast_to([-ask.gpus for ask in asks], sizes.shape)
+    init = np.broadcast_to([ask.init for ask in asks], sizes.shape)
+    order: np.ndarray = np.lexsort((-sizes, gpus, init), axis=1)
+    return order
 
 
 def pick(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str) -> Picked:
     """Place every container on every row, greedily."""
+    orders = in_order(asks, view)
+    height, width = view.capacity.shape
+    fits = np.zeros(height, bool)
+    columns = tuple(np.zeros((height, min(ask.gpus, width)), np.intp) for ask in asks)
+    for order in np.unique(orders, axis=0):
+        same = (orders == order).all(axis=1)
+        if same.all():
+            return pick_in_order(view, asks, allowed, policy, order)
+        picked = pick_in_order(view.of(same), asks, allowed[same], policy, order)
+        fits[same] = picked.fits
+        for whole, part in zip(columns, picked.columns, strict=True):
+            whole[same] = part
+    return Picked(fits, columns)
+
+
+def pick_in_order(view: View, asks: Sequence[Ask], allowed: np.ndarray, policy: str, order: Sequence[int]) -> Picked:
+    """The same in one order of the asks for all rows."""
     rows = np.arange(len(view.capacity))[:, None]
     fits = np.ones(len(rows), bool)
     columns: list[np.ndarray] = [np.zeros((len(rows), 0), np.intp)] * len(asks)
     # In use by others and by what of the pod runs all the time; and the sidecars' part of that.
     now = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
     side = view._replace(memory=view.memory.copy(), cores=view.cores.copy(), shares=view.shares.copy())
-    for n in in_order(asks, view):
+    for n in order:
         ask = asks[n]
         base = side if ask.init else now
         ok = fit(base, ask, allowed).all

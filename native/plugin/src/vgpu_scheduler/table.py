@@ -33,6 +33,10 @@ class View(NamedTuple):
     usable: np.ndarray
     there: np.ndarray
 
+    def of(self, rows: np.ndarray) -> View:
+        """The rows of a mask or of numbers."""
+        return View(*(array[rows] for array in self))
+
 
 class GpuTable:
     def __init__(self, rows: int = 64, columns: int = 8) -> None:
