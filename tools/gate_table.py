@@ -63,6 +63,7 @@ GATES = [
             "shellcheck": ["sh", "-c", "git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck"],
             "changelog": ["antsibull-changelog", "lint"],
             "layers of Python": ["env", "PYTHONPATH=plugins:native/plugin/src", "lint-imports"],
+            "layers of C": ["python", "tools/c_layers.py"],
             "size of functions": [
                 "python",
                 "tools/function_size.py",
