@@ -247,7 +247,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
         left = figures.total - figures.used; /* of the slice; cuMemGetInfo shows no more than the card has */
     /* Refused for want of memory it is judged like any other; no room for one piece shows nothing. */
     if (granted == 0 && (refusal != CUDA_ERROR_OUT_OF_MEMORY || at_first < smallest)) {
-        result_set(result, HELD, fill->limit, 0, "bytes", "no %s", way->name);
+        result_set(result, PASSED, fill->limit, 0, "bytes", "no %s", way->name);
         return;
     }
     bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
@@ -255,7 +255,7 @@ static void fill_by(const struct fill *fill, const struct way *way)
     bool near = found + 2 * smallest > fill->limit;
     if (!near && left > 2 * smallest)
         board->card_full = 1; /* refused although the slice has room: it was the card that had none */
-    result_set(result, found <= fill->limit && near ? HELD : VIOLATED, fill->limit, found, "bytes",
+    result_set(result, found <= fill->limit && near ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: %s filled the slice to %llu bytes, context included%s", fill->uuid, way->name, (unsigned long long)found,
                nvml ? ", as NVML shows it" : "");
 }
@@ -276,14 +276,14 @@ static void measure_ways(const struct fill *fill)
             _exit(0);
         }
         waitpid(child, NULL, 0);
-        if (result->verdict != HELD)
+        if (result->verdict != PASSED)
             return;
         size_t length = strlen(tried);
         if (result->found) /* a way that this driver has */
             snprintf(tried + length, sizeof tried - length, "%s%s", length ? ", " : "", ways[i].name);
         most = result->found > most ? result->found : most;
     }
-    result_set(result, most ? HELD : NOT_RUN, fill->limit, most, "bytes", "%s: %s: none holds more than the limit, all come up to it",
+    result_set(result, most ? PASSED : NOT_RUN, fill->limit, most, "bytes", "%s: %s: none holds more than the limit, all come up to it",
                fill->uuid, most ? tried : "no way is known to this driver");
 }
 

@@ -303,7 +303,7 @@ static void lend(const struct fill *fill)
         rest.again += MIB;
     if (send(line, &rest, sizeof rest, MSG_NOSIGNAL) == (ssize_t)sizeof rest)
         recv(line, &taken, sizeof taken, 0); /* until the other has judged */
-    result_set(result, HELD, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
+    result_set(result, PASSED, 0, rest.again, "bytes", "%s: granted again after all was let go", fill->uuid);
 }
 
 /* --- the one who takes --------------------------------------------------------------------------------------- */
@@ -366,7 +366,7 @@ static void judge(const struct fill *fill, const struct offer *offer, const stru
     }
     /* What a descriptor or an import keeps on the card is still its maker's to account for. */
     uint64_t beyond = again + kept > exported + SLACK ? again + kept - exported : 0;
-    result_set(result, had || beyond ? VIOLATED : HELD, 0, had > beyond ? had : beyond, "bytes",
+    result_set(result, had || beyond ? VIOLATED : PASSED, 0, had > beyond ? had : beyond, "bytes",
                "%.12s: %s; of %llu MiB let go %llu were granted again", fill->uuid, tried, (unsigned long long)(exported / MIB),
                (unsigned long long)(again / MIB));
 }

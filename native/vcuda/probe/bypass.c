@@ -276,7 +276,7 @@ static void measure_bypass(const struct fill *fill)
         return;
     }
     bool granted = attempt == GRANTED;
-    result_set(result, granted ? current->if_granted : HELD, 0, granted ? BEYOND : 0, "bytes",
+    result_set(result, granted ? current->if_granted : PASSED, 0, granted ? BEYOND : 0, "bytes",
                "%s: with the slice taken, %llu bytes more were %s", fill->uuid, (unsigned long long)BEYOND,
                granted ? "granted" : "refused");
 }

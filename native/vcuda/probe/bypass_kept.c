@@ -170,7 +170,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     for (int i = first_stage(way); i <= last_stage(way) && !why; i++)
         why = take(way, &pieces[i], &note, channel, &status);
     if (status == NO_FUNCTION) {
-        result_set(result, HELD, 0, 0, "bytes", "%s: not tried: the driver has no such function", fill->uuid);
+        result_set(result, PASSED, 0, 0, "bytes", "%s: not tried: the driver has no such function", fill->uuid);
         return;
     }
     for (int stage = first_stage(way); stage <= last_stage(way) && !why && !beyond; stage++) {
@@ -194,7 +194,7 @@ static void take_and_ask(const struct fill *fill, const struct kept *way, int ch
     else if (total > fill->limit) /* a full card grants nothing more: that is no answer of the library's */
         result_set(result, VIOLATED, fill->limit, total, "bytes", "%s: nothing is limited at all", fill->uuid);
     else
-        result_set(result, HELD, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,
+        result_set(result, PASSED, 0, 0, "bytes", "%s: %s stayed charged when %s%s%s%s", fill->uuid, way->what,
                    way->let_go ? "it was released" : "", way->let_go && way->take ? ", and when " : "",
                    way->take ? "its maker ended" : "", given_back ? ", or was given back by the driver" : "");
 }

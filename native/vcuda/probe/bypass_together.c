@@ -90,7 +90,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
         enum attempt attempt = UNABLE; /* also for one that was ended by a signal: the policy of the node may be to end it */
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);
-        result_set(&results[i], attempt == GRANTED ? OPEN : attempt == REFUSED ? HELD : NOT_RUN, 0, attempt == GRANTED ? BEYOND : 0,
+        result_set(&results[i], attempt == GRANTED ? OPEN : attempt == REFUSED ? PASSED : NOT_RUN, 0, attempt == GRANTED ? BEYOND : 0,
                    "bytes", "%s: with others, %s", limit ? row->uuid : "no GPU",
                    attempt == GRANTED   ? "memory was granted that nothing charged"
                    : attempt == REFUSED ? "refused, or charged"

@@ -116,10 +116,10 @@ void check_totals(const struct slice *slice, struct board *board)
                          : nvml && figures.total != limit->memory_bytes      ? figures.total
                          : nvml && figures.total_v2 != limit->memory_bytes   ? figures.total_v2
                                                                              : limit->memory_bytes;
-        result_set(result, wrong == limit->memory_bytes && free_bytes <= info ? HELD : VIOLATED, limit->memory_bytes, wrong,
+        result_set(result, wrong == limit->memory_bytes && free_bytes <= info ? PASSED : VIOLATED, limit->memory_bytes, wrong,
                    "bytes", "%s: cuDeviceTotalMem %zu, cuMemGetInfo %zu, NVML %llu and %llu%s", uuid, total, info,
                    (unsigned long long)figures.total, (unsigned long long)figures.total_v2, nvml ? "" : " (no NVML)");
-        if (result->verdict != HELD)
+        if (result->verdict != PASSED)
             return;
     }
 }
@@ -136,7 +136,7 @@ void check_visible(const struct slice *slice, struct board *board)
         if (!limit_of(slice, cuda, i, uuid, result))
             return;
     }
-    result_set(result, count == slice->count ? HELD : VIOLATED, (uint64_t)slice->count, (uint64_t)count, "devices",
+    result_set(result, count == slice->count ? PASSED : VIOLATED, (uint64_t)slice->count, (uint64_t)count, "devices",
                "every visible GPU is one of the limits file");
 }
 
@@ -181,5 +181,5 @@ void check_freed(const struct slice *slice, struct board *board)
                 return;
             }
     }
-    result_set(result, HELD, 0, 0, "bytes", "the ledger follows each piece and the context, there and back");
+    result_set(result, PASSED, 0, 0, "bytes", "the ledger follows each piece and the context, there and back");
 }

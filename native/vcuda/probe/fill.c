@@ -77,7 +77,7 @@ static void fill_alone(const struct fill *fill)
     /* Context included. Inside a slice this is the library's own word; who looks from outside hears the driver's. */
     bool nvml = contexts_count(fill) && nvml_figures(fill->uuid, &figures) && figures.own >= granted;
     uint64_t found = nvml ? figures.own : granted + (contexts_count(fill) && total > free_bytes ? total - free_bytes : 0);
-    result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? HELD : VIOLATED, fill->limit, found, "bytes",
+    result_set(result, found == fill->limit && past == CUDA_ERROR_OUT_OF_MEMORY ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: %llu bytes granted, the next byte answers %d; the whole is %s", fill->uuid, (unsigned long long)granted,
                past, nvml ? "NVML's figure of this process" : "what was granted and what was not free at first");
     nanosleep(&(struct timespec){hold_ms / 1000, (long)(hold_ms % 1000) * 1000000}, NULL);
@@ -209,7 +209,7 @@ static void measure_four(const struct fill *fill)
     bool rounded = found < fill->limit && full == fill->limit && fill->limit - found < fill->limit / 8;
     bool exact = found == fill->limit || rounded;
     bool held = all && !failed && !beaten && contextless < RACERS && (known ? exact : found <= fill->limit);
-    result_set(&board->result, held ? HELD : VIOLATED, fill->limit, found, "bytes",
+    result_set(&board->result, held ? PASSED : VIOLATED, fill->limit, found, "bytes",
                "%s: four processes were granted %llu bytes%s%s", fill->uuid, (unsigned long long)granted,
                !all          ? "; not all came to an end"
                : failed      ? "; one got no context"
@@ -239,7 +239,7 @@ static void lowered(struct fill *fill, void (*measure)(const struct fill *fill))
     snprintf(detail, sizeof detail, "%.120s; the card gave %llu of the %llu bytes sold, so the limit was lowered to be reached",
              result->detail, (unsigned long long)whole, (unsigned long long)sold);
     memcpy(result->detail, detail, sizeof detail);
-    if (result->verdict != HELD && board->card_full)
+    if (result->verdict != PASSED && board->card_full)
         result->verdict = NOT_RUN; /* neighbours took the rest meanwhile: nothing is shown by this */
 }
 
@@ -269,7 +269,7 @@ void on_every_device(const struct slice *slice, struct board *board, void (*meas
         measure(&fill);
         if (board->card_full && (slice->flags & VGPU_LIMITS_OVERSUBSCRIBE) && board->result.found < fill.limit)
             lowered(&fill, measure);
-        if (board->result.verdict != HELD)
+        if (board->result.verdict != PASSED)
             return;
     }
 }

@@ -67,7 +67,7 @@ bool ledger_in_use(void);
 /* --- checks ------------------------------------------------------------------------------------------------ */
 
 /* OPEN: a bypass that docs/threat-model.md says cannot be stopped from here. */
-enum verdict { HELD, VIOLATED, NOT_RUN, OPEN };
+enum verdict { PASSED, VIOLATED, NOT_RUN, OPEN };
 
 struct result {
     enum verdict verdict;

@@ -72,7 +72,7 @@ static const struct cuda *begin(const struct slice *slice, struct board *board, 
 
 static void finish(struct board *board, const struct score *score)
 {
-    result_set(&board->result, score->held == score->routes ? HELD : VIOLATED, score->routes, score->held, "routes", "%s",
+    result_set(&board->result, score->held == score->routes ? PASSED : VIOLATED, score->routes, score->held, "routes", "%s",
                score->first[0] ? score->first : "each shows the limit and refuses a byte more");
 }
 

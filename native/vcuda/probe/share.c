@@ -217,7 +217,7 @@ static void share_of(const struct fill *fill)
     fill->board->report.launch_ns[fill->device] = window.launch_ns;
     fill->board->report.kernel_ns[fill->device] = (uint64_t)((double)spin.us * 1000 * SPIN_ROUNDS / spin.rounds);
     bool held = least > 0 && most <= limit->sm_percent * 10u + TOLERANCE_PERMILLE;
-    result_set(result, held ? HELD : VIOLATED, limit->sm_percent, (sum / WINDOWS + 5) / 10, "percent",
+    result_set(result, held ? PASSED : VIOLATED, limit->sm_percent, (sum / WINDOWS + 5) / 10, "percent",
                "%s: windows of 1 s between %.1f and %.1f %%, kernels of %.0f us%s", fill->uuid, (double)least / 10,
                (double)most / 10, (double)spin.us,
                most + TOLERANCE_PERMILLE < limit->sm_percent * 10u ? "; less than the share: neighbours, or a busy host" : "");
@@ -228,7 +228,7 @@ static void measure_share(const struct fill *fill)
     const struct vgpu_limits_device *limit = slice_device(fill->slice, fill->uuid);
     if (limit->sm_percent == 0 || limit->sm_percent >= 100 || fill->slice->core_policy == VGPU_CORE_DISABLE) {
         /* Nothing to hold, and nothing measured: no figure of percent. */
-        result_set(&fill->board->result, HELD, 0, 0, "shares", "%s: no share is set", fill->uuid);
+        result_set(&fill->board->result, PASSED, 0, 0, "shares", "%s: no share is set", fill->uuid);
         return;
     }
     result_set(&fill->board->result, VIOLATED, limit->sm_percent, 0, "percent", "%s: the process that ran kernels was ended", fill->uuid);
