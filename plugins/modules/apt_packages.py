@@ -122,7 +122,7 @@ options:
     elements: str
     default: []
   record:
-    description: Where to keep what was installed and moved away, for the way back.
+    description: File that records what was installed and moved away; O(state=absent) reverts exactly that.
     type: path
   lock_timeout:
     description: Seconds to wait for another user of dpkg.

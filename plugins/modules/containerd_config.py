@@ -50,7 +50,7 @@ options:
     choices: [present, absent]
     default: present
   record:
-    description: Where to keep what is needed for the way back.
+    description: File that records the former state; O(state=absent) restores it.
     type: path
   apply:
     description: V(auto) starts a containerd again that has not read the file, V(none) only writes the file.

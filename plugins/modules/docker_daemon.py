@@ -50,7 +50,7 @@ options:
     choices: [present, absent]
     default: present
   record:
-    description: Where to keep what is needed for the way back. Without it, former values are not restored.
+    description: File that records the former values. Without it, O(state=absent) does not restore them.
     type: path
   validate:
     description: Whether to ask C(dockerd --validate) too, where this daemon has it.

@@ -33,7 +33,7 @@ options:
     type: dict
     default: {}
   initramfs:
-    description: The command that builds the initramfs anew; run when a file changed or the initramfs is older than it.
+    description: The command that rebuilds the initramfs; run when a file changed or the initramfs is older than it.
     type: list
     elements: str
     default: []
@@ -59,7 +59,7 @@ options:
     type: dict
     default: {}
   record:
-    description: Where to keep what was there before, for the way back.
+    description: File that records the former state; O(state=absent) restores it.
     type: path
 seealso:
   - module: vgpu.fleet.driver_choice

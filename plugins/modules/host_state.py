@@ -91,7 +91,7 @@ state:
       type: dict
       returned: always
     node:
-      description: Name by which a kubelet registers the host unless it is told another.
+      description: Name by which a kubelet registers the host unless configured otherwise.
       type: str
       returned: always
     kubelet:

@@ -40,7 +40,7 @@ options:
     elements: str
     default: []
   ignore:
-    description: Whether those that offer a resource of ours are told as warnings alone.
+    description: Whether a plugin that advertises a resource of ours is a warning instead of an error.
     type: bool
     default: false
   timeout:
@@ -87,7 +87,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     if refusal:
         module.fail_json(msg=refusal)
     conflicts = conflicting_plugins.find(api, params["nodes"])
-    told = [one._asdict() for one in conflicts]
+    found = [one._asdict() for one in conflicts]
     remove, faults, notes = conflicting_plugins.judge(
         conflicts, params["resources"], params["remove"], params["ignore"]
     )
@@ -95,14 +95,14 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         module.warn(note)
     if faults:
         # Nothing is removed where something else would be left: the node would have two owners, or none.
-        module.fail_json(msg="\n".join(faults), conflicts=told)
+        module.fail_json(msg="\n".join(faults), conflicts=found)
     if remove and not module.check_mode:
         conflicting_plugins.remove(api, remove, params["nodes"], params["timeout"])
     titles = [one.title for one in remove]
     shown = "".join(f"{title}\n" for title in titles)
     return {
         "changed": bool(titles),
-        "conflicting_plugins": told,
+        "conflicting_plugins": found,
         "removed": titles,
         "diff": {"before": shown, "after": ""},
     }

@@ -178,7 +178,7 @@ def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
 
 
 def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, nodes: list, check: bool) -> list:
-    """End the pods on these nodes that are not as desired; the controller makes them anew. Raises ValueError."""
+    """Delete the pods on these nodes that are not as desired; the controller recreates them. Raises ValueError."""
     folder = f"/api/v1/namespaces/{desired.namespace}/pods"
     selector = f"labelSelector=app.kubernetes.io/name%3D{device_plugin_manifests.NAME}"
     pods = (api.get(f"{folder}?{selector}") or {}).get("items") or []
@@ -190,15 +190,15 @@ def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, node
         if not check:
             api.delete(f"{folder}/{name}")
         node = device_plugin_manifests.node_of(pod)
-        told = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
-        changes.append(kube_apply.Change(f"Pod {desired.namespace}/{name}", told, None))
+        summary = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
+        changes.append(kube_apply.Change(f"Pod {desired.namespace}/{name}", summary, None))
     if not check:
         wait_until_gone(api, [f"{folder}/{change.title.rpartition('/')[2]}" for change in changes])
     return changes
 
 
 def wait_until_gone(api: kube_client.Api, paths: list) -> None:
-    """Or who asks a node's program next would be answered by the former one. A dead node is told elsewhere."""
+    """Until then the former program would answer a node's next request. Another check reports a dead node."""
     end = time.monotonic() + GONE
     while any(api.get(path) for path in paths) and time.monotonic() < end:
         time.sleep(0.5)

@@ -50,7 +50,7 @@ options:
     elements: str
     default: [nvidia-cdi-refresh.service, vgpu-device-plugin.service]
   record:
-    description: Where to keep the geometry that the GPUs had before, for the way back.
+    description: File that records the geometry that the GPUs had before; O(state=absent) restores it.
     type: path
 """
 

@@ -55,7 +55,7 @@ plan:
   elements: str
   returned: success
 limits:
-  description: What the control daemon is told of each client's part.
+  description: The limits of each client that the control daemon is given.
   type: list
   elements: str
   returned: success
@@ -106,7 +106,7 @@ def main() -> None:
             wanted = mps.files(
                 found["gpus"], options["replicas"], options["mps_root"], options["resource"], options["exclusive"]
             )
-            run.bring(wanted, start=True)
+            run.install(wanted, start=True)
     except (UnitError, OSError) as fault:
         module.fail_json(msg=f"MPS: {fault}", plan=run.plan)
     module.exit_json(changed=bool(run.plan), plan=run.plan, limits=commands)

@@ -28,7 +28,7 @@ options:
     elements: str
     default: [auto]
   exists:
-    description: Files of which it is told whether they are there.
+    description: Files to check for existence.
     type: list
     elements: path
     default: []
@@ -50,7 +50,7 @@ packages:
   returned: always
   type: list
   elements: str
-lacking:
+missing:
   description: Those of them that are not installed.
   returned: always
   type: list
@@ -131,17 +131,17 @@ def main() -> None:
     host = Host()
     system = host.os_release()
     choice = plugin_python.choose(system, module.params["python"], module.params["packages"])
-    lacking = plugin_python.lacking(choice, host.packages(choice.packages))
+    missing = plugin_python.missing(choice, host.packages(choice.packages))
     version = None
     if choice.python:
         version = version_of(host, choice.python)
     # What packages are still to bring cannot be looked at.
-    refusal = plugin_python.refusal(system, choice, (version or None) if lacking else version)
+    refusal = plugin_python.refusal(system, choice, (version or None) if missing else version)
     module.exit_json(
         changed=False,
         python=choice.python,
         packages=choice.packages,
-        lacking=lacking,
+        missing=missing,
         components=distribution.community(system),
         manager="apt" if os.path.exists("/var/lib/dpkg/status") else "rpm",
         version=version or choice.version,

@@ -21,7 +21,7 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(kept) keeps the way back, V(forgotten) takes its record away once the upgrade is proven or taken back.
+      - V(kept) saves the rollback point, V(forgotten) removes it once the upgrade is proven or rolled back.
     type: str
     choices: [kept, forgotten]
     default: kept
@@ -49,7 +49,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Keep the way back
+- name: Save the rollback point
   vgpu.fleet.rollback_point:
     units: [/etc/systemd/system/vgpu-device-plugin.service]
   register: kept
@@ -89,11 +89,11 @@ def main() -> None:
     )
     wanted, host = dict(module.params), Host()
     if wanted.pop("state") == "forgotten":
-        module.exit_json(changed=rollback.forget(host, module.check_mode))
+        module.exit_json(changed=rollback.delete(host, module.check_mode))
     try:
-        point, resumed = rollback.keep(host, check_mode=module.check_mode, **wanted)
+        point, resumed = rollback.persist(host, check_mode=module.check_mode, **wanted)
     except OSError as fault:
-        module.fail_json(msg=f"{rollback.PATH} cannot be written, and without it there is no way back: {fault}")
+        module.fail_json(msg=f"{rollback.PATH} cannot be written, and without it no rollback is possible: {fault}")
     module.exit_json(changed=not resumed, point=point, resumed=resumed)
 
 

@@ -93,7 +93,7 @@ options:
     elements: str
     default: []
   record:
-    description: Where to keep what was installed and changed, for the way back.
+    description: File that records what was installed and changed; O(state=absent) reverts exactly that.
     type: path
   lock_timeout:
     description: Seconds that zypper waits for another one; dnf waits until the other has ended.

@@ -60,7 +60,7 @@ def main() -> None:
     run = UnitFiles(time_slice.UNIT, module.check_mode)
     try:
         if module.params["state"] == "present":
-            run.bring(time_slice.files(module.params["slice"]), start=True)
+            run.install(time_slice.files(module.params["slice"]), start=True)
         else:
             run.remove([time_slice.UNIT_PATH])
     except (UnitError, OSError) as fault:

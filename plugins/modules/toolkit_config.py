@@ -35,7 +35,7 @@ options:
     choices: [present, absent]
     default: present
   record:
-    description: Where to keep what the keys had before, for the way back.
+    description: File that records the former values of the keys; O(state=absent) restores them.
     type: path
 """
 

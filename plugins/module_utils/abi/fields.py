@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where each field of the limits file, the ledger, the gpu pages and the tenant page lies, and what it may hold.
 
-The twin of native/vcuda/include/vgpu_abi.h, where the meaning of every field is told; a test compiles that header and
-holds the two equal. What is done with the fields is in files.py and pages.py. Pure.
+The twin of native/vcuda/include/vgpu_abi.h, which documents every field; a test compiles that header and compares the
+two. files.py and pages.py read and write the fields. Pure.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ LEDGER_MIN_READER = 1
 LEDGER_SLOTS = 1024
 LEDGER_SLOT_OFFSET = 4096
 LEDGER_ALIVE_BASE = 0x40000000
-LEDGER_LENT_BASE = 0x60000000
-LEDGER_LENT_SPAN = 0x10000000
+LEDGER_IMPORT_BASE = 0x60000000
+LEDGER_IMPORT_SPAN = 0x10000000
 
 GPU_PAGE_MAGIC = b"VGPUGPU1"
 GPU_PAGE_VERSION = 1
@@ -96,7 +96,7 @@ LEDGER_SLOT_FIELDS: Fields = {
     "generation": (256, "I"),
     "pid": (260, "I"),
     "pid_namespace": (264, "Q"),
-    "lent_mib": (272, "12I"),
+    "exported_mib": (272, "12I"),
 }
 LEDGER_SLOT_SIZE = 320
 LEDGER_FILE_SIZE = LEDGER_SLOT_OFFSET + LEDGER_SLOTS * LEDGER_SLOT_SIZE
@@ -115,7 +115,7 @@ GPU_PAGE_FIELDS: Fields = {
     "turn_end_ns": (56, "Q"),
     "outstanding_max_us": (64, "I"),
     "tenants": (68, "I"),
-    "wanting": (72, "I"),
+    "active": (72, "I"),
     "turns": (76, "I"),
     "reserved": (80, "6Q"),
     "uuid": (128, "48s"),
@@ -139,16 +139,16 @@ TENANT_DEVICE_FIELDS: Fields = {
     "balance_ns": (0, "q"),
     "accrued_ns": (8, "Q"),
     "used_ns": (16, "Q"),
-    "wanted_ns": (24, "Q"),
+    "active_ns": (24, "Q"),
     "waiting_ns": (32, "Q"),
-    "desired": (40, "Q"),
+    "requests": (40, "Q"),
     "throttled_ns": (48, "Q"),
     "reserved": (56, "1Q"),
     "busy_until_ns": (64, "16Q"),
 }
 TENANT_DEVICE_SIZE = 192
 GATES = {"none": 0, "open": 1, "turn": 2, "closed": 3}
-TENANT_DESIRED = {"low": 1 << 0}
+TENANT_REQUESTS = {"low": 1 << 0}
 GPU_PAGE_FLAGS = {"exclusive": 1 << 0, "priority": 1 << 1}
 
 LIMITS_FLAGS = {

@@ -30,8 +30,8 @@ from .fields import (
     LEDGER_ALIVE_BASE,
     LEDGER_FIELDS,
     LEDGER_FILE_SIZE,
-    LEDGER_LENT_BASE,
-    LEDGER_LENT_SPAN,
+    LEDGER_IMPORT_BASE,
+    LEDGER_IMPORT_SPAN,
     LEDGER_MAGIC,
     LEDGER_MIN_READER,
     LEDGER_SLOT_FIELDS,
@@ -48,7 +48,6 @@ from .fields import (
     LIMITS_MIN_READER,
     LIMITS_VERSION,
     MAX_DEVICES,
-    TENANT_DESIRED,
     TENANT_DEVICE_FIELDS,
     TENANT_DEVICE_SIZE,
     TENANT_FIELDS,
@@ -56,6 +55,7 @@ from .fields import (
     TENANT_LANES,
     TENANT_MAGIC,
     TENANT_MIN_READER,
+    TENANT_REQUESTS,
     TENANT_VERSION,
     UUID_SIZE,
     LayoutError,
@@ -71,7 +71,7 @@ from .fields import (
 from .ledger_locks import handle_is_open, is_locked, slot_is_alive
 from .pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
 
-# What this file only hands on: whoever has these files has one name for them.
+# Re-exported: the callers import all names of these files from this module.
 __all__ = (
     "ARBITER_DRAIN_NS",
     "ARBITER_SILENT_NS",
@@ -83,7 +83,6 @@ __all__ = (
     "GPU_PAGE_MIN_READER",
     "GPU_PAGE_VERSION",
     "LEDGER_ALIVE_BASE",
-    "TENANT_DESIRED",
     "TENANT_DEVICE_FIELDS",
     "TENANT_DEVICE_SIZE",
     "TENANT_FIELDS",
@@ -91,6 +90,7 @@ __all__ = (
     "TENANT_LANES",
     "TENANT_MAGIC",
     "TENANT_MIN_READER",
+    "TENANT_REQUESTS",
     "TENANT_VERSION",
     "pack_gpu_page",
     "pack_tenant_page",
@@ -273,8 +273,8 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
 
     Returns ``{"devices": [uuid], "allocation", "slots": [{"slot", "pid", "pid_namespace", "used": [..], "context":
-    [..], "lent": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
-    lent is part of what is used. The tenant can write this file: every figure is what it says about itself.
+    [..], "exported": [..]}], "totals": [{"uuid", "used", "context"}]}`` with bytes in the order of the devices; what is
+    exported is part of what is used. The tenant can write this file: every figure is what it says about itself.
     """
     devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
     count = len(devices)
@@ -286,9 +286,9 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
         pid = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
         if pid or any(used) or any(context):
             space = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
-            lent = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "lent_mib") or []
+            exported = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "exported_mib") or []
             one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
-            one["lent"] = [min(mib << 20, most) for mib, most in zip([*lent, *[0] * count], used)]
+            one["exported"] = [min(mib << 20, most) for mib, most in zip([*exported, *[0] * count], used)]
             found.append(one)
     return {"devices": devices, "allocation": allocation, "slots": found, "totals": _totals(devices, found)}
 
@@ -351,8 +351,8 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 
 
 def read_ledger(path: str) -> dict[str, Any]:
-    """parse_ledger of a file, with the slots of dead processes left out. ``lent``: bytes of each device that those had
-    exported, for as long as another process holds any of them: they stay charged, and are in ``totals``. The library
+    """parse_ledger of a file, without the slots of dead processes. ``exported``: bytes of each device that dead processes
+    had exported, as long as another process holds any of them: they stay charged, and are in ``totals``. The library
     reads no slot from ``slot_high`` on, so nothing is exported there.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -364,17 +364,17 @@ def read_ledger(path: str) -> dict[str, Any]:
         alive = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
         high = get_field(data, 0, len(data), LEDGER_FIELDS, "slot_high")
         dead = [slot for slot in ledger["slots"] if slot["slot"] < high and slot not in alive]
-        ledger["lent"] = [sum(slot["lent"][at] for slot in dead) for at in range(len(ledger["devices"]))]
+        ledger["exported"] = [sum(slot["exported"][at] for slot in dead) for at in range(len(ledger["devices"]))]
         ledger["slots"] = alive
-        if any(ledger["lent"]) and not (
-            is_locked(fd, LEDGER_LENT_BASE, LEDGER_LENT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
+        if any(ledger["exported"]) and not (
+            is_locked(fd, LEDGER_IMPORT_BASE, LEDGER_IMPORT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
         ):
-            ledger["lent"] = [0] * len(ledger["devices"])
+            ledger["exported"] = [0] * len(ledger["devices"])
     finally:
         os.close(fd)
     ledger["totals"] = _totals(ledger["devices"], ledger["slots"])
-    for one, lent in zip(ledger["totals"], ledger["lent"]):
-        one["used"] += lent
+    for one, exported in zip(ledger["totals"], ledger["exported"]):
+        one["used"] += exported
     return ledger
 
 
@@ -401,7 +401,7 @@ def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         if os.fstat(fd).st_size < LIMITS_FILE_SIZE:
-            raise LayoutError(f"{path} is shorter than a limits file; write it anew before the start")
+            raise LayoutError(f"{path} is shorter than a limits file; write it again before the start")
         found = struct.unpack("<" + fmt, os.pread(fd, 4, offset))[0]
         busy = (found | 1) & 0xFFFFFFFF
         rest = (busy + 1) & 0xFFFFFFFF

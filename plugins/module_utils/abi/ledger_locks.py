@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who lives in a ledger: each process that has a slot of it, or memory that it lent, holds a lock of the kernel on the
-file. Asked with any descriptor of it, from every pid namespace.
+"""Which processes of a ledger are alive: each that has a slot, or imported memory of one, holds a lock of the kernel on
+the file. Any descriptor of the file finds the lock, in every pid namespace.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class MigHost:
         self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)
-            self.unit.bring(mig_unit.files(geometry, python), start=False)
+            self.unit.install(mig_unit.files(geometry, python), start=False)
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:

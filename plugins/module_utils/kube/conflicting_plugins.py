@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 from urllib.parse import quote
 
-# Image → whose plugin it is, and the resources that it offers where it is told nothing else. The first that matches.
+# Image → the plugin's vendor, and its default resources. The first match counts.
 OWNERS = (
     (re.compile(r"volcano-vgpu-device-plugin"), "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
     (re.compile(r"gpushare-(?:device-)?plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),

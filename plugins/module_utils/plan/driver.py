@@ -15,7 +15,7 @@ from ..driver.support import branch_of
 from ..host.digest import sha256
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# What comes beside a driver of any branch, and takes the place of none.
+# Packages that accompany a driver of any branch and replace none.
 BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
 # Packages that hold the driver's user space, under the names of any repository.
 USER_SPACE = re.compile(
@@ -91,7 +91,7 @@ def _named(wanted: dict[str, Any]) -> bool:
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
     """Whether what is installed takes the place of a driver of another branch that runs, under other names."""
     if wanted.get("packages") and not wanted.get("branch"):
-        # Nobody knows the branch of packages that were named; one that changes its version is told by that.
+        # The branch of named packages is unknown; a changed version counts.
         return False
     return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
 

@@ -77,7 +77,7 @@ def _static_pods(host: Host) -> list[str]:
     return out
 
 
-def said(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
+def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
     """What to say of them, as (errors, warnings): of one that owns a resource of ours, and of one that hands out the
     same GPUs under other names.
     """

@@ -114,7 +114,7 @@ HELD_WITHOUT_MOUNTS = (
     "bypass-descriptors",
 )
 # Held too, where the driver can lend memory at all.
-KEPT = ("bypass-lent", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
+KEPT = ("bypass-ipc-kept", "bypass-handle-kept", "bypass-pool-kept", "bypass-array-kept")
 # Libraries of the host: which there are is no matter of ours.
 TOLD = ("graphics",)
 
@@ -146,7 +146,7 @@ def load(host: Host, report: Report) -> None:
             report.figure(row["name"], row["verdict"])
             continue
         report.gate(
-            "probe: " + row["name"], row["verdict"] == "held", row["expected"], f"{row['found']} {row['detail']}"
+            "probe: " + row["name"], row["verdict"] == "passed", row["expected"], f"{row['found']} {row['detail']}"
         )
 
 

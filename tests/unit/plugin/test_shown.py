@@ -137,7 +137,7 @@ def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, 
     with open(page, "r+b") as stream:
         for name, form, value in (
             ("balance_ns", "<q", balance),
-            ("wanted_ns", "<Q", now - int(wanted * 1e9)),
+            ("active_ns", "<Q", now - int(wanted * 1e9)),
             ("waiting_ns", "<Q", now - int(waited * 1e9)),
         ):
             stream.seek(base + fields[name][0])

@@ -169,7 +169,7 @@ class Watched:
     def imported(self) -> int:
         """Holds a reference to exported memory, as a process that imported it does; the descriptor."""
         descriptor = os.open(self.folder / "rw" / "ledger", os.O_RDWR)
-        self.lock(descriptor, abi_files.LEDGER_LENT_BASE)
+        self.lock(descriptor, abi_files.LEDGER_IMPORT_BASE)
         return descriptor
 
     @staticmethod

@@ -82,7 +82,7 @@ def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
         uuid = device["uuid"]
         held = totals.get(uuid, {"used": 0, "context": 0})
         page = pages.get(uuid, {})
-        active = _recent(page, "wanted_ns", now)
+        active = _recent(page, "active_ns", now)
         out.append(
             Usage(
                 record.id,

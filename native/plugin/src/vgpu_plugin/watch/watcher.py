@@ -253,7 +253,7 @@ class Watch:
         for slot in ledger["slots"]:
             key = slot["pid_namespace"], slot["pid"]
             slots[key] = slots.get(key, 0) + slot["used"][at] + slot["context"][at]
-        return Account(slots, mine["memory_bytes"], limits["count_context"], ledger["lent"][at])
+        return Account(slots, mine["memory_bytes"], limits["count_context"], ledger["exported"][at])
 
     def _take(self, found: Mapping[tuple[str, str, str], tuple[str, Suspicion]], blind: set[str], fault: str) -> None:
         """Counts looks in a row, names, tells, ends. A GPU that was not seen stays as it was."""
