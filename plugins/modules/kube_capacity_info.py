@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_capacity_info
-short_description: Compare what Kubernetes shows of nodes with what they offer
+short_description: Compare the GPU resources of Kubernetes nodes with those that their hosts advertise
 version_added: 0.1.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plugin_python
-short_description: Find the Python of a host that the device plugin runs on
+short_description: Find the Python of a host for the device plugin
 version_added: 0.1.0
 description:
   - Chooses by the distribution which Python the device plugin runs on and which packages of the distribution bring it,
@@ -23,7 +23,7 @@ options:
     type: str
     default: auto
   packages:
-    description: Packages that bring it, or V(auto).
+    description: Its packages, or V(auto).
     type: list
     elements: str
     default: [auto]

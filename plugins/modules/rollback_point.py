@@ -7,10 +7,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rollback_point
-short_description: Keep what a node returns to where its upgrade fails
+short_description: Save or remove the rollback point of a node
 version_added: 0.1.0
 description:
-  - Keeps on the node which versions of the library and the device plugin are current, and the texts of their
+  - Records on the node the current versions of the library and the device plugin, and the texts of their
     configurations and units.
   - What an upgrade that was killed has kept stays as it is until something newer is proven, so that the next
     upgrade returns to what was there before the killed one.

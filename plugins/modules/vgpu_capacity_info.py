@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vgpu_capacity_info
-short_description: Compare the vGPU slices a host should have with those it really advertises
+short_description: Compare the vGPU slices that a host should have with those that it advertises
 version_added: 0.1.0
 description:
   - Computes the slices that the configuration of the node and its GPUs give, and compares them with those that the

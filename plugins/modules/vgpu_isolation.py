@@ -9,7 +9,7 @@ module: vgpu_isolation
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 version_added: 0.1.0
-short_description: Prove that a slice of a GPU cannot be exceeded
+short_description: Prove that a container cannot exceed its slice of a GPU
 description:
   - Leases a free slice from the device plugin of the host, runs C(vgpu-probe) in it with exactly the mounts, the files
     and the environment that the plugin answered, and reports a verdict for each check with the figures it measured.
@@ -80,7 +80,7 @@ options:
   duration:
     description:
       - Seconds that a slice may take, and with them a GPU. V(0) is no bound.
-      - The checks of the limit itself are always run to their end. Ways round the library, and C(import-beside), that
+      - The checks of the limit itself are always run to their end. Bypasses, and C(import-beside), that
         have not begun by then are left out with the verdict V(not-run); what is open and could no longer be shown to
         the watcher stays V(open). Both say so in their RV(results[].checks[].detail), and RV(results[].left_out) names
         them.
@@ -107,7 +107,7 @@ options:
     default: {}
   state:
     description:
-      - With V(absent) nothing is checked. What a check that was killed left at the engines, its containers, its image
+      - With V(absent) nothing is checked. What a killed check left at the engines, its containers, its image
         and its folders, is removed. A later check does the same. What a former version of this collection left is
         removed too, by its pid and its age, where docker runs and where podman has a storage.
     type: str

@@ -351,8 +351,8 @@ def _totals(devices: Sequence[str], slots: Sequence[Mapping[str, Any]]) -> list[
 
 
 def read_ledger(path: str) -> dict[str, Any]:
-    """parse_ledger of a file, without the slots of dead processes. ``exported``: bytes of each device that dead processes
-    had exported, as long as another process holds any of them: they stay charged, and are in ``totals``. The library
+    """parse_ledger of a file, without the slots of dead processes. ``exported``: bytes of each device that those had
+    exported, as long as another process holds any of them: they stay charged, and are in ``totals``. The library
     reads no slot from ``slot_high`` on, so nothing is exported there.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -306,7 +306,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         foreign = sorted(set(advertised) - set(expected))
         # One cause is one difference: a kubelet that knows nothing of us lacks every slice.
         if expected and missing and not deaf:
-            remedy = "systemctl restart vgpu-device-plugin; if it stays, look at slice health above"
+            remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"
             found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"
             where = ", ".join(answer["resources"])
             _differ(answer["drift"], "advertised", where, f"{len(expected)} slices", found, remedy)

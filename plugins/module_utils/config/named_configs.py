@@ -54,7 +54,7 @@ def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
 
 
 def resources(desired: dict[str, Any]) -> list[str]:
-    """The first resource of each configuration that may be in force."""
+    """The first resource of each configuration that may be active."""
     configs = [desired["node_config"], *(desired.get("node_configs") or {}).values()]
     return sorted({node_config.resource_name(config) for config in configs})
 

@@ -230,7 +230,9 @@ class Setup:
             self._run("starting what used the driver", argv)
         elif self.host.run(argv).rc != 0:
             # Their programs are new and the module is not: they start with the boot that this host needs.
-            self.warnings.append(f"{', '.join(stopped)} did not start again; they need the driver that a reboot brings")
+            self.warnings.append(
+                f"{', '.join(stopped)} did not start again; they need the driver that the next reboot loads"
+            )
         self._forget(STOPPED)
 
     def _start_stopped(self) -> None:

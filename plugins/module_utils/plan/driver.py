@@ -43,7 +43,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         *_cut_off(wanted, state),
     ]
     if host and not changes:
-        reason = "the driver is installed and not in force as wanted"
+        reason = "the driver is installed but not active as desired"
     faults = _reboot_faults(reboot, wanted)
     notes = list(choice.warnings)
     if not (changes or host or faults or state["nvml"]["ok"]):
@@ -61,7 +61,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         runs = state["driver"]["loaded_version"]
         notes.append(
             f"branch {choice.branch} is asked for and installed, and driver {runs} runs: where the packages of "
-            f"{choice.branch} here bring another branch, name that, or choose another source"
+            f"{choice.branch} here install another branch, name that, or choose another source"
         )
     if reboot and not faults:
         host.append(f"reboot, for {reboot}")

@@ -92,7 +92,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
         )
     if info is None:
         return part._replace(
-            disturbs=True, warnings=[*part.warnings, "docker does not answer, so what it runs is not known"]
+            disturbs=True, warnings=[*part.warnings, "docker does not answer, so its containers are unknown"]
         )
     running = int(info.get("ContainersRunning") or 0)
     if not running or info.get("LiveRestoreEnabled"):

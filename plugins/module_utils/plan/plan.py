@@ -235,7 +235,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
             changes.append("take this node from the DaemonSet")
         changes += undone(wanted, state)
         held = len(named_configs.held(state)) if changes else 0
-        notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
+        notes = [f"{held} containers use slices; their allocations end"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)

@@ -171,7 +171,7 @@ def test_packages_that_were_installed_for_it_are_taken_back(there, expected):
     variables = {"device_plugin_state": "absent", "device_plugin_packages_record": RECORD}
     whole = made(variables, {("files", RECORD): there})
     changes = [change for step in whole["steps"] if step["role"] == "device_plugin" for change in step["changes"]]
-    assert (f"take back what {RECORD} records" in changes) is expected
+    assert (f"revert the changes recorded in {RECORD}" in changes) is expected
 
 
 @pytest.mark.parametrize(
