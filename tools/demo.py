@@ -108,7 +108,7 @@ class Demo:
         print(f"[{time.monotonic() - self.started:4.0f} s] {text}", flush=True)
 
     def together(self, phases: list[Phase]) -> None:
-        """Run phases beside each other; the first that fails ends the others."""
+        """Run phases concurrently; the first that fails ends the others."""
         for phase in phases:
             self.say(f"{phase.name}: {phase.what}")
             phase.start()

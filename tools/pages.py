@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / ".build" / "docs"
 TREE = WORK / "tree" / "ansible_collections" / "vgpu" / "fleet"
-# antsibull-docs and Sphinx are beside the Python that runs this: their environment is .build/docs-env.
+# antsibull-docs and Sphinx lie next to the Python that runs this: their environment is .build/docs-env.
 BIN = Path(sys.executable).parent
 
 ANSIBLE_PAGES = "https://docs.ansible.com/ansible/latest/"
@@ -129,8 +129,8 @@ def build() -> str:
     done = run("sphinx-build", "-q", "-W", "--keep-going", "-b", "html", "-c", site, rst, WORK / "html")
     if done.returncode:
         return done.stdout.strip() or f"sphinx-build ended with {done.returncode}"
-    lacking = [page for page in pages_wanted(TREE) if not (WORK / "html" / page).exists()]
-    return f"no page was built: {', '.join(lacking)}" if lacking else ""
+    missing = [page for page in pages_wanted(TREE) if not (WORK / "html" / page).exists()]
+    return f"no page was built: {', '.join(missing)}" if missing else ""
 
 
 def pages_wanted(tree: Path) -> list[str]:

@@ -36,12 +36,12 @@ class ActionModule(ActionBase):
         host = task_vars.get("inventory_hostname", "")
         inventory = getattr(task_vars.get("hostvars"), "_inventory", None)
         sources = Sources(inventory, self._loader, host)
-        told = [tell(finding, sources, task_vars) for finding in findings]
+        texts = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
-            faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
+            faults = [text for text, finding in zip(texts, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         wanted = desired.collect(variables)
-        return {"changed": False, "desired": wanted, "reads": desired.reads(wanted), "warnings": told}
+        return {"changed": False, "desired": wanted, "reads": desired.reads(wanted), "warnings": texts}
 
     def _template(self, task_vars: dict[str, Any], findings: list[Finding]) -> dict[str, Any]:
         """The values of all ``vgpu_*`` variables and of the variables of the roles that the plan compares."""

@@ -31,13 +31,13 @@ class ActionModule(ActionBase):
         sources = Sources(inventory, self._loader, host)
         findings = [by_variable(finding) for finding in plan.check_gpus(desired, state)]
         findings += plan_toolkit.check(desired, state)
-        told = [tell(finding, sources, task_vars) for finding in findings]
+        texts = [tell(finding, sources, task_vars) for finding in findings]
         if errors(findings):
-            faults = [text for text, finding in zip(told, findings) if finding.level == "error"]
+            faults = [text for text, finding in zip(texts, findings) if finding.level == "error"]
             return {"failed": True, "changed": False, "msg": "\n".join([heading(len(faults), task_vars), *faults])}
         made = plan.make_plan(desired, state)
         lines = plan.describe(made, state)
-        return {"changed": False, **made, "text": lines, "warnings": [*told, *made["warnings"]]}
+        return {"changed": False, **made, "text": lines, "warnings": [*texts, *made["warnings"]]}
 
 
 def by_variable(finding: Finding) -> Finding:

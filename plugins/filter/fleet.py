@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that make one report of all hosts. Controller only; documented in the .yml files beside."""
+"""Filters that make one report of all hosts. Controller only; documented in the .yml files next to it."""
 
 from __future__ import annotations
 

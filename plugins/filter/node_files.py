@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of a node's configuration and their texts. Controller only; documented in the .yml file beside."""
+"""The files of a node's configuration and their texts. Controller only; documented in the .yml file next to it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters of playbooks/rehearse.yml. Controller only; documented in the .yml files beside."""
+"""Filters of playbooks/rehearse.yml. Controller only; documented in the .yml files next to it."""
 
 from __future__ import annotations
 

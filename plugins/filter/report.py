@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that make the results of the verify role readable. Controller only; documented in the .yml files beside."""
+"""Filters that format the results of the verify role. Controller only; documented in the .yml files next to it."""
 
 from __future__ import annotations
 

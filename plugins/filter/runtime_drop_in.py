@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CRI-O, k3s and RKE2 are told in a file of our own. Controller only; documented in the .yml file beside."""
+"""The file with NVIDIA's runtime for CRI-O, k3s and RKE2. Controller only; documented in the .yml file next to it."""
 
 from __future__ import annotations
 

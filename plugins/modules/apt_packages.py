@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: apt_packages
-short_description: Bring a set of packages and its source to a host in one call, and take exactly that away again
+short_description: Install packages with their APT source; remove them on state=absent
 version_added: 0.1.0
 description:
-  - One remote call for a whole role, namely source, key, package lists and one transaction of apt for all packages.
-  - Check mode asks apt to simulate the transaction and so names every package that would come with it.
-  - Refuses a transaction that would remove a package nobody named.
-  - An interrupted dpkg is finished first, so that a second run heals what a killed one left.
+  - One remote call for a whole role installs source, key and package lists, and all packages in one transaction of apt.
+  - Check mode asks apt to simulate the transaction and so names every package that it would install too.
+  - Refuses a transaction that would remove a package that was not named.
+  - Finishes an interrupted dpkg first, so that a second run repairs a killed one.
   - With a O(record), V(absent) removes what V(present) installed, dependencies included, and nothing that was there
     before.
 author:
@@ -38,7 +38,7 @@ options:
     choices: [present, absent]
     default: present
   name:
-    description: What the source file, C(/etc/apt/sources.list.d/<name>.sources), and the key are called.
+    description: Name of the source file, C(/etc/apt/sources.list.d/<name>.sources), and of the key.
     type: str
     required: true
   source:
@@ -46,7 +46,7 @@ options:
     type: dict
     suboptions:
       uris:
-        description: Where it is; C(file:/folder) for one on the host.
+        description: Addresses of the repository; C(file:/folder) for one on the host.
         type: list
         elements: str
         default: []
@@ -81,7 +81,7 @@ options:
     elements: str
     default: []
   stale_sources:
-    description: Source files other than ours that contain one of these texts are taken away before the lists are read.
+    description: Source files other than ours that contain one of these texts are removed before the lists are read.
     type: list
     elements: str
     default: []
@@ -122,7 +122,7 @@ options:
     elements: str
     default: []
   record:
-    description: Where to keep what was installed and moved away, for the way back.
+    description: File that records what was installed and moved away; O(state=absent) reverts exactly that.
     type: path
   lock_timeout:
     description: Seconds to wait for another user of dpkg.

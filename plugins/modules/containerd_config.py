@@ -7,16 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: containerd_config
-short_description: Give containerd NVIDIA's runtime, and make the running containerd take it over
+short_description: Configure NVIDIA's runtime in containerd and restart it
 version_added: 0.1.0
 description:
   - Sets the keys of one runtime in the configuration of containerd, of version 1, 2 or 3. Every other key, its order
     and all comments stay.
   - A file of version 3 that imports a folder gets a file of our own there instead; older versions of containerd would
     replace the whole section of the CRI plugin by such a file.
-  - What is written is shown to C(containerd config dump) first, whose answer must have the runtime.
-  - Where containerd does not come up with it, the former file is put back, containerd runs with it again, and the
-    module fails.
+  - Before it writes the file, it asks C(containerd config dump), whose answer must have the runtime.
+  - Where containerd does not start with it, the module restores the former file, restarts containerd, and fails.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -45,15 +44,15 @@ options:
     description: The cgroup driver of the runtime. Left out, it is the one that the file has for runc.
     type: bool
   state:
-    description: V(absent) takes back what V(present) did, byte for byte where nobody else changed the file meanwhile.
+    description: V(absent) reverts V(present), byte for byte where the file was not edited meanwhile.
     type: str
     choices: [present, absent]
     default: present
   record:
-    description: Where to keep what is needed for the way back.
+    description: File that records the former state; O(state=absent) restores it.
     type: path
   apply:
-    description: V(auto) starts a containerd again that has not read the file, V(none) only writes the file.
+    description: V(auto) restarts a containerd that has not read the file, V(none) only writes the file.
     type: str
     choices: [auto, none]
     default: auto

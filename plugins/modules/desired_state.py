@@ -9,7 +9,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: desired_state
-short_description: Check the variables of a host and collect what its group wants
+short_description: Build the desired state of a host
 version_added: 0.1.0
 description:
   - Runs on the controller alone and makes no remote call.

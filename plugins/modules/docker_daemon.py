@@ -6,17 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: docker_daemon
-short_description: Own single keys of Docker's daemon.json, and make the running daemon take them over
+short_description: Manage keys in daemon.json and reload dockerd
 version_added: 0.1.0
 description:
   - Merges keys into C(daemon.json). All other keys keep their text, order and indentation; owner, mode and a symbolic
     link stay.
   - A file that is not valid JSON is never touched; the error names line and column.
-  - What is written is checked first, by checks of its own and by C(dockerd --validate) where the daemon has it.
+  - The new text is checked first, by the module and by C(dockerd --validate) where the daemon has it.
   - The running daemon is sent SIGHUP where that is enough, else restarted, and must then show the new values. If it
-    does not, the former file is put back, the daemon runs with it again, and the module fails.
-  - A run that was interrupted between the write and the reload is healed by the next run, also when the file is
-    already as wanted.
+    does not, the module restores the former file, the daemon runs with it again, and the module fails.
+  - A run that was interrupted between the write and the reload is repaired by the next run, also when the file is
+    already as desired.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -32,38 +32,38 @@ options:
   settings:
     description:
       - The keys to set. Objects are merged key by key, every other value is replaced.
-      - With O(state=absent), the keys to take out where they still hold this value.
+      - With O(state=absent), the keys to remove where they still have this value.
     type: dict
     default: {}
   remove:
     description:
-      - Keys to take out whatever they hold. A string is a key at the top, a list of strings the path to a key further
+      - Keys to remove whatever their value. A string is a key at the top, a list of strings the path to a key further
         down.
     type: list
     elements: raw
     default: []
   state:
     description:
-      - V(absent) takes back what V(present) did. With a O(record) the file is byte for byte as it was before, if nobody
+      - V(absent) reverts V(present). With a O(record) the file is byte for byte as it was before, if nobody
         else changed it meanwhile, or does not exist if it did not; keys that others changed stay as they are.
     type: str
     choices: [present, absent]
     default: present
   record:
-    description: Where to keep what is needed for the way back. Without it, former values are not restored.
+    description: File that records the former values. Without it, O(state=absent) does not restore them.
     type: path
   validate:
     description: Whether to ask C(dockerd --validate) too, where this daemon has it.
     type: bool
     default: true
   backup:
-    description: Whether to keep a dated copy of the file beside it before it is changed.
+    description: Whether to keep a dated copy of the file next to it before it is changed.
     type: bool
     default: false
   apply:
     description:
-      - V(auto) makes the running daemon take the file over, and starts and enables one that is installed but does not
-        run or would not at boot.
+      - V(auto) makes the running daemon apply the file, and starts and enables one that is installed but does not run
+        or would not at boot.
       - V(none) only writes the file.
     type: str
     choices: [auto, none]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_choice
-short_description: Decide which NVIDIA driver a host gets
+short_description: Choose the NVIDIA driver of a host
 version_added: 0.1.0
 description:
-  - Reads the host's distribution, GPUs on the PCI bus, kernel, Secure Boot, NVSwitches and the driver that is there,
-    and decides packages, repository, kernel modules, files, services and whether a reboot is needed.
+  - Reads the host's distribution, GPUs on the PCI bus, kernel, Secure Boot, NVSwitches and the installed driver, and
+    decides packages, repository, kernel modules, files, services and whether a reboot is needed.
   - Fails, before anything is installed, with every reason why the desired state cannot work on this host.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -116,7 +116,7 @@ def main() -> None:
         module.warn(warning)
     if choice.refusals:
         said = "\n- ".join(choice.refusals)
-        module.fail_json(msg=f"this host cannot have the driver that was asked for; nothing was changed:\n- {said}")
+        module.fail_json(msg=f"the requested driver does not fit this host; nothing was changed:\n- {said}")
     module.exit_json(changed=False, choice=choice._asdict())
 
 

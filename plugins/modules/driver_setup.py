@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_setup
-short_description: Bring an installed NVIDIA driver into force, and take that back
+short_description: Load an installed NVIDIA driver; unload it on state=absent
 version_added: 0.1.0
 description:
-  - One remote call for all that a driver needs beside its packages, namely modprobe files, initramfs, kernel arguments,
-    loading or reloading of kernel modules, and services.
-  - Kernel modules are reloaded only where nobody uses the old ones. Where that is not possible RV(reboot_required) says
-    why; the module never reboots.
+  - One remote call for all that a driver needs besides its packages, namely modprobe files, initramfs, kernel
+    arguments, loading or reloading of kernel modules, and services.
+  - Kernel modules are reloaded only where no process uses the old ones. Where that is not possible RV(reboot_required)
+    says why; the module never reboots.
   - Every step is derived from the state of the host, so that a second run finishes what a killed one left.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -24,7 +24,7 @@ attributes:
     details: Shows the files before and after.
 options:
   state:
-    description: Whether the driver is in force, or what this module did is taken back.
+    description: V(present) makes the driver active, V(absent) reverts this module's changes.
     type: str
     choices: [present, absent]
     default: present
@@ -33,7 +33,7 @@ options:
     type: dict
     default: {}
   initramfs:
-    description: The command that builds the initramfs anew; run when a file changed or the initramfs is older than it.
+    description: The command that rebuilds the initramfs; run when a file changed or the initramfs is older than it.
     type: list
     elements: str
     default: []
@@ -59,7 +59,7 @@ options:
     type: dict
     default: {}
   record:
-    description: Where to keep what was there before, for the way back.
+    description: File that records the former state; O(state=absent) restores it.
     type: path
 seealso:
   - module: vgpu.fleet.driver_choice

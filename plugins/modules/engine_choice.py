@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: engine_choice
-short_description: Decide which packages bring a host's container engine
+short_description: Choose the packages of a host's container engine
 version_added: 0.1.0
 description:
-  - Reads the host's distribution, whether docker or containerd is there, and the packages that bring them, and decides
-    what is to be installed.
-  - An engine that is there already is used as it is, whoever brought it.
+  - Reads the host's distribution, whether docker or containerd is there, and their packages, and decides which to
+    install.
+  - An engine that is installed already is used as it is.
   - Fails, before anything is installed, where the engine is not there and the system has no package of it.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)

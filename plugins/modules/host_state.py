@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_state
-short_description: Read all that matters of a GPU host in one call
+short_description: Read the state of a GPU host in one call
 version_added: 0.1.0
 description:
   - Reads GPUs, packages, files, systemd units, Docker, the vGPU library and the device plugin of a host, in
     one remote call.
-  - M(vgpu.fleet.plan) compares the result with what the host's group wants.
-  - What is absent is reported as V(null) or as empty; the module fails on nothing that a host can be.
+  - M(vgpu.fleet.plan) compares the result with the host's desired state.
+  - Missing parts are V(null) or empty; the module fails on no state of a host.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -91,7 +91,7 @@ state:
       type: dict
       returned: always
     node:
-      description: Name by which a kubelet registers the host unless it is told another.
+      description: Name by which a kubelet registers the host unless configured otherwise.
       type: str
       returned: always
     kubelet:

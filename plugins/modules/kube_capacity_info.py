@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_capacity_info
-short_description: Compare what Kubernetes shows of nodes with what they offer
+short_description: Compare the GPU resources of Kubernetes nodes with those that their hosts advertise
 version_added: 0.1.0
 description:
   - Asks the Kubernetes API once for all nodes and their pods, and compares capacity, allocatable and allocated of the
@@ -88,7 +88,7 @@ from ..module_utils.kube import client as kube_client
 PAUSE_S = 2.0
 
 
-def look(api: kube_client.Api, wanted: dict) -> dict:
+def read_nodes(api: kube_client.Api, wanted: dict) -> dict:
     """One look at all nodes."""
     nodes = {one["metadata"]["name"]: one for one in api.list("/api/v1/nodes")}
     pods: dict = {name: [] for name in wanted}
@@ -107,7 +107,7 @@ def look(api: kube_client.Api, wanted: dict) -> dict:
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     deadline = time.monotonic() + module.params["timeout"]
     while True:
-        nodes = look(api, module.params["nodes"])
+        nodes = read_nodes(api, module.params["nodes"])
         if time.monotonic() >= deadline or not any(one["drift"] for one in nodes.values()):
             return {"changed": False, "nodes": nodes, "missing": ""}
         time.sleep(PAUSE_S)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_conflicting_plugins
-short_description: Find other device plugins of the same GPUs in a cluster, and remove those that somebody named
+short_description: Find conflicting device plugins in a cluster and remove named ones
 version_added: 0.1.0
 description:
-  - Looks at the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
+  - Searches the pods of some nodes for the device plugins of NVIDIA, HAMi, 4paradigm, Alibaba, Tencent and Volcano, and
     names what keeps each running, a DaemonSet, a static pod, the GPU operator or nothing.
-  - Fails where one offers a resource of ours, unless it is named in O(remove) or O(ignore) is set.
+  - Fails where one advertises a resource of ours, unless it is named in O(remove) or O(ignore) is set.
   - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -21,7 +21,7 @@ extends_documentation_fragment:
   - vgpu.fleet.kubernetes
 options:
   nodes:
-    description: Names of the nodes to look at.
+    description: Names of the nodes to search.
     type: list
     elements: str
     required: true
@@ -32,7 +32,7 @@ options:
     default: [nvidia.com/gpu]
   remove:
     description:
-      - Consent, by the exact titles that this module tells, such as
+      - Titles, as this module reports them, of what it may remove, such as
         C(DaemonSet kube-system/nvidia-device-plugin-daemonset).
       - A DaemonSet or a pod is deleted, on every node where it runs. Of a C(ClusterPolicy) of the GPU operator only
         C(devicePlugin.enabled) is set to false.
@@ -40,11 +40,11 @@ options:
     elements: str
     default: []
   ignore:
-    description: Whether those that offer a resource of ours are told as warnings alone.
+    description: Whether a plugin that advertises a resource of ours is a warning instead of an error.
     type: bool
     default: false
   timeout:
-    description: Seconds to wait for the pods of what was removed to be gone.
+    description: Seconds to wait for the removed pods to end.
     type: int
     default: 120
 """
@@ -87,7 +87,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     if refusal:
         module.fail_json(msg=refusal)
     conflicts = conflicting_plugins.find(api, params["nodes"])
-    told = [one._asdict() for one in conflicts]
+    found = [one._asdict() for one in conflicts]
     remove, faults, notes = conflicting_plugins.judge(
         conflicts, params["resources"], params["remove"], params["ignore"]
     )
@@ -95,14 +95,14 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         module.warn(note)
     if faults:
         # Nothing is removed where something else would be left: the node would have two owners, or none.
-        module.fail_json(msg="\n".join(faults), conflicts=told)
+        module.fail_json(msg="\n".join(faults), conflicts=found)
     if remove and not module.check_mode:
         conflicting_plugins.remove(api, remove, params["nodes"], params["timeout"])
     titles = [one.title for one in remove]
     shown = "".join(f"{title}\n" for title in titles)
     return {
         "changed": bool(titles),
-        "conflicting_plugins": told,
+        "conflicting_plugins": found,
         "removed": titles,
         "diff": {"before": shown, "after": ""},
     }

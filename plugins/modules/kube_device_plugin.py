@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_device_plugin
-short_description: Run the device plugin as a DaemonSet of a Kubernetes cluster, or take it out
+short_description: Run the device plugin as a DaemonSet of a Kubernetes cluster, or remove it
 version_added: 0.1.0
 description:
   - Applies the service account and its rights, the ConfigMap C(vgpu-configs) with the named configurations, and the
-    DaemonSet; labels the nodes that it is to run on.
-  - From Kubernetes 1.30 on a ValidatingAdmissionPolicy holds each pod to its own node and the pods on it.
+    DaemonSet; labels its nodes.
+  - From Kubernetes 1.30 on a ValidatingAdmissionPolicy restricts each pod to its own node and the pods on it.
   - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
   - Kubernetes before 1.10 is refused, for its kubelet serves no device plugin of this kind.
 author:
@@ -23,7 +23,7 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(absent) takes the label from the nodes, which ends their pods; the objects go where no other node has it.
+      - V(absent) removes the label from the nodes, which ends their pods, and the objects where no other node has it.
         So do the annotation and the condition that the program wrote on the nodes; once more after the pods have ended.
     type: str
     choices: [present, absent]
@@ -85,7 +85,7 @@ options:
     type: dict
     default: {}
   tolerations:
-    description: Tolerations of its pods, beside the one for C(nvidia.com/gpu).
+    description: Tolerations of its pods, besides the one for C(nvidia.com/gpu).
     type: list
     elements: dict
     default: []
@@ -178,7 +178,7 @@ def take_back(api: kube_client.Api, nodes: list, check: bool) -> list:
 
 
 def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, nodes: list, check: bool) -> list:
-    """End the pods on these nodes that are not as desired; the controller makes them anew. Raises ValueError."""
+    """Delete the pods on these nodes that are not as desired; the controller recreates them. Raises ValueError."""
     folder = f"/api/v1/namespaces/{desired.namespace}/pods"
     selector = f"labelSelector=app.kubernetes.io/name%3D{device_plugin_manifests.NAME}"
     pods = (api.get(f"{folder}?{selector}") or {}).get("items") or []
@@ -190,15 +190,15 @@ def replace(api: kube_client.Api, desired: device_plugin_manifests.Desired, node
         if not check:
             api.delete(f"{folder}/{name}")
         node = device_plugin_manifests.node_of(pod)
-        told = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
-        changes.append(kube_apply.Change(f"Pod {desired.namespace}/{name}", told, None))
+        summary = {"nodeName": node, "images": [one.get("image") for one in pod["spec"]["containers"]]}
+        changes.append(kube_apply.Change(f"Pod {desired.namespace}/{name}", summary, None))
     if not check:
         wait_until_gone(api, [f"{folder}/{change.title.rpartition('/')[2]}" for change in changes])
     return changes
 
 
 def wait_until_gone(api: kube_client.Api, paths: list) -> None:
-    """Or who asks a node's program next would be answered by the former one. A dead node is told elsewhere."""
+    """Until then the former program would answer a node's next request. Another check reports a dead node."""
     end = time.monotonic() + GONE
     while any(api.get(path) for path in paths) and time.monotonic() < end:
         time.sleep(0.5)
@@ -215,7 +215,7 @@ def wait_until_seen(api: kube_client.Api, desired: device_plugin_manifests.Desir
         if time.monotonic() >= end:
             raise ValueError(
                 f"the controller of DaemonSets has not seen generation {wanted} of {desired.namespace}/"
-                f"{device_plugin_manifests.NAME} within {SEEN} s; no pod was replaced; look at kube-controller-manager"
+                f"{device_plugin_manifests.NAME} within {SEEN} s; no pod was replaced; check kube-controller-manager"
             )
         time.sleep(0.5)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_node
-short_description: Drain a Kubernetes node, and give it back
+short_description: Drain and uncordon a Kubernetes node
 version_added: 0.1.0
 description:
   - Cordons a node and evicts its pods through the Kubernetes API, or makes it schedulable again.
@@ -25,7 +25,7 @@ options:
   state:
     description:
       - V(drained) cordons the node and evicts its pods, those of DaemonSets, static and finished pods left out.
-      - V(schedulable) takes the cordon away if this module made it.
+      - V(schedulable) removes the cordon if this module made it.
     type: str
     choices: [drained, schedulable]
     required: true

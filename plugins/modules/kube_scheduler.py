@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: kube_scheduler
-short_description: Put the vgpu-scheduler into a Kubernetes cluster, or take it out
+short_description: Install or remove the vgpu-scheduler of a Kubernetes cluster
 version_added: 0.1.0
 description:
   - Applies the service account and its rights, the configuration, a Deployment of stock kube-schedulers each with
@@ -138,7 +138,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     else:
         changes = kube_apply.apply(api, objects, module.check_mode)
     if not desired.match_conditions and params["state"] == "present" and params["fail_closed"]:
-        module.warn(f"Kubernetes {tag} cannot tell GPU pods from others before the webhook: it fails open for all")
+        module.warn(f"Kubernetes {tag} cannot select GPU pods before the webhook: it fails open for all")
     out = {"manifests": objects} if params["state"] == "present" else {}
     return {
         **out,

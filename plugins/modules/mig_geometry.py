@@ -7,12 +7,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: mig_geometry
-short_description: Bring the GPUs of a host to a MIG geometry, as one transaction
+short_description: Set the MIG geometry of a host's GPUs in one transaction
 version_added: 0.1.0
 description:
-  - Compares the MIG instances that the GPUs have with those wanted, and changes only what differs. An instance that is
-    wanted stays as it is, with its UUID.
-  - Refused while processes use what would go. A failure in the middle is taken back on all GPUs.
+  - Compares the MIG instances of the GPUs with the desired ones, and changes only what differs. A desired instance
+    stays as it is, with its UUID.
+  - Refuses to remove an instance that processes use. A failure in the middle is rolled back on all GPUs.
   - A systemd unit makes the geometry again at boot, for instances never survive a reset of the GPU.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -50,7 +50,7 @@ options:
     elements: str
     default: [nvidia-cdi-refresh.service, vgpu-device-plugin.service]
   record:
-    description: Where to keep the geometry that the GPUs had before, for the way back.
+    description: File that records the geometry that the GPUs had before; O(state=absent) restores it.
     type: path
 """
 

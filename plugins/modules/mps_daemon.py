@@ -20,7 +20,7 @@ extends_documentation_fragment:
   - vgpu.fleet.attributes.no_diff
 options:
   replicas:
-    description: Clients of each GPU; each may use so large a part of its memory and threads.
+    description: Clients of each GPU; each may use an equal part of its memory and threads.
     type: int
     default: 2
   mps_root:
@@ -28,11 +28,11 @@ options:
     type: path
     default: /run/nvidia/mps
   resource:
-    description: The resource that is shared; a folder below O(mps_root) is called so.
+    description: The resource that is shared; also the name of a folder below O(mps_root).
     type: str
     default: nvidia.com/gpu
   exclusive:
-    description: Whether nobody but the MPS server may use the GPUs (compute mode EXCLUSIVE_PROCESS).
+    description: Whether only the MPS server may use the GPUs (compute mode EXCLUSIVE_PROCESS).
     type: bool
     default: true
   state:
@@ -55,7 +55,7 @@ plan:
   elements: str
   returned: success
 limits:
-  description: What the control daemon is told of each client's part.
+  description: The limits of each client that the control daemon is given.
   type: list
   elements: str
   returned: success
@@ -106,7 +106,7 @@ def main() -> None:
             wanted = mps.files(
                 found["gpus"], options["replicas"], options["mps_root"], options["resource"], options["exclusive"]
             )
-            run.bring(wanted, start=True)
+            run.install(wanted, start=True)
     except (UnitError, OSError) as fault:
         module.fail_json(msg=f"MPS: {fault}", plan=run.plan)
     module.exit_json(changed=bool(run.plan), plan=run.plan, limits=commands)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plan
-short_description: Compare the state of a host with what its group wants
+short_description: Plan the changes from the state of a host to its desired state
 version_added: 0.1.0
 description:
   - Runs on the controller alone and makes no remote call.

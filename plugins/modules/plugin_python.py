@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: plugin_python
-short_description: Find the Python of a host that the device plugin runs on
+short_description: Find the Python of a host for the device plugin
 version_added: 0.1.0
 description:
   - Chooses by the distribution which Python the device plugin runs on and which packages of the distribution bring it,
@@ -23,12 +23,12 @@ options:
     type: str
     default: auto
   packages:
-    description: Packages that bring it, or V(auto).
+    description: Its packages, or V(auto).
     type: list
     elements: str
     default: [auto]
   exists:
-    description: Files of which it is told whether they are there.
+    description: Files to check for existence.
     type: list
     elements: path
     default: []
@@ -50,7 +50,7 @@ packages:
   returned: always
   type: list
   elements: str
-lacking:
+missing:
   description: Those of them that are not installed.
   returned: always
   type: list
@@ -131,17 +131,17 @@ def main() -> None:
     host = Host()
     system = host.os_release()
     choice = plugin_python.choose(system, module.params["python"], module.params["packages"])
-    lacking = plugin_python.lacking(choice, host.packages(choice.packages))
+    missing = plugin_python.missing(choice, host.packages(choice.packages))
     version = None
     if choice.python:
         version = version_of(host, choice.python)
     # What packages are still to bring cannot be looked at.
-    refusal = plugin_python.refusal(system, choice, (version or None) if lacking else version)
+    refusal = plugin_python.refusal(system, choice, (version or None) if missing else version)
     module.exit_json(
         changed=False,
         python=choice.python,
         packages=choice.packages,
-        lacking=lacking,
+        missing=missing,
         components=distribution.community(system),
         manager="apt" if os.path.exists("/var/lib/dpkg/status") else "rpm",
         version=version or choice.version,

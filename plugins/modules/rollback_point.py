@@ -7,10 +7,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rollback_point
-short_description: Keep what a node returns to where its upgrade fails
+short_description: Save or remove the rollback point of a node
 version_added: 0.1.0
 description:
-  - Keeps on the node which versions of the library and the device plugin are current, and the texts of their
+  - Records on the node the current versions of the library and the device plugin, and the texts of their
     configurations and units.
   - What an upgrade that was killed has kept stays as it is until something newer is proven, so that the next
     upgrade returns to what was there before the killed one.
@@ -21,7 +21,7 @@ extends_documentation_fragment:
 options:
   state:
     description:
-      - V(kept) keeps the way back, V(forgotten) takes its record away once the upgrade is proven or taken back.
+      - V(kept) saves the rollback point, V(forgotten) removes it once the upgrade is proven or rolled back.
     type: str
     choices: [kept, forgotten]
     default: kept
@@ -49,7 +49,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Keep the way back
+- name: Save the rollback point
   vgpu.fleet.rollback_point:
     units: [/etc/systemd/system/vgpu-device-plugin.service]
   register: kept
@@ -89,11 +89,11 @@ def main() -> None:
     )
     wanted, host = dict(module.params), Host()
     if wanted.pop("state") == "forgotten":
-        module.exit_json(changed=rollback.forget(host, module.check_mode))
+        module.exit_json(changed=rollback.delete(host, module.check_mode))
     try:
-        point, resumed = rollback.keep(host, check_mode=module.check_mode, **wanted)
+        point, resumed = rollback.persist(host, check_mode=module.check_mode, **wanted)
     except OSError as fault:
-        module.fail_json(msg=f"{rollback.PATH} cannot be written, and without it there is no way back: {fault}")
+        module.fail_json(msg=f"{rollback.PATH} cannot be written, and without it no rollback is possible: {fault}")
     module.exit_json(changed=not resumed, point=point, resumed=resumed)
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rpm_packages
-short_description: Bring packages and their repository to an RPM system in one call, and take exactly that away again
+short_description: Install packages with their RPM repository; remove them on state=absent
 version_added: 0.1.0
 description:
   - What M(vgpu.fleet.apt_packages) is for apt, by the command lines of dnf or zypper, namely repository, key, module
@@ -43,7 +43,7 @@ options:
     choices: [present, absent]
     default: present
   name:
-    description: What the repository, its file and its key are called.
+    description: Name of the repository, its file and its key.
     type: str
     required: true
   source:
@@ -51,7 +51,7 @@ options:
     type: dict
     suboptions:
       baseurl:
-        description: Where it is.
+        description: Its address.
         type: str
         required: true
       key:
@@ -71,7 +71,7 @@ options:
         description: Its priority; a lower number goes before the others.
         type: int
   files:
-    description: Package files on the host instead of a repository. Their signatures are not asked for.
+    description: Package files on the host instead of a repository. Their signatures are not checked.
     type: list
     elements: path
     default: []
@@ -80,7 +80,7 @@ options:
     type: str
     default: ""
   stale_sources:
-    description: Repository files other than ours that contain one of these texts are taken away first.
+    description: Repository files other than ours that contain one of these texts are removed first.
     type: list
     elements: str
     default: []
@@ -93,7 +93,7 @@ options:
     elements: str
     default: []
   record:
-    description: Where to keep what was installed and changed, for the way back.
+    description: File that records what was installed and changed; O(state=absent) reverts exactly that.
     type: path
   lock_timeout:
     description: Seconds that zypper waits for another one; dnf waits until the other has ended.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: time_slice
-short_description: Set the driver's time slice between processes that share a GPU, now and at every boot
+short_description: Set the driver's time slice between processes that share a GPU, now and at boot
 version_added: 0.1.0
 description:
-  - A systemd unit sets the compute policy through C(nvidia-smi); its stop gives the driver's default back.
-  - Running work is not ended; the new slice holds from then on.
+  - A systemd unit sets the compute policy through C(nvidia-smi); its stop restores the driver's default.
+  - Running work goes on, with the new slice.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -23,7 +23,7 @@ options:
     choices: [default, long, medium, short]
     default: default
   state:
-    description: V(absent) removes the unit and gives the driver's default back.
+    description: V(absent) removes the unit and restores the driver's default.
     type: str
     choices: [present, absent]
     default: present
@@ -60,11 +60,11 @@ def main() -> None:
     run = UnitFiles(time_slice.UNIT, module.check_mode)
     try:
         if module.params["state"] == "present":
-            run.bring(time_slice.files(module.params["slice"]), start=True)
+            run.install(time_slice.files(module.params["slice"]), start=True)
         else:
             run.remove([time_slice.UNIT_PATH])
     except (UnitError, OSError) as fault:
-        module.fail_json(msg=f"time slice: {fault}; look with: journalctl -u {time_slice.UNIT}", plan=run.plan)
+        module.fail_json(msg=f"time slice: {fault}; inspect with: journalctl -u {time_slice.UNIT}", plan=run.plan)
     module.exit_json(changed=bool(run.plan), plan=run.plan)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: toolkit_config
-short_description: Set keys in the configuration of NVIDIA's container toolkit, and leave the rest of the file as it is
+short_description: Manage keys in the configuration of NVIDIA's container toolkit
 version_added: 0.1.0
 description:
   - Sets keys of a TOML file. Comments, order, foreign keys, mode and owner survive; the file is replaced in one step.
@@ -22,7 +22,7 @@ attributes:
     details: Shows the text before and after.
 options:
   path:
-    description: The file. One that is absent is made.
+    description: The file. A missing one is made.
     type: path
     default: /etc/nvidia-container-runtime/config.toml
   settings:
@@ -30,12 +30,12 @@ options:
     type: dict
     default: {}
   state:
-    description: V(absent) gives back to each key that was set, and that nobody changed since, what it had before.
+    description: V(absent) restores the former value of each key that was set and not changed since.
     type: str
     choices: [present, absent]
     default: present
   record:
-    description: Where to keep what the keys had before, for the way back.
+    description: File that records the former values of the keys; O(state=absent) restores them.
     type: path
 """
 

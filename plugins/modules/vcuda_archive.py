@@ -12,8 +12,7 @@ version_added: 0.1.0
 description:
   - Compiles the sources of the library in a folder of its own and packs the result as one archive, which
     M(vgpu.fleet.vcuda_library) deploys.
-  - The archive appears by one rename when it is whole, so one that is there is taken for right and nothing is
-    compiled.
+  - The archive appears by one rename when it is whole, so an existing one is complete, and nothing is compiled.
   - The same sources and compiler give the same bytes.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
@@ -31,7 +30,7 @@ options:
   sources:
     description:
       - Folder of the sources on this host, with their C(Makefile). Nothing is written in it.
-      - Without it nothing is compiled; RV(exists) tells whether the archive is there.
+      - Without it nothing is compiled; RV(exists) says whether the archive is there.
     type: path
 """
 

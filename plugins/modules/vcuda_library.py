@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vcuda_library
-short_description: Put a version of the vGPU library on a node and make it the current one
+short_description: Install a version of the vGPU library on a node and make it current
 version_added: 0.1.0
 description:
   - Unpacks an archive into a folder of its own below O(root) and switches the link C(current) to it, each by one
     rename.
   - No file of a library is ever overwritten, because running containers have it mounted.
-  - What a run that was killed left unfinished is deleted by the next one.
+  - The next run deletes the unfinished parts of a killed one.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -37,7 +37,7 @@ options:
       - It is read only where the version is not there yet.
     type: path
   source:
-    description: The archive on the controller. It is sent only to a node that lacks the version.
+    description: The archive on the controller. It is sent only to a node where the version is missing.
     type: path
   root:
     description: Folder of the versions.

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: vgpu_capacity_info
-short_description: Compare the vGPU slices a host should have with those it really advertises
+short_description: Compare the vGPU slices that a host should have with those that it advertises
 version_added: 0.1.0
 description:
   - Computes the slices that the configuration of the node and its GPUs give, and compares them with those that the
-    running device plugin made and with those that the kubelet was told, as the kubelet's own checkpoint has them.
+    running device plugin made and with those that the kubelet knows, by its own checkpoint.
   - On a host without a kubelet, the device plugin's list stands for what is advertised.
   - The module does not fail on a difference; it returns each with what was expected, what was found, and a remedy.
 author:
@@ -21,7 +21,7 @@ extends_documentation_fragment:
 options:
   timeout:
     description:
-      - Seconds to wait for the differences to vanish, because a kubelet takes a moment to be told.
+      - Seconds to wait for the differences to vanish, because a kubelet learns of slices with a delay.
       - The module returns as soon as there is none.
     type: int
     default: 0
@@ -88,7 +88,7 @@ kubelet:
   returned: always
   type: bool
 node:
-  description: Name by which a kubelet registers the host unless it is told another.
+  description: Name by which a kubelet registers the host unless configured otherwise.
   returned: always
   type: str
 expected:

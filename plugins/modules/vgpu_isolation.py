@@ -9,28 +9,28 @@ module: vgpu_isolation
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 version_added: 0.1.0
-short_description: Prove that a slice of a GPU cannot be exceeded
+short_description: Prove that a container cannot exceed its slice of a GPU
 description:
   - Leases a free slice from the device plugin of the host, runs C(vgpu-probe) in it with exactly the mounts, the files
     and the environment that the plugin answered, and reports a verdict for each check with the figures it measured.
-  - The probe is not the only witness. The module compares what the probe saw with what the plugin says the slice is,
+  - The probe is not trusted alone. The module compares what the probe saw with what the plugin says the slice is,
     asks C(nvidia-smi) inside the slice, and reads on the host, from the driver, how much memory the processes of the
-    slice held.
-  - The ways round the library of C(docs/threat-model.md) are tried too, checks whose names begin with C(bypass-). One
-    that user space cannot stop is gone once more and held until the watcher of the device plugin names it, then its
-    verdict is V(detected). Where no watcher can look it is V(open), which fails nothing. One that the watcher looks at
-    and does not name, and any other that is granted memory, is V(violated).
-  - Two checks look at what the slice is shown and handed besides. C(neighbours) holds where NVML shows no process and
-    no memory but those of the container. C(graphics) is V(open) where a library of graphics or video can be loaded,
-    and names it, for what that takes is not charged; in a namespace those are the host's.
-  - The share of the GPU's time is measured beside whoever is there. The check C(share-beside), which runs only where
-    O(checks) names it, measures it beside a tenant of our own, in a second slice of that GPU.
-  - The check C(import-beside) leases a second free slice of that GPU and gives both a folder of this run, as two pods
-    have one by a volume. What the probe in one makes and hands over, memory and a pool by descriptors, memory by a
-    handle of CUDA IPC, the probe in the other, whose slice is full, must not have; nor is its maker granted again what
-    the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), and that fails
+    slice used.
+  - The module tries the bypasses of C(docs/threat-model.md) too, checks whose names begin with C(bypass-). One that
+    user space cannot prevent runs again until the watcher of the device plugin names it; then its verdict is
+    V(detected). Without a watcher it is V(open), which fails nothing. One that the watcher could see and did not name,
+    and any other that is granted memory, is V(violated).
+  - C(neighbours) passes where NVML shows only processes and memory of the container. C(graphics) is V(open) where a
+    library of graphics or video can be loaded, and names it, for its memory is not charged; in a namespace those
+    libraries are the host's.
+  - The share of the GPU's time is measured while other tenants may run. The check C(share-beside), which runs only
+    where O(checks) names it, measures it while a tenant of our own runs in a second slice of that GPU.
+  - The check C(import-beside) leases a second free slice of that GPU and mounts a folder of this run in both, as two
+    pods share a volume. The probe in one slice exports memory and a pool by descriptors, and memory by a handle of
+    CUDA IPC. The probe in the other, whose slice is full, must not get them; nor may the exporter allocate again what
+    the other keeps on the card. Where no second slice is free, or no time is left, it is V(not-run), which fails
     nothing.
-  - The lease is given back in any case. It ends by itself when the module is killed.
+  - The module always releases the lease. The lease expires when the module is killed.
 extends_documentation_fragment:
   - vgpu.fleet.attributes.info
 attributes:
@@ -80,7 +80,7 @@ options:
   duration:
     description:
       - Seconds that a slice may take, and with them a GPU. V(0) is no bound.
-      - The checks of the limit itself are always run to their end. Ways round the library, and C(import-beside), that
+      - The checks of the limit itself are always run to their end. Bypasses, and C(import-beside), that
         have not begun by then are left out with the verdict V(not-run); what is open and could no longer be shown to
         the watcher stays V(open). Both say so in their RV(results[].checks[].detail), and RV(results[].left_out) names
         them.
@@ -96,7 +96,7 @@ options:
   omit_mounts:
     description:
       - Container paths of mounts that are left out of the answer of the plugin. For tests of the check itself; with any
-        of them left out the verdict must not be V(held). A path that the answer does not have is refused.
+        of them left out the verdict must not be V(passed). A path that the answer does not have is refused.
     type: list
     elements: str
     default: []
@@ -107,7 +107,7 @@ options:
     default: {}
   state:
     description:
-      - With V(absent) nothing is checked. What a check that was killed left at the engines, its containers, its image
+      - With V(absent) nothing is checked. What a killed check left at the engines, its containers, its image
         and its folders, is removed. A later check does the same. What a former version of this collection left is
         removed too, by its pid and its age, where docker runs and where podman has a storage.
     type: str
@@ -174,10 +174,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 verdict:
-  description: V(held) where every check of every slice held; V(violated) beats V(not-run).
+  description: V(passed) where every check of every slice passed; V(violated) beats V(not-run).
   returned: always
   type: str
-  sample: held
+  sample: passed
 results:
   description: One entry for each slice that was asked for.
   returned: always
@@ -239,8 +239,8 @@ results:
           returned: always
         verdict:
           description:
-            - V(held), V(violated), V(not-run) or, of a way round that cannot be stopped, V(detected) where the watcher
-              of the node named it while it was gone, V(open) where no watcher looked. V(open) is C(graphics) too, where
+            - V(passed), V(violated) or V(not-run). A bypass that cannot be prevented is V(detected) where the watcher
+              of the node named it while it ran, and V(open) where no watcher polled. C(graphics) is V(open) too, where
               libraries of graphics or video are there.
           type: str
           returned: always
@@ -284,12 +284,12 @@ from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.check import 
     SliceCheck,
 )
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.engines import RUNTIMES, Engines
-from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.leftovers import left_behind, sweep
+from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.leftovers import clean_up, left_behind
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation.runner import RunnerError
 
 NO_FREE_SLICE = 3
-# Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, ways that
-# must be stopped, those that may be open, in a small slice one by one, the share beside another, and what another made.
+# Runs in one slice, each of which may take its whole time: the probe, a fill, nvidia-smi twice, nvidia-ml-py, bypasses
+# that must be prevented, open ones (in a small slice one by one), the share next to another tenant, the import check.
 # A lease that ended before would give a pod a slice that is still being filled.
 MOST_RUNS = 8 + len(verdicts.MAY_BE_OPEN)
 
@@ -387,9 +387,9 @@ def main() -> None:
         supports_check_mode=True,
     )
     if module.params["state"] == "absent":
-        found, stays = (left_behind(module.params), []) if module.check_mode else sweep(module.params)
+        found, stays = (left_behind(module.params), []) if module.check_mode else clean_up(module.params)
         run_folder = os.path.dirname(module.params["socket"])
-        found += isolation_pair.left_behind(run_folder) if module.check_mode else isolation_pair.sweep(run_folder)
+        found += isolation_pair.left_behind(run_folder) if module.check_mode else isolation_pair.clean_up(run_folder)
         if stays:
             module.warn(f"what a killed check left could not be removed: {', '.join(stays)}; does its engine answer?")
         module.exit_json(changed=bool(found), verdict=verdicts.NOT_RUN, results=[])
@@ -416,7 +416,7 @@ def main() -> None:
     verdict = verdicts.worst([one["verdict"] for one in results])
     answer = {"changed": False, "verdict": verdict, "results": results}
     if verdict in module.params["fail_on"]:
-        said = [sentence(one) for one in results if one["verdict"] != verdicts.HELD]
+        said = [sentence(one) for one in results if one["verdict"] != verdicts.PASSED]
         module.fail_json(msg="\n".join(said) or "nothing was checked", **answer)
     module.exit_json(**answer)
 

@@ -11,9 +11,9 @@ from typing import Any, Mapping, Sequence
 from ansible_collections.vgpu.fleet.plugins.module_utils.capacity.tables import advertised
 
 SCHEMA = 1
-HELD, VIOLATED = "held", "violated"
+PASSED, VIOLATED = "passed", "violated"
 # What a node is, the worst first. Which of them need somebody's hands: all before "unproven".
-STATES = ("unreachable", "failed", "violated", "differs", "unproven", "held", "whole")
+STATES = ("unreachable", "failed", "violated", "differs", "unproven", "passed", "whole")
 TROUBLE = STATES[:4]
 # Reports that are remembered for the curves: a year of one each week, or two months of one a day.
 HISTORY = 60
@@ -47,7 +47,7 @@ def node(name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
         "expected": len(capacity.get("expected") or []),
         "advertised": advertised(capacity),
         "in_use": sum(len(one["taken"]) for one in gpus),
-        "proven": bool(capacity.get("proven")) or isolation.get("verdict") == HELD,
+        "proven": bool(capacity.get("proven")) or isolation.get("verdict") == PASSED,
         "gpus": gpus,
         "drift": [dict(one) for one in capacity.get("drift") or []],
         "notes": [dict(one) for one in capacity.get("notes") or []],
@@ -67,20 +67,20 @@ def _state(capacity: Mapping[str, Any], isolation: Mapping[str, Any], fault: Map
         return "differs"
     if not capacity.get("shared"):
         return "whole"
-    return "held" if isolation.get("verdict") == HELD or capacity.get("proven") else "unproven"
+    return "passed" if isolation.get("verdict") == PASSED or capacity.get("proven") else "unproven"
 
 
 def _gpu(gpu: Mapping[str, Any], capacity: Mapping[str, Any]) -> dict[str, Any]:
     """A GPU: its slices as numbers, and of those that are missing or taken also which."""
     ids = [one["id"] for one in capacity.get("expected") or [] if one["uuid"] == gpu["uuid"]]
-    told = set(capacity.get("advertised") or [])
+    advertised = set(capacity.get("advertised") or [])
     keys = ("index", "uuid", "model", "memory_mib", "used_mib", "slices", "slice_mib", "sm_percent", "advertised")
     made: dict[str, Any] = {key: gpu.get(key) for key in keys}
     made["mode"] = gpu.get("mode")
     made["sold_mib"] = int(gpu["slices"]) * int(gpu["slice_mib"])
     # Of what is in use the holder says more: a leased slice is not offered to the kubelet meanwhile.
     used = {one for use in capacity.get("usage") or [] for one in use.get("slices") or []}
-    made["missing"] = [_number(one) for one in ids if one not in told | used]
+    made["missing"] = [_number(one) for one in ids if one not in advertised | used]
     made["taken"] = [
         {"slice": _number(one), "by": str(use.get("by") or ""), "used_mib": use.get("used_mib")}
         for use in capacity.get("usage") or []
@@ -175,7 +175,7 @@ def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any 
     ranked = sorted(nodes, key=lambda one: (STATES.index(one["state"]), one["name"]))
     sums = totals(ranked)
     places: dict[str, int] = {}
-    compact = [_held_once(one, places) for one in ranked]
+    compact = [_passed_once(one, places) for one in ranked]
     return {
         "schema": SCHEMA,
         "title": title,
@@ -186,19 +186,20 @@ def report(nodes: Sequence[Mapping[str, Any]], made: str, title: str, last: Any 
         "totals": sums,
         "changes": changes(ranked, known.get("nodes") or []) if known else [],
         "history": [*(known.get("history") or []), {"made": made, **sums}][-HISTORY:],
-        "held": list(places),
+        "passed": list(places),
         "nodes": compact,
     }
 
 
-def _held_once(node: Mapping[str, Any], places: dict[str, int]) -> dict[str, Any]:
-    """A node whose results have, for the names of the checks that held, their place in the report's own list.
+def _passed_once(node: Mapping[str, Any], places: dict[str, int]) -> dict[str, Any]:
+    """A node whose results have, for the names of the passed checks, their place in the report's own list.
 
     Nearly every slice has the same names, and they would be most of a large page.
     """
     if not node["isolation"]:
         return dict(node)
     results = [
-        {**one, "held": places.setdefault(one.get("held") or "", len(places))} for one in node["isolation"]["results"]
+        {**one, "passed": places.setdefault(one.get("passed") or "", len(places))}
+        for one in node["isolation"]["results"]
     ]
     return {**node, "isolation": {**node["isolation"], "results": results}}

@@ -46,7 +46,7 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "nvidia_docker_repository": {"uris": ["file:/opt/vgpu-demo/apt"], "suites": ["./"], "trusted": True},
         "nvidia_docker_package_version": "",
         "nvidia_docker_toolkit_version": "",
-        # What is built is built here, and no API server is asked or told anything.
+        # Builds run on this machine, and nothing calls an API server.
         "vcuda_build_host": "localhost",
         "vcuda_archive": "",
         "vcuda_cache": cache,
@@ -58,7 +58,7 @@ def replaced(project: str, host: str, cache: str) -> dict[str, Any]:
         "verify_kubeconfig": "",
         "upgrade_kubeconfig": "",
         "verify_isolation_image": IMAGE,
-        # Every way round, however busy this machine is.
+        # Every bypass, however busy this machine is.
         "verify_isolation_duration": 0,
     }
 

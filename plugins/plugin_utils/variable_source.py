@@ -51,7 +51,7 @@ class Sources:
         return found
 
     def of(self, name: str, value: Any) -> Source:
-        """The source of a variable whose untemplated value in force is ``value``."""
+        """The source of a variable whose active, untemplated value is ``value``."""
         for setter, variables in reversed(self.layers):
             if name in variables:
                 if variables[name] == value:

@@ -178,7 +178,7 @@ def test_a_batch_asks_kubernetes_for_its_own_hosts(place, serial, came):
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
     tasks = yaml.safe_load((ROOT / "roles/verify/tasks/main.yml").read_text())
     names = [one["name"] for one in tasks]
-    first, last = names.index("Name the node of the host"), names.index("Lay the two together")
+    first, last = names.index("Set the node name of the host"), names.index("Join both results")
     own = {"name": "Look", "ansible.builtin.set_fact": {"__verify_own": {"drift": []}}}
     tell = {"name": "Tell", "ansible.builtin.debug": {"msg": "{{ __verify_capacity.missing.kubernetes }}"}}
     steps = [{"name": "Come", "when": f"inventory_hostname in {came}", "block": [own, *tasks[first : last + 1], tell]}]

@@ -40,7 +40,7 @@ def given(tmp_path: Path) -> dict:
     cache.mkdir()
     python = f"{sys.version_info[0]}.{sys.version_info[1]}"
     # The image is made of the archive for Python 3.11.
-    for version in {python, "3.11"}:
+    for version in sorted({python, "3.11"}):
         name = f"vgpu-plugin-{VERSION}-cp{version.replace('.', '')}-{os.uname().machine}.pyz"
         with zipfile.ZipFile(cache / name, "w") as out:
             script = INSTALLER.replace("NOTE", repr(NOTE)).replace("LOG", str(log)).replace("VERSION", VERSION)

@@ -13,7 +13,7 @@ from conftest import facts
 from selenium.webdriver.common.by import By
 
 EVIL = "<img src=x onerror=\"document.title='broken'\"></script><script>document.title='broken'</script>"
-SHARE = {"name": "share", "verdict": "held", "expected": "25", "found": "26", "unit": "percent", "detail": ""}
+SHARE = {"name": "share", "verdict": "passed", "expected": "25", "found": "26", "unit": "percent", "detail": ""}
 LIMIT = {"name": "limit-exact", "verdict": "violated", "expected": "5", "found": "6", "unit": "MiB", "detail": EVIL}
 DRIFT = {"what": "slice", "where": "GPU-d::1", "expected": "made", "found": "not made", "remedy": "restart it"}
 NOTE = {"what": "split", "where": "GPU-e", "expected": "7 slices", "found": "4", "remedy": "changes when 1 is free"}
@@ -28,7 +28,7 @@ KUBERNETES = {
 
 
 def isolation(verdict, *checks):
-    result = {"slice": "GPU-b::1", "verdict": verdict, "detail": "", "held": "freed, totals", "checks": checks}
+    result = {"slice": "GPU-b::1", "verdict": verdict, "detail": "", "passed": "freed, totals", "checks": checks}
     return {"verdict": verdict, "results": [result]}
 
 
@@ -40,7 +40,7 @@ def fleet():
     a100["capacity"]["gpus"][0].update(model="A100-80GB", memory_mib=81920, slice_mib=40960, advertised=1)
     a100["groups"] = ["a100"]
     return {
-        "well": {**well, "isolation": isolation("held", SHARE)},
+        "well": {**well, "isolation": isolation("passed", SHARE)},
         "broken": {**facts(["GPU-b"]), "isolation": isolation("violated", LIMIT)},
         "dark": {"groups": ["t4"], "fault": {"state": "unreachable", "message": "timed out"}},
         "differs": a100,
@@ -61,7 +61,7 @@ def test_the_page_shows_every_node_and_asks_nobody(page, browser):
     seen = browser(page)
     assert names(seen) == ["dark", "broken", "differs", "never-proven", "well"]
     states = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#nodes td .state")]
-    assert states == ["unreachable", "violated", "differs", "unproven", "held"]
+    assert states == ["unreachable", "violated", "differs", "unproven", "passed"]
     tiles = [one.text.replace("\n", " ") for one in seen.find_elements(By.CSS_SELECTOR, ".sum")]
     assert tiles[:6] == ["5 nodes", "3 need a look", "5 GPUs", "30 slices", "29 advertised", "1 in use"]
     assert seen.get_log("browser") == []
@@ -83,7 +83,7 @@ def test_what_a_host_says_stays_text(page, browser):
     [
         (
             "well",
-            ["0: ns/trainer/main, 900 MiB", "1: free", "share", "25 percent", "26 percent", "held: freed, totals"],
+            ["0: ns/trainer/main, 900 MiB", "1: free", "share", "25 percent", "26 percent", "passed: freed, totals"],
         ),
         (
             "well",
@@ -110,7 +110,7 @@ def test_details_of_a_node(page, browser, node, said):
     [
         ("#find=A100", ["differs"]),
         ("#find=trainer", ["well"]),
-        ("#find=t4+held", ["well"]),
+        ("#find=t4+passed", ["well"]),
         ("#find=nothing-like-it", []),
         ("#group=a100", ["differs"]),
         ("#model=Tesla+T4", ["broken", "never-proven", "well"]),
@@ -127,9 +127,9 @@ def test_filters_are_in_the_address(page, browser, part, expected):
 
 def test_filters_and_order_by_hand(page, browser):
     seen = browser(page)
-    seen.find_element(By.CSS_SELECTOR, "#states button[value=held]").click()
-    assert names(seen) == ["well"] and "states=held" in seen.current_url
-    seen.find_element(By.CSS_SELECTOR, "#states button[value=held]").click()
+    seen.find_element(By.CSS_SELECTOR, "#states button[value=passed]").click()
+    assert names(seen) == ["well"] and "states=passed" in seen.current_url
+    seen.find_element(By.CSS_SELECTOR, "#states button[value=passed]").click()
     seen.find_element(By.ID, "find").send_keys("t4")
     assert names(seen) == ["dark", "broken", "never-proven", "well"]
     seen.find_element(By.CSS_SELECTOR, "#nodes th:first-child button").click()
@@ -152,7 +152,7 @@ def test_plots(browser, make_page):
     seen = browser(make_page(later, folder))
     assert seen.find_elements(By.CSS_SELECTOR, "figure h2")[-1].text == "Over time"
     changed = [one.text for one in seen.find_elements(By.CSS_SELECTOR, "#changes li")]
-    assert changed == ["new: node new → held", "dark: node unreachable → gone"]
+    assert changed == ["new: node new → passed", "dark: node unreachable → gone"]
 
 
 def brightness(browser, element):
@@ -225,8 +225,8 @@ def test_details_on_a_phone(page, browser):
 
 def proof(uuid):
     """A slice of each GPU with as many checks as a real one has."""
-    held = ", ".join(f"bypass-number-{n}" for n in range(28))
-    return {"slice": f"{uuid}::9", "uuid": uuid, "verdict": "held", "detail": "", "held": held, "checks": [SHARE]}
+    names = ", ".join(f"bypass-number-{n}" for n in range(28))
+    return {"slice": f"{uuid}::9", "uuid": uuid, "verdict": "passed", "detail": "", "passed": names, "checks": [SHARE]}
 
 
 def processor_ms(seen):
@@ -252,7 +252,7 @@ def test_a_thousand_nodes(make_page, browser, record_property):
         kubernetes = {**KUBERNETES, "pods": pods}
         hosts[f"node-{number:04}"] = facts(uuids, 10, proven=False, kubernetes=kubernetes, notes=[NOTE])
         if number % 10:
-            hosts[f"node-{number:04}"]["isolation"] = {"verdict": "held", "results": [proof(one) for one in uuids]}
+            hosts[f"node-{number:04}"]["isolation"] = {"verdict": "passed", "results": [proof(one) for one in uuids]}
     folder = make_page(hosts)
     seen = browser(folder)
     assert len(names(seen)) == 1000

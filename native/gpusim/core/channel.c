@@ -26,7 +26,7 @@ int sim_channel_open(int index)
         sim_advance(index, now);
         struct sim_channel *channel = &gpu->channels[found];
         int slot = sim_slot();
-        /* Numbers go on where the last user stopped: whoever still waits for one of its items sees it done. */
+        /* Numbers continue where the last user stopped: a thread that still waits for one of its items sees it done. */
         uint64_t next = channel->tail ? channel->tail : 1;
         memset(channel, 0, offsetof(struct sim_channel, ring));
         channel->slot = slot;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a GPU does with the queued work: a discrete-event simulation that lives in the shared state and is driven forward
- * by whoever looks (sim_advance). No thread and no daemon: the past up to `simulated` is decided, the future is open.
+ * What a GPU does with the queued work: a discrete-event simulation in the shared state. Each caller that reads it
+ * advances it (sim_advance). No thread and no daemon: the past up to `simulated` is decided, the future is open.
  *
  * Kernels run only while their context holds the GPU. The holder changes when its slice is over and another context has
  * something to run, or when it has nothing to run; a change costs switch_ns. Inside a context kernels of several
  * streams share the SMs in queue order; one that gets only a part of the SMs it needs runs slower by that part. Copies
- * run beside kernels. What ran is counted, logged and sampled here and nowhere else.
+ * run concurrently with kernels. Only this file counts, logs and samples what ran.
  */
 #include "internal.h"
 #include "queue.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Events that a driver raises by itself: Xid messages and ECC errors. */
+/* Events that no call of a program raises: Xid messages and ECC errors. */
 #include "internal.h"
 
 #include <stdatomic.h>

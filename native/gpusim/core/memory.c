@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Physical memory. A process's own three counters are the truth; sim_gpu.used is their sum, kept so that a charge need
- * not add up a thousand slots, and made anew where a process died between the two stores.
+ * not add up a thousand slots, and computed again where a process died between the two stores.
  */
 #include "internal.h"
 

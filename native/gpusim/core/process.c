@@ -4,7 +4,7 @@
  * goes with the process, however it ends, so nothing that a process wrote decides whether it lives.
  *
  * A second, classic POSIX lock on another byte is there for its pid only: F_GETLK tells the holder's pid in the
- * namespace of whoever asks (an OFD lock has no pid), which is how host and container each see their own numbers. It
+ * caller's namespace (an OFD lock has no pid), which is how host and container each see their own numbers. It
  * would not do for liveness: closing any descriptor of the file drops it.
  */
 #include "internal.h"

@@ -7,7 +7,7 @@
 
 #define SIM_HOLDER_NONE (-1) /* nobody has held the GPU yet: the first context is loaded for nothing */
 #define SIM_HOLDER_GONE (-2) /* the last holder's context is gone: the next one still has to be loaded */
-#define SIM_SCAN_WINDOW 128  /* a context looks this far ahead for kernels that can run beside each other */
+#define SIM_SCAN_WINDOW 128  /* a context looks this far ahead for kernels that can run concurrently */
 #define SIM_POLL_NS 20000ull
 
 struct sim_runset {

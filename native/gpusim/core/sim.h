@@ -139,7 +139,7 @@ struct sim_interval {
 
 enum sim_work_kind {
     SIM_WORK_KERNEL = 1, /* needs the GPU: runs only while its context holds the slice */
-    SIM_WORK_COPY,       /* copy engine: runs beside kernels, for cost ns from the moment its stream reaches it */
+    SIM_WORK_COPY,       /* copy engine: concurrent with kernels, for cost ns from the moment its stream reaches it */
     SIM_WORK_MARK,       /* event record: completes when its stream reaches it */
     SIM_WORK_WAIT,       /* completes when item dep_seq of channel dep_channel is done */
     SIM_WORK_HOST,       /* completes when the owner says so: sim_work_release() */
@@ -175,7 +175,7 @@ struct sim_channel {
 };
 
 /* Memory and time of one process on one GPU. The three kinds of bytes are the truth of the accounting; sim_gpu.used
- * is only their sum and is made anew from them when the lock's holder died. */
+ * is only their sum and is computed again from them when the lock's holder died. */
 struct sim_usage {
     uint64_t memory;  /* allocations */
     uint64_t context; /* contexts */
@@ -273,7 +273,7 @@ struct sim_gpu {
 enum sim_clock { SIM_CLOCK_REAL = 0, SIM_CLOCK_MANUAL, SIM_CLOCK_AUTO };
 
 struct sim_state {
-    char magic[8]; /* written last: a file without it is initialised anew */
+    char magic[8]; /* written last: a file without it is initialised again */
     uint32_t version;
     uint32_t pad;
     uint64_t size; /* sizeof(struct sim_state) */
@@ -329,7 +329,7 @@ void sim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *sim_state_path(void);
 const char *sim_profile_path(void);
 
-/* Reads the profile anew into the mapped state; keeps live processes. Used by gpusimctl reset. */
+/* Rereads the profile into the mapped state; keeps live processes. Used by gpusimctl reset. */
 enum sim_status sim_reset(bool force);
 
 /* Is GPU i there for this process? (device_nodes = require: /dev/nvidia<minor> exists.) Needs no lock. */

@@ -136,7 +136,7 @@ static enum sim_status initialise(struct sim_state *state)
     return SIM_OK;
 }
 
-/* An empty magic is a file that somebody began to make: it is made anew. */
+/* An empty magic: a process died while it made the file, so it is made again. */
 static bool version_fits(int fd, off_t size)
 {
     struct {
@@ -167,7 +167,7 @@ static enum sim_status map_file(const char *path, int fd)
     }
     if (stale) {
         sim_fail("%s: expected a state of version %u (%zu bytes), found another (%lld bytes) that live processes use; end "
-                 "them, the next one then makes it anew",
+                 "them, then the next process makes a new file",
                  path, SIM_VERSION, sizeof(struct sim_state), (long long)info.st_size);
         status = SIM_ERR_STATE;
     } else if (info.st_size == 0 && ftruncate(fd, sizeof(struct sim_state)) < 0) {
@@ -262,7 +262,7 @@ enum sim_status sim_reset(bool force)
                 status = SIM_ERR_ARGUMENT;
             }
     if (status == SIM_OK) {
-        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* the engines start anew at real time */
+        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* the engines start again at real time */
         sim_profile_apply(&config, state);
         state->epoch++;
         atomic_store(&state->clock_now, sim_now());

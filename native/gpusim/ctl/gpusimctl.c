@@ -14,7 +14,7 @@ static const char usage[] =
     "  usage [--json]               memory in use, by GPU and process\n"
     "  log [--json] [--window MS] [--intervals]\n"
     "                               what ran: totals, shares in windows of MS, each interval\n"
-    "  reset [--force]              read the profile anew, forget log, faults and modes (--force: although processes run)\n"
+    "  reset [--force]              reread the profile, clear log, faults and modes (--force: although processes run)\n"
     "  xid GPU NUMBER               raise an Xid\n"
     "  ecc GPU COUNT [single]       COUNT uncorrectable (or corrected) ECC errors\n"
     "  fall-off GPU | recover GPU   take the GPU off the bus; bring it back\n"

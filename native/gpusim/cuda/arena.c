@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The arena's allocator. Chunks of 2 MiB; a block above 1 MiB is a run of chunks, smaller ones lie in slabs of one size
- * class that fill a chunk. Records are kept beside the memory, never in it: a program that writes past its block must
+ * class that fill a chunk. Records are kept apart from the memory, never in it: a program that writes past its block must
  * not bring the driver down. A bit for the first chunk of each run finds the block of any address.
  */
 #include "arena.h"
@@ -213,7 +213,7 @@ static void slab_free(struct arena *a, uint32_t i, uint32_t n)
     slab->hint = n / 64;
     if (slab->used-- == slab->capacity)
         list_add(a, &a->slabs[c->size_class], i);
-    /* The last slab of a class stays: a program that allocates and frees one block would build it anew each time. */
+    /* The last slab of a class stays: a program that allocates and frees one block would rebuild it each time. */
     if (slab->used == 0 && (c->prev != NIL || c->next != NIL)) {
         list_remove(a, &a->slabs[c->size_class], i);
         free(slab);

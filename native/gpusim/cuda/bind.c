@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What keeps physical memory alive beside handles and mappings: tiles of sparse arrays, and multicast objects. Neither has
+ * What keeps physical memory alive apart from handles and mappings: tiles of sparse arrays, and multicast objects. Neither has
  * memory of its own. Nothing is copied through them here; where the memory is bound is all that is known.
  */
 #include "vmm.h"

@@ -229,7 +229,7 @@ static CUresult primary_drop(CUdevice device, bool all)
     if (d->primary_refs == 0) {
         result = all ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
     } else if (all) {
-        /* Whoever retained it: the context is gone, the next retain makes it anew. */
+        /* Whatever its retain count: the context is gone, and the next retain makes a new one. */
         context_stop(d->primary);
         d->primary_refs = 0;
     } else if (--d->primary_refs == 0) {

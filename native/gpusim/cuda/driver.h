@@ -131,7 +131,7 @@ static inline CUresult driver_enter(void)
 CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigned version);
 CUcontext context_current(void);                /* NULL: none; may be a green one, see context_use */
 CUresult context_use(CUcontext *out);           /* current, alive, not broken, its GPU still there; of a green one its home */
-#define GREEN_BYTES ((uint64_t)6 << 20)         /* what a green context takes beside its primary one */
+#define GREEN_BYTES ((uint64_t)6 << 20)         /* what a green context takes in addition to its primary one */
 CUcontext context_green(CUcontext home, unsigned sms); /* NULL: no memory */
 bool context_green_end(CUcontext green);               /* false: it was ended before */
 CUresult context_check(CUcontext context);      /* the same for any context */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Executable graphs. A launch runs the nodes one after another in the stream, in an order that respects the edges:
- * branches do not run beside each other, which a single context's share of the GPU does not show.
+ * branches do not run concurrently, which a single context's share of the GPU does not show.
  */
 #include "graph.h"
 

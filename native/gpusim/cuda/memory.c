@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Device memory: plain, pitched and managed allocations. Each is charged to the process before it gets an address. A
- * managed one is wholly on the GPU or wholly in host memory: there if the GPU was full, or if it was told so.
+ * managed one is wholly on the GPU or wholly in host memory: there if the GPU was full, or if the program asked for it.
  */
 #include "capture.h"
 #include "graph.h"

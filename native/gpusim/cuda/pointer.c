@@ -130,7 +130,7 @@ CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr poi
 
 /*
  * ---- managed memory: whole blocks move, to where they are prefetched or would rather be. Advice on a part is advice on all
- * of it; nothing moves by itself, and what lies in host memory is read over the bus by the GPU.
+ * of it; nothing moves unasked, and the GPU reads over the bus what lies in host memory.
  */
 #define ADVISE_PREFERRED_LOCATION 3
 #define LOCATION_DEVICE 1

@@ -112,7 +112,7 @@ static nvmlReturn_t wait_for(nvmlEventSet_t set, struct sim_event *event, unsign
         pthread_mutex_unlock(&set->mutex);
         if (found)
             return NVML_SUCCESS;
-        /* An event that is not for this set starts the time-out anew: events are rare, and only the host's time counts. */
+        /* An event that is not for this set restarts the time-out: events are rare, and only the host's time counts. */
         sim_event_wait(before, timeout_ms);
         if (atomic_load(&state->event_seq) == before)
             return NVML_ERROR_TIMEOUT;

@@ -312,7 +312,7 @@ NVML_API nvmlReturn_t nvmlDeviceCreateGpuInstanceWithPlacement(nvmlDevice_t devi
     return create(device, profile_id, placement, instance);
 }
 
-/* Opens an instance by its handle; which one it is is looked up anew, it may have been destroyed by another process. */
+/* Opens an instance by its handle, looked up again each time: another process may have destroyed it. */
 nvmlReturn_t nvml_open_instance(nvmlGpuInstance_t instance, struct nvml_target *target)
 {
     uintptr_t address = (uintptr_t)instance, base = (uintptr_t)instances;

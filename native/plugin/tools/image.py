@@ -80,8 +80,8 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
             [engine, "build", "-q", *options, "-t", tag, "-f", f"{scratch}/Containerfile", scratch],
         )
     if former and former != image_id(engine, tag) and shown(engine, former, "{{len .RepoTags}}") == "0":
-        # It has lost its only name to the new one: an engine takes the last other name away with an image, too. A
-        # container of it keeps it, and whoever runs that may remove both.
+        # The new image took its only name. An engine removes an image with its last name; a container keeps its image,
+        # and the container's owner may remove both.
         subprocess.run([engine, "image", "rm", former], capture_output=True, check=False)
     part = out.with_name(out.name + ".part")
     part.unlink(missing_ok=True)

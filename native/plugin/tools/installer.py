@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the wheels of this archive into <root>/<version>, a virtual environment. Runs on a host, without network.
 
-An installation that was cut off has no file .complete and is made anew. The symlink <root>/current is not touched, and
+An installation that was cut off has no file .complete and is made again. The symlink <root>/current is not touched, and
 neither is the version that it names; versions that are neither that one nor this one are removed.
 """
 

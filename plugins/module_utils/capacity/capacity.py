@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capacity: the slices that a host should have against those that the device plugin made and the kubelet was told.
+"""Capacity: the slices that a host should have against those that the device plugin made and the kubelet knows.
 
 Expected is computed from node.yaml and the GPUs that NVML lists. Advertised is what the kubelet's own checkpoint holds,
 where there is a kubelet; else what the running device plugin says. The checkpoint outlives the kubelet, so a kubelet
@@ -43,7 +43,7 @@ def observe(
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
     plugin = running_plugin.status(host)
     # A node label may have chosen a named configuration; what the program says it has taken over is what must hold.
-    if named_configs.name_in_force(config_path, plugin):
+    if named_configs.active_name(config_path, plugin):
         config_path = str((plugin or {})["config_path"])
     return {
         "nvml": nvml.read(),
@@ -280,34 +280,34 @@ def _leased(status: dict[str, Any]) -> list[str]:
 
 
 def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Was the kubelet told of the slices that exist? Without a kubelet the device plugin's own list stands."""
+    """Compares the kubelet's slices with those that exist. Without a kubelet the device plugin's own list counts."""
     status = seen["plugin"] or {}
     leased = _leased(status)
     if answer["kubelet"]:
         known = {name: registered(seen["checkpoint_text"], name) for name in answer["resources"]}
         unknown = [name for name, ids in known.items() if ids is None]
-        told = [one for ids in known.values() for one in ids or []]
+        advertised = [one for ids in known.values() for one in ids or []]
         deaf = bool(seen["kubelet_fault"]) or status.get("registered") is False
         if seen["kubelet_fault"]:
             remedy = "systemctl status kubelet; journalctl -u kubelet"
             _differ(answer["drift"], "kubelet", "its socket", "an answer", seen["kubelet_fault"], remedy)
-            told = []
+            advertised = []
         elif status.get("registered") is False:
             found = status.get("kubelet_error") or "not registered"
             remedy = "wait for the kubelet; journalctl -u vgpu-device-plugin -u kubelet"
             _differ(answer["drift"], "kubelet", "device plugin", "registered", found, remedy)
-            told = []
+            advertised = []
         for name in unknown if not deaf else []:
             remedy = "wait for the kubelet, or restart it: systemctl restart kubelet"
             _differ(answer["drift"], "kubelet", name, "registered", "not in the checkpoint", remedy)
-        answer["advertised"] = told
+        answer["advertised"] = advertised
         expected = [piece["id"] for piece in answer["expected"]]
-        missing = sorted(set(expected) - set(told) - set(leased))
-        foreign = sorted(set(told) - set(expected))
+        missing = sorted(set(expected) - set(advertised) - set(leased))
+        foreign = sorted(set(advertised) - set(expected))
         # One cause is one difference: a kubelet that knows nothing of us lacks every slice.
         if expected and missing and not deaf:
-            remedy = "systemctl restart vgpu-device-plugin; if it stays, look at slice health above"
-            found = f"{len(set(told) & set(expected))} of {len(expected)}; missing {_some(missing)}"
+            remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"
+            found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"
             where = ", ".join(answer["resources"])
             _differ(answer["drift"], "advertised", where, f"{len(expected)} slices", found, remedy)
         if expected and foreign:

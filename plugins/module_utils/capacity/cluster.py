@@ -15,8 +15,8 @@ READY = "Ready"
 
 
 def asked(pod: dict[str, Any], resource: str) -> int:
-    """Whole units of an extended resource that a pod holds: its containers together, or its largest init container,
-    beside the sidecars that were started before it.
+    """Whole units of an extended resource that a pod holds: the sum of its containers, or its largest init container
+    and the sidecars that were started before it.
     """
     spec = pod.get("spec") or {}
     running = sum(_limit(one, resource) for one in spec.get("containers") or [])

@@ -12,7 +12,7 @@ import json
 from typing import Any
 
 MIB = 1 << 20
-# What the library may charge beyond what the driver has: a twin of the watcher's tolerance, the other way round.
+# What the library may charge beyond what the driver has: a twin of the watcher's tolerance in the other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
 # Keys that no vgpu_ variable has: where the role vcuda puts the library.
@@ -30,7 +30,7 @@ def wanted(wanted_text: str | None, text: str | None, path: str) -> list[dict[st
     try:
         ours, theirs = _flat(json.loads(wanted_text)), _flat(json.loads(text))
     except ValueError:
-        return []  # a file that cannot be read is told elsewhere
+        return []  # another finding reports the unreadable file
     keys = [
         key
         for key in sorted({*ours, *theirs})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-HELD, OPEN, DETECTED = "held", "open", "detected"
+PASSED, OPEN, DETECTED = "passed", "open", "detected"
 WIDEST = 44
 GPU_HEADINGS = ("GPU", "model", "memory MiB", "slices", "MiB each", "SM % each", "advertised", "expected")
 CHECK_HEADINGS = ("check", "verdict", "expected", "found")
@@ -70,7 +70,7 @@ def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = Non
 
 
 def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node: str) -> dict[str, Any]:
-    """What vgpu_capacity_info found of a host, with what kube_capacity_info found of its node beside it."""
+    """The findings of vgpu_capacity_info for a host, joined with those of kube_capacity_info for its node."""
     kube = kube or {}
     missing = dict(capacity.get("missing") or {})
     seen = (kube.get("nodes") or {}).get(node)
@@ -78,13 +78,13 @@ def with_kubernetes(capacity: dict[str, Any], kube: dict[str, Any] | None, node:
         missing["kubernetes"] = kube.get("missing") or "not asked"
         return dict(capacity, missing=missing, kubernetes=None)
     drift = [*(capacity.get("drift") or []), *seen["drift"]]
-    told = [sentence(one) for one in seen["drift"]]
+    texts = [sentence(one) for one in seen["drift"]]
     return dict(
         capacity,
         missing=missing,
         kubernetes={key: seen[key] for key in ("ready", "resources", "pods")},
         drift=drift,
-        sentences=[*(capacity.get("sentences") or []), *told],
+        sentences=[*(capacity.get("sentences") or []), *texts],
         ok=not drift,
     )
 
@@ -102,39 +102,39 @@ def measured(check: dict[str, Any], key: str) -> str:
 
 
 def isolation_brief(isolation: dict[str, Any]) -> dict[str, Any]:
-    """What the report of a fleet keeps of a host's isolation, at a thousand nodes the only part that is large.
+    """The part of a host's isolation that a fleet's report keeps; at a thousand nodes no other part is as large.
 
-    Checks that held are names in one string, ``held``; the others and the measured share stay whole in ``checks``.
-    Of an isolation that did not run (no ``results``) nothing is left.
+    Passed checks are names in one string, ``passed``; the others and the measured share stay whole in ``checks``.
+    An isolation check that did not run (no ``results``) leaves an empty mapping.
     """
     results = []
     for result in isolation.get("results") or []:
         checks = result.get("checks") or []
         brief = {key: result.get(key) for key in ("slice", "uuid", "verdict", "detail")}
-        brief["held"] = ", ".join(one["name"] for one in checks if one["verdict"] == HELD)
-        brief["checks"] = [one for one in checks if one["verdict"] != HELD or one["name"] == "share"]
+        brief["passed"] = ", ".join(one["name"] for one in checks if one["verdict"] == PASSED)
+        brief["checks"] = [one for one in checks if one["verdict"] != PASSED or one["name"] == "share"]
         results.append(brief)
     return {"verdict": isolation.get("verdict"), "results": results} if results else {}
 
 
 def isolation_faults(isolation: dict[str, Any]) -> list[str]:
-    """Why isolation is not proven, empty where every slice held. No slice at all is a fault too.
+    """Why isolation is not proven, empty where every slice passed. No slice at all is a fault too.
 
-    Whether a slice held is the verdict of the module; of a slice that did not, the checks say why.
+    The module's verdict says whether a slice passed; where it did not, the checks say why.
     """
     faults = []
     for result in isolation.get("results") or []:
-        if result["verdict"] == HELD:
+        if result["verdict"] == PASSED:
             continue
         where = result.get("slice") or result.get("uuid") or "any GPU"
         for one in result.get("checks") or []:
-            if one["verdict"] not in (HELD, OPEN, DETECTED):
+            if one["verdict"] not in (PASSED, OPEN, DETECTED):
                 expected, found = measured(one, "expected"), measured(one, "found")
                 text = f"slice {where}: {one['name']} is {one['verdict']}: expected {expected}, found {found}"
                 faults.append(text + (f"; {one['detail']}" if one.get("detail") else ""))
         if not result.get("checks"):
             faults.append(f"slice {where}: {result['verdict']}: {result.get('detail') or 'no check ran'}")
-    if not faults and isolation.get("verdict") != HELD:
+    if not faults and isolation.get("verdict") != PASSED:
         faults.append(
             "isolation is {}: {}".format(isolation.get("verdict", "not-run"), isolation.get("msg", "no check ran"))
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan says of a node's configuration: node.yaml, the named ones beside it, and which of them is in force."""
+"""What the plan says of a node's configuration: node.yaml, the named ones next to it, and which of them is active."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def held(state: dict[str, Any]) -> list[list[str]]:
     return [list(one.get("slice_ids") or []) for one in allocations if one.get("kind") == "kubelet"]
 
 
-def name_in_force(path: str, status: dict[str, Any] | None) -> str:
+def active_name(path: str, status: dict[str, Any] | None) -> str:
     """The named configuration that the running program has taken over; empty: node.yaml itself."""
     loaded = (status or {}).get("config_path") or path
     folder = node_config.configs_folder(path) + "/"
@@ -25,7 +25,7 @@ def name_in_force(path: str, status: dict[str, Any] | None) -> str:
 def is_behind(path: str, state: dict[str, Any]) -> bool:
     """Whether the running program has another text than the file that it says it has taken over."""
     status = state["plugin"]["status"] or {}
-    name = name_in_force(path, status)
+    name = active_name(path, status)
     found = state["node_config"]
     text = (found.get("named") or {}).get(name) if name else found["text"]
     return status.get("config_sha256") not in (None, sha256(text or ""))
@@ -54,14 +54,14 @@ def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
 
 
 def resources(desired: dict[str, Any]) -> list[str]:
-    """The first resource of each configuration that may be in force."""
+    """The first resource of each configuration that may be active."""
     configs = [desired["node_config"], *(desired.get("node_configs") or {}).values()]
     return sorted({node_config.resource_name(config) for config in configs})
 
 
 def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
     """How many containers hold a slice that will have another size, another name or none at all."""
-    name = name_in_force(path, state["plugin"]["status"])
+    name = active_name(path, state["plugin"]["status"])
     wanted = (desired.get("node_configs") or {}).get(name) or desired["node_config"]
     status = state["plugin"]["status"] or {}
     if status.get("resource", node_config.resource_name(wanted)) != node_config.resource_name(wanted):
@@ -74,7 +74,7 @@ def reshaped(path: str, desired: dict[str, Any], state: dict[str, Any]) -> int:
 
 
 def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> list[str]:
-    """Key by key, what node.yaml will have differently. A file that cannot be read is written anew, for it is ours."""
+    """The changes of node.yaml, key by key. A file that cannot be read is rewritten, for it is ours."""
     if text == node_config.dump(wanted):
         return []
     if text is None:
@@ -82,7 +82,7 @@ def node_yaml_changes(path: str, wanted: dict[str, Any], text: str | None) -> li
     try:
         found = node_config.load(text, path)
     except node_config.ConfigError as fault:
-        return [f"write {path} anew ({fault})"]
+        return [f"rewrite {path} ({fault})"]
     before, after = _flat(found), _flat(wanted)
     changes = []
     for key in sorted({*before, *after}):

@@ -187,7 +187,7 @@ def named_from_vars(variables: dict[str, Any], library_root: str = LIBRARY_ROOT)
 
 
 def configs_folder(config_path: str) -> str:
-    """Where the named configurations of a node lie, beside its node.yaml."""
+    """The folder of a node's named configurations, next to its node.yaml."""
     return os.path.join(os.path.dirname(config_path), CONFIGS)
 
 

@@ -49,7 +49,7 @@ class Device(NamedTuple):
 
 
 def normal_name(name: str) -> str:
-    """A resource as the kubelet is told it: NVIDIA's prefix where there is none."""
+    """A resource's name as the kubelet registers it: with NVIDIA's prefix where there is none."""
     return name if "/" in name else PREFIX + name
 
 

@@ -102,7 +102,7 @@ VARIABLES: dict[str, Variable] = {
         Choice("auto", "cdi-cri", "cdi-annotations", "volume-mounts", "envvar"),
         "auto",
         ("flags", "plugin", "deviceListStrategy"),
-        "how a container is told its GPU; auto: by what kubelet and runtime declare",
+        "how a container gets its GPU; auto: as kubelet and runtime declare",
     ),
     "vgpu_resource_names": Variable(RESOURCE_NAMES, {}, (), "names of the resources; count defaults to nvidia.com/gpu"),
     "vgpu_fail_on_init_error": Variable(
@@ -115,7 +115,7 @@ VARIABLES: dict[str, Variable] = {
         Choice("report", "end"),
         "report",
         (*VCUDA, "watch"),
-        "what becomes of a container's process that goes round the library: reported, or ended too",
+        "whether a container's process that bypasses the library is only reported, or killed too",
     ),
     "vgpu_rename_by_default": Variable(
         Bool(), False, ("sharing", "timeSlicing", "renameByDefault"), "time-slicing and mps: resource <name>.shared"

@@ -363,7 +363,7 @@ def _fabric_manager(
 
 
 def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[str, str], list[str], list[str]]:
-    """Files that the driver needs beside its packages, how the initramfs is rebuilt, and what the kernel is told."""
+    """Files that the driver needs besides its packages, the command that rebuilds the initramfs, kernel arguments."""
     files: dict[str, str] = {}
     initramfs: list[str] = []
     arguments: list[str] = []

@@ -18,7 +18,7 @@ RUNFILE = "/usr/bin/nvidia-uninstall"
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 # In the order in which they must be unloaded: each uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
-# Services that hold the driver open beside the work of users. A reload of the modules stops them and starts them again,
+# Services that hold the driver open besides users' work. A reload of the modules stops them and starts them again,
 # so they are no reason for a reboot. The path unit loads modules when it sees a new one on disk, which would race with
 # the unloading.
 HOLDERS = (

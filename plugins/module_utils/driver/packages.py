@@ -120,7 +120,7 @@ def _el(host: System, source: str, branch: int | None, kind: str, prebuilt: bool
 def _el_headers(host: System) -> list[str]:
     """What a module for the running kernel is built with. ``kernel-devel-matched`` would bring the newest kernel along.
 
-    Nothing where it is there: rpm keeps several versions of such a package, of which only the newest is told.
+    Nothing where it is there: rpm keeps several versions of such a package and reports only the newest.
     """
     if host.headers:
         return []
@@ -180,7 +180,7 @@ def hold_patterns(host: System, names: list[str]) -> list[str]:
     if host.manager == "apt":
         held = {name.partition("=")[0] for name in names if not name.startswith("linux-headers-")}
         if any(name.startswith(PREBUILT) for name in held):
-            # A kernel that comes without the module that is held beside it boots without GPUs.
+            # A newer kernel without its module, which is held, boots without GPUs.
             held |= {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-")}
         return sorted(held)
     if host.manager == "dnf":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a driver needs on a host beside its packages, carried out and taken back.
+"""Sets up and reverts what a driver needs on a host besides its packages.
 
 Modprobe files, initramfs, kernel arguments, kernel modules, services. Each step is derived from the host's state, so a
 run that was cut off is finished by the next one.
@@ -181,7 +181,7 @@ class Setup:
         try:
             self._swap(loaded)
         except SetupError:
-            # What failed is told, and not what cannot start without it; the next run starts the rest.
+            # Report the failure itself, not services that cannot start because of it; the next run starts the rest.
             if stopped and self.host.run(["systemctl", "start", *stopped]).rc == 0:
                 self._forget(STOPPED)
             raise
@@ -230,7 +230,9 @@ class Setup:
             self._run("starting what used the driver", argv)
         elif self.host.run(argv).rc != 0:
             # Their programs are new and the module is not: they start with the boot that this host needs.
-            self.warnings.append(f"{', '.join(stopped)} did not start again; they need the driver that a reboot brings")
+            self.warnings.append(
+                f"{', '.join(stopped)} did not start again; they need the driver that the next reboot loads"
+            )
         self._forget(STOPPED)
 
     def _start_stopped(self) -> None:

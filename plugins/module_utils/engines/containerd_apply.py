@@ -99,7 +99,7 @@ class Applier:
             code, said = run([self.options.program, "--config", candidate, "config", "dump"])
         if code != 0:
             raise ConfigError(f"nothing was written to {self.target}, for containerd says: {said.splitlines()[-1]}")
-        missing = containerd_text.lacks(
+        missing = containerd_text.missing(
             said[said.find("\n[") :] if said.find("\n[") >= 0 else said, self.options.desired
         )
         if missing:

@@ -70,8 +70,8 @@ def problems(text: str, daemon: tuple[int, ...]) -> list[str]:
         )
     if daemon >= (2,) and version == 1:
         found.append(
-            f"the file is of version 1, of which containerd {shown} discards the runtimes; write it anew in version 2 "
-            "or 3 (containerd config migrate)"
+            f"the file is of version 1, of which containerd {shown} discards the runtimes; rewrite it in version 2 or "
+            "3 (containerd config migrate)"
         )
     if re.search(r"""["'](io\.containerd\.grpc\.v1\.)?cri["']""", _get(text, "disabled_plugins") or ""):
         found.append('disabled_plugins names "cri", so no kubelet can use this containerd; take it out of the list')
@@ -130,7 +130,7 @@ def merge(text: str, desired: Desired) -> tuple[str, list[str]]:
 
 
 def drop_in(main: str, desired: Desired) -> str:
-    """The text of a file of our own beside the main file, of the main file's version."""
+    """The text of our own file next to the main file, in the main file's version."""
     return toml_text.merge(f"version = {version_of(main)}\n", keys(main, desired))[0]
 
 
@@ -184,7 +184,7 @@ def without_empty_table(text: str, table: str) -> str:
     return "\n".join(lines)
 
 
-def lacks(dump: str, desired: Desired) -> list[str]:
+def missing(dump: str, desired: Desired) -> list[str]:
     """What of the desired state ``containerd config dump`` does not show as active, in whatever version it prints."""
     found: dict[tuple[str, ...], Any] = {key: entry.value for key, entry in toml_text.scan(dump).entries.items()}
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Sequence
 
 from ..host.files import read_bytes, write_bytes, write_text
 from . import daemon_check, daemon_json, daemon_record
-from .daemon_json import Change, Lack
+from .daemon_json import Change, Unapplied
 from .docker_host import DockerHost, DockerHostError
 
 
@@ -47,7 +47,7 @@ class Applier:
         self.before: str | None = None
         self.after: str | None = None
         self.changes: list[Change] = []
-        self.lacks: list[Lack] = []
+        self.unapplied: list[Unapplied] = []
         self.applied = "none"
         self.enable = False
         self.restart_keys: list[str] = []
@@ -112,9 +112,9 @@ class Applier:
             self.applied = "none" if self.options.absent else "start"
             return
         info = self.host.info()
-        self.lacks = daemon_json.lacks(info, document, argv) if info is not None else []
+        self.unapplied = daemon_json.unapplied(info, document, argv) if info is not None else []
         pending = read_bytes(self.options.marker)
-        self.restart_keys = daemon_json.needs_restart([*self.changes, *self.lacks])
+        self.restart_keys = daemon_json.needs_restart([*self.changes, *self.unapplied])
         if pending is not None and pending.strip() == b"restart" and not self.restart_keys:
             self.restart_keys = ["of an earlier run that was interrupted"]
         if info is None:
@@ -122,7 +122,7 @@ class Applier:
         if self.restart_keys:
             self.applied = "restart"
             self.allow_restart(info or {})
-        elif self.changes or self.lacks or pending is not None:
+        elif self.changes or self.unapplied or pending is not None:
             self.applied = "reload"
 
     def allow_restart(self, info: dict[str, Any]) -> None:
@@ -140,7 +140,7 @@ class Applier:
     def plan(self) -> list[str]:
         steps = [str(change) for change in self.changes]
         if not self.changes:
-            steps += [str(lack) for lack in self.lacks]
+            steps += [str(one) for one in self.unapplied]
         if self.applied != "none":
             steps.append(f"{self.applied} {self.host.service}")
         if self.enable:
@@ -191,7 +191,7 @@ class Applier:
         argv = self.host.argv()
 
         def shown(info: dict[str, Any]) -> bool:
-            return not daemon_json.lacks(info, document, argv)
+            return not daemon_json.unapplied(info, document, argv)
 
         if self.applied == "reload":
             try:

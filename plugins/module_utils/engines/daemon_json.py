@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docker's daemon.json owned key by key: read, merge, what a change needs, what the running daemon lacks.
+"""Docker's daemon.json owned key by key: read, merge, what a change needs, what the running daemon has not applied.
 
 Pure functions over text and data. The module docker_daemon applies them to a host, the plan predicts with them.
 Writing daemon.json as text goes through json_text, so foreign keys keep their bytes. daemon_record.py undoes.
@@ -39,7 +39,7 @@ RELOADABLE = frozenset(
 )
 # A feature of these names is registered when the daemon starts, though the map itself is reloaded.
 START_FEATURES = frozenset(("cdi", "containerd-snapshotter"))
-# Runtimes that a daemon has without being told.
+# Runtimes that a daemon has without configuration.
 BUILTIN_RUNTIMES = frozenset(
     ("runc", "io.containerd.runc.v1", "io.containerd.runc.v2", "io.containerd.runtime.v1.linux")
 )
@@ -77,7 +77,7 @@ class Change(NamedTuple):
         return f"change {name} from {show(self.before)} to {show(self.after)}"
 
 
-class Lack(NamedTuple):
+class Unapplied(NamedTuple):
     """A key that the running daemon does not show as the file has it."""
 
     key: str
@@ -210,33 +210,33 @@ def how_to_apply(path: Sequence[str], value: Any = None) -> str:
 
 
 def needs_restart(changes: Iterable[Any]) -> list[str]:
-    """The keys, of changes or lacks, that only a restart applies; empty where a reload (SIGHUP) is enough."""
+    """The keys, changed or unapplied, that only a restart applies; empty where a reload (SIGHUP) is enough."""
     names = [".".join(one.path) if isinstance(one, Change) else one.key for one in changes if one.apply == "restart"]
     return list(dict.fromkeys(names))
 
 
-def lacks(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Lack]:
+def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Unapplied]:
     """What the running daemon (the JSON of ``docker info``) does not show of the file's document.
 
     Only what docker info tells can be seen: default-shm-size, for one, is in no answer of the daemon.
     A play that was killed between the write and the reload is found by this.
     """
-    found: list[Lack] = []
+    found: list[Unapplied] = []
     running = dict(info.get("Runtimes") or {})
     for name, wanted in dict(document.get("runtimes") or {}).items():
         held = running.get(name)
         path = wanted.get("path") if isinstance(wanted, dict) else None
         if held is None:
-            found.append(Lack("runtimes." + name, path or wanted, None, "reload"))
+            found.append(Unapplied("runtimes." + name, path or wanted, None, "reload"))
         elif path and held.get("path") and held["path"] != path:
-            found.append(Lack("runtimes." + name, path, held["path"], "reload"))
+            found.append(Unapplied("runtimes." + name, path, held["path"], "reload"))
     flags = flag_values(argv)
     known = set(document.get("runtimes") or {}) | BUILTIN_RUNTIMES
     known.update(value.split("=", 1)[0] for value in flags.get("runtimes", ()))
     for name in running:
         if name not in known:
             left = "reload" if "runtimes" in document else "restart"
-            found.append(Lack("runtimes." + name, None, (running[name] or {}).get("path"), left))
+            found.append(Unapplied("runtimes." + name, None, (running[name] or {}).get("path"), left))
     for key, shown, default in (
         ("default-runtime", info.get("DefaultRuntime"), "runc"),
         ("live-restore", info.get("LiveRestoreEnabled"), False),
@@ -244,7 +244,7 @@ def lacks(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = 
         wanted = document.get(key, default)
         # A flag on the command line rules where the file is silent.
         if shown is not None and wanted != shown and (key in document or key not in flags):
-            found.append(Lack(key, wanted, shown, "reload" if key in document else "restart"))
+            found.append(Unapplied(key, wanted, shown, "reload" if key in document else "restart"))
     return found
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of what was changed in daemon.json, and the way back.
+"""The record of what was changed in daemon.json, and its removal.
 
-Where nobody touched the file since, the way back gives the very bytes that were there (or no file). Where somebody
-did, each key of ours that still holds our value gets its former value back, and theirs stay.
+Where the file was not edited since, the removal restores the former bytes (or no file). Where it was, each key of ours
+that still has our value gets its former value back, and the edits stay.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def drop(body: str, path: Path) -> str:
 
 
 def take_out(text: str | None, settings: dict[str, Any]) -> tuple[str | None, list[Change]]:
-    """The text without the members of ``settings`` that hold the given value: the way back without a record."""
+    """The text without the members of ``settings`` that have the given value: the removal without a record."""
     mark, body = split(text)
     for path, value in leaves((), settings):
         held = lookup(parse(body), path, _MISSING) if path else _MISSING

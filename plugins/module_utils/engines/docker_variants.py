@@ -36,8 +36,8 @@ def _uids(host: Host) -> dict[str, str]:
     return {row[2]: row[0] for row in rows if len(row) > 2}
 
 
-def told(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What stops the host, and what its people should know."""
+def findings(kinds: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Errors that stop the host, and warnings."""
     faults, notes = [], []
     if kinds["snap"]:
         faults.append(

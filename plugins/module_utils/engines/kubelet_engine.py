@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine starts the containers of this host's pods, as its kubelet was told.
+"""Which engine starts the containers of this host's pods, by its kubelet's configuration.
 
-A role that gives NVIDIA's runtime to another engine reports success, and no pod gets a GPU; and docker that is
-installed beside the engine of a node's pods changes the firewall under them.
+A role that gives NVIDIA's runtime to another engine reports success, and no pod gets a GPU. A second engine, docker,
+changes the firewall under the pods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IN_CONFIG = re.compile(
     r"""(?:^|[{,])\s*["']?containerRuntimeEndpoint["']?\s*:[ \t]*["']?([^\s"'#,}]+)""",
     re.MULTILINE,
 )
-# From this version on there is no dockershim, and a kubelet that is told nothing takes containerd.
+# From this version on there is no dockershim, and an unconfigured kubelet takes containerd.
 WITHOUT_DOCKERSHIM = (1, 24)
 CONTAINERD = "unix:///run/containerd/containerd.sock"
 # Programs with a kubelet in them, which have a containerd of their own.
@@ -55,11 +55,11 @@ def _endpoint(host: Host, argv: Sequence[str]) -> str:
     if flag:
         return flag
     drop_ins = [f"{folder}/{name}" for name in host.names(folder) if name.endswith(".conf")] if folder else []
-    said = ""
+    endpoint = ""
     for one in [*([path] if path else []), *drop_ins]:
-        told = IN_CONFIG.search(host.text(one) or "")
-        said = told.group(1) if told else said
-    return said
+        match = IN_CONFIG.search(host.text(one) or "")
+        endpoint = match.group(1) if match else endpoint
+    return endpoint
 
 
 def _option(argv: Sequence[str], name: str) -> str:
@@ -84,8 +84,8 @@ def engine_of(endpoint: str, rancher: Sequence[str] = ()) -> str:
     return "containerd" if path in ("/run/containerd/containerd.sock", "/var/run/containerd/containerd.sock") else ""
 
 
-def told(found: dict[str, Any] | None, wanted: str, there: bool) -> tuple[list[str], list[str]]:
-    """What stops the host, and what its people should know. ``there``: whether the wanted engine is on the host."""
+def findings(found: dict[str, Any] | None, wanted: str, there: bool) -> tuple[list[str], list[str]]:
+    """Errors that stop the host, and warnings. ``there``: whether the wanted engine is on the host."""
     engine = (found or {}).get("engine")
     if not found or not engine or engine == wanted:
         return [], []

@@ -43,7 +43,7 @@ class MigHost:
         self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)
-            self.unit.bring(mig_unit.files(geometry, python), start=False)
+            self.unit.install(mig_unit.files(geometry, python), start=False)
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
@@ -51,7 +51,7 @@ class MigHost:
         if os.access(self.path(python), os.X_OK):
             return []
         return [
-            f"{python} is not there, and {mig_unit.UNIT} needs it at the next boot: the role device_plugin brings it; "
+            f"{python} is not there, and {mig_unit.UNIT} needs it at the next boot: the role device_plugin installs it; "
             "without that role install it, or name a Python from 3.8 on in mig_python"
         ]
 

@@ -111,7 +111,7 @@ def describe(gpu: dict[str, Any], steps: Steps) -> list[str]:
 
 
 def targets(gpus: Sequence[dict[str, Any]], geometry: dict[str, int]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The GPUs that a geometry is for, and what to warn of: GPUs without MIG beside such with it stay whole."""
+    """The GPUs that a geometry is for, and warnings: on a host with both kinds, GPUs without MIG stay whole."""
     able = [gpu for gpu in gpus if gpu["mode"] is not None]
     if not able and geometry:
         return list(gpus), []

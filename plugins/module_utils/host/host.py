@@ -130,7 +130,7 @@ class Host:
         }
 
     def node_name(self) -> str:
-        """The name by which a kubelet registers the host unless it is told another. Empty where the kernel tells none.
+        """The name by which a kubelet registers the host unless configured otherwise. Empty where the kernel has none.
 
         The whole of the kernel's host name, with a domain where it has one, in lower case.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark by which a run of the isolation check names what it makes, so that what a killed one left can be told from
+"""The mark in the names of what a run of the isolation check makes, which separates the leftovers of a killed run from
 what a living one uses: its pid, when that process started, and the boot. A pid alone is soon another's, after a reboot
 above all.
 """
@@ -29,12 +29,12 @@ def own(proc: str = "/proc") -> str:
     return f"{pid}.{_start_of(pid, proc)}.{_boot(proc)}"
 
 
-def is_over(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
+def has_ended(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
     """Whether the run with this mark has ended, so that what is named after it may go. What is no mark names none of
     our runs. ``made``: when what bears the mark was made, in seconds since 1970; a former version's needs it.
     """
     if FORMER.fullmatch(mark):
-        return _is_former_over(mark, proc, made)
+        return _has_former_ended(mark, proc, made)
     found = MARK.fullmatch(mark)
     if not found:
         return False
@@ -42,7 +42,7 @@ def is_over(mark: str, proc: str = "/proc", made: float | None = None) -> bool:
     return boot != _boot(proc) or start != _start_of(pid, proc)
 
 
-def _is_former_over(pid: str, proc: str, made: float | None) -> bool:
+def _has_former_ended(pid: str, proc: str, made: float | None) -> bool:
     if not pid:
         return made is not None and time.time() - made > LONGEST_S
     start = _start_of(pid, proc)

@@ -26,7 +26,7 @@ class UnitFiles:
     def path(self, path: str) -> str:
         return os.path.join(self.root, path.lstrip("/"))
 
-    def bring(self, wanted: dict[str, str], start: bool) -> None:
+    def install(self, wanted: dict[str, str], start: bool) -> None:
         """Write what differs, enable the unit, and (``start``) see that it runs with what is on disk."""
         changed = []
         for path, text in sorted(wanted.items()):
@@ -48,7 +48,7 @@ class UnitFiles:
         for path in changed:
             write_bytes(self.path(path), wanted[path].encode("utf-8"))
         if unread or any(path.endswith(self.unit) for path in changed):
-            # systemd reads units anew only where one changed: a reload takes GPUs from containers of legacy mode.
+            # systemd rereads units only where one changed: a reload takes GPUs from containers of legacy mode.
             self.must("daemon-reload")
         if not enabled:
             self.must("enable", self.unit)

@@ -21,7 +21,7 @@ from .runner import ASK_S, START_S, RunnerError
 LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
 # Where the probe appears in the slice; no workload ever gets it.
 PROBE = "/usr/local/lib/vgpu/vgpu-probe"
-# A fill that is held so long is hit by a look also on a busy host, where looks come seconds apart.
+# Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
 # What is read of the answers of vgpuctl.
 KEYS = {
@@ -29,14 +29,14 @@ KEYS = {
     "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
     "lease": frozenset(("allocation", "ids", "envs", "mounts", "devices", "cdi_devices")),
 }
-# Of a slice for each way round that is gone beside others: a context of a large card, and what is taken.
+# Memory of a slice for each bypass that runs together with others: a context of a large card, and what it takes.
 ROOM_MIB = 512
-# A share beside another is measured for so long; a slice of all SMs has none.
+# Seconds for which a share is measured while another slice is busy; a slice of all SMs has none.
 BESIDE_S = 5.0
 # Two slices meet, fill, hand over and judge.
 MEET_S = 2.0
-# What slow engines take of the second lease beside the program: each is told to create, start, end and remove a
-# container, and one container waits for the other's.
+# Seconds of the second lease that slow engines take besides the program: each creates, starts, ends and removes a
+# container, and one container waits for the other.
 ENGINE_S = isolation_pair.WAIT_S + START_S + 4 * ASK_S
 NO_LIMIT_PERCENT = 100
 MOST_TTL_S = 3600  # the plugin's longest lease
@@ -144,7 +144,7 @@ class SliceCheck:
         return self._engines.runner(self._as_leased())
 
     def _as_leased(self, *more: Mount) -> Lease:
-        """``more``: mounts beside those of the plugin's answer."""
+        """``more``: mounts besides those of the plugin's answer."""
         lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
@@ -165,13 +165,13 @@ class SliceCheck:
         return Mount(PROBE, os.path.join(folders[0], os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
-        """The checks that a slice must hold are run to their end; ways round only as far as ``duration`` goes."""
+        """Runs the checks that a slice must pass to their end; the bypasses only within ``duration``."""
         asked = [name for name in self._params["checks"] if name not in verdicts.OWN]
         ways = [name for name in asked if name.startswith(verdicts.BYPASS)]
         wanted = [name for name in asked if name not in ways] or (["totals"] if ways else list(verdicts.PROBE_CHECKS))
         checks = self._run_probe(wanted)
         checks += [self._run_nvidia_smi(), self._run_nvidia_ml_py()]
-        checks += self._try_ways_round(ways if asked else list(verdicts.PROBE_BYPASSES))
+        checks += self._try_bypasses(ways if asked else list(verdicts.PROBE_BYPASSES))
         named = self._params["checks"]
         if not named or verdicts.IMPORT in named:
             checks.append(self._import_beside())
@@ -197,7 +197,7 @@ class SliceCheck:
 
         def while_running(pid: int) -> None:
             if watch is not None:
-                watch.look(pid)
+                watch.poll(pid)
 
         # The lease is long enough for one more run of the probe after this.
         deadline = time.monotonic() + self._params["timeout"]
@@ -213,7 +213,7 @@ class SliceCheck:
         else:
             checks += self._fill_until_seen(watch, filled, while_running, deadline)
             watch.close()
-            checks.append(verdicts.of_outside(watch.most_bytes, watch.looks, watch.fault, self._expected, filled))
+            checks.append(verdicts.of_outside(watch.most_bytes, watch.polls, watch.fault, self._expected, filled))
         return checks
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
@@ -229,9 +229,9 @@ class SliceCheck:
         checks = verdicts.of_probe(outcome.rc, outcome.out, outcome.err, outcome.timed_out, self._expected, names)
         return [one for one in checks if one["verdict"] == verdicts.VIOLATED]
 
-    def _try_ways_round(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Those that must be stopped, beside a process that filled the slice: none is granted anything then. Those that
-        cannot be stopped get what they ask for, so they ask in an empty slice, and nobody beside it is short of memory.
+    def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
+        """Bypasses that must be prevented run while another process fills the slice: then none is granted anything. The
+        unpreventable ones get what they ask for, so they run in an empty slice and take no other tenant's memory.
         """
         closed = [name for name in ways if name not in verdicts.MAY_BE_OPEN]
         rest = [name for name in ways if name in verdicts.MAY_BE_OPEN]
@@ -255,7 +255,7 @@ class SliceCheck:
         return [one for one in checks if one["name"] in ways or one["name"] == "probe"]
 
     def _show(self, ways: list[str]) -> list[dict[str, Any]]:
-        """Goes ways round that may be open at once, and holds what they get until the node's watcher named each."""
+        """Runs all bypasses that may be open at once, until the node's watcher has named each."""
         left = self._left_s()
         if not ways or left < 1.0:
             return [verdicts.left_out(name, self._params["duration"]) for name in ways]
@@ -269,7 +269,7 @@ class SliceCheck:
             ]
         hold_ms = str(int(min(observation.hold_s, left) * 1000))
         try:
-            found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=observation.look)
+            found = self._ask_probe(ways, "--together", "--hold", hold_ms, look=observation.poll)
         except watcher.AllNamed:
             found = [verdicts.open_way(name) for name in ways]
         cut = f"the {self._params['duration']} s of this slice had passed" if left < observation.hold_s else ""
@@ -279,13 +279,13 @@ class SliceCheck:
         return out
 
     def _judge(self, one: dict[str, Any], observation: watcher.Observation, cut: str) -> dict[str, Any]:
-        """``cut``: why it was held for less than the watcher needs; looks at a start that took long are no matter."""
+        """``cut``: why it ran for less time than the watcher needs; polls during a slow start do not count."""
         if one["name"] in observation.named:
             seconds, text = observation.named[one["name"]]
-            return verdicts.of_watcher(one, seconds, observation.looks, observation.needed, "", text)
+            return verdicts.of_watcher(one, seconds, observation.polls, observation.needed, "", text)
         if one["verdict"] != verdicts.OPEN:
             return one  # it held nothing that could be seen
-        return verdicts.of_watcher(one, None, observation.looks, observation.needed, observation.fault or cut)
+        return verdicts.of_watcher(one, None, observation.polls, observation.needed, observation.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
         try:
@@ -294,11 +294,11 @@ class SliceCheck:
             return None
 
     def _share_beside(self) -> dict[str, Any]:
-        """The share once more, beside a tenant of our own in another free slice of the GPU: both are busy at once."""
+        """The share again, while a tenant of our own is busy in another free slice of the GPU."""
         percent = self.slice["sm_percent"]
         if not 0 < percent < NO_LIMIT_PERCENT:
             # As the probe says of the share alone: nothing to hold.
-            return verdicts.check(verdicts.BESIDE, verdicts.HELD, 0, 0, "shares", "no share is set")
+            return verdicts.check(verdicts.BESIDE, verdicts.PASSED, 0, 0, "shares", "no share is set")
 
         def measure(other: SliceCheck) -> dict[str, Any]:
             argv = [PROBE, "--json", "--checks", verdicts.SHARE]
@@ -315,7 +315,7 @@ class SliceCheck:
             with isolation_pair.meeting(os.path.dirname(self._params["socket"])) as folder:
                 ours, theirs = (self._engines.runner(one._as_leased(folder)) for one in (self, other))
                 argv = [PROBE, "--json", "--beside", f"{folder.container_path}/socket", "--checks"]
-                taker, maker = [*argv, verdicts.IMPORT], [*argv, verdicts.LEND]
+                taker, maker = [*argv, verdicts.IMPORT], [*argv, verdicts.EXPORT]
                 taken, made = isolation_pair.run_both(ours, theirs, taker, timeout, maker)
             return verdicts.of_import(taken.out, made.out, f"{taken.err} {made.err}")
 
@@ -337,7 +337,7 @@ class SliceCheck:
             self._engines.heed(fault)
             return verdicts.check(name, verdicts.NOT_RUN, "two slices", "one", detail=str(fault))
         finally:
-            with contextlib.suppress(PluginError):  # it ends by itself
+            with contextlib.suppress(PluginError):  # the lease expires anyway
                 self._plugin.ask("release", lease["allocation"])
 
     def _run_nvidia_smi(self) -> dict[str, Any]:

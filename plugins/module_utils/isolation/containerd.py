@@ -79,7 +79,7 @@ class ContainerdRunner(EngineRunner):
         self._tell("tasks", "kill", "--signal", "SIGKILL", container)
 
     def _remove(self, container: str) -> None:
-        """A container that ended by itself is gone, for it was run with --rm."""
+        """A container that exited is gone already, for it was run with --rm."""
         try:
             known = self._say("containers", "list", "--quiet").stdout.split()
         except RunnerError:
@@ -89,17 +89,17 @@ class ContainerdRunner(EngineRunner):
             self._tell("containers", "delete", container)
 
 
-def forget(ctr: str, over: str = "") -> bool:
+def remove_traces(ctr: str, over: str = "") -> bool:
     """Takes away our containers and those that killed runs left, and our name at containerd where no run uses it.
-    ``over``: the mark of a run that is known to have ended. Whether containerd said which there are; other faults are
-    not told.
+    ``over``: the mark of a run that is known to have ended. Returns whether containerd listed its containers; other
+    faults are not reported.
     """
     ask = [ctr, "--namespace", NAMESPACE]
     try:
         listed = ask_engine(*ask, "containers", "list", "--quiet")
         for container in listed.stdout.split():
             mark = container[len(PREFIX) :].split("-")[0] if container.startswith(PREFIX) else ""
-            if mark in (run_id.own(), over or None) or run_id.is_over(mark):
+            if mark in (run_id.own(), over or None) or run_id.has_ended(mark):
                 ask_engine(*ask, "tasks", "delete", "--force", container)
                 ask_engine(*ask, "containers", "delete", container)
         ask_engine(ctr, "namespaces", "remove", NAMESPACE)

@@ -80,7 +80,7 @@ class Engines:
         raise RunnerError(f"runtime: {wanted} is asked for, and {'; '.join(self.reasons)}")
 
     def heed(self, fault: Exception) -> None:
-        """An engine that hung once is not asked again in this run: each slice would wait for it anew."""
+        """An engine that hung once is not used again in this run: each slice would wait for its time-out."""
         if isinstance(fault, EngineHangs):
             self._silent.setdefault(fault.program, str(fault))
 
@@ -145,14 +145,14 @@ class Engines:
         return self._made[engine]
 
     def close(self) -> None:
-        """What is not gone then, because its engine hangs or refuses, stays recorded for a later sweep."""
+        """What is not gone then, because its engine hangs or refuses, stays recorded for a later clean-up."""
         for engine in self._begun:
             client = self._params[CLIENTS[engine]]
             if client in self._silent:
                 continue
             made = self._made.pop(engine, "")
             if engine == CONTAINERD:
-                if isolation_containerd.forget(client):
+                if isolation_containerd.remove_traces(client):
                     shutil.rmtree(made, ignore_errors=True)
             elif _has_nothing(client, made):
                 os.unlink(record(engine))

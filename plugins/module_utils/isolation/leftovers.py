@@ -3,7 +3,7 @@
 
 A run that has docker or podman make something leaves a record of that first, so that an engine without a record is not
 asked: podman lays out its storage when it is asked for the first time. Former versions left no record; what they left,
-``sweep`` alone looks for, where an engine has something to ask for.
+``clean_up`` alone looks for, where an engine has something to ask for.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
 
 def begin(engine: str, client: str) -> None:
     """Before a run has an engine make something. Raises RunnerError where the engine does not answer."""
-    sweep_engine(engine, client)
+    clean_up_engine(engine, client)
     if engine != CONTAINERD:
         os.makedirs(os.path.dirname(RECORDS), 0o755, exist_ok=True)
         with open(record(engine), "w", encoding="utf-8"):
@@ -68,7 +68,7 @@ def listed_by(client: str, *arguments: str) -> list[str]:
     return [line for line in str(done.stdout).splitlines() if line.strip()]
 
 
-class Left(NamedTuple):
+class Leftover(NamedTuple):
     """What runs that do not live any more left at an engine."""
 
     containers: list[str]
@@ -78,34 +78,34 @@ class Left(NamedTuple):
 
 def _records(engine: str) -> list[str]:
     start = f"{RECORDS}{engine}-"
-    return [one for one in sorted(glob.glob(f"{start}*")) if run_id.is_over(one[len(start) :])]
+    return [one for one in sorted(glob.glob(f"{start}*")) if run_id.has_ended(one[len(start) :])]
 
 
-def _left(engine: str, client: str, former: bool) -> Left:
+def _left(engine: str, client: str, former: bool) -> Leftover:
     """``former``: of former versions too. Raises RunnerError where the engine has something of ours, by a record, and
     does not say what.
     """
     if engine == CONTAINERD:
         # Its containers are never without their folder.
-        return Left([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _is_root_over(one)], [])
+        return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
     if not ask or not os.path.exists(client):  # what an engine had is gone with it
-        return Left([], [], records)
+        return Leftover([], [], records)
     try:
-        return Left(_containers(client), _images(client), records)
+        return Leftover(_containers(client), _images(client), records)
     except RunnerError:
         if records:
             raise
-        return Left([], [], [])
+        return Leftover([], [], [])
 
 
-def _is_root_over(path: str) -> bool:
+def _has_root_ended(path: str) -> bool:
     try:
         made = os.lstat(path).st_ctime
     except FileNotFoundError:  # its run has ended meanwhile
         return False
-    return run_id.is_over(path[len(ROOTS) :], made=made)
+    return run_id.has_ended(path[len(ROOTS) :], made=made)
 
 
 def _containers(client: str) -> list[str]:
@@ -114,7 +114,7 @@ def _containers(client: str) -> list[str]:
     listed = listed_by(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", shown)
     # Docker writes labels as name=value, podman as name:value in brackets.
     found = [(line, re.search(rf"{re.escape(LABEL)}[=:]([^,\s\]]*)", line)) for line in listed]
-    return [line.split()[0] for line, maker in found if maker and run_id.is_over(maker[1], made=_created(line))]
+    return [line.split()[0] for line, maker in found if maker and run_id.has_ended(maker[1], made=_created(line))]
 
 
 def _created(line: str) -> float | None:
@@ -130,12 +130,12 @@ def _images(client: str) -> list[str]:
         repository, tag = one.rpartition(":")[::2]
         mark, made = tag.partition("-")[::2]
         moment = int(made) / 1e9 if made.isdigit() else None
-        if repository == REPOSITORY and mark and run_id.is_over(mark, made=moment):
+        if repository == REPOSITORY and mark and run_id.has_ended(mark, made=moment):
             found.append(one)
     return found
 
 
-def sweep_engine(engine: str, client: str, former: bool = False) -> tuple[list[str], list[str]]:
+def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[list[str], list[str]]:
     """Takes away what killed runs left at an engine; answers the names of what is gone, and of what stays. Raises
     RunnerError where the engine does not answer.
     """
@@ -143,7 +143,7 @@ def sweep_engine(engine: str, client: str, former: bool = False) -> tuple[list[s
     gone = [one for one in left.containers if ask_engine(client, "rm", "--force", one).returncode == 0]
     for one in left.roots:
         if engine == CONTAINERD:
-            if not os.path.exists(client) or isolation_containerd.forget(client, one[len(ROOTS) :]):
+            if not os.path.exists(client) or isolation_containerd.remove_traces(client, one[len(ROOTS) :]):
                 shutil.rmtree(one, ignore_errors=True)
             gone += [] if os.path.exists(one) else [one]
         elif ask_engine(client, "rmi", one).returncode == 0:
@@ -157,7 +157,7 @@ def sweep_engine(engine: str, client: str, former: bool = False) -> tuple[list[s
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """What ``sweep`` would take away, as far as the engines say it."""
+    """What ``clean_up`` would take away, as far as the engines say it."""
     names: list[str] = []
     for engine in ENGINES:
         try:
@@ -167,13 +167,13 @@ def left_behind(params: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def sweep(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def clean_up(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The same at any engine of the host; one that does not answer is known by its records, which stay."""
     all_gone: list[str] = []
     all_stays: list[str] = []
     for engine in ENGINES:
         try:
-            gone, stays = sweep_engine(engine, params[CLIENTS[engine]], True)
+            gone, stays = clean_up_engine(engine, params[CLIENTS[engine]], True)
         except RunnerError as fault:
             gone, stays = [], [f"{', '.join(_records(engine)) or engine} ({fault})"]
         all_gone += gone

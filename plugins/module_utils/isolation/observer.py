@@ -52,7 +52,7 @@ class MemoryWatch:
         self._proc = proc
         self._handle: Any = None
         self.fault = ""
-        self.looks = 0
+        self.polls = 0
         self.most_bytes: int | None = None
         # A process of the slice was listed without its memory, which this platform does not tell.
         self.untold = False
@@ -65,7 +65,7 @@ class MemoryWatch:
         except NvmlError as fault:
             self.fault = str(fault)
 
-    def look(self, pid: int) -> None:
+    def poll(self, pid: int) -> None:
         """``pid``: any process of the namespace that is watched."""
         if self._handle is None:
             return
@@ -75,7 +75,7 @@ class MemoryWatch:
         except NvmlError as fault:
             self.fault = str(fault)
             return
-        self.looks += 1
+        self.polls += 1
         if not inside:
             return
         mine = [used for one, used in listed.items() if namespace_of(one, self._proc) == inside]

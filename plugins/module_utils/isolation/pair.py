@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in two slices at once: neither begins before both are laid out, and one a little after the other,
-so that both do not measure at the same moment what a kernel takes by itself. And a folder where they can meet.
+"""Runs programs in two slices at once: neither begins before both are laid out, and one a little after the other, so
+that both do not measure an undisturbed kernel at the same moment. Makes a folder that both slices see.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .runner import RunnerError
 # Until the other is laid out; longer than an engine takes to start a container, which it ends with a word of its own.
 WAIT_S = 90.0
 AHEAD_S = 0.7
-# Where both have the folder, and its name on the host, beside the socket of the device plugin, before the run's mark.
+# The folder's path in both slices, and its name on the host, next to the device plugin's socket, before the run's mark.
 MEETING = "/run/vgpu/beside"
 FOLDER = "beside-"
 
@@ -28,9 +28,9 @@ FOLDER = "beside-"
 @contextlib.contextmanager
 def meeting(run_folder: str) -> Iterator[Mount]:
     """A folder of this run for two slices, as two pods have one by a volume; gone in any case, and where the run is
-    killed, with the next one or ``sweep``. Raises RunnerError.
+    killed, with the next one or ``clean_up``. Raises RunnerError.
     """
-    sweep(run_folder)
+    clean_up(run_folder)
     path = os.path.join(run_folder, FOLDER + run_id.own())
     try:
         os.mkdir(path, 0o700)
@@ -46,10 +46,10 @@ def meeting(run_folder: str) -> Iterator[Mount]:
 def left_behind(run_folder: str) -> list[str]:
     """Folders of runs that do not live any more."""
     start = os.path.join(run_folder, FOLDER)
-    return [one for one in sorted(glob.glob(f"{glob.escape(start)}*")) if run_id.is_over(one[len(start) :])]
+    return [one for one in sorted(glob.glob(f"{glob.escape(start)}*")) if run_id.has_ended(one[len(start) :])]
 
 
-def sweep(run_folder: str) -> list[str]:
+def clean_up(run_folder: str) -> list[str]:
     """Takes them away; answers those that are gone."""
     left = left_behind(run_folder)
     for one in left:
@@ -64,8 +64,8 @@ def run_both(
     Where one could not be laid out the program is started in neither, and that fault is raised, a RunnerError or
     another; one of them that is at work already is waited for.
 
-    Theirs is laid out in a thread, and ours when theirs waits for its word: a runner may fork, and a fork beside a
-    thread at work may copy a lock that nobody will ever open.
+    Theirs is laid out in a thread, and ours when theirs waits for its start: a runner may fork, and a fork during the
+    thread's work may copy a lock that nothing will ever open.
     """
     laid_out, go, given_up = threading.Event(), threading.Event(), threading.Event()
     found: list[Outcome] = []
@@ -80,7 +80,7 @@ def run_both(
         try:
             found.append(theirs.run(their_argv or argv, timeout, wait))
         except Exception as fault:
-            faults.append(fault)  # told by the caller's thread
+            faults.append(fault)  # the caller's thread raises it
         finally:
             laid_out.set()
 

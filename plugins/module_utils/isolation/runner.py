@@ -42,7 +42,7 @@ class RunnerError(Exception):
 
 
 class EngineHangs(RunnerError):
-    """An engine did not answer in time, and whoever asks it again waits as long again. ``program``: its client."""
+    """An engine did not answer in time; the next call would wait as long again. ``program``: its client."""
 
     def __init__(self, program: str, message: str) -> None:
         self.program = program
@@ -79,7 +79,7 @@ class NamespaceRunner:
 
 
 class EngineRunner:
-    """A container of an engine: it is started with a shell that waits, looked at from outside, and told to go on."""
+    """A container of an engine: it starts with a shell that waits, is inspected from outside, and then runs on."""
 
     name = "engine"
     overhead_s = 0.0
@@ -102,7 +102,7 @@ class EngineRunner:
         raise NotImplementedError
 
     def _remove(self, container: str) -> None:
-        """Whether it runs or not. Faults are not told: it may be gone."""
+        """Removes it, running or not. Faults are not reported: it may be gone."""
         raise NotImplementedError
 
     def run(
@@ -131,8 +131,8 @@ class EngineRunner:
         before_start: Callable[[int], None],
         while_running: Callable[[int], None],
     ) -> tuple[Outcome, float]:
-        """What became of it, and for how many seconds the program had the word."""
-        told = 0.0
+        """Its outcome, and the seconds for which the program ran."""
+        seconds = 0.0
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             attached: Any = subprocess.Popen(
                 self._start(container, argv), stdin=subprocess.PIPE, stdout=out, stderr=err
@@ -142,14 +142,14 @@ class EngineRunner:
                 if pid:
                     self._first = (pid, namespace_of(pid))
                     before_start(pid)
-                told = time.monotonic()
+                seconds = time.monotonic()
                 try:
                     attached.stdin.write(b"go\n")
                     attached.stdin.close()
                 except BrokenPipeError:
                     pid = 0  # it could not be started; what the engine said is on its stderr
                 timed_out = self._wait(container, attached, pid, timeout, while_running)
-                told = time.monotonic() - told
+                seconds = time.monotonic() - seconds
             finally:
                 if attached.poll() is None:
                     attached.kill()
@@ -160,7 +160,7 @@ class EngineRunner:
                 texts.append(stream.read().decode("utf-8", "replace"))
         if not pid:
             raise RunnerError(f"{self.name} start: {' '.join(texts[1].split())}; the image needs {SHELL} and glibc")
-        return Outcome(attached.returncode, texts[0], texts[1], timed_out), told
+        return Outcome(attached.returncode, texts[0], texts[1], timed_out), seconds
 
     def _wait(
         self, container: str, attached: Any, pid: int, timeout: float, while_running: Callable[[int], None]
@@ -245,7 +245,7 @@ class DockerRunner(EngineRunner):
         return done.stdout.strip()
 
     def _tell(self, *arguments: str) -> None:
-        """What need not succeed: the container may be gone already, and a daemon that hangs is told elsewhere."""
+        """A call that may fail: the container may be gone already, and another call reports a hanging daemon."""
         try:
             ask_engine(self._docker, *arguments)
         except RunnerError:

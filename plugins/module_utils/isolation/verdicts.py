@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges the isolation of a slice by three witnesses: the probe inside, nvidia-smi inside, the host outside. Pure.
+"""Judges the isolation of a slice by three sources: the probe inside, nvidia-smi inside, the host outside. Pure.
 
-A check is ``{name, verdict, expected, found, unit, detail, left_out}``; the verdict is held, violated, not-run, open or
-detected; ``left_out`` says that it was not run for want of time.
-Open is what docs/threat-model.md says cannot be stopped from user space; it spoils nothing, and is told.
-Detected is one that the node's watcher named while it was gone; one that it could see and did not name is violated.
+A check is ``{name, verdict, expected, found, unit, detail, left_out}``; the verdict is passed, violated, not-run, open
+or detected; ``left_out``: it was not run because the slice's time was over.
+Open: docs/threat-model.md says that user space cannot prevent it; it is reported and does not fail the slice.
+Detected: the node's watcher named the bypass while it ran. One that it could see and did not name is violated.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import json
 import re
 from typing import Any, NamedTuple, Sequence
 
-HELD, VIOLATED, NOT_RUN, OPEN, DETECTED = "held", "violated", "not-run", "open", "detected"
-# What the probe may say.
-VERDICTS = (HELD, VIOLATED, NOT_RUN, OPEN)
+PASSED, VIOLATED, NOT_RUN, OPEN, DETECTED = "passed", "violated", "not-run", "open", "detected"
+# The probe's verdicts.
+VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
 MIB = 1 << 20
 
 # The checks that the probe must report when all are asked for.
@@ -32,7 +32,7 @@ PROBE_CHECKS = (
     "graphics",
     "share",
 )
-# And the ways round. Some may be open, so nobody looks from outside at how much they get.
+# And the bypasses. Some may be open, so the host does not compare what they get with the limit.
 PROBE_BYPASSES = (
     "bypass-path",
     "bypass-copy",
@@ -57,11 +57,11 @@ PROBE_BYPASSES = (
     "bypass-ledger-spoiled",
     "bypass-ledger-lie",
 )
-# Checks of this module.
+# Checks that more than the probe takes part in.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
-# What a second slice made, and what the probe there is asked for.
-IMPORT, LEND = "import-beside", "export-beside"
-# Of the GPU's time, in percent, that a share may be found larger, as in the probe.
+# The import of memory that a second slice exported, and the probe's check in that slice.
+IMPORT, EXPORT = "import-beside", "export-beside"
+# Percent of the GPU's time by which a measured share may exceed its limit, as in the probe.
 SHARE_TOLERANCE = 5
 OWN = (
     "mounts",
@@ -76,19 +76,19 @@ OWN = (
 )
 # Checks of the probe that take all memory of the slice.
 FILLS = ("limit-exact", "four-processes")
-# The part of a fill that a look must have hit.
+# The part of a fill, in percent, that a poll must have seen.
 SEEN_PERCENT = 90
-# A host may lack what these need; that alone does not spoil the verdict.
+# A host may not have what these need; then they do not run, and the verdict does not depend on them.
 OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESIDE, IMPORT)
-# Names of the ways round begin so. Each needs something of its own: a setuid program, room on the card.
+# Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
 MAY_BE_OPEN = tuple(BYPASS + one for one in ("namespace", "symbol-table", "own-loader", "ledger-lie"))
-# Open too, and nothing is gone by it: what can be loaded is told, and the watcher has nothing to name.
+# Open too, but nothing is taken: the probe reports what can be loaded, and the watcher has nothing to name.
 GRAPHICS = "graphics"
 
 
-# How a probe answers that does not know what it is asked: one of an older library.
+# The answer of an older library's probe that does not know a check.
 BAD_ARGUMENTS, USAGE = 64, "usage: vgpu-probe"
 NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
@@ -103,7 +103,7 @@ class Expected(NamedTuple):
 def check(
     name: str, verdict: str, expected: Any, found: Any, unit: str = "", detail: str = "", late: bool = False
 ) -> dict[str, Any]:
-    """The figures as text, so that every check has the same types. ``late``: it was left out for want of time."""
+    """The figures as text, so that every check has the same types. ``late``: the slice's time was over before it."""
     return {
         "name": name,
         "verdict": verdict,
@@ -116,31 +116,31 @@ def check(
 
 
 def equal(name: str, expected: Any, found: Any, unit: str = "", detail: str = "") -> dict[str, Any]:
-    return check(name, HELD if expected == found else VIOLATED, expected, found, unit, detail)
+    return check(name, PASSED if expected == found else VIOLATED, expected, found, unit, detail)
 
 
 def of_mounts(missing: list[str] | None, expected: Sequence[str]) -> dict[str, Any]:
-    """Whether the process sees every file of the Allocate answer."""
+    """Whether the process sees every file of the Allocate answer. ``missing``: None where the host could not look."""
     if missing is None:
         return check("mounts", NOT_RUN, ", ".join(expected), "", detail="the process ended before the host could look")
     present = [path for path in expected if path not in missing]
     detail = f"not the host's file inside: {', '.join(missing)}" if missing else ""
-    return check("mounts", VIOLATED if missing else HELD, ", ".join(expected), ", ".join(present), detail=detail)
+    return check("mounts", VIOLATED if missing else PASSED, ", ".join(expected), ", ".join(present), detail=detail)
 
 
 def of_device_nodes(found: Sequence[str] | None, gpus: int) -> dict[str, Any]:
-    """``found``: names of the device nodes of GPUs that the process has. Which GPU it is, its UUID says."""
+    """``found``: names of the GPU device nodes that the process has. The check gpu-as-leased compares the UUID."""
     wanted = f"{gpus} GPU" if gpus == 1 else f"{gpus} GPUs"
     if not found:
         why = "this host has no device nodes of GPUs" if found == [] else "the process ended before the host could look"
         return check("device-nodes", NOT_RUN, wanted, "", detail=why)
-    return check("device-nodes", VIOLATED if len(found) > gpus else HELD, wanted, ", ".join(found))
+    return check("device-nodes", VIOLATED if len(found) > gpus else PASSED, wanted, ", ".join(found))
 
 
 def of_probe(
     rc: int, out: str, err: str, timed_out: bool, expected: Expected, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """The probe's own checks, and what its figures say when held against the configuration."""
+    """The probe's own checks, and the comparison of its figures with the configuration."""
     try:
         report = json.loads(out)
         devices, own = list(report["devices"]), [dict(one) for one in report["checks"]]
@@ -166,26 +166,26 @@ def of_probe(
     totals = {name: [one.get(name) for one in devices] for name in ("total_cuda", "total_nvml")}
     as_wanted = all(found == [limit] for found in totals.values())
     shown = ", ".join(f"{name} {found[0] if len(found) == 1 else found}" for name, found in totals.items())
-    checks.append(check("limit-as-configured", HELD if as_wanted else VIOLATED, limit, shown, "bytes"))
+    checks.append(check("limit-as-configured", PASSED if as_wanted else VIOLATED, limit, shown, "bytes"))
     return checks
 
 
 def _older(err: str) -> str:
-    """``err``: of a probe that did not know what it was asked."""
+    """``err``: of a probe that does not know a check or an option."""
     found = NO_CHECK.search(err)
     what = found[1] if found else "no such option"
     return f"the probe of this node knows {what}; its library is of another version: run playbooks/upgrade.yml first"
 
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:
-    """A check of the probe. A verdict that is none of the three words is no pass."""
+    """A check of the probe. An unknown verdict is a violation."""
     verdict = one.get("verdict")
     detail = str(one.get("detail") or "")
     if verdict not in VERDICTS:
         verdict, detail = VIOLATED, f"the probe's verdict is {verdict!r}; {detail}"
     name = str(one.get("name", "?"))
     if verdict == OPEN and name not in (*MAY_BE_OPEN, GRAPHICS):
-        verdict, detail = VIOLATED, f"{detail}; this way must not be open"
+        verdict, detail = VIOLATED, f"{detail}; this bypass must not be open"
     return check(
         name,
         verdict,
@@ -198,8 +198,8 @@ def _clean(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The probe's checks where no container was made: there the libraries are the host's, whatever a container gets."""
-    why = "this was a namespace of the host, with its libraries; a container has those that its runtime hands in"
+    """The probe's checks where no container was made: there the libraries are the host's."""
+    why = "this was a namespace of the host, with its libraries; a container has those that its runtime mounts"
     return [
         dict(one, detail=f"{one['detail']}; {why}") if (one["name"], one["verdict"]) == (GRAPHICS, OPEN) else one
         for one in checks
@@ -207,54 +207,54 @@ def of_namespace(checks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def filled(checks: Sequence[dict[str, Any]]) -> int:
-    """The most that the probe says it held at once, 0 where it filled nothing."""
+    """The most bytes that the probe says it allocated at once, 0 where it filled nothing."""
     said = [one["found"] for one in checks if one["name"] in FILLS and one["unit"] == "bytes"]
     return max((int(one) for one in said if one.isdigit()), default=0)
 
 
 def seen(most_bytes: int | None, filled_bytes: int) -> bool:
-    """Whether a look from outside hit the fill: what is hardly held while the host looks shows nothing of the limit."""
+    """Whether a poll from outside saw the fill: a poll of a slice that is hardly filled proves nothing of the limit."""
     return most_bytes is not None and 0 < SEEN_PERCENT * filled_bytes <= 100 * most_bytes
 
 
-def of_outside(most_bytes: int | None, looks: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
-    """The driver's account of the slice's processes against the limit. More is a violation, whatever the probe says;
-    that it is not more counts only where a look hit what the probe says it filled.
+def of_outside(most_bytes: int | None, polls: int, fault: str, expected: Expected, filled_bytes: int) -> dict[str, Any]:
+    """The driver's account of the slice's processes against the limit. More is a violation, whatever the probe says.
+    Less passes only where a poll saw what the probe says it filled.
     """
     limit = expected.memory_mib * MIB
     if most_bytes is None:
-        detail = fault or f"NVML on the host named no process of the slice in {looks} looks"
+        detail = fault or f"NVML on the host named no process of the slice in {polls} polls"
         return check("outside-memory", NOT_RUN, f"at most {limit}", "", "bytes", detail)
-    verdict, detail = HELD if most_bytes <= limit else VIOLATED, f"greatest of {looks} looks"
-    if verdict == HELD and not seen(most_bytes, filled_bytes):
-        verdict, detail = NOT_RUN, f"{detail}, and none hit the {filled_bytes} bytes that the probe says it filled"
+    verdict, detail = PASSED if most_bytes <= limit else VIOLATED, f"greatest of {polls} polls"
+    if verdict == PASSED and not seen(most_bytes, filled_bytes):
+        verdict, detail = NOT_RUN, f"{detail}, and none saw the {filled_bytes} bytes that the probe says it filled"
     return check("outside-memory", verdict, f"at most {limit}", most_bytes, "bytes", detail)
 
 
 def of_watcher(
-    one: dict[str, Any], named_s: float | None, looks: int, needed: int, fault: str, text: str = ""
+    one: dict[str, Any], named_s: float | None, polls: int, needed: int, fault: str, text: str = ""
 ) -> dict[str, Any]:
-    """What becomes of a way round that is open. ``named_s``: seconds until the watcher named it, None: it did not.
+    """The verdict of an open bypass by the watcher. ``named_s``: seconds until the watcher named it, None: it did not.
 
-    ``looks`` of the watcher while it was held, of which ``needed`` would have done; ``fault``: why it cannot see.
+    ``polls`` of the watcher while the bypass ran, ``needed`` of them suffice; ``fault``: why the watcher cannot see.
     """
     wanted = "named by the watcher"
     if named_s is not None:
         return check(one["name"], DETECTED, wanted, f"after {named_s:.1f} s", "", text)
-    if fault or looks < needed:
-        why = fault or f"the watcher looked {looks} times meanwhile, {needed} were needed"
+    if fault or polls < needed:
+        why = fault or f"the watcher polled {polls} times meanwhile, {needed} were needed"
         return dict(one, detail=f"{one['detail']}; not detected: {why}")
-    return check(one["name"], VIOLATED, wanted, f"not in {looks} looks", "", one["detail"])
+    return check(one["name"], VIOLATED, wanted, f"not in {polls} polls", "", one["detail"])
 
 
 def left_out(name: str, duration: int) -> dict[str, Any]:
-    """A check that was not tried for want of time; it is no pass, and told."""
+    """A check that did not run because the slice's time was over; it does not pass, and the report shows it."""
     detail = f"left out: the {duration} s of this slice had passed"
     return check(name, NOT_RUN, "a result", "none", detail=detail, late=True)
 
 
 def kernel_ns(out: str) -> int:
-    """What the kernel of the probe's share takes by itself, as the probe measured it; 0 where it did not."""
+    """Duration of the undisturbed kernel of the probe's share, as the probe measured it; 0 where it did not."""
     try:
         measures = json.loads(out)["measures"]
         return next((int(one["value"]) for one in measures if one["name"] == "kernel"), 0)
@@ -264,10 +264,10 @@ def kernel_ns(out: str) -> int:
 
 def of_beside(ours: str, theirs: str) -> dict[str, Any]:
     """The share that two slices of a GPU got at once, by the reports of the probe's ``share`` in each: neither may get
-    more than its own. What the probe of one did not report is no pass.
+    more than its own. A share that a probe did not report does not pass.
 
-    A probe counts kernels, and measures what one takes; where the other was busy at that moment it takes one for
-    longer than it is, and its share for larger. So the shorter of both measures counts for both, of one GPU.
+    A probe counts kernels and measures the duration of one. Where the other was busy at that moment, the duration and
+    thus the share come out too large. So the shorter of both durations counts for both: it is one GPU.
     """
     took = [kernel_ns(one) for one in (ours, theirs)]
     verdicts, expected, got, said = [], [], [], []
@@ -280,12 +280,12 @@ def of_beside(ours: str, theirs: str) -> dict[str, Any]:
         if one["verdict"] == VIOLATED and one["unit"] == PERCENT and all(took):
             share = str(round(float(share) * min(took) / its_ns))
             if float(share) <= float(one["expected"]) + SHARE_TOLERANCE:
-                one["verdict"] = HELD
+                one["verdict"] = PASSED
         verdicts.append(one["verdict"])
         expected.append(one["expected"])
         got.append(share)
         said.append(one["detail"])
-    verdict = VIOLATED if VIOLATED in verdicts else HELD if verdicts == [HELD, HELD] else NOT_RUN
+    verdict = VIOLATED if VIOLATED in verdicts else PASSED if verdicts == [PASSED, PASSED] else NOT_RUN
     return check(BESIDE, verdict, " and ".join(expected), " and ".join(got), PERCENT, "; ".join(said))
 
 
@@ -297,10 +297,10 @@ def _one(out: str, name: str) -> dict[str, Any] | None:
 
 
 def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
-    """What a slice could take of what another one made, by the reports of the probes in both. The one that takes it
-    judges; where it could not, the other may say why. ``said``: by a probe on its stderr.
+    """What a slice could import of another slice's memory, by the reports of the probes in both. The importing probe
+    judges; where it could not, the other may say why. ``said``: the importing probe's stderr.
     """
-    taken, made = _one(ours, IMPORT), _one(theirs, LEND)
+    taken, made = _one(ours, IMPORT), _one(theirs, EXPORT)
     if taken is None:
         detail = _older(said) if USAGE in said else " ".join(said.split())[-200:] or "the probe did not report it"
         return check(IMPORT, NOT_RUN, "a result", "none", detail=detail)
@@ -310,18 +310,18 @@ def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
 
 
 def open_way(name: str) -> dict[str, Any]:
-    """A way round that was granted memory, as far as its run got."""
+    """A bypass that was granted memory, as far as its run got."""
     return check(name, OPEN, "0", "", "bytes")
 
 
 def of_reader(name: str, rc: int, out: str, err: str, expected: Expected) -> dict[str, Any]:
-    """What a program of NVIDIA's own shows inside the slice: a line ``uuid, MiB`` for each GPU. 126, 127: not there."""
+    """The output of a program of NVIDIA inside the slice: a line ``uuid, MiB`` for each GPU. 126, 127: not there."""
     wanted = f"{expected.uuid}, {expected.memory_mib}"
     if rc in (126, 127):
         return check(name, NOT_RUN, wanted, "", "MiB", f"{name} is not there")
     found = "; ".join(line.strip() for line in out.splitlines() if line.strip())
     detail = "" if rc == 0 else f"exit status {rc}: {' '.join(err.split())[-200:]}"
-    return check(name, HELD if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)
+    return check(name, PASSED if rc == 0 and found == wanted else VIOLATED, wanted, found, "MiB", detail)
 
 
 def optional(name: str) -> bool:
@@ -330,9 +330,9 @@ def optional(name: str) -> bool:
 
 
 def overall(checks: Sequence[dict[str, Any]]) -> str:
-    """One word for a slice: violated beats not-run beats held, and nothing checked is not a pass.
+    """One verdict for a slice: violated beats not-run beats passed, and a slice without a check has not passed.
 
-    Open and detected say nothing.
+    Open and detected do not count.
     """
     verdicts = [
         one["verdict"]
@@ -341,11 +341,11 @@ def overall(checks: Sequence[dict[str, Any]]) -> str:
     ]
     if VIOLATED in verdicts:
         return VIOLATED
-    return NOT_RUN if NOT_RUN in verdicts or not verdicts else HELD
+    return NOT_RUN if NOT_RUN in verdicts or not verdicts else PASSED
 
 
 def worst(verdicts: Sequence[str]) -> str:
-    """One word for a host."""
+    """One verdict for a host."""
     if VIOLATED in verdicts:
         return VIOLATED
-    return NOT_RUN if NOT_RUN in verdicts or not verdicts else HELD
+    return NOT_RUN if NOT_RUN in verdicts or not verdicts else PASSED

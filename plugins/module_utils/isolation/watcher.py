@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the node's watcher names a way round while it is gone: the plugin is asked again and again beside the probe.
+"""Whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
 A finding counts where it is of the leased allocation and one of its processes lives in the mount namespace of this very
 run, so that what was found of an earlier one proves nothing.
@@ -28,8 +28,8 @@ class AllNamed(Exception):
 
 
 class Observation:
-    """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: way round → name of
-    the process that goes it. ``named``: way round → seconds from the begin until it was named, and what was said.
+    """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: bypass → name of its
+    process. ``named``: bypass → seconds from the begin until the watcher named it, and its text.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Observation:
 
     @property
     def absent(self) -> str:
-        """Why no watcher can name anything; empty where one looks."""
+        """Why no watcher can name anything; empty where one polls."""
         if self._first is None:
             return "this device plugin has no watcher"
         if not self._first["interval_s"]:
@@ -58,24 +58,24 @@ class Observation:
 
     @property
     def needed(self) -> int:
-        """Looks after which a way round that was held must be named."""
+        """Polls after which the watcher must have named a running bypass."""
         return int(self._first["looks_to_name"]) + MORE_LOOKS if self._first else 0
 
     @property
     def hold_s(self) -> float:
-        """How long a way round is to be held."""
+        """Seconds for which a bypass must run."""
         return max(LEAST_HOLD_S, self.needed * float(self._first["interval_s"])) if self._first else 0.0
 
     @property
-    def looks(self) -> int:
-        """Looks of the watcher since the run began, as far as was asked."""
+    def polls(self) -> int:
+        """Polls of the watcher since the run began, by its last answer."""
         return int(self.last["looks"]) - int(self._first["looks"]) if self.last and self._first else 0
 
     @property
     def fault(self) -> str:
         return str(self.last["fault"]) if self.last else "the device plugin does not answer"
 
-    def look(self, pid: int) -> None:
+    def poll(self, pid: int) -> None:
         """``pid``: any process of the run. Raises AllNamed."""
         if self._clock() - self._asked < ASK_S:
             return
@@ -97,7 +97,7 @@ class Observation:
         return bool(namespace) and namespace_of(pid, self._proc) == namespace
 
     def _name(self, pid: int) -> str:
-        """A process may be gone since the watcher looked."""
+        """The process's name; empty where it has ended since the watcher's poll."""
         try:
             with open(f"{self._proc}/{pid}/comm", encoding="utf-8", errors="replace") as stream:
                 return stream.read().rstrip("\n")

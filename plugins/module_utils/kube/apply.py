@@ -65,7 +65,7 @@ def shown(one: dict[str, Any] | None) -> dict[str, Any] | None:
 def apply(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> list[Change]:
     """Make every object as desired, in order. In check mode the server says what it would do.
 
-    A namespaced object in a namespace that is not there yet cannot be tried; it is told as new.
+    A namespaced object in a namespace that is not there yet cannot be tried; it is reported as new.
     """
     changes = []
     for one in objects:
@@ -86,11 +86,11 @@ def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> 
         if before is not None:
             if not check:
                 api.delete(path)
-            told = shown(before)
-            if told is not None and one["kind"] == "Secret":
+            former = shown(before)
+            if former is not None and one["kind"] == "Secret":
                 # A diff goes to screens and logs.
-                told["data"] = dict.fromkeys(told.get("data") or {}, "(not shown)")
-            changes.append(Change(title_of(one), told, None))
+                former["data"] = dict.fromkeys(former.get("data") or {}, "(not shown)")
+            changes.append(Change(title_of(one), former, None))
     return changes
 
 

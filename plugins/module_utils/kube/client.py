@@ -100,7 +100,7 @@ def answer(module: AnsibleModule, run: Callable[[Any, Any], dict], fail: Callabl
             said = json.loads(fault.body or "")["message"]
         except (ValueError, KeyError, TypeError):
             said = fault.reason
-        fail(f"the API server answered {fault.status}: {said}; look at the rights of this user")
+        fail(f"the API server answered {fault.status}: {said}; check the rights of this user")
     except (ConfigException, OSError) as fault:
         fail(f"{params['kubeconfig']}: {fault}; give a kubeconfig that kubectl can use")
     except HTTPError as fault:

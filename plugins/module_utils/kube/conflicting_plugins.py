@@ -13,7 +13,7 @@ import time
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 from urllib.parse import quote
 
-# Image → whose plugin it is, and the resources that it offers where it is told nothing else. The first that matches.
+# Image → the plugin's vendor, and its default resources. The first match counts.
 OWNERS = (
     (re.compile(r"volcano-vgpu-device-plugin"), "Volcano's vGPU plugin", ("volcano.sh/vgpu-number",)),
     (re.compile(r"gpushare-(?:device-)?plugin"), "Alibaba's gpushare plugin", ("aliyun.com/gpu-mem",)),
@@ -153,7 +153,7 @@ def judge(
                 "device_plugin_conflicting_plugins_remove, or set device_plugin_conflicting_plugins: ignore"
             )
         else:
-            notes.append(f"{said}; what it gives out of the same GPUs is nobody's account here")
+            notes.append(f"{said}; its allocations of the same GPUs are not counted here")
     gone = [title for title in consent if title not in {one.title for one in conflicts}]
     notes += [f'device_plugin_conflicting_plugins_remove: "{title}" runs on none of these nodes' for title in gone]
     return remove, faults, notes
@@ -182,4 +182,4 @@ def remove(
         if not left:
             return
         sleep(PAUSE)
-    raise ConflictError(f"after {timeout} s pods of {'; '.join(left)} still run; look at why they do not end")
+    raise ConflictError(f"after {timeout} s pods of {'; '.join(left)} still run; check why they do not end")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes objects of the device plugin as a DaemonSet, as plain data: rights, configurations, pods.
 
-The pods run on the nodes that carry our label, one on each. Every path that the kubelet, a runtime or a container is
-told is the host's, so those folders are mounted under the host's names; the rest of the host is seen below /host,
-read-only.
+The pods run on the nodes that carry our label, one on each. The kubelet, a runtime and a container use the host's
+paths, so those folders are mounted under the host's names; the rest of the host is seen below /host, read-only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook.
 
-A replica is a stock kube-scheduler with vgpu-scheduler beside it in one pod. The default scheduler is not touched.
+A replica is one pod with a stock kube-scheduler and vgpu-scheduler. The default scheduler is not touched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from typing import Any, NamedTuple, Sequence
 
 NAME = "vgpu-scheduler"
-# Leases: of the kube-schedulers among each other, and of the programs beside them.
+# Leases: of the kube-schedulers among each other, and of the extenders.
 LEASES = (NAME, NAME + "-extender")
 EXTENDER = "127.0.0.1:8880"
 WEBHOOK_PORT = 8443
@@ -65,7 +65,7 @@ def resource_names(config: dict[str, Any]) -> list[str]:
 
 def extender(config: dict[str, Any], address: str = EXTENDER) -> dict[str, Any]:
     """The entry under ``extenders``. Only the count is a resource that nodes advertise; the kube-scheduler would find
-    the others on no node, so it is told to leave them to us."""
+    the others on no node, so its configuration leaves them to us."""
     count, *others = resource_names(config)
     managed = [{"name": count, "ignoredByScheduler": False}]
     managed += [{"name": name, "ignoredByScheduler": True} for name in others]

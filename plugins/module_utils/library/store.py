@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of the vGPU library on a node: put beside one another, switched by one rename, never overwritten.
+"""The versions of the vGPU library on a node: each in its own folder, switched by one rename, never overwritten.
 
 Running containers have the files of their version mounted. Writing into such a file would change code under a running
 process; a new folder and a rename leave the old inodes to those who hold them.
@@ -28,7 +28,7 @@ class StoreError(Exception):
 def deploy(root: str, version: str, archive: str) -> list[str]:
     """Makes the version present and current. Returns what was changed, in sentences."""
     os.makedirs(root, mode=0o755, exist_ok=True)
-    sweep(root)
+    clean_up(root)
     done = []
     folder = os.path.join(root, version)
     if not versions.is_whole(Host(), folder):
@@ -54,7 +54,7 @@ def remove(root: str) -> list[str]:
         _put_away(root, version)
         done.append(f"removed {root}/{version}")
     if os.path.isdir(root):
-        sweep(root)
+        clean_up(root)
         # A foreign file in it is none of ours to delete.
         if not os.listdir(root):
             os.rmdir(root)
@@ -86,7 +86,7 @@ def switch(root: str, version: str) -> bool:
     return True
 
 
-def sweep(root: str) -> None:
+def clean_up(root: str) -> None:
     """Deletes what a run that was killed left unfinished."""
     for name in os.listdir(root):
         path = os.path.join(root, name)

@@ -94,7 +94,7 @@ class AptHost:
                 except OSError:
                     if time.monotonic() >= end:
                         raise AptError(
-                            f"another program has held {LOCK} for {self.lock_timeout} s; look with: fuser -v {LOCK}"
+                            f"another program has held {LOCK} for {self.lock_timeout} s; inspect with: fuser -v {LOCK}"
                         ) from None
                     time.sleep(0.5)
 
@@ -115,7 +115,7 @@ class AptHost:
         whole = [name for name in going if f"{name} installed" in unfinished.splitlines()]
         if whole:
             raise AptError(
-                f"{what} would remove {', '.join(whole)}; look with: dpkg --audit, and mend it by hand with: "
+                f"{what} would remove {', '.join(whole)}; inspect with: dpkg --audit, and mend it by hand with: "
                 "apt-get --fix-broken install"
             )
         self.must(what, *words, "install")

@@ -74,31 +74,31 @@ class PackageSet:
         names = [split_pin(package)[0] for package in self.desired.packages]
         policy = self.host.policy(names)
         wanted_files = self.wanted_files(policy)
-        lacking = self.lacking(policy)
+        missing = self.missing(policy)
         self.put_files(wanted_files)
-        if lacking:
-            self.bring(lacking, names, policy)
+        if missing:
+            self.install_missing(missing, names, policy)
         self.hold()
 
-    def lacking(self, policy: dict[str, dict[str, Any]]) -> list[str]:
+    def missing(self, policy: dict[str, dict[str, Any]]) -> list[str]:
         wanted = apt_text.same_version(self.desired.packages, policy)
         return [one for one in wanted if not apt_text.satisfied(one, installed(policy, one))]
 
-    def bring(self, lacking: list[str], names: list[str], policy: dict[str, dict[str, Any]]) -> None:
+    def install_missing(self, missing: list[str], names: list[str], policy: dict[str, dict[str, Any]]) -> None:
         if self.check_mode and self.source_changed:
             # apt cannot simulate from lists that it has not read.
-            self.plan += [f"install {one}" for one in lacking]
-            self.transaction = Transaction({split_pin(one)[0]: "" for one in lacking}, {}, [])
+            self.plan += [f"install {one}" for one in missing]
+            self.transaction = Transaction({split_pin(one)[0]: "" for one in missing}, {}, [])
             return
-        if apt_text.unavailable(lacking, policy) and not self.source_changed:
+        if apt_text.unavailable(missing, policy) and not self.source_changed:
             if self.check_mode:
-                self.plan += ["read the package lists", *(f"install {one}" for one in lacking)]
+                self.plan += ["read the package lists", *(f"install {one}" for one in missing)]
                 return
             self.host.update()
         policy = self.host.policy(names)
-        lacking = self.lacking(policy)
-        self.refuse_unavailable(lacking, policy)
-        self.install([apt_text.resolve(one, policy) for one in lacking])
+        missing = self.missing(policy)
+        self.refuse_unavailable(missing, policy)
+        self.install([apt_text.resolve(one, policy) for one in missing])
 
     def heal(self) -> None:
         self.host.wait_for_lock()
@@ -107,19 +107,19 @@ class PackageSet:
             if not self.check_mode:
                 self.host.finish_half_done()
 
-    def refuse_unavailable(self, lacking: Sequence[str], policy: dict[str, dict[str, Any]]) -> None:
-        unavailable = apt_text.unavailable(lacking, policy)
+    def refuse_unavailable(self, missing: Sequence[str], policy: dict[str, dict[str, Any]]) -> None:
+        unavailable = apt_text.unavailable(missing, policy)
         if unavailable:
             self.take_files_back()
             raise AptError(
                 f"on {self.host.os_name()} these packages cannot be installed:\n- " + "\n- ".join(unavailable)
             )
 
-    def install(self, lacking: Sequence[str]) -> None:
+    def install(self, missing: Sequence[str]) -> None:
         try:
-            self.simulate("install", lacking)
+            self.simulate("install", missing)
             self.refuse_removals()
-            self.refuse_companions(lacking)
+            self.refuse_companions(missing)
         except AptError:
             self.take_files_back()
             raise
@@ -128,7 +128,7 @@ class PackageSet:
             return
         self.remember({"packages": sorted(self.transaction.install)})
         with self.kept_files():
-            self.host.change("install", lacking, simulate=False, held=self.own_holds != [])
+            self.host.change("install", missing, simulate=False, held=self.own_holds != [])
 
     @property
     def own_holds(self) -> list[str]:
@@ -171,10 +171,10 @@ class PackageSet:
                 "choose versions that go together"
             )
 
-    def refuse_companions(self, lacking: Sequence[str]) -> None:
+    def refuse_companions(self, missing: Sequence[str]) -> None:
         came = matching(self.transaction.install, self.desired.refuse)
         if came:
-            asked = ", ".join(split_pin(one)[0] for one in lacking)
+            asked = ", ".join(split_pin(one)[0] for one in missing)
             raise AptError(
                 f"nothing was installed: {', '.join(came)} would come along with {asked}, for this archive has put it "
                 "in the place of what was asked; ask for it by its own name, or take another source"
@@ -242,7 +242,7 @@ class PackageSet:
         return Source(("deb",), uris, suites, tuple(given["components"]), key, trusted), more
 
     def put_files(self, wanted: dict[str, str | None]) -> None:
-        """Write and remove source files, and read the lists anew; when they cannot be read, all is put back."""
+        """Write and remove source files, and refresh the lists; when they cannot be read, restore all files."""
         for path, text in wanted.items():
             now = package_manager.read_text(path)
             if now != text:

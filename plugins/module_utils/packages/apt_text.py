@@ -101,12 +101,12 @@ def missing_components(sources: Iterable[Source], codename: str, wanted: Sequenc
                     known[1].update(source.components)
     grouped: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (_key, suite), (signed_by, components, uri) in mirrors.items():
-        lacking = tuple(one for one in wanted if one not in components)
-        if "main" in components and lacking:
-            grouped.setdefault((uri, signed_by, lacking), []).append(suite)
+        missing = tuple(one for one in wanted if one not in components)
+        if "main" in components and missing:
+            grouped.setdefault((uri, signed_by, missing), []).append(suite)
     return [
-        Source(("deb",), (uri,), tuple(suites), lacking, signed_by)
-        for (uri, signed_by, lacking), suites in grouped.items()
+        Source(("deb",), (uri,), tuple(suites), missing, signed_by)
+        for (uri, signed_by, missing), suites in grouped.items()
     ]
 
 

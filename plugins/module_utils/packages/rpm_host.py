@@ -75,7 +75,7 @@ class RpmHost:
         if not names:
             return {}
         if self.manager == "dnf":
-            # dnf 5 ends no line by itself; of dnf 4's empty lines nothing is read.
+            # dnf 5 adds no line breaks; dnf 4 does, and its empty lines are skipped.
             query = ["repoquery", "--qf", "%{name} %{evr}\\n", *names]
             return rpm_text.parse_versions(self.must("asking dnf for the packages", "dnf", *self.quiet(), *query))
         arguments = [
@@ -132,12 +132,12 @@ class RpmHost:
         return ["-y", "-q", "--disableplugin=versionlock"]
 
     def refresh(self, name: str = "") -> None:
-        """Read the index of one repository anew, or of all."""
+        """Refresh the index of one repository, or of all."""
         what = f"reading the repository {name}" if name else "reading the repositories"
         if self.manager == "dnf":
             # A dnf.conf may say that a repository which cannot be read is left out in silence.
             only = ["--disablerepo=*", f"--enablerepo={name}", f"--setopt={name}.skip_if_unavailable=0"] if name else []
-            # Not quiet: the reason, such as a 404, is only told among what goes well.
+            # Not quiet: only the full output has the reason, such as a 404.
             loud = [word for word in self.quiet() if word != "-q"]
             self.must(what, "dnf", *loud, *only, "--refresh", "makecache")
         else:
@@ -153,8 +153,8 @@ class RpmHost:
     def install(self, packages: dict[str, str], files: Sequence[str], keep: Sequence[str] = ()) -> None:
         """One transaction for exactly these versions, up or down, and nothing that is only recommended.
 
-        ``keep``: packages that must not come along in another version. zypper keeps what is locked by itself; dnf's
-        plugin is off, for it would keep our own as well.
+        ``keep``: packages that must not change their version. zypper honours its locks; dnf's plugin is off, for it
+        would lock our own packages as well.
         """
         what = "installing " + ", ".join(f"{name} {version}" for name, version in sorted(packages.items()))
         if self.manager == "dnf":

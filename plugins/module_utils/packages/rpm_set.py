@@ -88,14 +88,14 @@ class PackageSet:
         try:
             self.put_files()
             self.switch_stream()
-            self.bring(packages)
+            self.install(packages)
         except (package_manager.PackageError, OSError) as fault:
             if self.check_mode or not self.take_back():
                 raise
             raise RpmError(f"{fault}\nRepositories, keys and packages are as they were.") from None
         self.hold()
 
-    def bring(self, packages: Sequence[str]) -> None:
+    def install(self, packages: Sequence[str]) -> None:
         if self.desired.files:
             wanted = self.host.of_files(self.desired.files)
             more = [one for one in packages if split_pin(one)[0] == LOCKER]
@@ -104,23 +104,23 @@ class PackageSet:
                 self.change(todo, self.desired.files)
             packages = more
         names = [split_pin(one)[0] for one in packages]
-        lacking = rpm_text.lacking(rpm_text.follow(packages, self.before, {}), self.before)
-        if not lacking:
+        missing = rpm_text.missing(rpm_text.follow(packages, self.before, {}), self.before)
+        if not missing:
             return
         if self.check_mode and (self.source_changed or self.stream_switched):
             # What is not written cannot be asked.
-            self.foretell({split_pin(one)[0]: split_pin(one)[1].lstrip("@") for one in lacking})
+            self.predict({split_pin(one)[0]: split_pin(one)[1].lstrip("@") for one in missing})
             return
         names += [name for name in self.load_record().get("packages", []) if name not in names and name in self.before]
         known = self.host.available(names)
-        if not self.source_changed and rpm_text.unavailable(lacking, known) and not self.check_mode:
+        if not self.source_changed and rpm_text.unavailable(missing, known) and not self.check_mode:
             self.host.refresh(self.desired.name if self.desired.source else "")
             known = self.host.available(names)
-        lacking = rpm_text.lacking(rpm_text.follow(packages, self.before, known), self.before)
-        unavailable = rpm_text.unavailable(lacking, known)
+        missing = rpm_text.missing(rpm_text.follow(packages, self.before, known), self.before)
+        unavailable = rpm_text.unavailable(missing, known)
         if unavailable:
             raise RpmError("these packages cannot be installed:\n- " + "\n- ".join(unavailable))
-        changes = rpm_text.resolve(lacking, known)
+        changes = rpm_text.resolve(missing, known)
         self.change({**rpm_text.companions(changes, self.before, known), **changes}, ())
 
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
@@ -135,7 +135,7 @@ class PackageSet:
                 f"nothing was installed: {', '.join(foreign)} would change and somebody locked it; release it with: "
                 f"{release} {' '.join(foreign)}"
             )
-        self.foretell(packages)
+        self.predict(packages)
         if self.check_mode:
             return
         # The dependencies that come along are known only afterwards; a kill in between leaves this for the next run.
@@ -152,7 +152,7 @@ class PackageSet:
         self.note_keys()
         self.settle()
 
-    def foretell(self, packages: dict[str, str]) -> None:
+    def predict(self, packages: dict[str, str]) -> None:
         for name, version in sorted(packages.items()):
             old = self.before.get(name)
             self.plan.append(f"{'change' if old else 'install'} {name} {old + ' to ' if old else ''}{version}".rstrip())
@@ -206,7 +206,7 @@ class PackageSet:
                 self.plan.append(f"{'remove' if text is None else 'write'} {path}")
         if self.check_mode or not self.source_changed:
             return
-        # What has our name is ours, also where an earlier version of the collection wrote it: the way back removes it.
+        # A file of our name is ours, also where an earlier version of the collection wrote it: removal deletes it.
         mine = {ours, key_path}
         self.remember({"files": {path: None if path in mine else text for path, text in self.files_before.items()}})
         package_manager.write_texts(self.files_after)
@@ -246,7 +246,7 @@ class PackageSet:
         self.stream_before = {path: text}
         self.remember({"stream": self.stream_before})
         if now:
-            # dnf refuses to enable a stream beside another one.
+            # dnf refuses to enable a second stream of a module.
             self.host.module("reset", module)
         self.host.module("enable", f"{module}:{stream}")
 
@@ -308,7 +308,7 @@ class PackageSet:
         files = dict(record.get("files", {f"{REPOSITORIES[self.host.manager]}/{self.desired.name}.repo": None}))
         for path, text in files.items():
             now_text = self.host.read(path)
-            # A file that somebody wrote anew since stays.
+            # A file that was rewritten since stays.
             if now_text != text and (text is None or now_text is None):
                 self.files_before[path], self.files_after[path] = now_text, text
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")

@@ -124,7 +124,7 @@ def follow(packages: Sequence[str], there: dict[str, str], known: dict[str, list
     return found
 
 
-def lacking(packages: Sequence[str], there: dict[str, str]) -> list[str]:
+def missing(packages: Sequence[str], there: dict[str, str]) -> list[str]:
     """The packages that are not installed, or in a version that was not asked for."""
     pinned = (split_pin(one) for one in packages)
     return [one for one, (name, pin) in zip(packages, pinned) if name not in there or not fits(there[name], pin)]
@@ -163,7 +163,7 @@ def resolve(packages: Iterable[str], known: dict[str, list[str]]) -> dict[str, s
 def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, list[str]]) -> dict[str, str]:
     """The packages, of those in ``known``, that go along with a change because they have the version of what changes.
 
-    They came as its dependencies; zypper takes no package down that it was not told to, and then refuses the others.
+    They came as its dependencies; zypper downgrades only packages that are named, and then refuses the others.
     """
     found = {}
     for name, versions in known.items():
@@ -223,7 +223,7 @@ def lock_line(name: str, version: str) -> str:
 
 
 def is_loose(line: str) -> bool:
-    """Whether an entry of the versionlock list has no epoch, so that what is its name cannot be told by itself."""
+    """Whether an entry of the versionlock list has no epoch: then the entry alone does not show where its name ends."""
     text = _lock(line)
     return bool(text) and not _WHOLE.match(text)
 

@@ -15,7 +15,7 @@ from ..driver.support import branch_of
 from ..host.digest import sha256
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# What comes beside a driver of any branch, and takes the place of none.
+# Packages that accompany a driver of any branch and replace none.
 BESIDE = re.compile(r"(install|change) (linux-headers-|kernel-|nvidia-persistenced\b)")
 # Packages that hold the driver's user space, under the names of any repository.
 USER_SPACE = re.compile(
@@ -43,7 +43,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         *_cut_off(wanted, state),
     ]
     if host and not changes:
-        reason = "the driver is installed and not in force as wanted"
+        reason = "the driver is installed but not active as desired"
     faults = _reboot_faults(reboot, wanted)
     notes = list(choice.warnings)
     if not (changes or host or faults or state["nvml"]["ok"]):
@@ -61,7 +61,7 @@ def nvidia_driver(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
         runs = state["driver"]["loaded_version"]
         notes.append(
             f"branch {choice.branch} is asked for and installed, and driver {runs} runs: where the packages of "
-            f"{choice.branch} here bring another branch, name that, or choose another source"
+            f"{choice.branch} here install another branch, name that, or choose another source"
         )
     if reboot and not faults:
         host.append(f"reboot, for {reboot}")
@@ -91,7 +91,7 @@ def _named(wanted: dict[str, Any]) -> bool:
 def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> bool:
     """Whether what is installed takes the place of a driver of another branch that runs, under other names."""
     if wanted.get("packages") and not wanted.get("branch"):
-        # Nobody knows the branch of packages that were named; one that changes its version is told by that.
+        # The branch of named packages is unknown; a changed version counts.
         return False
     return _other_branch(choice, state) and any(not BESIDE.match(text) for text in changes)
 

@@ -24,18 +24,18 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
         return NOTHING._replace(errors=[engine.refusal])
     units = ENGINE_UNITS.get(wanted["engine"], [DOCKER_UNIT])
     there = any((state["units"].get(name) or {}).get("present") for name in units)
-    others, kubelet = kubelet_engine.told(state.get("kubelet_engine"), wanted["engine"], there)
+    others, kubelet = kubelet_engine.findings(state.get("kubelet_engine"), wanted["engine"], there)
     if others:
         return NOTHING._replace(errors=others)
     if wanted["engine"] != "docker":
         missing = packages(engine.packages, "", state)
-        reason, changes, faults = look(wanted, state)
+        reason, changes, faults = differences(wanted, state)
         reason = "packages are missing or of another version" if missing else reason
         return Part(reason, [*missing, *changes], warnings=kubelet, errors=faults)
     if unit.get("masked"):
         way_out = f"systemctl unmask {DOCKER_UNIT}, or take the role container_runtime out of the play"
         return NOTHING._replace(errors=[f"{DOCKER_UNIT} is masked, so docker cannot start; {way_out}"])
-    faults, notes = docker_variants.told(docker["kinds"])
+    faults, notes = docker_variants.findings(docker["kinds"])
     if faults:
         return NOTHING._replace(errors=faults)
     changes = packages(engine.packages, "", state)
@@ -55,7 +55,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
         changes += [f"{path}: {change}" for change in merged]
         reason = f"{path} differs"
     elif docker["info"] is not None:
-        todo = daemon_json.lacks(docker["info"], document, argv)
+        todo = daemon_json.unapplied(docker["info"], document, argv)
         if todo:
             changes += [str(lack) for lack in todo]
             reason = f"the running daemon has not taken {path} over"
@@ -92,7 +92,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
         )
     if info is None:
         return part._replace(
-            disturbs=True, warnings=[*part.warnings, "docker does not answer, so what it runs is not known"]
+            disturbs=True, warnings=[*part.warnings, "docker does not answer, so its containers are unknown"]
         )
     running = int(info.get("ContainersRunning") or 0)
     if not running or info.get("LiveRestoreEnabled"):
@@ -110,7 +110,7 @@ def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     return [f"remove {path}"] if path and state["files"].get(path) is not None else []
 
 
-def look(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
+def differences(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[str], list[str]]:
     """The reason, the changes, and the errors that stop this host."""
     engine = wanted["engine"]
     try:

@@ -31,7 +31,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
         return NOTHING._replace(errors=[f"MIG cannot be read: {found['error']}"])
     else:
         # Before a driver is there nothing is known of its GPUs; the next plan knows.
-        changes = [f"bring the GPUs to {mig_plan.show(wanted['geometry'])}"]
+        changes = [f"set the GPUs to {mig_plan.show(wanted['geometry'])}"]
     geometry_differs = bool(changes)
     if wanted["boot"]:
         python = plugin_python.small_program(state["os"], wanted["python"])

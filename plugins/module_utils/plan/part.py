@@ -52,4 +52,6 @@ def _matches_pattern(found: str, pin: str) -> bool:
 
 def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     """What is left to take back of a role that is to be absent: that which its records hold."""
-    return [f"take back what {path} records" for path in records(wanted) if state["files"].get(path) is not None]
+    return [
+        f"revert the changes recorded in {path}" for path in records(wanted) if state["files"].get(path) is not None
+    ]

@@ -27,7 +27,7 @@ from .toolkit import nvidia_docker
 
 # How the device plugin may be run besides a systemd service.
 DAEMONSET = "daemonset"
-# Said and not refused: docker and containerd start containers unconfined unless they are told otherwise.
+# A warning, no error: docker and containerd start containers unconfined by default.
 CONFINED = (
     "SELinux is enforcing, with which nobody has tried slices: the files of a slice have the label of containers, and "
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
@@ -185,7 +185,7 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
     if version not in found["versions"]:
         changes.append(f"deploy {root}/{version}")
     elif version not in found["whole"]:
-        changes.append(f"deploy {root}/{version} anew, its files differ from its manifest")
+        changes.append(f"deploy {root}/{version} again, its files differ from its manifest")
         reason = "the library is damaged"
     if found["current"] != version:
         changes.append("switch current from {} to {}".format(found["current"] or "nothing", version))
@@ -235,10 +235,10 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
             changes.append("take this node from the DaemonSet")
         changes += undone(wanted, state)
         held = len(named_configs.held(state)) if changes else 0
-        notes = [f"{held} containers hold slices; their allocations are ended"] if held else []
+        notes = [f"{held} containers use slices; their allocations end"] if held else []
         return Part("the device plugin is to be absent", changes, bool(held), notes)
     resources = named_configs.resources(desired)
-    conflicts, others = conflicting_on_host.said(found.get("conflicting_plugins") or [], resources)
+    conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
         # What is to be removed the role asks the cluster for, and it stops where something else is left.
         conflicts, others = [], [*conflicts, *others]
@@ -265,8 +265,8 @@ def _device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[
     version, root = wanted["version"], wanted["root"]
     changes = []
     if version not in found["versions"]:
-        lacking = plugin_python.lacking(_python(wanted, state), state["packages"])
-        changes += [*(f"install {name}" for name in lacking), f"install {root}/{version}"]
+        missing = plugin_python.missing(_python(wanted, state), state["packages"])
+        changes += [*(f"install {name}" for name in missing), f"install {root}/{version}"]
     if found["current"] != version:
         changes.append("switch the device plugin from {} to {}".format(found["current"] or "nothing", version))
     changes += named_configs.changes(wanted["config_path"], desired, state)

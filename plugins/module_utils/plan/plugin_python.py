@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which Python of a host the device plugin runs on, and which of the host's own packages bring it. Pure.
 
-The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed beside it; the
-system's own is left as it is.
+The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed next to it; the
+system's own stays unchanged.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def may_need(packages: str | Sequence[str]) -> list[str]:
     return EVERY_PACKAGE if is_auto(packages) else [str(name) for name in packages]
 
 
-def lacking(choice: Choice, found: dict[str, Any]) -> list[str]:
+def missing(choice: Choice, found: dict[str, Any]) -> list[str]:
     """``found``: the installed version of each package, None where it is not installed."""
     return [name for name in choice.packages if not found.get(name)]
 
@@ -92,7 +92,7 @@ def to_go_on_with(choice: Choice, running: str, real: Mapping[str, str], version
     """The Python for the rest of a play whose own goes with the packages; empty where it stays, or no other is there.
 
     ``running``: what runs the play's modules here. ``real``: where each path leads. ``versions``: what each candidate
-    says of itself. ansible-core takes the newest Python of a host that is told none: once it is there, the plugin's.
+    says of itself. Without a setting ansible-core takes a host's newest Python: once it is there, the plugin's.
     """
     gone = real.get(choice.python, choice.python)
     if choice.python in ("", SYSTEM_PYTHON) or real.get(running, running) != gone:

@@ -68,8 +68,8 @@ Plan = Sequence[Part]
 
 
 def use_of(plan: Plan) -> dict[str, Use]:
-    """What a pod takes of each GPU. Init containers run one after the other, beside the sidecars and before all others,
-    and what they leave the others take: the greatest of these moments counts."""
+    """What a pod takes of each GPU. Init containers run one after the other, together with the sidecars that started
+    before them; then all other containers run. The moment with the greatest use counts."""
     running: dict[str, Use] = {}
     sidecars: dict[str, Use] = {}
     for part in plan:

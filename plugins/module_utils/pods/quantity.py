@@ -15,7 +15,8 @@ from typing import Any
 from ..config.kinds import show
 
 QUANTITY = re.compile(r"^([+-]?)([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})([A-Za-z]{0,2}|[eE][+-]?[0-9]{1,2})\Z")
-# Of what the pattern takes. Whoever creates pods says what is remembered, and a webhook sees it before any other check.
+# Characters that the pattern takes. A pod's author chooses the texts that the cache keeps, and a webhook sees them
+# before any other check.
 LONGEST = 1 + 40 + 1 + 40 + 4
 DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}

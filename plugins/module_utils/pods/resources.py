@@ -65,7 +65,7 @@ class Ask(NamedTuple):
 
     ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
     say what a message should name.
-    ``compute``: limited, or shared with whoever is there.
+    ``compute``: limited, or shared with the other tenants.
     """
 
     container: str
@@ -276,7 +276,7 @@ def _tencent(values: _Values, name: str, config: Config) -> Ask | None:
 
 
 def _agree(values: _Values, config: Config, count: int, field: str) -> None:
-    """The count may stand beside another dialect's names (the webhook adds it), if it says the same."""
+    """The count may accompany another dialect's names (the webhook adds it), if both agree."""
     if not values.named(config.gpu):
         return
     named = values.number(config.gpu, 0, MAX_GPUS, "GPUs")

@@ -77,7 +77,7 @@ def _static_pods(host: Host) -> list[str]:
     return out
 
 
-def said(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
+def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
     """What to say of them, as (errors, warnings): of one that owns a resource of ours, and of one that hands out the
     same GPUs under other names.
     """
@@ -86,11 +86,11 @@ def said(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[lis
         who = " ({})".format(one["owner"]) if one["owner"] else ""
         if one["resource"] in resources:
             errors.append(
-                "another device plugin offers {}{} on {}; two owners take it from each other. Remove it first: delete "
+                "another device plugin advertises {}{} on {}; two owners take it from each other. Remove it first: delete "
                 "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
                 "device_plugin_conflicting_plugins: ignore".format(one["resource"], who, one["socket"])
             )
         else:
-            text = "another device plugin{} answers on {}; what it gives out of the same GPUs is nobody's account here"
+            text = "another device plugin{} answers on {}; its allocations of the same GPUs are not counted here"
             warnings.append(text.format(who, one["socket"]))
     return errors, warnings

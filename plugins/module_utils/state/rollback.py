@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way back of an upgrade: what was current before its first change, kept on the host until the upgrade is proven.
+"""The rollback point of an upgrade: what was current before its first change, kept until the upgrade is proven.
 
 Kept on the host and not in the play, because a play can be killed after it switched to the new version: the next one
 would take the version that was never proven for the former one.
@@ -22,7 +22,7 @@ from . import running_plugin
 PATH = "/var/lib/vgpu/upgrade.json"
 
 
-def keep(
+def persist(
     host: Host,
     library_root: str,
     plugin_root: str,
@@ -49,7 +49,7 @@ def keep(
 
 
 def named(host: Host, node_config: str) -> dict[str, str]:
-    """The named configurations beside node.yaml, path → text. Those that an upgrade writes go by the same pattern."""
+    """The named configurations next to node.yaml, path → text. Those that an upgrade writes match the same pattern."""
     folder = configs.configs_folder(node_config)
     shown = [name for name in host.names(folder) if not name.startswith(".")]
     paths = [f"{folder}/{name}" for name in shown if name.endswith(configs.CONFIG_SUFFIX)]
@@ -57,7 +57,7 @@ def named(host: Host, node_config: str) -> dict[str, str]:
     return {path: text for path, text in texts if text is not None}
 
 
-def forget(host: Host, check_mode: bool = False) -> bool:
+def delete(host: Host, check_mode: bool = False) -> bool:
     """Takes the record away; returns whether there was one."""
     if host.text(PATH) is None:
         return False
@@ -80,7 +80,7 @@ def kept(host: Host) -> dict[str, Any] | None:
 
 
 def proven(host: Host) -> bool:
-    """Whether what runs now has been proven: then it is itself the way back, and an older record is none."""
+    """Whether the running state has been proven: then it is the rollback point itself, and an older record is stale."""
     gpus = nvml.read()
     runs = digest.fingerprint(running_plugin.status(host), gpus["gpus"], gpus["driver_version"])
     return runs is not None and runs == running_plugin.proof(host)

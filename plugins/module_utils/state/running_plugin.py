@@ -35,10 +35,10 @@ def _ask(host: Host, *arguments: str) -> dict[str, Any] | None:
     if answer.rc != 0:
         return None
     try:
-        told = json.loads(answer.out)
+        status = json.loads(answer.out)
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return status if isinstance(status, dict) else None
 
 
 def proof(host: Host) -> str | None:

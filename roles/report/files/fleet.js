@@ -133,8 +133,8 @@ function slices(gpu) {
   const numbers = Array.from({ length: gpu.slices }, (_unused, at) => String(at));
   return numbers.map((number) => {
     const use = taken.get(number);
-    const held = use ? `${use.by || "in use"}${use.used_mib === null ? "" : `, ${use.used_mib} MiB`}` : "free";
-    return missing.has(number) ? `${number}: not advertised` : `${number}: ${held}`;
+    const taken = use ? `${use.by || "in use"}${use.used_mib === null ? "" : `, ${use.used_mib} MiB`}` : "free";
+    return missing.has(number) ? `${number}: not advertised` : `${number}: ${taken}`;
   }).join("; ");
 }
 
@@ -175,7 +175,7 @@ function details(one) {
       parts.push(table(["check", "verdict", "expected", "found", ""], result.checks.map((check) => [
         check.name, state(check.verdict), unit(check, "expected"), unit(check, "found"), check.detail])));
     }
-    if (fleet.held[result.held]) parts.push(element("p", { class: "quiet" }, `held: ${fleet.held[result.held]}`));
+    if (fleet.passed[result.passed]) parts.push(element("p", { class: "quiet" }, `passed: ${fleet.passed[result.passed]}`));
   }
   if (!one.isolation && one.proven) parts.push(element("p", { class: "quiet" }, "Isolation was proven before, for what runs now."));
   parts.push(element("p", { class: "quiet" }, `plugin ${one.plugin ?? "unknown"}, resources ${one.resources.join(", ") || "none"}, `

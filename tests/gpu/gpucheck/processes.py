@@ -146,7 +146,7 @@ def load(host: Host, report: Report) -> None:
             report.figure(row["name"], row["verdict"])
             continue
         report.gate(
-            "probe: " + row["name"], row["verdict"] == "held", row["expected"], f"{row['found']} {row['detail']}"
+            "probe: " + row["name"], row["verdict"] == "passed", row["expected"], f"{row['found']} {row['detail']}"
         )
 
 

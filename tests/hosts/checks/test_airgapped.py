@@ -22,8 +22,8 @@ from proxy import URL as PROXY
 from test_faults import HOST, fresh
 from test_packages import killed_apt, role, state
 
-DRIVER = "vgpu.fleet.nvidia_driver : Packages of the driver, by apt"
-TOOLKIT = "vgpu.fleet.nvidia_docker : Packages of nvidia-docker2 and the container toolkit, by apt"
+DRIVER = "vgpu.fleet.nvidia_driver : Install the packages of the driver, by apt"
+TOOLKIT = "vgpu.fleet.nvidia_docker : Install or remove nvidia-docker2 and the container toolkit, by apt"
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ LEFT = (
 LIVE = ("/run/vgpu/allocations/", "/var/lib/vgpu/plugin.lock", "/var/lib/vgpu/allocations.new")
 # Where site.yml puts versions of its own, and the step that does it.
 OWN_PLACES = {
-    "/usr/local/lib/vgpu": "vgpu.fleet.vcuda : Put the version on the host and switch to it",
+    "/usr/local/lib/vgpu": "vgpu.fleet.vcuda : Install the version on the host and switch to it",
     "/opt/vgpu/plugin": "vgpu.fleet.device_plugin : Install the version",
 }
 BUSY = "ps -eo pid,ppid,args | grep -E 'apt-get|dpkg|[A]nsiballZ' | grep -v grep || true"

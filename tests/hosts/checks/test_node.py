@@ -142,7 +142,7 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
     ]
     assert found["checks"], "the probe checked nothing"
     # What docs/threat-model.md says is not stopped. Whether the watcher names it is not the probe's to know.
-    assert {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "held"} == {
+    assert {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"} == {
         "bypass-namespace": "open",
         "bypass-symbol-table": "open",
         "bypass-own-loader": "open",
@@ -192,7 +192,7 @@ def probe(node: Node, pod: dict[str, Any], *words: str) -> dict[str, Any]:
     """Run the isolation probe of the version in use in a container of the pod's slice."""
     binary = "/usr/local/lib/vgpu/current/vgpu-probe"
     mount = ("--volume", f"{node.run('readlink', '-f', binary).strip()}:/vgpu-probe:ro")
-    # A verdict that is not "held" is the exit status too; the JSON is what counts here.
+    # A verdict that is not "passed" is the exit status too; the JSON is what counts here.
     script = "/vgpu-probe --json " + " ".join(words) + " || true"
     return json.loads(in_slice(node, pod, "sh", "-c", script, options=mount))
 

@@ -196,7 +196,7 @@ def test_a_plugin_that_does_not_run_is_taken_back_and_goes_no_further(
 
     taken_back(done, node, names)
     # It had come past the files: what failed is the program that reads them.
-    assert "Say why the program does not run" in done.stdout
+    assert "Report why the program does not run" in done.stdout
     assert (started(node), advertised(node), configurations(node)) == before
     assert "--no-such-option" not in node.read("/etc/systemd/system/vgpu-device-plugin.service")
     assert nodes[SECOND].snapshot() == untouched
@@ -222,7 +222,7 @@ def test_an_upgrade_after_a_killed_one_returns_to_what_was_before_both(
     assert process.stdout is not None
     try:
         for line in process.stdout:
-            if line.startswith("TASK [vgpu.fleet.vcuda : Ask which arbiter runs]"):
+            if line.startswith("TASK [vgpu.fleet.vcuda : Read the version of the running arbiter]"):
                 break
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -33,10 +33,10 @@ def test_whole_slice_holds(node):
     rc, result = node.isolation()
     (one,) = result["results"]
     assert rc == 0, result["msg"]
-    assert (result["verdict"], one["memory_mib"], one["runtime"]) == ("held", SLICE_MIB, "namespace")
+    assert (result["verdict"], one["memory_mib"], one["runtime"]) == ("passed", SLICE_MIB, "namespace")
     found = {check["name"]: check for check in one["checks"]}
-    assert {name for name, check in found.items() if check["verdict"] != "held"} - OPTIONAL - HOSTS_OWN == DETECTED
-    assert found["graphics"]["verdict"] in ("held", "open")
+    assert {name for name, check in found.items() if check["verdict"] != "passed"} - OPTIONAL - HOSTS_OWN == DETECTED
+    assert found["graphics"]["verdict"] in ("passed", "open")
     # What cannot be stopped from user space was named by the watcher, each in a process of its own.
     assert {name: found[name]["verdict"] for name in DETECTED} == dict.fromkeys(DETECTED, "detected"), found
     assert all(0 < float(found[name]["found"].split()[1]) < 60 for name in DETECTED)
@@ -48,7 +48,7 @@ def test_whole_slice_holds(node):
     assert found["import-beside"]["detail"].count("answers 801") == 4, found
     assert sorted(one.name for one in (node.folder / "run").iterdir()) == ["allocations", "plugin.sock"]
     # The driver's account, read outside while the probe took all that it could get.
-    assert found["outside-memory"]["verdict"] == "held"
+    assert found["outside-memory"]["verdict"] == "passed"
     assert SLICE_MIB * MIB * 9 // 10 <= int(found["outside-memory"]["found"]) <= SLICE_MIB * MIB
     assert node.vgpuctl("status")["allocations"] == []  # given back
     assert node.allocation_mounts() == []
@@ -61,9 +61,9 @@ def test_one_mount_less_is_red(node, path):
     rc, result = node.isolation(omit_mounts=[path])
     assert (rc, result["verdict"]) == (1, "violated"), result
     assert verdicts(result)["mounts"] == "violated"
-    assert verdicts(result)["outside-memory"] != "held"
+    assert verdicts(result)["outside-memory"] != "passed"
     # And not by that witness alone: whoever did not count mounts would notice too.
-    others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "held"]
+    others = [name for name, verdict in verdicts(result).items() if name != "mounts" and verdict != "passed"]
     assert set(others) - OPTIONAL, result
     assert "mounts violated" in result["msg"]
     assert node.vgpuctl("status")["allocations"] == []
@@ -78,7 +78,7 @@ def test_one_mount_less_is_red(node, path):
 )
 def test_ways_round_are_red_where_a_mount_is_missing(node, path, ways):
     _rc, result = node.isolation(omit_mounts=[path], checks=sorted(ways))
-    assert {name for name, verdict in verdicts(result).items() if name in ways and verdict == "held"} == set(), result
+    assert {name for name, verdict in verdicts(result).items() if name in ways and verdict == "passed"} == set(), result
 
 
 def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
@@ -92,7 +92,7 @@ def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
     subprocess.run(["make", "-s", "-C", str(sources)], check=True)
     shutil.copy(tmp_path / "build" / "libvgpu.so", tmp_path / "lib" / "current" / "libvgpu.so")
     rc, result = node.isolation(checks=["limit-exact", "import-beside"])
-    assert (rc, verdicts(result)) == (1, {"limit-exact": "held", "import-beside": "violated"}), result
+    assert (rc, verdicts(result)) == (1, {"limit-exact": "passed", "import-beside": "violated"}), result
     assert "import-beside violated: expected 0 bytes, found 67108864 " in result["msg"]
     assert node.vgpuctl("status")["allocations"] == []
 
@@ -101,7 +101,7 @@ def test_without_a_second_slice_nothing_is_imported_and_nothing_fails(node):
     for n in range(SPLIT - 1):
         node.kubelet.run_pod(f"pod-{n}")
     rc, result = node.isolation(checks=["totals", "import-beside"])
-    assert (rc, verdicts(result)) == (0, {"totals": "held", "import-beside": "not-run"}), result
+    assert (rc, verdicts(result)) == (0, {"totals": "passed", "import-beside": "not-run"}), result
     assert "no free slice" in result["results"][0]["checks"][-1]["detail"]
 
 
@@ -126,15 +126,17 @@ def test_library_that_does_nothing_is_red(node, tmp_path):
     rc, result = node.isolation()
     assert (rc, result["verdict"]) == (1, "violated"), result
     found = verdicts(result)
-    assert found["mounts"] == "held"
-    assert (found["limit-as-configured"], found["outside-memory"]) != ("held", "held")
+    assert found["mounts"] == "passed"
+    assert (found["limit-as-configured"], found["outside-memory"]) != ("passed", "passed")
 
 
 def test_probe_that_lies_is_not_believed(node, tmp_path):
     """A probe that says that all is well, in a slice that is not limited."""
     library = tmp_path / "lib" / "current"
     names = ("totals", "limit-exact", "four-processes", "dlsym-route", "getprocaddress-route", "freed")
-    checks = [{"name": name, "verdict": "held", "expected": 1, "found": 1, "unit": "", "detail": ""} for name in names]
+    checks = [
+        {"name": name, "verdict": "passed", "expected": 1, "found": 1, "unit": "", "detail": ""} for name in names
+    ]
     report = json.dumps({"version": 1, "devices": [], "checks": checks})
     (library / "vgpu-probe").write_text(f"#!/bin/sh\necho '{report}'\n")
     rc, result = node.isolation()
@@ -149,7 +151,7 @@ def test_without_a_watcher_it_is_open(node):
     node.options += ["--watch-interval", "0"]
     node.start()
     rc, result = node.isolation(checks=["limit-exact", "bypass-namespace"])
-    assert (rc, verdicts(result)) == (0, {"limit-exact": "held", "bypass-namespace": "open"}), result
+    assert (rc, verdicts(result)) == (0, {"limit-exact": "passed", "bypass-namespace": "open"}), result
     assert "switched off" in result["results"][0]["checks"][1]["detail"]
 
 
@@ -179,10 +181,10 @@ def test_time_that_is_over_is_told(node):
     rc, result = node.isolation(duration=1)
     (one,) = result["results"]
     found = verdicts(result)
-    assert (rc, result["verdict"]) == (0, "held"), result
+    assert (rc, result["verdict"]) == (0, "passed"), result
     others = [name for name in found if not name.startswith("bypass-") and name not in HOSTS_OWN]
-    assert {found[name] for name in others} - {"not-run"} == {"held"}
-    assert found["limit-exact"] == found["share"] == found["outside-memory"] == "held"  # what must hold is never cut
+    assert {found[name] for name in others} - {"not-run"} == {"passed"}
+    assert found["limit-exact"] == found["share"] == found["outside-memory"] == "passed"  # what must hold is never cut
     ways = [name for name in found if name.startswith("bypass-") or name == "import-beside"]
     assert {found[name] for name in ways} == {"not-run"}
     assert sorted(one["left_out"]) == sorted(ways) and len(ways) > 15
@@ -251,13 +253,13 @@ def test_nvidia_smi_that_shows_the_whole_card_is_red(node, tmp_path):
     assert (rc, verdicts(result)["nvidia-smi"]) == (1, "violated"), result
     fake.write_text(f"#!/bin/sh\necho '{uuid}, {SLICE_MIB}'\n")
     rc, result = node.isolation(nvidia_smi=str(fake))
-    assert (rc, verdicts(result)["nvidia-smi"]) == (0, "held"), result
+    assert (rc, verdicts(result)["nvidia-smi"]) == (0, "passed"), result
 
 
 def test_nvidia_ml_py_that_shows_the_whole_card_is_red(node):
     """By the Python that vgpuctl runs in: here one that sees more than the slice."""
     rc, result = node.isolation(checks=["totals", "nvidia-ml-py"])
-    assert (rc, verdicts(result)) == (0, {"totals": "held", "nvidia-ml-py": "held"}), result
+    assert (rc, verdicts(result)) == (0, {"totals": "passed", "nvidia-ml-py": "passed"}), result
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]
     fake = node.folder / "python-that-sees-all"
     fake.write_text(f'#!/bin/sh\n[ "$1" = -I ] && echo \'{uuid}, 16160\' && exit\nexec {sys.executable} "$@"\n')
@@ -266,7 +268,7 @@ def test_nvidia_ml_py_that_shows_the_whole_card_is_red(node):
     other.write_text(f"#!{fake}\n" + node.vgpuctl_program.read_text().partition("\n")[2])
     other.chmod(0o755)
     rc, result = node.isolation(checks=["totals", "nvidia-ml-py"], vgpuctl=str(other))
-    assert (rc, verdicts(result)) == (1, {"totals": "held", "nvidia-ml-py": "violated"}), result
+    assert (rc, verdicts(result)) == (1, {"totals": "passed", "nvidia-ml-py": "violated"}), result
 
 
 def test_docker_that_has_no_image_is_said(node):

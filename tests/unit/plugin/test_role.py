@@ -15,7 +15,7 @@ from .conftest import ROOT
 
 UNIT, UNIT_FILE = "vgpu-device-plugin.service", "/etc/systemd/system/vgpu-device-plugin.service"
 NODE_YAML, BIG_YAML = "the text of node.yaml", "the text of configs/big.yaml"
-TASK = "Restart the program with what was changed"
+TASK = "Restart the program with the changes"
 
 
 def sha256(text: str) -> str:

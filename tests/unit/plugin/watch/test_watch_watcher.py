@@ -129,7 +129,7 @@ class Watched:
         self.watch = self.watcher()
 
     def watcher(self, **options: Any) -> watch.Watch:
-        kernel = watch.Kernel(self.processes, self.ender, lambda: self.now, lambda path: self.device(path))
+        kernel = watch.Kernel(self.processes, self.ender, lambda: self.now, self.device)
         return watch.Watch(self.card, self.files, self, self.found.append, kernel, **options)
 
     def uuids(self) -> list[str]:

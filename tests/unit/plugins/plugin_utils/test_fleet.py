@@ -42,8 +42,8 @@ CAPACITY = {
 DRIFT = {"what": "slice", "where": IDS[1], "expected": "made", "found": "not made", "remedy": "restart"}
 ONE_ROW = [{**CAPACITY["gpus"][0], "advertised": 1}]
 DIFFERS = {**CAPACITY, "ok": False, "advertised": IDS[:1], "gpus": ONE_ROW, "drift": [DRIFT]}
-SHARE = {"name": "share", "verdict": "held", "expected": "50", "found": "51", "unit": "percent", "detail": ""}
-HELD = {"verdict": "held", "results": [{"slice": IDS[1], "verdict": "held", "detail": "", "checks": [SHARE]}]}
+SHARE = {"name": "share", "verdict": "passed", "expected": "50", "found": "51", "unit": "percent", "detail": ""}
+PASSED = {"verdict": "passed", "results": [{"slice": IDS[1], "verdict": "passed", "detail": "", "checks": [SHARE]}]}
 VIOLATED = {"verdict": "violated", "results": [{"slice": IDS[1], "verdict": "violated", "detail": "", "checks": []}]}
 NONE_FREE = {"slice": "", "verdict": "not-run", "detail": "none is free", "checks": []}
 NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
@@ -52,15 +52,15 @@ NOT_RUN = {"verdict": "not-run", "results": [NONE_FREE]}
 @pytest.mark.parametrize(
     "facts, state",
     [
-        ({"capacity": CAPACITY, "isolation": HELD}, "held"),
-        ({"capacity": {**CAPACITY, "proven": True}}, "held"),
+        ({"capacity": CAPACITY, "isolation": PASSED}, "passed"),
+        ({"capacity": {**CAPACITY, "proven": True}}, "passed"),
         ({"capacity": CAPACITY}, "unproven"),
         ({"capacity": CAPACITY, "isolation": NOT_RUN}, "unproven"),
         ({"capacity": CAPACITY, "isolation": {"skipped": True}}, "unproven"),
         ({"capacity": CAPACITY, "isolation": VIOLATED}, "violated"),
         ({"capacity": {**CAPACITY, "proven": True}, "isolation": VIOLATED}, "violated"),
         ({"capacity": DIFFERS, "isolation": VIOLATED}, "violated"),
-        ({"capacity": DIFFERS, "isolation": HELD}, "differs"),
+        ({"capacity": DIFFERS, "isolation": PASSED}, "differs"),
         ({"capacity": {**CAPACITY, "shared": False}}, "whole"),
         ({"fault": {"state": "unreachable", "message": "timed out"}}, "unreachable"),
         ({}, "failed"),
@@ -75,7 +75,7 @@ def test_what_a_node_is(facts, state):
 
 def test_the_facts_of_a_node():
     usage = [{"by": "ns/pod/main", "uuid": UUID, "slices": [IDS[0]], "used_mib": 900}]
-    made = fleet.node("gpu-1", {"groups": ["t4"], "capacity": {**DIFFERS, "usage": usage}, "isolation": HELD})
+    made = fleet.node("gpu-1", {"groups": ["t4"], "capacity": {**DIFFERS, "usage": usage}, "isolation": PASSED})
     assert {key: made[key] for key in ("driver", "library", "plugin", "expected", "advertised", "in_use")} == {
         "driver": "535.261.03",
         "library": "0.1.0-x",
@@ -100,7 +100,7 @@ def test_a_leased_slice_is_advertised_in_every_figure():
 
 @pytest.mark.parametrize(
     ("before", "isolation", "proven"),
-    [(False, HELD, True), (True, {}, True), (False, {}, False), (False, NOT_RUN, False), (False, VIOLATED, False)],
+    [(False, PASSED, True), (True, {}, True), (False, {}, False), (False, NOT_RUN, False), (False, VIOLATED, False)],
 )
 def test_what_is_proven(before, isolation, proven):
     assert fleet.node("a", {"capacity": {**CAPACITY, "proven": before}, "isolation": isolation})["proven"] is proven
@@ -117,8 +117,8 @@ def test_what_is_proven(before, isolation, proven):
     ],
 )
 def test_shares_are_those_that_were_measured(check, shares):
-    result = {**HELD["results"][0], "checks": [check]}
-    made = fleet.node("a", {"capacity": CAPACITY, "isolation": {"verdict": "held", "results": [result]}})
+    result = {**PASSED["results"][0], "checks": [check]}
+    made = fleet.node("a", {"capacity": CAPACITY, "isolation": {"verdict": "passed", "results": [result]}})
     assert made["shares"] == shares
 
 
@@ -152,22 +152,22 @@ def test_what_else_a_node_says(capacity, notes, unheard, kubernetes):
     assert (made["notes"], made["unheard"], made["kubernetes"]) == (notes, unheard, kubernetes)
 
 
-def test_names_of_checks_that_held_stand_once():
-    def proof(held):
-        return {"verdict": "held", "results": [{"slice": IDS[1], "verdict": "held", "held": held, "checks": []}]}
+def test_names_of_passed_checks_stand_once():
+    def proof(names):
+        return {"verdict": "passed", "results": [{"slice": IDS[1], "verdict": "passed", "passed": names, "checks": []}]}
 
-    hosts = {"a": proof("freed, totals"), "b": proof("totals"), "c": proof("freed, totals"), "d": HELD}
+    hosts = {"a": proof("freed, totals"), "b": proof("totals"), "c": proof("freed, totals"), "d": PASSED}
     nodes = [fleet.node(name, {"capacity": CAPACITY, "isolation": one}) for name, one in hosts.items()]
     before = copy.deepcopy(nodes)
     made = fleet.report([*nodes, fleet.node("e", {"capacity": CAPACITY})], "now", "Lab")
-    shown = {one["name"]: one["isolation"]["results"][0]["held"] for one in made["nodes"] if one["isolation"]}
-    assert made["held"] == ["freed, totals", "totals", ""]
+    shown = {one["name"]: one["isolation"]["results"][0]["passed"] for one in made["nodes"] if one["isolation"]}
+    assert made["passed"] == ["freed, totals", "totals", ""]
     assert shown == {"a": 0, "b": 1, "c": 0, "d": 2}
     assert nodes == before
 
 
 def test_sums():
-    nodes = [fleet.node("a", {"capacity": CAPACITY, "isolation": HELD}), fleet.node("b", {"capacity": DIFFERS})]
+    nodes = [fleet.node("a", {"capacity": CAPACITY, "isolation": PASSED}), fleet.node("b", {"capacity": DIFFERS})]
     nodes.append(fleet.node("c", {}))
     sums = fleet.totals(nodes)
     assert {key: sums[key] for key in ("nodes", "gpus", "memory_mib", "sold_mib", "used_mib", "expected")} == {
@@ -178,7 +178,7 @@ def test_sums():
         "used_mib": 200,
         "expected": 4,
     }
-    assert (sums["advertised"], sums["trouble"], sums["held"], sums["differs"], sums["failed"]) == (3, 2, 1, 1, 1)
+    assert (sums["advertised"], sums["trouble"], sums["passed"], sums["differs"], sums["failed"]) == (3, 2, 1, 1, 1)
     assert fleet.totals([])["nodes"] == 0
 
 
@@ -231,7 +231,7 @@ def test_history_ends_somewhere():
 
 
 def test_the_worst_comes_first():
-    hosts = {"a": {"capacity": CAPACITY, "isolation": HELD}, "b": {}, "c": {"capacity": DIFFERS}}
+    hosts = {"a": {"capacity": CAPACITY, "isolation": PASSED}, "b": {}, "c": {"capacity": DIFFERS}}
     assert [one["name"] for one in fleet_report(hosts, "now")["nodes"]] == ["b", "c", "a"]
 
 

@@ -30,7 +30,7 @@ class Endpoint:
 
     def connect(self) -> None:
         """Connects and asks for the options. Raises ConnectionError where nobody serves on the plugin's socket."""
-        # A kubelet dials anew at each registration; gRPC would share the connection to the plugin of before.
+        # A kubelet dials again at each registration; gRPC would share the connection to the former plugin.
         channel = grpc.insecure_channel(f"unix:{self.socket}", [("grpc.use_local_subchannel_pool", 1)])
         try:
             grpc.channel_ready_future(channel).result(timeout=CONNECT_S)

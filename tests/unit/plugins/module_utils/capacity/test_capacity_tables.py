@@ -26,11 +26,11 @@ CAPACITY = {
 }
 
 
-def check(name="limit-exact", verdict="held"):
+def check(name="limit-exact", verdict="passed"):
     return {"name": name, "verdict": verdict, "expected": "5", "found": "6", "unit": "MiB", "detail": "past it"}
 
 
-def result(verdict="held", checks=None, detail=""):
+def result(verdict="passed", checks=None, detail=""):
     return {
         "uuid": "GPU-a",
         "slice": "GPU-a::1",
@@ -40,7 +40,7 @@ def result(verdict="held", checks=None, detail=""):
     }
 
 
-HELD = {"verdict": "held", "results": [result()]}
+PASSED = {"verdict": "passed", "results": [result()]}
 
 
 def test_the_sum_of_a_host_is_that_of_its_rows():
@@ -53,17 +53,17 @@ def test_the_sum_of_a_host_is_that_of_its_rows():
 
 
 def test_the_table_of_a_host():
-    assert tables.host_report(CAPACITY, HELD, "gpu-1") == [
+    assert tables.host_report(CAPACITY, PASSED, "gpu-1") == [
         "gpu-1  nvidia.com/gpu: 2 advertised by the kubelet, 3 expected",
         "  GPU  model     memory MiB  slices  MiB each  SM % each  advertised  expected",
         "  ===  ========  ==========  ======  ========  =========  ==========  ========",
         "    0  Tesla T4       15360       3      5120        100           2         3",
         "  DIFFERS: advertised nvidia.com/gpu: expected 3 slices, found 2; restart",
         "",
-        "  isolation of slice GPU-a::1: held",
+        "  isolation of slice GPU-a::1: passed",
         "  check        verdict  expected  found",
         "  ===========  =======  ========  =====",
-        "  limit-exact  held     5 MiB     6 MiB",
+        "  limit-exact  passed   5 MiB     6 MiB",
     ]
 
 
@@ -75,7 +75,7 @@ def test_without_isolation_the_table_is_of_capacity_alone():
 @pytest.mark.parametrize(
     "isolation, faults",
     [
-        (HELD, []),
+        (PASSED, []),
         (
             {"verdict": "violated", "results": [result("violated", [check(), check("totals", "violated")])]},
             ["slice GPU-a::1: totals is violated: expected 5 MiB, found 6 MiB; past it"],
@@ -89,24 +89,24 @@ def test_without_isolation_the_table_is_of_capacity_alone():
             {"verdict": "not-run", "results": [result("not-run", [check(verdict="not-run")])]},
             ["slice GPU-a::1: limit-exact is not-run: expected 5 MiB, found 6 MiB; past it"],
         ),
-        # What the module holds for optional is no fault of a slice that held.
-        ({"verdict": "held", "results": [result("held", [check(), check("nvidia-smi", "not-run")])]}, []),
+        # An optional check that did not run is no fault of a slice that passed.
+        ({"verdict": "passed", "results": [result("passed", [check(), check("nvidia-smi", "not-run")])]}, []),
         ({"verdict": "not-run", "results": []}, ["isolation is not-run: no check ran"]),
         ({"results": []}, ["isolation is not-run: no check ran"]),
         ({"msg": "vgpuctl is absent"}, ["isolation is not-run: vgpuctl is absent"]),
     ],
 )
-def test_what_is_not_held_is_a_fault(isolation, faults):
+def test_isolation_faults(isolation, faults):
     assert tables.isolation_faults(isolation) == faults
 
 
-def test_of_what_held_a_fleet_keeps_the_names():
+def test_isolation_brief_keeps_names_of_passed_checks():
     share = {**check("share"), "unit": "percent"}
     spoiled, open_way = check("totals", "violated"), check("bypass-ledger-lie", "open")
     whole = result("violated", [check(), share, spoiled, open_way])
     brief = tables.isolation_brief({"verdict": "violated", "results": [whole], "invocation": {}})
     kept = {key: whole.get(key) for key in ("slice", "uuid", "verdict", "detail")}
-    kept.update(held="limit-exact, share", checks=[share, spoiled, open_way])
+    kept.update(passed="limit-exact, share", checks=[share, spoiled, open_way])
     assert brief == {"verdict": "violated", "results": [kept]}
 
 

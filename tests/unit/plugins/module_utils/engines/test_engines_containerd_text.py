@@ -225,11 +225,11 @@ version = 2
 
 
 def test_the_dump_tells_what_is_in_force():
-    assert containerd_text.lacks(DUMP, Desired()) == []
-    (lack,) = containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired())
-    assert "default_runtime_name: expected nvidia, containerd would use" in lack
-    assert len(containerd_text.lacks("version = 2\n", Desired())) == 2
-    assert containerd_text.lacks(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired(default=False)) == []
+    assert containerd_text.missing(DUMP, Desired()) == []
+    (fault,) = containerd_text.missing(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired())
+    assert "default_runtime_name: expected nvidia, containerd would use" in fault
+    assert len(containerd_text.missing("version = 2\n", Desired())) == 2
+    assert containerd_text.missing(DUMP.replace('name = "nvidia"', 'name = "runc"'), Desired(default=False)) == []
 
 
 @pytest.mark.parametrize("default", [True, False])

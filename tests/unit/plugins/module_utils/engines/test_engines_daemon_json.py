@@ -189,8 +189,8 @@ LACKS = [
 
 
 @pytest.mark.parametrize(("info", "document", "argv", "expected"), LACKS)
-def test_lacks(info: dict, document: dict, argv: list, expected: list) -> None:
-    assert [(lack.key, lack.apply) for lack in daemon_json.lacks(info, document, argv)] == expected
+def test_unapplied(info: dict, document: dict, argv: list, expected: list) -> None:
+    assert [(one.key, one.apply) for one in daemon_json.unapplied(info, document, argv)] == expected
 
 
 # --- Any document, any settings -------------------------------------------------------------------------------------

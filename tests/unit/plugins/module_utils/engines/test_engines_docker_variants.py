@@ -33,4 +33,4 @@ def test_what_is_found(tmp_path, files, expected):
 
 
 def test_a_plain_docker_is_told_nothing():
-    assert docker_variants.told(PLAIN) == ([], [])
+    assert docker_variants.findings(PLAIN) == ([], [])

@@ -152,18 +152,18 @@ def test_a_unit_there_and_back(tmp_path):
         return UnitFiles(mps.UNIT, check, str(tmp_path), systemd.run)
 
     predicted = unit(check=True)
-    predicted.bring(wanted, start=True)
+    predicted.install(wanted, start=True)
     assert (systemd.calls, list(tmp_path.iterdir())) == ([], [])
     run = unit()
-    run.bring(wanted, start=True)
+    run.install(wanted, start=True)
     assert run.plan == predicted.plan
     assert systemd.calls == ["daemon-reload", f"enable {mps.UNIT}", f"start {mps.UNIT}"]
     again = unit()
-    again.bring(wanted, start=True)
+    again.install(wanted, start=True)
     assert again.plan == []
     # A limit that changes needs no reload of systemd, but a restart.
     systemd.calls.clear()
-    unit().bring({**wanted, mps.START_PATH: "other\n"}, start=True)
+    unit().install({**wanted, mps.START_PATH: "other\n"}, start=True)
     assert systemd.calls == [f"restart {mps.UNIT}"]
     gone = unit()
     gone.remove(list(wanted), ["/usr/local/lib/vgpu-mps"])
@@ -181,19 +181,19 @@ def test_a_run_that_was_killed_after_its_files_is_healed(tmp_path, monkeypatch):
     def unit():
         return UnitFiles(mps.UNIT, False, str(tmp_path), systemd.run)
 
-    unit().bring(mps.files([gpu()], 4), start=True)
+    unit().install(mps.files([gpu()], 4), start=True)
     systemd.started, systemd.calls = time.monotonic() - 60, []
     killed = unit()
     monkeypatch.setattr(killed, "must", lambda *words: (unused for unused in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        killed.bring(mps.files([gpu()], 8, exclusive=False), start=True)
+        killed.install(mps.files([gpu()], 8, exclusive=False), start=True)
     systemd.reload = "yes"
     again = unit()
-    again.bring(mps.files([gpu()], 8, exclusive=False), start=True)
+    again.install(mps.files([gpu()], 8, exclusive=False), start=True)
     assert again.plan == [f"restart {mps.UNIT}"]
     assert systemd.calls == ["daemon-reload", f"restart {mps.UNIT}"]
     last = unit()
-    last.bring(mps.files([gpu()], 8, exclusive=False), start=True)
+    last.install(mps.files([gpu()], 8, exclusive=False), start=True)
     assert last.plan == []
 
 
@@ -202,7 +202,7 @@ def test_what_systemd_refuses_is_named(tmp_path):
         return Answer(1, "", "Job failed") if argv[1] == "start" else Answer(0, "", "")
 
     with pytest.raises(UnitError, match=r"systemctl start vgpu-mps.service failed with 1: Job failed"):
-        UnitFiles(mps.UNIT, False, str(tmp_path), run).bring(mps.files([gpu()], 4), start=True)
+        UnitFiles(mps.UNIT, False, str(tmp_path), run).install(mps.files([gpu()], 4), start=True)
 
 
 def test_a_service_that_does_not_stop_keeps_its_files(tmp_path):
@@ -211,7 +211,7 @@ def test_a_service_that_does_not_stop_keeps_its_files(tmp_path):
 
     files = mps.files([gpu()], 4)
     unit = UnitFiles(mps.UNIT, False, str(tmp_path), Systemd().run)
-    unit.bring(files, start=True)
+    unit.install(files, start=True)
     with pytest.raises(UnitError, match=r"disable --now vgpu-mps.service failed with 1: Job timed out"):
         UnitFiles(mps.UNIT, False, str(tmp_path), run).remove(list(files))
     assert all((tmp_path / path.lstrip("/")).is_file() for path in files)

@@ -44,9 +44,9 @@ MARKS = [
 
 
 @pytest.mark.parametrize(("about", "mark", "over"), MARKS, ids=[one[0] for one in MARKS])
-def test_is_over(machine, about, mark, over):
+def test_has_ended(machine, about, mark, over):
     """What is no mark is none of ours, and stays."""
-    assert run_id.is_over(mark, machine) is over
+    assert run_id.has_ended(mark, machine) is over
 
 
 STARTED = BOOTED + 40017 / os.sysconf("SC_CLK_TCK")
@@ -71,28 +71,28 @@ FORMER = [
 def test_marks_of_former_versions(machine, monkeypatch, about, mark, made, over):
     """They were a pid alone, and before that nothing."""
     monkeypatch.setattr(run_id.time, "time", lambda: NOW)
-    assert run_id.is_over(mark, machine, made) is over
+    assert run_id.has_ended(mark, machine, made) is over
 
 
 def test_without_the_time_of_the_boot_a_pid_in_use_is_the_run_itself(machine):
     """As in a container whose /proc is another's."""
     (Path(machine) / "stat").write_text("cpu  1 2 3\n")
-    assert run_id.is_over("812", machine, 0.0) is False
+    assert run_id.has_ended("812", machine, 0.0) is False
 
 
 def test_marks_of_this_machine():
     """Two runs at once have two marks; one is over as soon as its process is gone."""
     mine = run_id.own()
     assert mine.partition(".")[0] == str(os.getpid())
-    assert (run_id.own(), run_id.is_over(mine)) == (mine, False)
+    assert (run_id.own(), run_id.has_ended(mine)) == (mine, False)
     program = f"import sys; sys.path[:0] = {sys.path!r}; from {run_id.__name__} import own; print(own(), flush=True); "
     other = subprocess.Popen(
         [sys.executable, "-c", program + "sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     mark = other.stdout.readline().strip()
-    assert (mark != mine, run_id.is_over(mark)) == (True, False)
+    assert (mark != mine, run_id.has_ended(mark)) == (True, False)
     other.communicate("")
-    assert run_id.is_over(mark) is True
+    assert run_id.has_ended(mark) is True
 
 
 def test_mark_fits_into_every_name():

@@ -34,7 +34,7 @@ STATUS = {
     "slices": [{"id": "s1", "uuid": "GPU-1", "memory_mib": 4096, "sm_percent": 50}],
     "gpus": [{"uuid": "GPU-1", "minor": 0}],
 }
-CHECK = {"name": "totals", "verdict": "held"}
+CHECK = {"name": "totals", "verdict": "passed"}
 OPEN = {"name": "bypass-namespace", "verdict": "open", "expected": 0, "found": 1, "unit": "bytes", "detail": "GPU-1"}
 
 
@@ -127,14 +127,14 @@ class Plugin(Watcher):
 def test_lease_outlasts_all_runs_that_take_their_whole_time(monkeypatch, tmp_path):
     """Or a pod would be given a slice that the probe still fills."""
     runs, plugin = [], Plugin()
-    filled = {"name": "limit-exact", "verdict": "held", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
+    filled = {"name": "limit-exact", "verdict": "passed", "expected": 9, "found": 9, "unit": "bytes", "detail": ""}
     report = json.dumps({"version": 1, "devices": [], "checks": [filled]})
     runner = SimpleNamespace(
         name="namespace",
         overhead_s=0.0,
         run=lambda *given, **_more: runs.append(given) or Outcome(0, report, "", False),
     )
-    unseen = SimpleNamespace(most_bytes=1, looks=1, fault="", untold=False, look=lambda _pid: None, close=lambda: None)
+    unseen = SimpleNamespace(most_bytes=1, polls=1, fault="", untold=False, poll=lambda _pid: None, close=lambda: None)
     vgpuctl = tmp_path / "vgpuctl"
     vgpuctl.write_text("#!/usr/bin/python3\n")
     monkeypatch.setattr(isolation_check.SliceCheck, "_choose_runner", lambda _self: runner)
@@ -176,7 +176,7 @@ class Neighbour:
 
     name, overhead_s = "namespace", 0.0
 
-    def __init__(self, log, name, verdict="held", fault="", kernel_ns=500):
+    def __init__(self, log, name, verdict="passed", fault="", kernel_ns=500):
         self.log, self.who, self.verdict, self.fault, self.kernel_ns = log, name, verdict, fault, kernel_ns
 
     def run(self, argv, _timeout, before_start):
@@ -185,7 +185,7 @@ class Neighbour:
         self.log.append(f"{self.who} laid out")
         before_start(7)
         self.log.append(f"{self.who} runs {argv[-1]}")
-        found = {"held": 30, "violated": 60}.get(self.verdict, 0)
+        found = {"passed": 30, "violated": 60}.get(self.verdict, 0)
         share = {"name": "share", "verdict": self.verdict, "expected": 33, "found": found, "unit": "percent"}
         measures = [{"name": "kernel", "index": 0, "value": self.kernel_ns, "unit": "ns"}]
         return Outcome(0, json.dumps({"checks": [share], "measures": measures}), "", False)
@@ -202,11 +202,11 @@ def beside(monkeypatch, runners, plugin, percent=33, duration=0):
 
 BESIDE = [
     # about, what the neighbour does, what is found, the verdict, words
-    ("both keep their share", {}, "held", "33 and 33"),
+    ("both keep their share", {}, "passed", "33 and 33"),
     ("the neighbour gets more", {"verdict": "violated"}, "violated", "33 and 33"),
-    ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "held", "33 and 33"),
+    ("its kernels looked twice as long", {"verdict": "violated", "kernel_ns": 1000}, "passed", "33 and 33"),
     ("they looked a bit longer", {"verdict": "violated", "kernel_ns": 600}, "violated", "33 and 33"),
-    ("longer by just as much as is let pass", {"verdict": "violated", "kernel_ns": 789}, "held", "33 and 33"),
+    ("longer by just as much as is let pass", {"verdict": "violated", "kernel_ns": 789}, "passed", "33 and 33"),
     ("they were not measured", {"verdict": "violated", "kernel_ns": 0}, "violated", "33 and 33"),
     ("the neighbour's probe could not measure", {"verdict": "not-run"}, "not-run", "33 and 33"),
     ("the neighbour does not start", {"fault": "no namespace"}, "not-run", "no namespace"),
@@ -220,7 +220,7 @@ def test_share_beside_another(monkeypatch, about, other, verdict, words):
     _one, found = beside(monkeypatch, runners, plugin)
     assert (found["name"], found["verdict"]) == ("share-beside", verdict)
     assert words in f"{found['expected']} {found['detail']}"
-    assert verdicts.overall([CHECK, found]) == ("violated" if verdict == "violated" else "held")
+    assert verdicts.overall([CHECK, found]) == ("violated" if verdict == "violated" else "passed")
     assert plugin.asked[-1] == ("release", "a1")
     if "fault" not in other:
         assert log[:2] == ["theirs laid out", "ours laid out"], "neither runs before both are there"
@@ -254,7 +254,7 @@ def test_engine_that_hung_beside_another_is_not_asked_again(monkeypatch):
 
 def test_share_beside_where_it_says_nothing(monkeypatch):
     _one, found = beside(monkeypatch, [Runner()], Plugin(), percent=100)
-    assert (found["verdict"], found["unit"], found["detail"]) == ("held", "shares", "no share is set")
+    assert (found["verdict"], found["unit"], found["detail"]) == ("passed", "shares", "no share is set")
     one, found = beside(monkeypatch, [Runner()], Plugin(), duration=4)
     assert (found["verdict"], found["left_out"], one.left_out) == ("not-run", True, ["share-beside"])
 
@@ -280,7 +280,7 @@ class Taker(Neighbour):
         assert argv[argv.index("--beside") + 1] == "/run/vgpu/beside/socket"
         assert os.path.isdir(self.folder.host_path) and not self.folder.read_only
         super().run([*argv, self.folder.host_path], timeout, before_start)
-        one = {"name": self.who, "verdict": "held", "expected": 0, "found": 0, "unit": "bytes", "detail": "801"}
+        one = {"name": self.who, "verdict": "passed", "expected": 0, "found": 0, "unit": "bytes", "detail": "801"}
         return Outcome(0, json.dumps({"checks": [one]}), "", False)
 
 
@@ -298,7 +298,7 @@ def import_beside(monkeypatch, tmp_path, plugin, duration=0, fault=""):
 def test_two_slices_meet_in_one_folder(monkeypatch, tmp_path):
     plugin = Plugin()
     log, one, found = import_beside(monkeypatch, tmp_path, plugin)
-    assert (found["name"], found["verdict"], found["detail"], one.left_out) == ("import-beside", "held", "801", [])
+    assert (found["name"], found["verdict"], found["detail"], one.left_out) == ("import-beside", "passed", "801", [])
     assert log[:2] == ["export-beside laid out", "import-beside laid out"]
     folders = {line.partition(" runs ")[2] for line in log[2:]}
     assert len(folders) == 1 and os.path.dirname(folders.pop()) == str(tmp_path)
@@ -342,7 +342,7 @@ def test_two_slices_that_cannot_meet(monkeypatch, tmp_path):
         _log, one, found = import_beside(monkeypatch, tmp_path, **more)
         assert (found["verdict"], found["detail"], found["left_out"]) == ("not-run", words, about == "no time")
         assert one.left_out == (["import-beside"] if about == "no time" else [])
-        assert verdicts.overall([CHECK, found]) == "held"
+        assert verdicts.overall([CHECK, found]) == "passed"
         assert list(tmp_path.iterdir()) == []
         assert about != "no container" or one._engines._silent == {"/bin/docker": str(hung)}
     assert plugin.asked[-1] == ("release", "a1")
@@ -388,9 +388,9 @@ def test_when_a_second_slice_is_taken(monkeypatch, checks, runs):
     one = isolation_check.SliceCheck(params, Watcher(), LEASE, STATUS)
     for step in ("_run_nvidia_smi", "_run_nvidia_ml_py"):
         monkeypatch.setattr(one, step, lambda: dict(CHECK))
-    for step in ("_run_probe", "_try_ways_round"):
+    for step in ("_run_probe", "_try_bypasses"):
         monkeypatch.setattr(one, step, lambda _names: [])
-    beside, taken = {"name": "import-beside", "verdict": "held"}, []
+    beside, taken = {"name": "import-beside", "verdict": "passed"}, []
     monkeypatch.setattr(one, "_import_beside", lambda: taken.append(1) or beside)
     assert (beside in one.run()) is runs
     assert bool(taken) is runs

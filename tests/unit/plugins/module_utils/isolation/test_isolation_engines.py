@@ -164,7 +164,7 @@ def test_device_of_podman(tmp_path, about, specs, found):
 
 
 def test_a_check_asks_no_engine_for_former_versions(host, tmp_path):
-    """It has seconds; a sweep looks."""
+    """It has seconds; a clean-up looks."""
     (tmp_path / "docker-in-use").write_text("")
     engines = isolation_engines.Engines(host(docker={}))
     engines.runner(lease())

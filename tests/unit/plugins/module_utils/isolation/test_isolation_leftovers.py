@@ -32,7 +32,7 @@ LISTED = [
 
 @pytest.mark.parametrize(("about", "mark", "repository", "goes"), LISTED, ids=[one[0] for one in LISTED])
 @pytest.mark.parametrize("labels", ["a=b,vgpu.isolation={}", "map[vgpu.isolation:{} x:y]"], ids=["docker", "podman"])
-def test_sweep(host, tmp_path, about, mark, repository, goes, labels):
+def test_clean_up(host, tmp_path, about, mark, repository, goes, labels):
     theirs = repository != leftovers.REPOSITORY
     listed = labels.format("no-mark" if theirs else mark)
     params = host(docker={"ps": f"print('c7 {listed}')", "image": f"print('{repository}:{mark}-9')"})
@@ -41,7 +41,7 @@ def test_sweep(host, tmp_path, about, mark, repository, goes, labels):
     assert leftovers.left_behind(params) == [*wanted, of_dead]
     assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
     assert os.path.exists(of_dead)
-    assert leftovers.sweep(params) == ([*wanted, of_dead], [])
+    assert leftovers.clean_up(params) == ([*wanted, of_dead], [])
     done = [one for one in calls(tmp_path) if " rm" in one]
     assert done == (["docker rm --force c7", f"docker rmi {repository}:{mark}-9"] if goes else [])
     assert leftovers.left_behind(params) == []
@@ -67,18 +67,18 @@ FORMER_ROWS = [
 @pytest.mark.parametrize(
     ("engine", "labels"), [("docker", "a=b,vgpu.isolation={}"), ("podman", "map[vgpu.isolation:{} x:y]")]
 )
-def test_sweep_of_former_versions(host, tmp_path, about, mark, made, goes, engine, labels):
+def test_clean_up_of_former_versions(host, tmp_path, about, mark, made, goes, engine, labels):
     """They left no record, and a mark of a pid alone."""
     image = f"{leftovers.REPOSITORY}:{mark}-{MADE.get(made, 'x')}"
     listed = f"c7 {made} {labels.format(mark)}"
     params = host(**{engine: {"ps": f"print({listed!r})", "image": f"print({image!r})"}})
-    assert leftovers.sweep(params) == ([], []), "an engine that is not in use is not asked"
+    assert leftovers.clean_up(params) == ([], []), "an engine that is not in use is not asked"
     assert not calls(tmp_path)
     (tmp_path / f"{engine}-in-use").write_text("")
     wanted = ["c7", image] if goes else []
     assert leftovers.left_behind(params) == wanted
     assert not [one for one in calls(tmp_path) if " rm" in one], "a look removes nothing"
-    assert leftovers.sweep(params) == (wanted, [])
+    assert leftovers.clean_up(params) == (wanted, [])
     done = [one for one in calls(tmp_path) if " rm" in one]
     assert done == ([f"{engine} rm --force c7", f"{engine} rmi {image}"] if goes else [])
 
@@ -95,11 +95,11 @@ NO_VALUE = [
 
 
 @pytest.mark.parametrize(("about", "line", "goes"), NO_VALUE, ids=[one[0] for one in NO_VALUE])
-def test_sweep_of_containers_without_a_mark(host, tmp_path, about, line, goes):
+def test_clean_up_of_containers_without_a_mark(host, tmp_path, about, line, goes):
     """The first version labelled its containers, which were of a named image, and no more."""
     (tmp_path / "docker-in-use").write_text("")
     params = host(docker={"ps": f"print({line!r})", "image": ""})
-    assert leftovers.sweep(params) == (["c7"] if goes else [], [])
+    assert leftovers.clean_up(params) == (["c7"] if goes else [], [])
 
 
 @pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
@@ -107,7 +107,7 @@ def test_engine_without_a_record_that_does_not_answer_is_no_warning(host, tmp_pa
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     (tmp_path / "docker-in-use").write_text("")
     params = host(docker={"ps": ps})
-    assert leftovers.sweep(params) == ([], [])
+    assert leftovers.clean_up(params) == ([], [])
     assert leftovers.left_behind(params) == []
 
 
@@ -119,14 +119,14 @@ def test_engine_without_a_record_that_does_not_answer_is_no_warning(host, tmp_pa
         ("of a pid that is another's by now", MY_PID, time.time() + 3600, True),
     ],
 )
-def test_sweep_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, pid, booted, goes):
+def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, pid, booted, goes):
     monkeypatch.setattr(run_id, "_booted", lambda _proc: booted)
     folder = tmp_path / f"isolation-{pid}"
     folder.mkdir()
     (tmp_path / "isolation-").mkdir()  # nobody's
     names = f"print('vgpu-isolation-{pid}-1\\nvgpu-isolation-1-1') if 'containers list' in words else None"
     params = host(ctr={"--namespace": names})
-    assert leftovers.sweep(params) == ([str(folder)] if goes else [], [])
+    assert leftovers.clean_up(params) == ([str(folder)] if goes else [], [])
     deleted = [one.split()[-1] for one in calls(tmp_path) if "containers delete" in one]
     assert deleted == ([f"vgpu-isolation-{pid}-1"] if goes else [])
     assert folder.exists() is not goes
@@ -134,7 +134,7 @@ def test_sweep_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, p
 
 
 def test_a_check_that_begins_asks_nothing_of_an_engine_that_has_nothing_of_ours(host, tmp_path):
-    """What former versions left is for ``sweep``: every check would ask for it again."""
+    """What former versions left is for ``clean_up``: every check would ask for it again."""
     (tmp_path / "docker-in-use").write_text("")
     leftovers.begin("docker", host(docker={"image": ""})["docker"])
     assert calls(tmp_path) == []
@@ -150,11 +150,11 @@ def test_root_that_goes_meanwhile_is_no_fault(host, tmp_path, monkeypatch):
     monkeypatch.setattr(
         leftovers.glob, "glob", lambda path: [gone, *found(path)] if "isolation-" in path else found(path)
     )
-    assert leftovers.sweep(host()) == ([str(dead)], [])
+    assert leftovers.clean_up(host()) == ([str(dead)], [])
 
 
 RECORDED = [
-    # about, the engine and mark of a record, which clients are asked by a sweep
+    # about, the engine and mark of a record, which clients are asked by a clean-up
     ("never used", None, set()),
     ("used by a run that is dead", ("podman", DEAD), {"podman"}),
     ("used by a run before a reboot", ("docker", BEFORE), {"docker"}),
@@ -169,35 +169,35 @@ def test_only_an_engine_that_was_used_is_asked(host, tmp_path, about, left, aske
     if left:
         record(*left)
     leftovers.left_behind(params)
-    leftovers.sweep(params)
+    leftovers.clean_up(params)
     assert {one.split()[0] for one in calls(tmp_path)} == asked
 
 
 def test_engine_that_is_gone_took_all_with_it(host, tmp_path):
     (tmp_path / f"isolation-{DEAD}").mkdir()
     left = [str(tmp_path / f"isolation-{DEAD}"), record("podman")]
-    assert leftovers.sweep(host()) == (left, [])
+    assert leftovers.clean_up(host()) == (left, [])
     assert not [one for one in left if os.path.exists(one)]
 
 
-def test_sweep_that_is_refused(host):
+def test_clean_up_that_is_refused(host):
     """What stays is no change, is named, and is found again."""
     image = f"{leftovers.REPOSITORY}:{DEAD}-9"
     answers = {"ps": f"print('c7 vgpu.isolation={DEAD}')", "image": f"print('{image}')"}
     of_dead = record()
-    assert leftovers.sweep(host(docker={**answers, "rmi": "sys.exit('in use')"})) == (["c7"], [image])
-    assert leftovers.sweep(host(docker={**answers, "rm": "sys.exit('stuck')"})) == ([image], ["c7"])
+    assert leftovers.clean_up(host(docker={**answers, "rmi": "sys.exit('in use')"})) == (["c7"], [image])
+    assert leftovers.clean_up(host(docker={**answers, "rm": "sys.exit('stuck')"})) == ([image], ["c7"])
     assert os.path.exists(of_dead)
 
 
 @pytest.mark.parametrize("ps", ["time.sleep(600)", "sys.exit('no daemon')"], ids=["hangs", "is off"])
-def test_sweep_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
+def test_clean_up_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps):
     """It is asked once, and what it may have stays known; others are removed."""
     monkeypatch.setattr(isolation_runner, "ASK_S", 0.5)
     params = host(docker={"ps": ps}, podman={"image": ""})
     docker, podman = record("docker"), record("podman")
     assert leftovers.left_behind(params) == [docker, podman]
-    gone, (stays,) = leftovers.sweep(params)
+    gone, (stays,) = leftovers.clean_up(params)
     assert gone == [podman]
     assert stays.startswith(f"{docker} (docker ps")
     assert os.path.exists(docker)
@@ -205,7 +205,7 @@ def test_sweep_of_an_engine_that_does_not_answer(host, tmp_path, monkeypatch, ps
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_sweep_of_containerd(host, tmp_path, answers):
+def test_clean_up_of_containerd(host, tmp_path, answers):
     dead, alive = tmp_path / f"isolation-{DEAD}", tmp_path / f"isolation-{OURS}"
     theirs = tmp_path / "isolation-notes"
     for one in (dead, alive, theirs):
@@ -214,7 +214,7 @@ def test_sweep_of_containerd(host, tmp_path, answers):
     names = f"print('vgpu-isolation-{DEAD}-1\\nvgpu-isolation-{one_of_init}-2\\nthe-container-of-{DEAD}-1')"
     listed = names if answers else "sys.exit('no daemon')"
     params = host(ctr={"--namespace": f"{listed} if 'containers list' in words else None"})
-    assert leftovers.sweep(params) == (([str(dead)], []) if answers else ([], [str(dead)]))
+    assert leftovers.clean_up(params) == (([str(dead)], []) if answers else ([], [str(dead)]))
     assert (dead.exists(), alive.exists(), theirs.exists()) == (not answers, True, True)
     deleted = [one for one in calls(tmp_path) if "containers delete" in one]
     wanted = [f"vgpu-isolation-{DEAD}-1"] if answers else []

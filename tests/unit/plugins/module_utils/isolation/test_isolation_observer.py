@@ -21,16 +21,16 @@ def test_memory_of_the_slice_alone_is_summed_and_the_greatest_look_counts(proc):
     watch = observer.MemoryWatch(Reader(gpus=2, processes=looks), "GPU-1", proc)
     assert watch.fault == ""
     for _look in looks:
-        watch.look(10)
-    assert (watch.most_bytes, watch.looks, watch.untold) == (12, 4, False)
+        watch.poll(10)
+    assert (watch.most_bytes, watch.polls, watch.untold) == (12, 4, False)
     assert "15" in watch.fault
 
 
 def test_look_at_a_process_that_is_gone_counts_nobody(proc):
     """Others that are gone by now have no namespace either."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{30: 1000, 99: None}]), "GPU-1", proc)
-    watch.look(30)
-    assert (watch.most_bytes, watch.untold, watch.looks) == (None, False, 1)
+    watch.poll(30)
+    assert (watch.most_bytes, watch.untold, watch.polls) == (None, False, 1)
 
 
 # processes that NVML lists, as (pid, bytes); what is read of them
@@ -78,15 +78,15 @@ def test_watch_notes_memory_that_the_driver_does_not_report(proc):
     """Once is enough: what was greatest at another look is not all that there was."""
     watch = observer.MemoryWatch(Reader(gpus=2, processes=[{10: None}, {10: 5}]), "GPU-1", proc)
     assert watch.untold is False
-    watch.look(10)
+    watch.poll(10)
     assert (watch.most_bytes, watch.untold) == (None, True)
-    watch.look(10)
+    watch.poll(10)
     assert (watch.most_bytes, watch.untold) == (5, True)
 
 
 def test_gpu_that_the_host_does_not_list(proc):
     watch = observer.MemoryWatch(Reader(gpus=2), "GPU-7", proc)
-    watch.look(10)
+    watch.poll(10)
     assert (watch.most_bytes, watch.fault) == (None, "NVML on the host lists no GPU GPU-7")
 
 

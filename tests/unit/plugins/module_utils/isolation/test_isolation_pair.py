@@ -37,8 +37,8 @@ def test_what_is_not_ours_stays(tmp_path):
     for name in (DEAD, f"beside-{run_id.own()}", "beside-the-point", "allocations"):
         (tmp_path / name).mkdir()
     assert isolation_pair.left_behind(str(tmp_path)) == [str(tmp_path / DEAD)]
-    assert isolation_pair.sweep(str(tmp_path)) == [str(tmp_path / DEAD)]
-    assert isolation_pair.sweep(str(tmp_path)) == []
+    assert isolation_pair.clean_up(str(tmp_path)) == [str(tmp_path / DEAD)]
+    assert isolation_pair.clean_up(str(tmp_path)) == []
     assert len(os.listdir(tmp_path)) == 3
 
 

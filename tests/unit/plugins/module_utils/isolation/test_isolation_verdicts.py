@@ -13,7 +13,7 @@ MIB = 1 << 20
 EXPECTED = it.Expected("GPU-1", 5386)
 LIMIT = 5386 * MIB
 DEVICE = {"index": 0, "uuid": "GPU-1", "total_cuda": LIMIT, "total_nvml": LIMIT}
-CHECK = {"name": "totals", "verdict": "held", "expected": 1, "found": 1, "unit": "", "detail": ""}
+CHECK = {"name": "totals", "verdict": "passed", "expected": 1, "found": 1, "unit": "", "detail": ""}
 
 
 def report(devices=(DEVICE,), checks=(CHECK,)) -> str:
@@ -26,11 +26,11 @@ def verdicts(checks) -> dict:
 
 PROBE = [
     # about, rc, output, timed out, what must be found
-    ("all well", 0, report(), False, {"totals": "held", "gpu-as-leased": "held", "limit-as-configured": "held"}),
+    ("all well", 0, report(), False, {"totals": "passed", "gpu-as-leased": "passed", "limit-as-configured": "passed"}),
     ("no report", 1, "Segmentation fault", False, {"probe": "violated"}),
     ("a report that is no object", 0, "[]", False, {"probe": "violated"}),
     ("half a report", 0, '{"devices": []}', False, {"probe": "violated"}),
-    ("ended by a signal after its report", -9, report(), False, {"probe": "violated", "totals": "held"}),
+    ("ended by a signal after its report", -9, report(), False, {"probe": "violated", "totals": "passed"}),
     ("past its time", 0, report(), True, {"probe": "violated"}),
     ("a check that was asked for is missing", 0, report(checks=()), False, {"totals": "not-run"}),
     (
@@ -76,7 +76,7 @@ def test_probe(about, rc, out, timed_out, wanted):
     found = verdicts(it.of_probe(rc, out, "", timed_out, EXPECTED, ["totals"]))
     assert {name: found[name] for name in wanted} == wanted
     if "violated" not in wanted.values() and "not-run" not in wanted.values():
-        assert set(found.values()) - {"open"} == {"held"}
+        assert set(found.values()) - {"open"} == {"passed"}
 
 
 def sharing(verdict, found, kernel, unit="percent") -> str:
@@ -88,28 +88,46 @@ def sharing(verdict, found, kernel, unit="percent") -> str:
 
 TOGETHER = [
     # about, our report, the neighbour's, the verdict, what each got
-    ("both keep theirs", sharing("held", 33, 500), sharing("held", 31, 500), "held", "33 and 31"),
-    ("one gets more", sharing("held", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
-    ("ours gets more", sharing("violated", 66, 500), sharing("held", 33, 500), "violated", "66 and 33"),
+    ("both keep theirs", sharing("passed", 33, 500), sharing("passed", 31, 500), "passed", "33 and 31"),
+    ("one gets more", sharing("passed", 33, 500), sharing("violated", 66, 500), "violated", "33 and 66"),
+    ("ours gets more", sharing("violated", 66, 500), sharing("passed", 33, 500), "violated", "66 and 33"),
     (
         "measured beside another, five more",
-        sharing("held", 33, 500),
+        sharing("passed", 33, 500),
         sharing("violated", 76, 1000),
-        "held",
+        "passed",
         "33 and 38",
     ),
     (
         "measured beside another, six more",
-        sharing("held", 33, 500),
+        sharing("passed", 33, 500),
         sharing("violated", 78, 1000),
         "violated",
         "33 and 39",
     ),
-    ("nobody knows what a kernel takes", sharing("held", 33, 500), sharing("violated", 60, 0), "violated", "33 and 60"),
-    ("what is no share", sharing("held", 33, 500), sharing("violated", 66, 1000, "launches"), "violated", "33 and 66"),
-    ("one does not measure a kernel", sharing("violated", 60, 500), sharing("held", 33, None), "violated", "60 and 33"),
-    ("no report", sharing("held", 33, 500), "", "not-run", "33 and none"),
-    ("a report without it", report(), sharing("held", 33, 500), "not-run", "none and 33"),
+    (
+        "nobody knows what a kernel takes",
+        sharing("passed", 33, 500),
+        sharing("violated", 60, 0),
+        "violated",
+        "33 and 60",
+    ),
+    (
+        "what is no share",
+        sharing("passed", 33, 500),
+        sharing("violated", 66, 1000, "launches"),
+        "violated",
+        "33 and 66",
+    ),
+    (
+        "one does not measure a kernel",
+        sharing("violated", 60, 500),
+        sharing("passed", 33, None),
+        "violated",
+        "60 and 33",
+    ),
+    ("no report", sharing("passed", 33, 500), "", "not-run", "33 and none"),
+    ("a report without it", report(), sharing("passed", 33, 500), "not-run", "none and 33"),
     ("one has no report and the other more", sharing("violated", 66, 500), "", "violated", "66 and none"),
 ]
 
@@ -122,13 +140,13 @@ def test_two_at_once(about, ours, theirs, verdict, got):
 
 
 SMI = [
-    (0, "GPU-1, 5386\n", "held"),
+    (0, "GPU-1, 5386\n", "passed"),
     (0, "GPU-1, 16160\n", "violated"),
     (0, "GPU-2, 5386\n", "violated"),
     (0, "GPU-1, 5386\nGPU-2, 5386\n", "violated"),
     (0, "", "violated"),
     (9, "GPU-1, 5386\n", "violated"),
-    (0, "\n GPU-1, 5386 \n\n", "held"),
+    (0, "\n GPU-1, 5386 \n\n", "passed"),
     (126, "", "not-run"),
     (127, "", "not-run"),
 ]
@@ -141,8 +159,8 @@ def test_nvidia_smi(rc, out, verdict):
 
 OUTSIDE = [
     # about, greatest look, what the probe says it filled, verdict
-    ("the whole slice was seen", LIMIT, LIMIT, "held"),
-    ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "held"),
+    ("the whole slice was seen", LIMIT, LIMIT, "passed"),
+    ("nearly the whole slice was seen", LIMIT - LIMIT // 10, LIMIT, "passed"),
     ("a little less than that", LIMIT * 895 // 1000, LIMIT, "not-run"),
     ("one byte more than the slice", LIMIT + 1, LIMIT, "violated"),
     ("more, whatever the probe says", 2 * LIMIT, 1, "violated"),
@@ -150,7 +168,7 @@ OUTSIDE = [
     ("twice the slice, and no look hit it", LIMIT, 2 * LIMIT, "not-run"),
     ("the looks missed the fill", 117 * MIB, LIMIT, "not-run"),
     ("a look at nothing", 0, LIMIT, "not-run"),
-    ("oversold: the card gave less, and that was seen", LIMIT // 2, LIMIT // 2, "held"),
+    ("oversold: the card gave less, and that was seen", LIMIT // 2, LIMIT // 2, "passed"),
     ("the probe filled nothing", LIMIT, 0, "not-run"),
     ("no look at all", None, LIMIT, "not-run"),
 ]
@@ -171,11 +189,11 @@ FILLED = [
 
 @pytest.mark.parametrize(("checks", "filled"), FILLED)
 def test_what_the_probe_filled(checks, filled):
-    assert it.filled([it.check(name, "held", 1, found, unit) for name, found, unit in checks]) == filled
+    assert it.filled([it.check(name, "passed", 1, found, unit) for name, found, unit in checks]) == filled
 
 
 @pytest.mark.parametrize(
-    ("missing", "verdict", "found"), [([], "held", "/a, /b"), (["/a"], "violated", "/b"), (None, "not-run", "")]
+    ("missing", "verdict", "found"), [([], "passed", "/a, /b"), (["/a"], "violated", "/b"), (None, "not-run", "")]
 )
 def test_mounts(missing, verdict, found):
     one = it.of_mounts(missing, ["/a", "/b"])
@@ -186,17 +204,17 @@ def test_mounts(missing, verdict, found):
     ("checks", "verdict"),
     [
         ([], "not-run"),
-        ([("totals", "held")], "held"),
-        ([("totals", "held"), ("freed", "not-run")], "not-run"),
+        ([("totals", "passed")], "passed"),
+        ([("totals", "passed"), ("freed", "not-run")], "not-run"),
         ([("totals", "violated"), ("freed", "not-run")], "violated"),
-        ([("totals", "held"), ("nvidia-smi", "not-run"), ("outside-memory", "not-run")], "held"),
-        ([("totals", "held"), ("nvidia-smi", "violated")], "violated"),
+        ([("totals", "passed"), ("nvidia-smi", "not-run"), ("outside-memory", "not-run")], "passed"),
+        ([("totals", "passed"), ("nvidia-smi", "violated")], "violated"),
         ([("nvidia-smi", "not-run")], "not-run"),
-        ([("totals", "held"), ("bypass-namespace", "open"), ("bypass-setuid", "not-run")], "held"),
+        ([("totals", "passed"), ("bypass-namespace", "open"), ("bypass-setuid", "not-run")], "passed"),
         ([("bypass-namespace", "open")], "not-run"),
-        ([("totals", "held"), ("graphics", "open")], "held"),
-        ([("totals", "held"), ("neighbours", "violated")], "violated"),
-        ([("totals", "held"), ("bypass-setuid", "violated")], "violated"),
+        ([("totals", "passed"), ("graphics", "open")], "passed"),
+        ([("totals", "passed"), ("neighbours", "violated")], "violated"),
+        ([("totals", "passed"), ("bypass-setuid", "violated")], "violated"),
     ],
 )
 def test_overall(checks, verdict):
@@ -207,8 +225,8 @@ def test_overall(checks, verdict):
     ("words", "verdict"),
     [
         ([], "not-run"),
-        (["held", "held"], "held"),
-        (["held", "not-run"], "not-run"),
+        (["passed", "passed"], "passed"),
+        (["passed", "not-run"], "not-run"),
         (["not-run", "violated"], "violated"),
     ],
 )
@@ -219,7 +237,7 @@ def test_worst(words, verdict):
 NAMESPACE_SAYS = [
     # a check of the probe, whether it is told that the libraries are the host's
     (dict(CHECK, name="graphics", verdict="open", detail="libnvcuvid.so.1 can be loaded"), True),
-    (dict(CHECK, name="graphics", verdict="held"), False),
+    (dict(CHECK, name="graphics", verdict="passed"), False),
     (dict(CHECK, name="bypass-namespace", verdict="open"), False),
 ]
 
@@ -237,7 +255,7 @@ WATCHED = [
     # about, seconds until named, looks, fault, verdict, what is said
     ("named", 3.21, 2, "", "detected", "3.2"),
     ("named by one that says that it does not see all", 3.21, 2, "GPU is lost", "detected", "3.2"),
-    ("not named in as many looks as are needed", None, 5, "", "violated", "not in 5 looks"),
+    ("not named in as many looks as are needed", None, 5, "", "violated", "not in 5 polls"),
     ("not named in too few looks", None, 4, "", "open", "4 times meanwhile, 5 were needed"),
     ("the watcher is blind", None, 9, "GPU is lost", "open", "not detected: GPU is lost"),
 ]
@@ -251,7 +269,7 @@ def test_way_round_and_the_watcher(about, named, looks, fault, verdict, said):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "whole"), [("open", "held"), ("detected", "held"), ("violated", "violated"), ("not-run", "held")]
+    ("verdict", "whole"), [("open", "passed"), ("detected", "passed"), ("violated", "violated"), ("not-run", "passed")]
 )
 def test_what_a_way_round_does_to_the_whole(verdict, whole):
     assert it.overall([CHECK, dict(WAY, verdict=verdict)]) == whole
@@ -268,7 +286,7 @@ def test_probe_cannot_say_that_the_watcher_saw_it():
         ("the probe says so", {"verdict": "not-run", "left_out": True}, True),
         ("it could not be run", {"verdict": "not-run", "left_out": False}, False),
         ("words say nothing", {"verdict": "not-run", "detail": "left out: 3 seconds had passed"}, False),
-        ("what held was run", {"verdict": "held", "left_out": True}, False),
+        ("what held was run", {"verdict": "passed", "left_out": True}, False),
         ("a word that is no answer", {"verdict": "not-run", "left_out": "false"}, False),
     ],
 )
@@ -290,9 +308,9 @@ def test_what_had_no_time_is_left_out():
 @pytest.mark.parametrize(
     ("names", "gpus", "found", "verdict"),
     [
-        (["nvidia0", "nvidiactl", "nvidia-uvm", "null", "ttyUSB0"], 1, ["nvidia0"], "held"),
+        (["nvidia0", "nvidiactl", "nvidia-uvm", "null", "ttyUSB0"], 1, ["nvidia0"], "passed"),
         (["nvidia0", "nvidia1", "nvidiactl"], 1, ["nvidia0", "nvidia1"], "violated"),
-        (["nvidia0", "nvidia1"], 2, ["nvidia0", "nvidia1"], "held"),
+        (["nvidia0", "nvidia1"], 2, ["nvidia0", "nvidia1"], "passed"),
         (["null"], 1, [], "not-run"),
         (None, 1, None, "not-run"),
     ],
@@ -305,7 +323,7 @@ def test_device_nodes(tmp_path, names, gpus, found, verdict):
     assert nodes == found
     one = it.of_device_nodes(nodes, gpus)
     assert one["verdict"] == verdict
-    assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "held")
+    assert it.overall([CHECK, one]) == ("violated" if verdict == "violated" else "passed")
 
 
 # What a probe says on its stderr that was made before a check was; the last words are told of other faults.
@@ -346,7 +364,7 @@ DETAILS = [
     ("what the probe says", it.of_probe(0, KILLED.replace("null", '"why"'), "", False, EXPECTED, [])[0], "why"),
     ("a detail that is null", it.of_probe(0, KILLED, "", False, EXPECTED, [])[0], ""),
     ("NVML fails", it.of_outside(None, 0, "GPU is lost", EXPECTED, 1), "GPU is lost"),
-    ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 looks"),
+    ("NVML names nobody", it.of_outside(None, 4, "", EXPECTED, 1), "named no process of the slice in 4 polls"),
     ("a reader that fails", it.of_reader("nvidia-smi", 9, "", "no driver", EXPECTED), "exit status 9: no driver"),
     ("a reader that works", it.of_reader("nvidia-smi", 0, "GPU-1, 5386", "a warning", EXPECTED), ""),
 ]
@@ -369,8 +387,20 @@ def beside(name, verdict, detail="") -> str:
 
 IMPORTS = [
     # about, what the probes report: the one that takes, the one that made; the verdict, a part of the detail
-    ("refused", beside("import-beside", "held", "answers 801"), beside("export-beside", "held"), "held", "answers 801"),
-    ("had", beside("import-beside", "violated", "answers 0"), beside("export-beside", "held"), "violated", "answers 0"),
+    (
+        "refused",
+        beside("import-beside", "passed", "answers 801"),
+        beside("export-beside", "passed"),
+        "passed",
+        "answers 801",
+    ),
+    (
+        "had",
+        beside("import-beside", "violated", "answers 0"),
+        beside("export-beside", "passed"),
+        "violated",
+        "answers 0",
+    ),
     (
         "nobody came",
         beside("import-beside", "not-run", "no x"),
@@ -379,9 +409,9 @@ IMPORTS = [
         "x; in",
     ),
     ("the other said nothing", beside("import-beside", "not-run", "nobody"), "", "not-run", "nobody"),
-    ("the other one alone reports", "", beside("export-beside", "held"), "not-run", "no check 'import-beside'; its"),
-    ("another check", report(), beside("export-beside", "held"), "not-run", "no check 'import-beside'; its"),
-    ("a word that is none", beside("import-beside", "fine"), beside("export-beside", "held"), "violated", "'fine'"),
+    ("the other one alone reports", "", beside("export-beside", "passed"), "not-run", "no check 'import-beside'; its"),
+    ("another check", report(), beside("export-beside", "passed"), "not-run", "no check 'import-beside'; its"),
+    ("a word that is none", beside("import-beside", "fine"), beside("export-beside", "passed"), "violated", "'fine'"),
     ("open, which it may not be", beside("import-beside", "open"), "", "violated", "must not be open"),
 ]
 
@@ -391,4 +421,4 @@ def test_what_another_slice_made(about, ours, theirs, verdict, words):
     found = it.of_import(ours, theirs, UNKNOWN.replace("neighbours", "import-beside"))
     assert (found["name"], found["verdict"]) == ("import-beside", verdict)
     assert words in found["detail"]
-    assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "held")
+    assert it.overall([dict(CHECK), found]) == ("violated" if verdict == "violated" else "passed")

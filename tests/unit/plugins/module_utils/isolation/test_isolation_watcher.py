@@ -52,14 +52,14 @@ FOUND = [
 def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, named, all_of_them):
     asked = Asked(watching(), answer)
     observation = asked.observe(proc, names)
-    observation.look(10)
+    observation.poll(10)
     assert asked.count == 1  # not again at once
     asked.now += 1.5
     if all_of_them:
         with pytest.raises(watcher.AllNamed):
-            observation.look(10)
+            observation.poll(10)
     else:
-        observation.look(10)
+        observation.poll(10)
     assert sorted(observation.named) == named
     assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in observation.named.values())
     assert asked.count == 2
@@ -71,7 +71,7 @@ def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):
     observation = asked.observe(proc, {"bypass-x": "a-way-with-a-long-name"})
     asked.now += 1.0
     with pytest.raises(watcher.AllNamed):
-        observation.look(10)
+        observation.poll(10)
 
 
 def test_way_round_is_named_when_it_was_named_first(proc):
@@ -79,7 +79,7 @@ def test_way_round_is_named_when_it_was_named_first(proc):
     observation = asked.observe(proc, BOTH)
     for _look in range(2):
         asked.now += 1.5
-        observation.look(10)
+        observation.poll(10)
     assert [seconds for seconds, _said in observation.named.values()] == [1.5]
 
 
@@ -91,7 +91,7 @@ def test_process_whose_namespace_nobody_can_tell_is_not_of_this_run(proc, tmp_pa
     observation = asked.observe(proc, {"bypass-a": "way-12"})
     for pid in (10, 30):
         asked.now += 1.5
-        observation.look(pid)
+        observation.poll(pid)
     assert not observation.named
 
 
@@ -100,8 +100,8 @@ def test_watcher_without_an_answer_counts_no_poll(proc, answers):
     asked = Asked(*answers)
     observation = asked.observe(proc, ONE)
     asked.now += 1.5
-    observation.look(10)
-    assert observation.looks == 0
+    observation.poll(10)
+    assert observation.polls == 0
     assert (observation.needed, observation.hold_s) == ((5, 10.0) if answers[0] else (0, 0.0))
     assert observation.fault == ("" if answers[1] else "the device plugin does not answer")
 
@@ -109,10 +109,10 @@ def test_watcher_without_an_answer_counts_no_poll(proc, answers):
 def test_watcher_counts_the_polls_of_its_run(proc):
     asked = Asked(watching(100), watching(103, fault="blind"))
     observation = asked.observe(proc, ONE)
-    assert (observation.absent, observation.looks, observation.needed, observation.hold_s) == ("", 0, 5, 10.0)
+    assert (observation.absent, observation.polls, observation.needed, observation.hold_s) == ("", 0, 5, 10.0)
     asked.now += 1.0
-    observation.look(10)
-    assert (observation.looks, observation.fault) == (3, "blind")
+    observation.poll(10)
+    assert (observation.polls, observation.fault) == (3, "blind")
 
 
 @pytest.mark.parametrize(("answer", "said"), [(None, "no watcher"), (watching(interval=0.0), "switched off")])

@@ -65,7 +65,7 @@ def test_one_version_for_all_that_follow() -> None:
 
 def test_what_is_lacking_and_what_cannot_be_had() -> None:
     there = {"a": "1.1-1", "b": "1.1-1"}
-    assert rpm_text.lacking(["a", "b=1.2", "c=*"], there) == ["b=1.2", "c=*"]
+    assert rpm_text.missing(["a", "b=1.2", "c=*"], there) == ["b=1.2", "c=*"]
     known = {"b": ["1.1-1", "1.2-1", "1.10-1"]}
     said = rpm_text.unavailable(["b=2.*", "c", "b=1.2"], known)
     assert said == ["b: no version 2.*; there are 1.10-1, 1.2-1, 1.1-1", "c: no repository of this host has it"]

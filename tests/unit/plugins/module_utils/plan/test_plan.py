@@ -68,7 +68,11 @@ STATES = [
     ({"plugin.current": "0.0.9-x"}, "device_plugin", "from 0.0.9-x to 0.1.0-plug"),
     ({"plugin.versions": []}, "device_plugin", "install /opt/vgpu/plugin/0.1.0-plug"),
     ({"node_config.text": None}, "device_plugin", "write /etc/vgpu/node.yaml"),
-    ({"node_config.text": "not json"}, "device_plugin", "anew (/etc/vgpu/node.yaml: text: not valid JSON"),
+    (
+        {"node_config.text": "not json"},
+        "device_plugin",
+        "rewrite /etc/vgpu/node.yaml (/etc/vgpu/node.yaml: text: not valid JSON",
+    ),
     (
         {"node_config.text": NODE_YAML.replace('"splitCount": 3', '"splitCount": 2')},
         "device_plugin",

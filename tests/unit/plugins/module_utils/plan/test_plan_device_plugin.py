@@ -121,7 +121,7 @@ HOLDERS = [
     ({"vgpu_resource_names": {"count": "example.com/gpu"}}, [POD_A, POD_B], "2 containers"),
     ({"vgpu_log_level": 3}, [POD_A, POD_B], ""),  # no slice changes
     ({"device_plugin_version": "0.2.0"}, [POD_A], ""),
-    ({"device_plugin_state": "absent"}, [POD_A, LEASE], "1 containers hold slices; their allocations are ended"),
+    ({"device_plugin_state": "absent"}, [POD_A, LEASE], "1 containers use slices; their allocations end"),
     ({"device_plugin_state": "absent"}, [LEASE], ""),
     ({"vcuda_state": "absent"}, [POD_A], "1 containers mount the library"),
     ({"vcuda_state": "absent"}, [], ""),

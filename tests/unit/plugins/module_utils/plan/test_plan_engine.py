@@ -61,7 +61,7 @@ HOSTS = [
 
 @pytest.mark.parametrize("found, desired, words, fault", HOSTS)
 def test_containerd(found, desired, words, fault):
-    _reason, changes, errors = plan_engine.look({**WANTED, **desired}, found)
+    _reason, changes, errors = plan_engine.differences({**WANTED, **desired}, found)
     assert (bool(changes), bool(errors)) == (bool(words), bool(fault))
     assert words in "\n".join(changes)
     assert fault in "\n".join(errors)
@@ -81,5 +81,5 @@ DROP_INS = [
 def test_a_file_of_our_own(files, unit, words):
     found = {"files": files, "units": {"crio.service": unit}, "packages": {}}
     wanted = {**WANTED, "engine": "crio", "drop_in_path": CRIO, "drop_in_text": TEXT}
-    assert plan_engine.look(wanted, found)[1] == ([words] if words else [])
+    assert plan_engine.differences(wanted, found)[1] == ([words] if words else [])
     assert plan_engine.absent(wanted, found) == ([f"remove {CRIO}"] if files else [])

@@ -66,11 +66,11 @@ MIG = [
     ({}, {("units", mig_unit.UNIT): {}}, [f"enable {mig_unit.UNIT}"], "", False),
     ({"boot": False}, {("units", mig_unit.UNIT): {}}, [], "", False),
     ({"state": "absent", "record": "/r"}, {"files": {}}, [], "", False),
-    ({"state": "absent", "record": "/r"}, {"files": {"/r": {}}}, ["take back what /r records"], "", True),
+    ({"state": "absent", "record": "/r"}, {"files": {"/r": {}}}, ["revert the changes recorded in /r"], "", True),
     (
         {"boot": False},
         {"mig": {"ok": False, "error": "no driver", "gpus": []}, "nvml.ok": False},
-        ["bring the GPUs to 1 x 3g.20gb"],
+        ["set the GPUs to 1 x 3g.20gb"],
         "",
         False,
     ),

@@ -106,15 +106,15 @@ def test_a_python_that_will_not_do_is_refused_with_the_way_out(system, python, v
 
 
 @pytest.mark.parametrize(
-    ("found", "lacks"),
+    ("found", "missing"),
     [
         ({}, ["python3.11", "python3.11-venv"]),
         ({"python3.11": "3.11.0~rc1", "python3.11-venv": None}, ["python3.11-venv"]),
         ({"python3.11": "3.11.0~rc1", "python3.11-venv": "3.11.0~rc1"}, []),
     ],
 )
-def test_what_lacks(found, lacks):
-    assert plugin_python.lacking(plugin_python.choose(host("ubuntu", "22.04")), found) == lacks
+def test_missing(found, missing):
+    assert plugin_python.missing(plugin_python.choose(host("ubuntu", "22.04")), found) == missing
 
 
 NEWER, OWN = "/usr/bin/python3.11", "/usr/bin/python3.10"
@@ -171,7 +171,7 @@ def test_packages_that_were_installed_for_it_are_taken_back(there, expected):
     variables = {"device_plugin_state": "absent", "device_plugin_packages_record": RECORD}
     whole = made(variables, {("files", RECORD): there})
     changes = [change for step in whole["steps"] if step["role"] == "device_plugin" for change in step["changes"]]
-    assert (f"take back what {RECORD} records" in changes) is expected
+    assert (f"revert the changes recorded in {RECORD}" in changes) is expected
 
 
 @pytest.mark.parametrize(

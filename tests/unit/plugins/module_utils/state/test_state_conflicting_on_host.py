@@ -93,6 +93,6 @@ SAID = [
 @pytest.mark.parametrize("name, resources, errors, warnings", SAID)
 def test_what_is_said(host, serve, name, resources, errors, warnings):
     serve(name)
-    told = conflicting_on_host.said(conflicting_on_host.find(Host(str(host))), resources)
+    told = conflicting_on_host.findings(conflicting_on_host.find(Host(str(host))), resources)
     assert [len(one) for one in told] == [errors, warnings]
     assert all(name in text for texts in told for text in texts)

@@ -56,8 +56,8 @@ class Machine:
         runs = digest.fingerprint(self.status, GPUS, "535")
         self.write(running_plugin.PROOF, json.dumps({"fingerprint": runs}))
 
-    def keep(self, check=False):
-        return rollback.keep(self.host, LIBRARY, PLUGIN, CONFIG, [UNIT, ARBITER], check, DAEMON_SET)
+    def persist(self, check=False):
+        return rollback.persist(self.host, LIBRARY, PLUGIN, CONFIG, [UNIT, ARBITER], check, DAEMON_SET)
 
 
 @pytest.fixture
@@ -78,21 +78,21 @@ FIRST = {
 
 def test_what_is_current_is_kept(machine):
     machine.prove()
-    assert machine.keep(check=True) == (FIRST, False)
+    assert machine.persist(check=True) == (FIRST, False)
     assert rollback.kept(machine.host) is None, "check mode keeps nothing"
-    assert machine.keep() == (FIRST, False)
+    assert machine.persist() == (FIRST, False)
     assert rollback.kept(machine.host) == FIRST
-    assert rollback.forget(machine.host, check_mode=True) is True
-    assert rollback.forget(machine.host) is True
-    assert rollback.forget(machine.host) is False
+    assert rollback.delete(machine.host, check_mode=True) is True
+    assert rollback.delete(machine.host) is True
+    assert rollback.delete(machine.host) is False
 
 
 def test_an_upgrade_that_was_killed_after_its_switch_is_not_taken_for_the_former_version(machine):
     machine.prove()
-    machine.keep()
+    machine.persist()
     machine.switch("2")
-    assert machine.keep() == (FIRST, True)
-    assert machine.keep() == (FIRST, True)
+    assert machine.persist() == (FIRST, True)
+    assert machine.persist() == (FIRST, True)
 
 
 # What came after the killed upgrade -> whether what it kept still counts.
@@ -111,17 +111,17 @@ AFTER = [
 @pytest.mark.parametrize("after, counts", AFTER)
 def test_how_long_it_counts(machine, after, counts):
     machine.prove()
-    machine.keep()
+    machine.persist()
     machine.switch("2")
     after(machine)
-    point, resumed = machine.keep()
+    point, resumed = machine.persist()
     assert (point["plugin"], resumed) == (("1", True) if counts else ("2", False))
 
 
 def test_a_first_version_has_nothing_to_return_to(tmp_path, monkeypatch):
     monkeypatch.setattr(nvml, "read", lambda: {"gpus": [], "driver_version": None})
     bare = host(tmp_path)
-    point, resumed = rollback.keep(bare, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
+    point, resumed = rollback.persist(bare, LIBRARY, PLUGIN, CONFIG, [UNIT], daemonset=DAEMON_SET)
     there = {"library": None, "plugin": None, "node_config": None, "configs": {}, "units": {UNIT: None}}
     assert point == {**there, "daemonset": {DAEMON_SET: None}}
     assert resumed is False
@@ -131,14 +131,14 @@ def test_only_what_a_node_label_may_name_is_a_named_configuration(machine):
     machine.write("/etc/vgpu/configs/.half.yaml", "half")
     machine.write("/etc/vgpu/configs/notes.txt", "theirs")
     machine.write("/etc/vgpu/configs/small.yaml", "small")
-    assert machine.keep()[0]["configs"] == {NAMED: "named 1", "/etc/vgpu/configs/small.yaml": "small"}
+    assert machine.persist()[0]["configs"] == {NAMED: "named 1", "/etc/vgpu/configs/small.yaml": "small"}
 
 
 def test_a_record_without_named_configurations_leaves_them_as_they_are(machine):
     machine.prove()
-    machine.keep()
+    machine.persist()
     older = {key: value for key, value in FIRST.items() if key not in ("configs", "daemonset")}
     machine.write(rollback.PATH, json.dumps(older))
     machine.switch("2")
-    point, resumed = machine.keep()
+    point, resumed = machine.persist()
     assert (point, resumed) == ({**FIRST, "configs": None, "daemonset": {}}, True)
