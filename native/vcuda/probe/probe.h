@@ -119,7 +119,7 @@ bool contexts_count(const struct fill *fill);
 uint64_t take_all(const struct fill *fill, const struct cuda *cuda, uint64_t first);
 bool wait_for(_Atomic int *counter, int wanted); /* false: not within a minute */
 
-/* beside.c: two probes in two slices, which meet at this socket. */
+/* Two probes in two slices meet at this socket. */
 extern const char *beside_socket;
 void check_import_beside(const struct slice *slice, struct board *board);
 void check_export_beside(const struct slice *slice, struct board *board);

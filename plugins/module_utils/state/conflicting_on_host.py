@@ -86,8 +86,8 @@ def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple
         who = " ({})".format(one["owner"]) if one["owner"] else ""
         if one["resource"] in resources:
             errors.append(
-                "another device plugin advertises {}{} on {}; two owners take it from each other. Remove it first: delete "
-                "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
+                "another device plugin advertises {}{} on {}; two owners take it from each other. Remove it first: "
+                "delete its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
                 "device_plugin_conflicting_plugins: ignore".format(one["resource"], who, one["socket"])
             )
         else:

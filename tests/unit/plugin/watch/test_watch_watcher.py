@@ -129,7 +129,10 @@ class Watched:
         self.watch = self.watcher()
 
     def watcher(self, **options: Any) -> watch.Watch:
-        kernel = watch.Kernel(self.processes, self.ender, lambda: self.now, self.device)
+        def device(path: Path) -> int | None:
+            return self.device(path)  # looked up at each call: tests replace it
+
+        kernel = watch.Kernel(self.processes, self.ender, lambda: self.now, device)
         return watch.Watch(self.card, self.files, self, self.found.append, kernel, **options)
 
     def uuids(self) -> list[str]:
