@@ -44,7 +44,7 @@ static const struct {
 #define CHECKS (sizeof checks / sizeof *checks)
 #define ALONE (CHECKS - 2) /* the others need a probe in another slice, and run only where they are named */
 
-static const char *const words[] = {"held", "violated", "not-run", "open"};
+static const char *const words[] = {"passed", "violated", "not-run", "open"};
 
 /* A process of its own, so that a check that crashes is a verdict and not the end. */
 static void run(check what, const struct slice *slice, struct board *board)
