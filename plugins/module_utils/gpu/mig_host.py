@@ -51,8 +51,8 @@ class MigHost:
         if os.access(self.path(python), os.X_OK):
             return []
         return [
-            f"{python} is not there, and {mig_unit.UNIT} needs it at the next boot: the role device_plugin installs it; "
-            "without that role install it, or name a Python from 3.8 on in mig_python"
+            f"{python} is not there, and {mig_unit.UNIT} needs it at the next boot: the role device_plugin installs "
+            "it; without that role install it, or name a Python from 3.8 on in mig_python"
         ]
 
     def absent(self, session: Callable[[], Mig]) -> None:

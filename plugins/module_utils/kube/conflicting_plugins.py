@@ -149,7 +149,7 @@ def judge(
             faults.append(f"{said}; the API server cannot remove it: {one.remedy}")
         elif set(one.resources) & set(resources) and not ignore:
             faults.append(
-                f'{said}, as we do; two owners take it from each other. Either {one.remedy}, or put "{one.title}" into '
+                f'{said}, as we do; the kubelet keeps only the last one. Either {one.remedy}, or put "{one.title}" into '
                 "device_plugin_conflicting_plugins_remove, or set device_plugin_conflicting_plugins: ignore"
             )
         else:

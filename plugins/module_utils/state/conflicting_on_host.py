@@ -86,7 +86,7 @@ def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple
         who = " ({})".format(one["owner"]) if one["owner"] else ""
         if one["resource"] in resources:
             errors.append(
-                "another device plugin advertises {}{} on {}; two owners take it from each other. Remove it first: delete "
+                "another device plugin advertises {}{} on {}; the kubelet keeps only the last one. Remove it: delete "
                 "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
                 "device_plugin_conflicting_plugins: ignore".format(one["resource"], who, one["socket"])
             )

@@ -35,7 +35,7 @@ RESTARTS = [
     (LOCAL_LOGS, {(*DOCKER, "active"): False, "docker.info": None}, "never", "", ""),
     # A reload is enough for this key.
     ({"container_runtime_docker_settings": {"default-shm-size": "2G"}}, BUSY, "never", "", ""),
-    ({}, {"docker.info": None}, "if_idle", "", "what it runs is not known"),
+    ({}, {"docker.info": None}, "if_idle", "", "its containers are unknown"),
     ({}, {"docker.info": None}, "never", "a daemon that does not answer", ""),
     ({}, {**BUSY, PENDING: {"sha256": sha256("restart\n")}}, "if_idle", "what an interrupted run changed", ""),
     ({}, {**BUSY, PENDING: {"sha256": sha256("reload\n")}}, "never", "", ""),
