@@ -158,9 +158,9 @@ class _NamedConfig(Kind):
 
 VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, _NamedConfig()))
 
-# Values that the schema knows and this version does not carry out. They are refused, never ignored.
+# Values of the schema that this version does not implement. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = ()
-# What a node label cannot choose: it takes steps on the host that a running plugin does not do.
+# Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
 ONLY_FOR_THE_HOST = ("mig_geometry", "time_slice")
 # Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.
 BY_LABEL = {

@@ -39,13 +39,13 @@ StopWhenUnneeded=no
 ExecStart=
 ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-mode --verbose
 """
-# What a service reads as it starts, and never again.
+# Files that a service reads only at its start.
 REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 SUBNET_MANAGER = "nvlsm"
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
-# What is loaded, in this order; the rest comes along.
+# Modules to load, in this order; the others are their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
@@ -93,7 +93,7 @@ class Choice(NamedTuple):
     reboot: str
     warnings: list[str]
     refusals: list[str]
-    # Packages that must not come along.
+    # Packages that must not be installed as dependencies.
     refuse: Sequence[str] = ()
 
 

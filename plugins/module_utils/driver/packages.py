@@ -23,11 +23,11 @@ UBUNTU_SERVER = {
     "22.04": (390, 418, 450, 470, 515, 525, 535, 550, 570, 580),
     "24.04": (470, 535, 550, 570, 580),
 }
-# What Ubuntu built and signed for one kernel.
+# Modules that Ubuntu built and signed for one kernel.
 PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
-# Sources of which the packages' names do not tell the branch.
+# Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -133,7 +133,7 @@ class Applier:
             self.applied = "restart"
 
     def older(self, started: float | None) -> bool:
-        # Our record is written with the file, so a file that somebody else changed later asks for nothing of us.
+        # Our record is written with the file, so a later edit by others needs no restart by us.
         record = self.options.record
         if not record or not os.path.exists(record):
             return False

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..text import toml_text
 
-# Where the CRI plugin has its keys, by version of the file.
+# Tables of the CRI plugin's keys, by version of the file.
 SECTIONS = {
     1: "plugins.cri",
     2: 'plugins."io.containerd.grpc.v1.cri"',

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Sequence
 
 from ..host import distribution
 
-# What the distribution itself has. RHEL and its kin have podman alone.
+# Packages of the distribution itself. RHEL and its derivatives have podman alone.
 DISTRIBUTION = {
     "debian": {"docker": ["docker.io"], "containerd": ["containerd"]},
     "ubuntu": {"docker": ["docker.io"], "containerd": ["containerd"]},
     "sles": {"docker": ["docker"], "containerd": ["containerd"]},
     "el": {},
 }
-# What Docker's repositories have, for every system, and so their mirrors.
+# Packages of Docker's repositories and their mirrors, on every system.
 REPOSITORY = {"docker": ["docker-ce", "docker-ce-cli", "containerd.io"], "containerd": ["containerd.io"]}
 UNITS = {"docker": "docker.service", "containerd": "containerd.service"}
 DOCKER_UNIT = "docker.service"
@@ -29,7 +29,7 @@ ENGINE_UNITS = {
     "k3s": ["k3s.service", "k3s-agent.service"],
     "rke2": ["rke2-server.service", "rke2-agent.service"],
 }
-# The variables of the role container_runtime that a choice looks at, with the value of one that is unset.
+# The variables of the role container_runtime that a choice reads, with their defaults.
 DEFAULTS: dict[str, Any] = {
     "packages": [],
     "repository": {},

@@ -39,7 +39,7 @@ class MigHost:
             raise MigError(
                 "the geometry is empty; name at least one profile, such as {1g.10gb: 7}, or use state: absent"
             )
-        # What the GPUs had is kept before they are changed: a run that is killed loses nothing.
+        # Record the former geometry before the first change: a killed run loses nothing.
         self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)

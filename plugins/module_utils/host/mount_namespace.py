@@ -24,7 +24,7 @@ DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_FOLDERS = ("shm", "pts", "mqueue")
 GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
-# Between two looks at a running program: what it holds may be gone after milliseconds.
+# Seconds between two polls of a running program: its memory may be free after milliseconds.
 LOOK_S = 0.001
 
 # Folders of this name are ours alone: what the host has there, a container does not see.

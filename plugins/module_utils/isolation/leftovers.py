@@ -21,7 +21,7 @@ from . import containerd as isolation_containerd
 from .runner import LABEL, RunnerError, ask_engine
 
 DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
-# In the order in which a host of ours has them below its kubelet. Podman is never there; it is for hosts without one.
+# In the order in which a kubelet uses them. Podman is for hosts without a kubelet.
 ENGINES = (DOCKER, CONTAINERD, PODMAN)
 CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
@@ -30,7 +30,7 @@ ROOTS = "/var/lib/vgpu/isolation-"
 # Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
 # its folder says the same.
 RECORDS = "/var/lib/vgpu/check-"
-# What is there where an engine can be asked without a change: the daemon of docker, a storage of podman with an image.
+# Files of an engine that a query does not change: the daemon of docker, a storage of podman with an image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
 # As docker and podman write a container's time of birth; podman adds parts of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
@@ -90,7 +90,7 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
         return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
-    if not ask or not os.path.exists(client):  # what an engine had is gone with it
+    if not ask or not os.path.exists(client):  # the leftovers are gone with their engine
         return Leftover([], [], records)
     try:
         return Leftover(_containers(client), _images(client), records)

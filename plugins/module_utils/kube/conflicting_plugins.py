@@ -35,7 +35,7 @@ RESOURCE_VARIABLE = "RESOURCE_NAME"
 OURS = "vgpu-device-plugin"
 MIRROR = "kubernetes.io/config.mirror"
 OVER = ("Succeeded", "Failed")
-# Between two looks at pods that are to end, seconds.
+# Seconds between two polls of ending pods.
 PAUSE = 1.0
 
 
@@ -149,7 +149,7 @@ def judge(
             faults.append(f"{said}; the API server cannot remove it: {one.remedy}")
         elif set(one.resources) & set(resources) and not ignore:
             faults.append(
-                f'{said}, as we do; the kubelet keeps only the last one. Either {one.remedy}, or put "{one.title}" into '
+                f'{said}, and so do we; the kubelet keeps the last one. Either {one.remedy}, or put "{one.title}" into '
                 "device_plugin_conflicting_plugins_remove, or set device_plugin_conflicting_plugins: ignore"
             )
         else:

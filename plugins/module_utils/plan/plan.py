@@ -33,7 +33,7 @@ CONFINED = (
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
     "avc` after the first pod (docs/unverified.md)"
 )
-# Steps that no role of that name carries out: the proof, and what is cleared away after it.
+# Steps without a role of that name: the proof, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
 
 
@@ -240,7 +240,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
-        # What is to be removed the role asks the cluster for, and it stops where something else is left.
+        # The role removes named plugins through the cluster's API, and fails where others are left.
         conflicts, others = [], [*conflicts, *others]
     kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET

@@ -14,7 +14,7 @@ from ..host import distribution
 AUTO = "auto"
 OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
-# What may run the modules of a play, and where it may be.
+# Pythons that may run the modules of a play, and their folders.
 OLDEST_OF_MODULES = (3, 8)
 CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(13, 7, -1))]
 
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     python: str
     packages: tuple[str, ...]
     version: str
-    # Of SYSTEM_PYTHON: what small programs without dependencies may run on.
+    # Version of SYSTEM_PYTHON, which runs small programs without dependencies.
     system: str
 
 

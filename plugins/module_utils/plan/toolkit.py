@@ -9,7 +9,7 @@ from ..config.kinds import Finding, warning
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# Keys of the toolkit's config.toml, with what holds where a key is not set.
+# Keys of the toolkit's config.toml, with their defaults.
 BY_ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 UNSET = {BY_ENVIRONMENT: "true", BY_MOUNTS: "false"}

@@ -21,10 +21,10 @@ VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 VCUDA_UNIT_MIB = 256
 
-# What NVIDIA's own plugin offers: where our count has another name, these are its, and no typos.
+# Resources of NVIDIA's own plugin: where our count has another name, these are valid and no typos.
 OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
-# What the amount of a Memory counts: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
+# Units of a Memory's amount: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
 MAX_MIB = 1 << 24  # 16 TiB: far above any card, far below where sums become a question

@@ -75,7 +75,7 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of a version that did not keep these: they stay as they are then.
+    # A record of an older version does not have these; they stay unchanged then.
     return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
 
