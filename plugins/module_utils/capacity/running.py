@@ -139,7 +139,7 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
 
 
 def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """What the watcher names now."""
+    """The present findings of the watcher."""
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":

@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Choice(NamedTuple):
-    """What the role carries out. ``refusals`` empty: it may start. Every part is plain data."""
+    """The changes that the role makes. ``refusals`` empty: it may start. Every part is plain data."""
 
     branch: int | None
     kernel_module: str
@@ -123,7 +123,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 
 def _inputs(wanted: dict[str, Any]) -> list[str]:
-    """What is wrong with the desired state itself, whatever the host."""
+    """The errors in the desired state itself, whatever the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:
@@ -150,7 +150,7 @@ def _inputs(wanted: dict[str, Any]) -> list[str]:
 
 
 def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """The driver comes from elsewhere (an image, a driver container): only look whether it is there and new enough."""
+    """The driver comes from elsewhere (an image, a driver container): only check that it is there and new enough."""
     loaded = state["driver"].get("loaded_version") or state.get("nvml", {}).get("driver_version")
     if loaded is None and wanted["kernel_module"] != "none":
         found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"

@@ -70,12 +70,12 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Whether somebody besides other modules holds one of them: more references than modules that use it."""
+    """Whether a process uses one of them: it has more references than modules that use it."""
     return any(count > len(by) for count, by in modules.values())
 
 
 def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
-    """Who holds the driver, as ``name (pid)``; where nobody can be named, what is known of it.
+    """The processes that use the driver, as ``name (pid)``; where none can be named, what is known of them.
 
     ``besides``: units whose processes do not count.
     """

@@ -45,7 +45,7 @@ def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) ->
 
 
 class Setup:
-    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) tell what was done, or would be."""
+    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) show the changes, made or predicted."""
 
     def __init__(self, desired: Desired, host: Host, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -150,7 +150,7 @@ class Setup:
         return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
 
     def _modules(self, facts: dict[str, Any]) -> None:
-        """Bring the module on disk into the kernel: load it, or reload it where nobody uses the old one."""
+        """Load the module on disk, or reload it where no process uses the old one."""
         if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:

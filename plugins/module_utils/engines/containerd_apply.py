@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """One run. After ``prepare`` the attributes tell all that a report needs."""
+    """One run. After ``prepare`` the attributes hold the report."""
 
     def __init__(self, options: Options) -> None:
         self.options = options

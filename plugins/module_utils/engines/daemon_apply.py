@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """One run. After ``prepare`` the attributes tell all that a report needs."""
+    """One run. After ``prepare`` the attributes hold the report."""
 
     def __init__(self, options: Options, host: DockerHost) -> None:
         self.options, self.host = options, host

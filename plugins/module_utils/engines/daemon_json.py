@@ -60,7 +60,7 @@ class DaemonJsonError(ValueError):
 
 
 class Change(NamedTuple):
-    """One key whose value differs. ``apply`` says what makes the running daemon take it over: reload or restart."""
+    """One key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
 
     path: Path
     action: str  # add, change or remove
@@ -216,7 +216,7 @@ def needs_restart(changes: Iterable[Any]) -> list[str]:
 
 
 def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Unapplied]:
-    """What the running daemon (the JSON of ``docker info``) does not show of the file's document.
+    """Keys of the file's document that the running daemon (the JSON of ``docker info``) does not show.
 
     Only what docker info tells can be seen: default-shm-size, for one, is in no answer of the daemon.
     A play that was killed between the write and the reload is found by this.

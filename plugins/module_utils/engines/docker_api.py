@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running Docker daemon says of itself, asked over its socket: no client program, no library."""
+"""Reads the state of a running Docker daemon over its socket, without a client program or library."""
 
 from __future__ import annotations
 

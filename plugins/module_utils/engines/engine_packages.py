@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which packages bring the engine that starts containers, on a host where it is not there yet. Pure.
+"""The packages of the container engine, for a host where it is missing. Pure.
 
 An engine that somebody else installed, such as Docker's own docker-ce, is used as it is: another package of it would
 take its place under the containers that run.
@@ -88,7 +88,7 @@ def manager_of(system: dict[str, str]) -> str:
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """What is to be installed. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
+    """The packages to install. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
     manager = manager_of(state["os"])
     if wanted["packages"]:
         named = [str(package) for package in wanted["packages"]]

@@ -50,7 +50,7 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
 
 
 def _endpoint(host: Host, argv: Sequence[str]) -> str:
-    """What the flag says, or the configuration with its drop-ins, of which the last counts; empty where none does."""
+    """The endpoint of the flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
     flag, path, folder = _option(argv, FLAG), _option(argv, "--config"), _option(argv, "--config-dir")
     if flag:
         return flag

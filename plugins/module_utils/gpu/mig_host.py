@@ -47,7 +47,7 @@ class MigHost:
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
-        """What to warn of where the program of the unit could not be run: it would be found at the next boot alone."""
+        """The warning where the unit's program could not run, which would show only at the next boot."""
         if os.access(self.path(python), os.X_OK):
             return []
         return [

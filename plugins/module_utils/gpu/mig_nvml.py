@@ -229,7 +229,7 @@ class Mig(CtypesReader):
 
 
 def read() -> dict[str, Any]:
-    """What ``Mig.gpus`` says, or why it says nothing: ``{ok, error, gpus}``."""
+    """The result of ``Mig.gpus``, or its error: ``{ok, error, gpus}``."""
     try:
         session = Mig()
         session.start()

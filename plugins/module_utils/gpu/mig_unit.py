@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a MIG geometry again at boot: a file with it, a program of this collection's own sources, a unit.
+"""The files that restore a MIG geometry at boot: the geometry, a program of this collection's sources, a unit.
 
 MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
 """

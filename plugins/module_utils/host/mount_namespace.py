@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in a mount namespace of its own that looks, at chosen paths, as a container would see it.
+"""Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
 
 For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
 on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.

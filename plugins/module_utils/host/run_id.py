@@ -24,7 +24,7 @@ START = 19
 
 
 def own(proc: str = "/proc") -> str:
-    """Of this process: letters, digits and dots."""
+    """The mark of this process: letters, digits and dots."""
     pid = str(os.getpid())
     return f"{pid}.{_start_of(pid, proc)}.{_boot(proc)}"
 

@@ -102,7 +102,7 @@ class BadOption(Exception):
 
 
 class SliceCheck:
-    """One leased slice, looked at from all sides."""
+    """Runs all checks in one leased slice."""
 
     def __init__(
         self,
@@ -217,8 +217,8 @@ class SliceCheck:
         return checks
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks, and a
-        whole run of few checks too. Answers what that fill found violated.
+        """Fills the slice again for a while, where no poll saw a fill: one may be over between two polls, and a
+        whole run of few checks too. Returns the violated checks of that fill.
         """
         blind = not filled or watch.fault or watch.untold
         if blind or verdicts.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
@@ -322,7 +322,7 @@ class SliceCheck:
         return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
 
     def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
-        """What ``work`` finds, which is given another free slice of this GPU; ``least_s`` of the time must be left."""
+        """The result of ``work`` with another free slice of this GPU; ``least_s`` of the time must be left."""
         if self._left_s() < least_s:
             self.left_out.append(name)
             return verdicts.left_out(name, self._params["duration"])

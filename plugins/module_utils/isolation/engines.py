@@ -37,7 +37,7 @@ CDI_KIND = "vgpu.fleet/gpu"
 
 
 class Lease(NamedTuple):
-    """What a container of a slice gets. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
+    """Lease of a slice. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
 
     uuid: str
     minors: Sequence[int]
@@ -145,7 +145,7 @@ class Engines:
         return self._made[engine]
 
     def close(self) -> None:
-        """What is not gone then, because its engine hangs or refuses, stays recorded for a later clean-up."""
+        """Removes what was made. Leftovers of an engine that hangs or refuses stay recorded for a later clean-up."""
         for engine in self._begun:
             client = self._params[CLIENTS[engine]]
             if client in self._silent:

@@ -66,7 +66,7 @@ def paths_of(programs: Iterable[str]) -> list[str]:
 
 
 def pack(probe: str) -> bytes:
-    """The root as a tar. ``probe``: the program that will run in it; it is not in it, the slice's mounts bring it.
+    """The root as a tar. ``probe``: the program that will run in it; the slice mounts it, so the tar does not have it.
 
     The same files of the host give the same bytes. Raises ImageError.
     """

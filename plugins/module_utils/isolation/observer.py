@@ -45,7 +45,7 @@ class ProcessReader(CtypesReader):
 
 
 class MemoryWatch:
-    """The greatest memory that the processes of one mount namespace held on one GPU at any look, by NVML."""
+    """The most memory that the processes of one mount namespace used on one GPU at any poll, by NVML."""
 
     def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
         self._reader = reader

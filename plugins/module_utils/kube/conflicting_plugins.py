@@ -56,7 +56,7 @@ class ConflictError(Exception):
 
 
 def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
-    """Who keeps plugins of other projects running on these nodes, each once."""
+    """The owners of other projects' plugins on these nodes, each once."""
     found: dict[str, ConflictingPlugin] = {}
     for node in nodes:
         selector = quote(f"spec.nodeName={node}", safe="")
@@ -75,7 +75,7 @@ def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
 
 
 def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
-    """Whose plugin a pod is, and what it offers; None of another pod."""
+    """A pod's plugin: its vendor and resources; None of another pod."""
     if (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == OURS:
         return None
     for container in pod["spec"].get("containers") or []:

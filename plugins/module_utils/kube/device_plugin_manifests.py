@@ -91,7 +91,7 @@ def node(name: str, present: bool = True) -> dict[str, Any]:
 
 
 def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What takes back what the program wrote on a node, as (path below the node, patch); empty where it is nothing."""
+    """Patches that remove what the program wrote on a node, as (path below the node, patch); empty for none."""
     out: list[tuple[str, dict[str, Any]]] = []
     if ANNOTATION in (found["metadata"].get("annotations") or {}):
         out.append(("", {"metadata": {"annotations": {ANNOTATION: None}}}))

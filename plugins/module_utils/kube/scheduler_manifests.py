@@ -127,7 +127,7 @@ def secret(desired: Desired) -> dict[str, Any]:
 
 
 def leases(desired: Desired) -> list[dict[str, Any]]:
-    """What the programs make by themselves and leave behind."""
+    """Objects that the programs create at run time."""
     return [
         {
             "apiVersion": "coordination.k8s.io/v1",

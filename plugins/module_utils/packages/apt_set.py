@@ -31,7 +31,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes tell what was done, or in check mode would be."""
+    """One run; after it the attributes show the changes, made or predicted."""
 
     def __init__(self, desired: Desired, host: AptHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -134,7 +134,7 @@ class PackageSet:
         return list(self.load_record().get("holds", []))
 
     def simulate(self, verb: str, packages: Sequence[str]) -> None:
-        """What apt would do. Packages that somebody else holds are his: a transaction that needs them is refused."""
+        """Simulate a transaction. Refuses one that changes a package that somebody else holds."""
         ours = self.own_holds
         self.transaction = apt_text.parse_simulation(self.host.change(verb, packages, simulate=True, held=ours != []))
         touched = {*self.transaction.change, *self.transaction.remove}

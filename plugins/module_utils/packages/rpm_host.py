@@ -38,7 +38,7 @@ class RpmError(package_manager.PackageError):
 
 
 class RpmHost:
-    """``manager``: dnf or zypper; auto looks at os-release."""
+    """``manager``: dnf or zypper; auto chooses by os-release."""
 
     def __init__(self, manager: str, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
@@ -163,7 +163,7 @@ class RpmHost:
         self.must(what, "zypper", *words, *(files or [f"{name}={version}" for name, version in packages.items()]))
 
     def needed_by_others(self, names: Sequence[str]) -> str:
-        """What rpm says against removing these packages, empty where nothing else needs them."""
+        """rpm's objections to the removal of these packages, empty where nothing else needs them."""
         code, out, fault = self.run("rpm", "-e", "--test", *names)
         return "" if code == 0 else rpm_text.faults_of(out + "\n" + fault)
 

@@ -31,7 +31,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes tell what was done, or in check mode would be."""
+    """One run; after it the attributes show the changes, made or predicted."""
 
     def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -122,7 +122,7 @@ class PackageSet:
         self.change({**rpm_text.companions(changes, self.before, known), **changes}, ())
 
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
-        """Bring these versions. Packages that somebody else locked are his: a change of one is refused."""
+        """Install these versions. Refuses to change a package that somebody else locked."""
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
         # Somebody else's entry may be a pattern.
         keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})

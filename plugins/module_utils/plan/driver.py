@@ -97,7 +97,7 @@ def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], stat
 
 
 def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """What to say of a driver that runs and that other packages brought, before ours come in its place."""
+    """The warnings for a running driver of other packages, which ours replace."""
     ours = {text.partition("=")[0] for text in choice.packages}
     if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
         return []

@@ -144,7 +144,7 @@ def _collect(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, A
 
 
 def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """What the host's GPUs say about the desired state. Without a driver only their number on the bus is known."""
+    """Findings of the desired state for the host's GPUs. Without a driver only their number on the bus is known."""
     config, gpus = desired["node_config"], state["gpus"]
     if state["nvml"]["ok"]:
         if not gpus:
@@ -212,7 +212,7 @@ def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any,
 
 
 def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | None:
-    """What keeps a service from running as its unit file says; None where it does."""
+    """The reason why a service does not run as its unit file says; None where it does."""
     if unit.get("stale"):
         return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
     if not unit.get("enabled"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python of a host the device plugin runs on, and which of the host's own packages bring it. Pure.
+"""The Python of a host that the device plugin runs on, and the distribution's packages of it. Pure.
 
 The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed next to it; the
 system's own stays unchanged.
@@ -20,7 +20,7 @@ CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(13
 
 
 class Choice(NamedTuple):
-    """``python``: empty where the distribution has none that is new enough. ``version``: what ``packages`` bring."""
+    """``python``: empty where the distribution has none that is new enough. ``version``: that of ``packages``."""
 
     python: str
     packages: list[str]

@@ -38,7 +38,7 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
 
 
 def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """What the toolkit's options do to a host whose cards are sold in slices.
+    """Findings for the toolkit's options on a host whose cards are shared in slices.
 
     Nothing here is refused: a host may have containers that get whole cards by their environment on purpose.
     """

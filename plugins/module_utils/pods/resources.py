@@ -61,7 +61,7 @@ class Config(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What one container wants: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
+    """The request of one container: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
 
     ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
     say what a message should name.
@@ -122,7 +122,7 @@ class _Values:
 def read_container(
     container: dict[str, Any], where: str, labels: dict[str, Any], config: Config, findings: list[Finding]
 ) -> Ask | None:
-    """What a container wants, None where it wants no GPU or where ``findings`` say what is wrong."""
+    """A container's request, None where it asks for no GPU or where ``findings`` has an error."""
     values = _Values(container, where, findings)
     name = str(container.get("name") or where)
     _refuse_typos(values, config)

@@ -78,7 +78,7 @@ def _static_pods(host: Host) -> list[str]:
 
 
 def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What to say of them, as (errors, warnings): of one that owns a resource of ours, and of one that hands out the
+    """(errors, warnings): an error for a plugin with a resource of ours, a warning for one that advertises the
     same GPUs under other names.
     """
     errors, warnings = [], []
