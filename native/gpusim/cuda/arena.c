@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The arena's allocator. Chunks of 2 MiB; a block above 1 MiB is a run of chunks, smaller ones lie in slabs of one size
- * class that fill a chunk. Records are kept apart from the memory, never in it: a program that writes past its block must
+ * class that fill a chunk. Records are never in the memory itself: a program that writes past its block must
  * not bring the driver down. A bit for the first chunk of each run finds the block of any address.
  */
 #include "arena.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What keeps physical memory alive apart from handles and mappings: tiles of sparse arrays, and multicast objects. Neither has
- * memory of its own. Nothing is copied through them here; where the memory is bound is all that is known.
+ * What keeps physical memory alive apart from handles and mappings: tiles of sparse arrays, and multicast objects.
+ * Neither has memory of its own. Nothing is copied through them here; where the memory is bound is all that is known.
  */
 #include "vmm.h"
 

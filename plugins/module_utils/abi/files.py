@@ -176,7 +176,7 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
 
 
 def parse_limits(data: bytes) -> dict[str, Any]:
-    """What a limits file says, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
+    """The content of a limits file, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
     if len(data) < LIMITS_FIELDS["devices"][0]:
         raise LayoutError("limits hold {} bytes, a header is {}".format(len(data), LIMITS_FIELDS["devices"][0]))
 
@@ -245,7 +245,7 @@ def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
 
 
 def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
-    """What comes before the slots of an empty ledger. All behind it is zero, and need not be written to a new file."""
+    """The bytes before the slots of an empty ledger. The rest is zero and need not be written to a new file."""
     return named(_empty_ledger(tuple(uuids)), LEDGER_FIELDS, allocation)
 
 
@@ -379,7 +379,7 @@ def read_ledger(path: str) -> dict[str, Any]:
 
 
 def as_packed(parsed: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """What pack_limits takes, out of what parse_limits gave; the sequence and versions are the writer's."""
+    """The arguments of pack_limits from a result of parse_limits, without sequence and versions."""
     kept = {key: value for key, value in parsed.items() if key not in ("version", "min_reader", "sequence")}
     return dict(kept, **changes)
 

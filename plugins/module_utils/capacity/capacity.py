@@ -42,7 +42,7 @@ def observe(
     base_path = config_path
     kubelet_socket = host.path(os.path.join(kubelet_dir, os.path.basename(SOCKET)))
     plugin = running_plugin.status(host)
-    # A node label may have chosen a named configuration; what the program says it has taken over is what must hold.
+    # A node label may have chosen a named configuration; the configuration that the program reports counts.
     if named_configs.active_name(config_path, plugin):
         config_path = str((plugin or {})["config_path"])
     return {
@@ -304,7 +304,7 @@ def _compare_kubelet(seen: dict[str, Any], answer: dict[str, Any]) -> None:
         expected = [piece["id"] for piece in answer["expected"]]
         missing = sorted(set(expected) - set(advertised) - set(leased))
         foreign = sorted(set(advertised) - set(expected))
-        # One cause is one difference: a kubelet that knows nothing of us lacks every slice.
+        # One cause is one difference: with an unregistered plugin all slices are missing.
         if expected and missing and not deaf:
             remedy = "systemctl restart vgpu-device-plugin; if it stays, check slice health above"
             found = f"{len(set(advertised) & set(expected))} of {len(expected)}; missing {_some(missing)}"

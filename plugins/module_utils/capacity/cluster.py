@@ -97,7 +97,7 @@ def compare(name: str, seen: dict[str, Any], offered: dict[str, Any]) -> list[di
 
 
 def offered(capacity: dict[str, Any]) -> dict[str, Any]:
-    """What a node says that it offers, out of the result of vgpu_capacity_info."""
+    """The resources that a node advertises, from the result of vgpu_capacity_info."""
     counts = dict.fromkeys(capacity.get("resources") or [], 0)
     for piece in capacity.get("expected") or []:
         counts[piece["resource"]] = counts.get(piece["resource"], 0) + 1

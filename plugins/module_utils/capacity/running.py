@@ -15,7 +15,7 @@ MIB = 1 << 20
 # What the library may charge beyond what the driver has: a twin of the watcher's tolerance in the other direction.
 LEAST_MIB, PART = 64, 16
 ABSENT = "not set"
-# Keys that no vgpu_ variable has: where the role vcuda puts the library.
+# Keys without a vgpu_ variable: the role vcuda's folder of the library.
 NOT_OF_THE_GROUP = ("sharing.vcuda.libraryRoot",)
 
 
@@ -139,7 +139,7 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
 
 
 def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
-    """What the watcher names now."""
+    """The present findings of the watcher."""
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":

@@ -38,7 +38,7 @@ def advertised(capacity: dict[str, Any]) -> int:
 
 
 def host_report(capacity: dict[str, Any], isolation: dict[str, Any] | None = None, title: str = "") -> list[str]:
-    """What a host offers and what was proven of it."""
+    """The report of a host: capacity and isolation."""
     offered, expected = advertised(capacity), len(capacity["expected"])
     teller = "kubelet" if capacity["kubelet"] else "device plugin (no kubelet here)"
     head = f"{capacity['resource']}: {offered} advertised by the {teller}, {expected} expected"

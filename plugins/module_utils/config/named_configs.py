@@ -32,7 +32,7 @@ def is_behind(path: str, state: dict[str, Any]) -> bool:
 
 
 def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """What node.yaml and the named configurations will have differently, and which of these go."""
+    """The changes of node.yaml and the named configurations, and the files to remove."""
     found = state["node_config"]
     out = node_yaml_changes(path, desired["node_config"], found["text"])
     named, wanted = found.get("named") or {}, desired.get("node_configs") or {}
@@ -43,7 +43,7 @@ def changes(path: str, desired: dict[str, Any], state: dict[str, Any]) -> list[s
 
 
 def faults(desired: dict[str, Any], kubeconfig: str) -> list[str]:
-    """What the configurations ask of the device plugin that it cannot do."""
+    """Errors: settings of the configurations that the device plugin cannot apply."""
     way_out = "set device_plugin_kubeconfig to a file on the host"
     named = {"node.yaml": desired["node_config"], **(desired.get("node_configs") or {})}
     return [

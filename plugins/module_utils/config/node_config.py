@@ -230,7 +230,7 @@ def read(config: Any, findings: list[Finding]) -> Any:
     clean = FILE.read(config, "", findings)
     sharing = clean.get("sharing") if isinstance(clean, dict) else None
     if isinstance(sharing, dict) and len(sharing) > 1:
-        # The one that takes what is left: vcuda, else at most one of the others.
+        # The section for the remaining GPUs: vcuda, else at most one of the others.
         greedy = [key for key in sorted(sharing) if key == "vcuda" or not _names_devices(sharing[key])]
         if len(greedy) > 1:
             both = " and ".join("sharing." + key for key in greedy)

@@ -239,7 +239,7 @@ def resources_of(pieces: Sequence[Piece], config: dict[str, Any]) -> list[str]:
 
 
 def plain_resource(config: dict[str, Any]) -> str:
-    """What whole GPUs are called where nothing else names them."""
+    """The default resource name of whole GPUs."""
     return normal_name((slices.vcuda_of(config) or {}).get("resourceName") or WHOLE)
 
 

@@ -158,9 +158,9 @@ class _NamedConfig(Kind):
 
 VARIABLES["vgpu_configs"] = VARIABLES["vgpu_configs"]._replace(kind=Mapping(CONFIG_NAME, _NamedConfig()))
 
-# Values that the schema knows and this version does not carry out. They are refused, never ignored.
+# Values of the schema that this version does not implement. They are refused, never ignored.
 UNAVAILABLE: tuple[tuple[str, Any, str], ...] = ()
-# What a node label cannot choose: it takes steps on the host that a running plugin does not do.
+# Settings that a node label cannot choose: they need changes on the host that a running plugin does not make.
 ONLY_FOR_THE_HOST = ("mig_geometry", "time_slice")
 # Sharing of a host → what a named configuration of it may share by: what needs nothing else on the node.
 BY_LABEL = {
@@ -209,7 +209,7 @@ def unknown_variable(name: str) -> Finding:
 
 
 def unavailable(clean: dict[str, Any]) -> list[Finding]:
-    """What a valid set of variables asks for that this version does not do, and what would have no effect."""
+    """Findings for valid variables that this version does not implement or that have no effect."""
     findings = []
     for name, values, way_out in UNAVAILABLE:
         if clean[name] in values:
@@ -242,13 +242,13 @@ def unavailable(clean: dict[str, Any]) -> list[Finding]:
 
 
 def named(clean: dict[str, Any], name: str) -> dict[str, Any]:
-    """What holds where a node label chooses the configuration ``name``: the host's variables with its own over them."""
+    """The variables of the named configuration ``name``: its own over the host's."""
     own = {PREFIX + key: value for key, value in clean["vgpu_configs"][name].items()}
     return {**clean, **own, "vgpu_configs": {}}
 
 
 def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
-    """What is wrong with one entry of vgpu_configs, said of the key in it."""
+    """The findings for one entry of vgpu_configs, by its keys."""
     own, path = clean["vgpu_configs"][name], f"vgpu_configs.{name}."
     findings = [
         error(path + key, "a node label cannot choose it; set it for the host's group")
@@ -269,7 +269,7 @@ def _named_faults(clean: dict[str, Any], name: str) -> list[Finding]:
 
 
 def oversold(clean: dict[str, Any]) -> list[Finding]:
-    """What selling more memory than a card has means for who uses it; one line, however many exceptions."""
+    """The warning about memory scaling above 1; one line, however many exceptions."""
     if clean["vgpu_sharing"] != "vcuda":
         return []
     scaled = [path for path, _split, memory, _cores in _shares(clean) if Fraction(memory) > 1]

@@ -39,13 +39,13 @@ StopWhenUnneeded=no
 ExecStart=
 ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced --persistence-mode --verbose
 """
-# What a service reads as it starts, and never again.
+# Files that a service reads only at its start.
 REREADS = {"nvidia-gridd.service": [GRIDD_FILE, TOKEN_FILE], "nvidia-persistenced.service": [PERSISTENCE_FILE]}
 FEATURE_TYPES = {"unlicensed": 0, "vgpu": 1, "vws": 2, "vcs": 4}
 
 SUBNET_MANAGER = "nvlsm"
 UNSUPPORTED_FILE = "/etc/modprobe.d/vgpu-unsupported.conf"
-# What is loaded, in this order; the rest comes along.
+# Modules to load, in this order; the others are their dependencies.
 MODULES = ["nvidia", "nvidia_uvm", "nvidia_modeset"]
 # What must be read of a host before it is known what it needs: every unit, file and package that a decision names.
 FILES = [NOUVEAU_FILE, UNSUPPORTED_FILE, GRIDD_FILE, TOKEN_FILE, PERSISTENCE_FILE]
@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Choice(NamedTuple):
-    """What the role carries out. ``refusals`` empty: it may start. Every part is plain data."""
+    """The changes that the role makes. ``refusals`` empty: it may start. Every part is plain data."""
 
     branch: int | None
     kernel_module: str
@@ -93,7 +93,7 @@ class Choice(NamedTuple):
     reboot: str
     warnings: list[str]
     refusals: list[str]
-    # Packages that must not come along.
+    # Packages that must not be installed as dependencies.
     refuse: Sequence[str] = ()
 
 
@@ -123,7 +123,7 @@ def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
 
 
 def _inputs(wanted: dict[str, Any]) -> list[str]:
-    """What is wrong with the desired state itself, whatever the host."""
+    """The errors in the desired state itself, whatever the host."""
     said = []
     source, version, branch = wanted["source"], str(wanted["version"]), str(wanted["branch"])
     if source not in SOURCES:
@@ -150,7 +150,7 @@ def _inputs(wanted: dict[str, Any]) -> list[str]:
 
 
 def _present(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """The driver comes from elsewhere (an image, a driver container): only look whether it is there and new enough."""
+    """The driver comes from elsewhere (an image, a driver container): only check that it is there and new enough."""
     loaded = state["driver"].get("loaded_version") or state.get("nvml", {}).get("driver_version")
     if loaded is None and wanted["kernel_module"] != "none":
         found = "nvidia_driver_source is present and no driver is loaded; start the driver, or choose another source"

@@ -14,7 +14,7 @@ SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e0
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_CONTAINER = "/run/nvidia/driver"
 RUNFILE = "/usr/bin/nvidia-uninstall"
-# What keeps nouveau from the GPUs; a copy of it must be in the initramfs.
+# The file that keeps nouveau from the GPUs; the initramfs must have a copy.
 NOUVEAU_FILE = "/etc/modprobe.d/vgpu-nouveau.conf"
 # In the order in which they must be unloaded: each uses those after it.
 MODULES = ("nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_fs", "gdrdrv", "nvidia_uvm", "nvidia")
@@ -70,12 +70,12 @@ def loaded_modules(host: Host) -> dict[str, tuple[int, list[str]]]:
 
 
 def busy(modules: dict[str, tuple[int, list[str]]]) -> bool:
-    """Whether somebody besides other modules holds one of them: more references than modules that use it."""
+    """Whether a process uses one of them: it has more references than modules that use it."""
     return any(count > len(by) for count, by in modules.values())
 
 
 def users(host: Host, modules: dict[str, tuple[int, list[str]]], besides: Sequence[str] = ()) -> list[str]:
-    """Who holds the driver, as ``name (pid)``; where nobody can be named, what is known of it.
+    """The processes that use the driver, as ``name (pid)``; where none can be named, what is known of them.
 
     ``besides``: units whose processes do not count.
     """

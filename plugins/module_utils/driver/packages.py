@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver's parts are called in each distribution and repository. Pure.
+"""The package names of the driver's parts in each distribution and repository. Pure.
 
 ``name=version`` pins; ``name=*`` takes any version; ``name=@other`` takes the driver version that ``other`` has, which
 the fabric manager must equal to the last digit.
@@ -23,11 +23,11 @@ UBUNTU_SERVER = {
     "22.04": (390, 418, 450, 470, 515, 525, 535, 550, 570, 580),
     "24.04": (470, 535, 550, 570, 580),
 }
-# What Ubuntu built and signed for one kernel.
+# Modules that Ubuntu built and signed for one kernel.
 PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
-# Sources of which the packages' names do not tell the branch.
+# Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
 DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -98,7 +98,7 @@ def other_branches(host: System, source: str, branch: int | None) -> list[str]:
 
 
 def _ubuntu_meta(host: System, suffix: str, flavour: str) -> str:
-    """The package that brings the signed module of every later kernel of this flavour."""
+    """The package that installs the signed module of every later kernel of this flavour."""
     return f"{PREBUILT}{suffix[1:]}{flavour}-{_ubuntu_kernel(host)}"
 
 
@@ -118,7 +118,7 @@ def _el(host: System, source: str, branch: int | None, kind: str, prebuilt: bool
 
 
 def _el_headers(host: System) -> list[str]:
-    """What a module for the running kernel is built with. ``kernel-devel-matched`` would bring the newest kernel along.
+    """Build dependencies of a module for the running kernel. ``kernel-devel-matched`` would install the newest kernel.
 
     Nothing where it is there: rpm keeps several versions of such a package and reports only the newest.
     """
@@ -173,7 +173,7 @@ def cuda_repository(host: System) -> dict[str, Any]:
 
 
 def hold_patterns(host: System, names: list[str]) -> list[str]:
-    """What is held: exact names for apt and zypper, for dnf patterns of what comes along too.
+    """The packages to hold: exact names for apt and zypper, for dnf patterns that include dependencies.
 
     The container toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
     """

@@ -19,7 +19,7 @@ from . import facts as driver_facts
 # Files of the initramfs, and of units.
 MODPROBE, UNITS = "/etc/modprobe.d/", "/etc/systemd/system/"
 CDI_REFRESH = "nvidia-cdi-refresh.service"
-# Key of the record: what a reload has stopped and not started again yet.
+# Key of the record: services that a reload has stopped and not started again yet.
 STOPPED = "stopped"
 
 
@@ -45,7 +45,7 @@ def newer(paths: Sequence[str], files: dict[str, Any], started: float | None) ->
 
 
 class Setup:
-    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) tell what was done, or would be."""
+    """One run; after it ``plan``, ``reboot`` and ``files`` (before and after) show the changes, made or predicted."""
 
     def __init__(self, desired: Desired, host: Host, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -89,8 +89,6 @@ class Setup:
                 self._do(f"disable and stop {name}", ["systemctl", "disable", "--now", name])
         if self.desired.record and not self.check_mode and os.path.exists(self.host.path(self.desired.record)):
             os.unlink(self.host.path(self.desired.record))
-
-    # Files ----------------------------------------------------------------------------------------------------------
 
     def _write(self, wanted: dict[str, str | None]) -> None:
         for path, text in wanted.items():
@@ -151,10 +149,8 @@ class Setup:
     def _grubby(option: str, words: Sequence[str]) -> list[str]:
         return ["grubby", "--update-kernel=ALL", f"--{option}={' '.join(words)}"]
 
-    # Kernel modules -------------------------------------------------------------------------------------------------
-
     def _modules(self, facts: dict[str, Any]) -> None:
-        """Bring the module on disk into the kernel: load it, or reload it where nobody uses the old one."""
+        """Load the module on disk, or reload it where no process uses the old one."""
         if not self.desired.modules or not (self.host.pci_gpus() or facts["loaded_version"]):
             return
         if facts["nouveau"]:
@@ -167,7 +163,7 @@ class Setup:
             self._reload(loaded, on_disk)
 
     def _reload(self, loaded: str, on_disk: str) -> None:
-        # Before anything is stopped: a fabric manager that goes ends the CUDA programs of its machine.
+        # Before any service stops: CUDA programs end with their fabric manager.
         modules = driver_facts.loaded_modules(self.host)
         if self._in_use(loaded, driver_facts.users(self.host, modules, driver_facts.HOLDERS)):
             return
@@ -206,7 +202,7 @@ class Setup:
         if self._in_use(loaded, driver_facts.users(self.host, modules)):
             return
         there = [name for name in driver_facts.MODULES if name in modules]
-        # Of other people, such as GPUDirect's: they come back as they went, the last first.
+        # Modules of other products, such as GPUDirect's: reloaded in reverse order.
         others = [name for name in reversed(there) if name not in self.desired.modules]
         for name in there:
             if self.host.run(["rmmod", name]).rc != 0:
@@ -254,8 +250,6 @@ class Setup:
         for name in self.desired.modules:
             self._run(f"loading the kernel module {name}", ["modprobe", name])
 
-    # Services -------------------------------------------------------------------------------------------------------
-
     def _services(self) -> None:
         for name, unit in self.host.units(list(self.desired.services)).items():
             if not unit["present"]:
@@ -266,7 +260,7 @@ class Setup:
             elif not (unit["enabled"] and unit["active"]):
                 if not unit["enabled"] and not self.check_mode:
                     self._remember("services", [name])
-                # Before the reboot that brings the module, a service of the driver cannot start.
+                # A service of the driver cannot start before the reboot that loads the module.
                 now = [] if self.reboot else ["--now"]
                 verb = "enable" if self.reboot else "enable and start"
                 if not (self.reboot and unit["enabled"]):
@@ -281,8 +275,6 @@ class Setup:
         late = late or newer(paths, {path: self.host.file(path) for path in paths}, unit["started"])
         if late:
             self._do(f"restart {name}, which has not read {late[0]}", ["systemctl", "restart", name])
-
-    # Doing ----------------------------------------------------------------------------------------------------------
 
     def _do(self, line: str, argv: Sequence[str]) -> None:
         self.plan.append(line)
@@ -300,8 +292,6 @@ class Setup:
         elif argv[0] == "modprobe":
             hint = "; look at dkms status and dmesg"
         raise SetupError(f"{what} failed ({' '.join(argv)}, exit status {answer.rc}): {said}{hint}")
-
-    # Record ---------------------------------------------------------------------------------------------------------
 
     def _record(self) -> dict[str, Any]:
         raw = read_bytes(self.host.path(self.desired.record)) if self.desired.record else None

@@ -14,7 +14,7 @@ from typing import Any, Iterable, NamedTuple, Sequence
 OLDEST_DRIVER = (384, 81)
 # Branches that NVIDIA maintains for data centres or that a supported distribution carries, oldest first.
 BRANCHES = (390, 418, 450, 470, 510, 515, 525, 535, 550, 560, 565, 570, 575, 580, 590, 595, 610)
-# What is taken where nobody names a branch: the newest that still supports Maxwell, Pascal and Volta.
+# The default branch: the newest that still supports Maxwell, Pascal and Volta.
 DEFAULT_BRANCH = 580
 # Open kernel modules: first for data-centre GPUs, then recommended, then the only ones.
 OPEN_FIRST = 515

@@ -40,7 +40,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """One run. After ``prepare`` the attributes tell all that a report needs."""
+    """One run. After ``prepare`` the attributes hold the report."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -133,7 +133,7 @@ class Applier:
             self.applied = "restart"
 
     def older(self, started: float | None) -> bool:
-        # Our record is written with the file, so a file that somebody else changed later asks for nothing of us.
+        # Our record is written with the file, so a later edit by others needs no restart by us.
         record = self.options.record
         if not record or not os.path.exists(record):
             return False

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ..text import toml_text
 
-# Where the CRI plugin has its keys, by version of the file.
+# Tables of the CRI plugin's keys, by version of the file.
 SECTIONS = {
     1: "plugins.cri",
     2: 'plugins."io.containerd.grpc.v1.cri"',
@@ -185,7 +185,7 @@ def without_empty_table(text: str, table: str) -> str:
 
 
 def missing(dump: str, desired: Desired) -> list[str]:
-    """What of the desired state ``containerd config dump`` does not show as active, in whatever version it prints."""
+    """Parts of the desired state that ``containerd config dump`` does not show, in any version of its output."""
     found: dict[tuple[str, ...], Any] = {key: entry.value for key, entry in toml_text.scan(dump).entries.items()}
 
     def value(*tail: str) -> str | None:

@@ -38,7 +38,7 @@ class Options(NamedTuple):
 
 
 class Applier:
-    """One run. After ``prepare`` the attributes tell all that a report needs."""
+    """One run. After ``prepare`` the attributes hold the report."""
 
     def __init__(self, options: Options, host: DockerHost) -> None:
         self.options, self.host = options, host
@@ -57,8 +57,6 @@ class Applier:
         # Whether the daemon was started with the new file: only then does the former one need a restart.
         self.restarted = False
         self.record_before: bytes | None = None
-
-    # Decide ---------------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         self.before = daemon_json.decode(read_bytes(self.target))
@@ -147,8 +145,6 @@ class Applier:
             steps.append(f"enable {self.host.service}")
         return steps
 
-    # Carry out ------------------------------------------------------------------------------------------------------
-
     def carry_out(self) -> None:
         if self.enable:
             self.host.enable()
@@ -221,15 +217,13 @@ class Applier:
             self.put_record_back()
         with contextlib.suppress(DockerHostError):
             if not self.restarted and self.host.info() is not None:
-                # It runs on with what it had: a restart would end containers that the policy keeps.
+                # It keeps its former settings: a restart would end containers that the policy keeps.
                 self.host.reload()
             else:
                 self.host.restart()
             self.host.wait(lambda info: True, self.options.timeout)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self.options.marker)
-
-    # The record -----------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any] | None:
         raw = read_bytes(self.options.record) if self.options.record else None

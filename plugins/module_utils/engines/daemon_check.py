@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What dockerd does not tell before it fails: our own checks of a daemon.json, before it is written.
+"""Checks of a daemon.json before it is written, for errors that dockerd reports only at its start.
 
 ``dockerd --validate`` does not exist in 20.10, and the later ones pass a default runtime that nobody defined, a
 missing runtime program, the reserved name runc, and both path and runtimeType. Pure, given how to find a program.

@@ -14,7 +14,7 @@ from ..text.json_text import JsonTextError, Path, same
 
 BOM = "\ufeff"
 
-# What dockerd takes over on SIGHUP. Whatever is not here is read at start only. A key that is taken out of the file
+# Keys that dockerd reloads on SIGHUP. All others are read at start only. A key that is removed from the file
 # keeps its old value through a reload, so a removal needs a restart whatever the key.
 RELOADABLE = frozenset(
     (
@@ -60,7 +60,7 @@ class DaemonJsonError(ValueError):
 
 
 class Change(NamedTuple):
-    """One key whose value differs. ``apply`` says what makes the running daemon take it over: reload or restart."""
+    """One key whose value differs. ``apply``: reload or restart applies it in the running daemon."""
 
     path: Path
     action: str  # add, change or remove
@@ -192,7 +192,7 @@ def compare(before: dict[str, Any], after: dict[str, Any], path: Path = ()) -> l
         if old is _MISSING:
             changes.append(Change(here, "add", None, new, how_to_apply(here, new)))
         elif new is _MISSING:
-            # The map that stays is taken over whole; only a top-level key that vanishes keeps its old value.
+            # dockerd reloads the whole map; only a removed top-level key keeps its old value.
             apply = "restart" if not path else how_to_apply(here, old)
             changes.append(Change(here, "remove", old, None, apply))
         elif isinstance(old, dict) and isinstance(new, dict):
@@ -216,7 +216,7 @@ def needs_restart(changes: Iterable[Any]) -> list[str]:
 
 
 def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str] = ()) -> list[Unapplied]:
-    """What the running daemon (the JSON of ``docker info``) does not show of the file's document.
+    """Keys of the file's document that the running daemon (the JSON of ``docker info``) does not show.
 
     Only what docker info tells can be seen: default-shm-size, for one, is in no answer of the daemon.
     A play that was killed between the write and the reload is found by this.
@@ -242,7 +242,7 @@ def unapplied(info: dict[str, Any], document: dict[str, Any], argv: Sequence[str
         ("live-restore", info.get("LiveRestoreEnabled"), False),
     ):
         wanted = document.get(key, default)
-        # A flag on the command line rules where the file is silent.
+        # A flag on the command line counts where the file does not set the key.
         if shown is not None and wanted != shown and (key in document or key not in flags):
             found.append(Unapplied(key, wanted, shown, "reload" if key in document else "restart"))
     return found

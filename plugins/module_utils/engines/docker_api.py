@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running Docker daemon says of itself, asked over its socket: no client program, no library."""
+"""Reads the state of a running Docker daemon over its socket, without a client program or library."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import socket
 from typing import Any
 
 SOCKET = "/run/docker.sock"
-# A daemon on a loaded node takes longer than ten seconds at times, and one that is taken for dead gets a restart.
+# A daemon on a loaded node may take more than ten seconds, and an unanswered request causes a restart.
 ANSWER_S = 60.0
-# What of the daemon's long answer the plan compares.
+# Fields of the daemon's answer that the plan compares.
 FIELDS = ("ServerVersion", "DefaultRuntime", "Runtimes", "CgroupDriver", "LiveRestoreEnabled", "ContainersRunning")
 
 

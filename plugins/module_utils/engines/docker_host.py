@@ -71,7 +71,7 @@ class DockerHost:
             return []
 
     def info(self, timeout: float = docker_api.ANSWER_S) -> dict[str, Any] | None:
-        """What ``docker info`` shows, or None while the daemon does not answer within so many seconds."""
+        """The answer of ``docker info``, or None where the daemon does not answer within so many seconds."""
         return docker_api.info(self.address, timeout) if self.active() else None
 
     def containers(self, answers: bool = True) -> list[str]:
@@ -83,7 +83,7 @@ class DockerHost:
         return shutil.which(path, path=os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/usr/bin") is not None
 
     def validate(self, path: str, argv: list[str]) -> str | None:
-        """What ``dockerd --validate`` has against a file; None where it has nothing or cannot be asked (20.10)."""
+        """The error of ``dockerd --validate`` for a file; None where there is none or no such option (20.10)."""
         program = shutil.which("dockerd", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
         if program is None:
             return None
@@ -113,7 +113,7 @@ class DockerHost:
             )
 
     def journal(self) -> str:
-        """What the daemon said last that was no routine."""
+        """The daemon's last message above routine level."""
         code, text = run(["journalctl", "-u", self.service + ".service", "-n", "40", "--no-pager", "-o", "cat"])
         lines = [line for line in text.splitlines() if code == 0 and ("level=" not in line or "level=info" not in line)]
         return "\n".join(lines[-8:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which packages bring the engine that starts containers, on a host where it is not there yet. Pure.
+"""The packages of the container engine, for a host where it is missing. Pure.
 
 An engine that somebody else installed, such as Docker's own docker-ce, is used as it is: another package of it would
 take its place under the containers that run.
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Sequence
 
 from ..host import distribution
 
-# What the distribution itself has. RHEL and its kin have podman alone.
+# Packages of the distribution itself. RHEL and its derivatives have podman alone.
 DISTRIBUTION = {
     "debian": {"docker": ["docker.io"], "containerd": ["containerd"]},
     "ubuntu": {"docker": ["docker.io"], "containerd": ["containerd"]},
     "sles": {"docker": ["docker"], "containerd": ["containerd"]},
     "el": {},
 }
-# What Docker's repositories have, for every system, and so their mirrors.
+# Packages of Docker's repositories and their mirrors, on every system.
 REPOSITORY = {"docker": ["docker-ce", "docker-ce-cli", "containerd.io"], "containerd": ["containerd.io"]}
 UNITS = {"docker": "docker.service", "containerd": "containerd.service"}
 DOCKER_UNIT = "docker.service"
@@ -29,7 +29,7 @@ ENGINE_UNITS = {
     "k3s": ["k3s.service", "k3s-agent.service"],
     "rke2": ["rke2-server.service", "rke2-agent.service"],
 }
-# The variables of the role container_runtime that a choice looks at, with the value of one that is unset.
+# The variables of the role container_runtime that a choice reads, with their defaults.
 DEFAULTS: dict[str, Any] = {
     "packages": [],
     "repository": {},
@@ -88,7 +88,7 @@ def manager_of(system: dict[str, str]) -> str:
 
 
 def choose(state: dict[str, Any], wanted: dict[str, Any]) -> Choice:
-    """What is to be installed. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
+    """The packages to install. ``wanted``: engine, packages, repository and packages_record of container_runtime."""
     manager = manager_of(state["os"])
     if wanted["packages"]:
         named = [str(package) for package in wanted["packages"]]

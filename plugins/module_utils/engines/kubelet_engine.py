@@ -36,7 +36,7 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
     network = host.link("/proc/1/ns/net")
     for pid in host.names("/proc"):
         comm = (host.text(f"/proc/{pid}/comm") or "").strip() if pid.isdigit() else ""
-        # One with a network of its own is another node's, such as kind's.
+        # A kubelet with a network namespace of its own belongs to another node, such as kind's.
         if (comm == "kubelet" or comm in RANCHER) and host.link(f"/proc/{pid}/ns/net") == network:
             running[comm] = pid
     rancher = sorted({RANCHER[comm] for comm in running if comm in RANCHER})
@@ -44,13 +44,13 @@ def read(host: Host, version: Sequence[int] | None) -> dict[str, str] | None:
         return {"engine": rancher[0], "endpoint": f"unix://{RANCHER_SOCKET}"} if rancher else None
     endpoint = _endpoint(host, host.argv(int(running["kubelet"])))
     if not endpoint:
-        # Before, it was dockershim that no endpoint stands for.
+        # Before that version, no endpoint means dockershim.
         endpoint = "dockershim" if version and tuple(version[:2]) < WITHOUT_DOCKERSHIM else CONTAINERD
     return {"engine": engine_of(endpoint, rancher), "endpoint": endpoint}
 
 
 def _endpoint(host: Host, argv: Sequence[str]) -> str:
-    """What the flag says, or the configuration with its drop-ins, of which the last counts; empty where none does."""
+    """The endpoint of the flag, or of the configuration with its drop-ins, the last of which counts; else empty."""
     flag, path, folder = _option(argv, FLAG), _option(argv, "--config"), _option(argv, "--config-dir")
     if flag:
         return flag

@@ -44,7 +44,7 @@ class TomlFile:
         for key, values in kept.get("keys", {}).items():
             now = None if text is None else toml_text.get(text, key)
             if text is None or now != values["ours"] or now == values["before"]:
-                continue  # the file is gone, or somebody else has set the key since
+                continue  # the file is gone, or the key was changed since
             first = values["before"]
             text = toml_text.remove(text, key) if first is None else toml_text.put(text, key, first)
             self.plan.append(f"remove {key}" if first is None else f"change {key} back to {first}")

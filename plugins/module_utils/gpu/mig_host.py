@@ -39,7 +39,7 @@ class MigHost:
             raise MigError(
                 "the geometry is empty; name at least one profile, such as {1g.10gb: 7}, or use state: absent"
             )
-        # What the GPUs had is kept before they are changed: a run that is killed loses nothing.
+        # Record the former geometry before the first change: a killed run loses nothing.
         self._apply(nvml, geometry, None, keep=True)
         if boot:
             self.warnings += self.without_python(python)
@@ -47,7 +47,7 @@ class MigHost:
             self.plan += self.unit.plan
 
     def without_python(self, python: str) -> list[str]:
-        """What to warn of where the program of the unit could not be run: it would be found at the next boot alone."""
+        """The warning where the unit's program could not run, which would show only at the next boot."""
         if os.access(self.path(python), os.X_OK):
             return []
         return [

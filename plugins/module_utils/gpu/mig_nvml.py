@@ -177,14 +177,12 @@ class Mig(CtypesReader):
             for one in array[: count.value]
         ]
 
-    # Changes --------------------------------------------------------------------------------------------------------
-
     def set_mode(self, index: int, on: bool) -> None:
         """Switch MIG and see that it took effect; a mode that waits for a reset is an error with the way out."""
         handle, activation = self.handle(index), ctypes.c_uint()
         self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(on)), ctypes.byref(activation))
         if self.modes(handle)[0] is not on:
-            # What is pending would surprise the next boot.
+            # A pending mode would take effect at the next boot.
             with contextlib.suppress(NvmlError):
                 self._call("nvmlDeviceSetMigMode", handle, ctypes.c_uint(int(not on)), ctypes.byref(activation))
             raise NvmlError(activation.value or IN_USE, f"nvmlDeviceSetMigMode of GPU {index}")
@@ -231,7 +229,7 @@ class Mig(CtypesReader):
 
 
 def read() -> dict[str, Any]:
-    """What ``Mig.gpus`` says, or why it says nothing: ``{ok, error, gpus}``."""
+    """The result of ``Mig.gpus``, or its error: ``{ok, error, gpus}``."""
     try:
         session = Mig()
         session.start()

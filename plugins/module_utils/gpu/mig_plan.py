@@ -61,7 +61,7 @@ def _memory(gpu: dict[str, Any], profile: str) -> int:
 
 
 def fits(name: str, profiles: dict[str, Any], geometry: dict[str, int]) -> list[str]:
-    """What of a geometry the GPU cannot carry, by the counts that NVML names. Placement is NVML's own business."""
+    """Errors of a geometry that exceeds the GPU's counts by NVML. NVML does the placement."""
     if not profiles:
         return []  # NVML of some drivers names no profiles before MIG is on
     said = []

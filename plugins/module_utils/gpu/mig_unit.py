@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What makes a MIG geometry again at boot: a file with it, a program of this collection's own sources, a unit.
+"""The files that restore a MIG geometry at boot: the geometry, a program of this collection's sources, a unit.
 
 MIG instances never survive a reset of the GPU, and on Hopper and later the mode does not either.
 """
@@ -13,7 +13,7 @@ GEOMETRY = "/etc/vgpu/mig.json"
 FOLDER = "/usr/local/lib/vgpu-mig"
 UNIT = "vgpu-mig.service"
 UNIT_PATH = "/etc/systemd/system/" + UNIT
-# The modules that the program consists of. They are read, not imported: the plan needs their text alone.
+# The program's modules. They are read, not imported: the plan needs only their text.
 SOURCES = ("config/kinds", "config/slices", "gpu/nvml", "gpu/mig_nvml", "gpu/mig_plan", "gpu/mig_apply")
 
 CDI_REFRESH = "nvidia-cdi-refresh.service"

@@ -69,7 +69,7 @@ def limits(gpus: Sequence[dict[str, Any]], replicas: int) -> list[str]:
 def files(
     gpus: Sequence[dict[str, Any]], replicas: int, root: str = ROOT, resource: str = RESOURCE, exclusive: bool = True
 ) -> dict[str, str]:
-    """The text of every file of the service, by path. ``exclusive``: nobody but the MPS server may use the GPUs."""
+    """The text of every file of the service, by path. ``exclusive``: only the MPS server may use the GPUs."""
     pipe, log = f"{root}/{resource}/pipe", f"{root}/{resource}/log"
     uuids = ",".join(gpu["uuid"] for gpu in gpus)
     mode = [f"ExecStartPre=/usr/bin/nvidia-smi -i {gpu['uuid']} -c EXCLUSIVE_PROCESS" for gpu in gpus]

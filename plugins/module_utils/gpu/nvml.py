@@ -15,7 +15,7 @@ from ..config import slices
 LIBRARY = "libnvidia-ml.so.1"
 NOT_SUPPORTED, NOT_FOUND = 3, 6
 
-# What NVML's numbers mean to a person who has to act on them.
+# NVML's status codes, in words for an operator.
 MEANINGS = {
     1: "NVML is not initialised",
     4: "no permission; run as root",

@@ -15,7 +15,7 @@ def sha256(text: str) -> str:
 def fingerprint(
     status: dict[str, Any] | None, gpus: Sequence[dict[str, Any]], driver_version: str | None
 ) -> str | None:
-    """What a proof of isolation holds for: the library, the plugin, its configuration, the driver and the GPUs.
+    """The state that a proof of isolation covers: the library, the plugin, its configuration, the driver and the GPUs.
 
     None where no device plugin runs, for then there is nothing to prove.
     """

@@ -84,7 +84,7 @@ class Host:
             return None
 
     def names(self, path: str) -> list[str]:
-        """What a folder holds, sorted; a folder that is absent holds nothing."""
+        """The names in a folder, sorted; empty for a missing folder."""
         try:
             return sorted(os.listdir(self.path(path)))
         except OSError:
@@ -112,7 +112,7 @@ class Host:
         }
 
     def os_release(self) -> dict[str, str]:
-        """The fields of os-release that the plan looks at, and the machine: kernel, Python, SELinux, root."""
+        """The fields of os-release that the plan reads, and the machine: kernel, Python, SELinux, root."""
         text = self.text("/etc/os-release") or self.text("/usr/lib/os-release") or ""
         fields = dict(re.findall(r'^([A-Z_]+)="?([^"\n]*)"?$', text, re.MULTILINE))
         enforced = (self.text("/sys/fs/selinux/enforce") or "").strip()
@@ -218,7 +218,7 @@ AT_BOOT = ("enabled", "static", "alias", "indirect", "generated", "transient")
 
 
 def unit_facts(fields: dict[str, str]) -> dict[str, bool]:
-    """What the fields of ``systemctl show`` mean. The plan and the module docker_daemon both go by this."""
+    """A unit's state from the fields of ``systemctl show``, for the plan and the module docker_daemon."""
     load = fields.get("LoadState") or "not-found"
     return {
         "present": load != "not-found",
@@ -253,7 +253,7 @@ def dpkg_held(status: str) -> list[str]:
 
 
 def matching(installed: dict[str, str], names: Sequence[str]) -> dict[str, str | None]:
-    """Of all installed packages those that the names, or the patterns among them, ask for."""
+    """The installed packages that match the names or patterns."""
     versions: dict[str, str | None] = {name: installed.get(name) for name in names if "*" not in name}
     patterns = [re.compile(fnmatch.translate(name)) for name in names if "*" in name]
     versions.update({name: one for name, one in installed.items() if any(p.match(name) for p in patterns)})

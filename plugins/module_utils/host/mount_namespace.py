@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program in a mount namespace of its own that looks, at chosen paths, as a container would see it.
+"""Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
 
 For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
 on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.
@@ -24,7 +24,7 @@ DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_FOLDERS = ("shm", "pts", "mqueue")
 GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
-# Between two looks at a running program: what it holds may be gone after milliseconds.
+# Seconds between two polls of a running program: its memory may be free after milliseconds.
 LOOK_S = 0.001
 
 # Folders of this name are ours alone: what the host has there, a container does not see.

@@ -13,9 +13,9 @@ import time
 MARK = re.compile(r"(\d+)\.(\d+)\.([0-9a-f]+)")
 # Of the boot's random id; containerd takes no name of more than 76 characters.
 BOOT_DIGITS = 12
-# What former versions marked theirs with: a pid alone, and before that nothing.
+# The mark of former versions: a pid alone, and before that none.
 FORMER = re.compile(r"\d*")
-# Seconds: what bears no mark at all is left over when it is as old, for no such run took as long; and by how much a
+# Seconds: unmarked artefacts older than this are stale, for no such run took as long. Also the amount by which the
 # clock may have been set between the start of a process and what it made.
 LONGEST_S = 3600.0
 SET_S = 60.0
@@ -24,7 +24,7 @@ START = 19
 
 
 def own(proc: str = "/proc") -> str:
-    """Of this process: letters, digits and dots."""
+    """The mark of this process: letters, digits and dots."""
     pid = str(os.getpid())
     return f"{pid}.{_start_of(pid, proc)}.{_boot(proc)}"
 
@@ -49,7 +49,7 @@ def _has_former_ended(pid: str, proc: str, made: float | None) -> bool:
     if not start:
         return True
     booted = _booted(proc)
-    # Who began after it was made is another process with that pid.
+    # A process that began later than the artefact only reuses the pid.
     began = booted + int(start) / os.sysconf("SC_CLK_TCK")
     return made is not None and booted > 0.0 and began > made + SET_S
 

@@ -72,7 +72,7 @@ class UnitFiles:
         self.must("daemon-reload")
 
     def _left_over(self, wanted: dict[str, str]) -> tuple[bool, bool]:
-        """What a killed run left: a unit that systemd has not read, and a service older than a file of its own."""
+        """State of a killed run: (unit not yet read by systemd, service older than a file of its own)."""
         what = "NeedDaemonReload,ExecMainStartTimestampMonotonic"
         answer = self.run(["systemctl", "show", "-p", what, self.unit])
         fields = dict(line.partition("=")[::2] for line in answer.out.splitlines())

@@ -19,11 +19,11 @@ from .engines import NAMESPACE, Engines, Lease
 from .runner import ASK_S, START_S, RunnerError
 
 LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
-# Where the probe appears in the slice; no workload ever gets it.
+# The probe's path in the slice; no workload gets it.
 PROBE = "/usr/local/lib/vgpu/vgpu-probe"
 # Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
-# What is read of the answers of vgpuctl.
+# Fields that are read of vgpuctl's answers.
 KEYS = {
     "status": frozenset(("gpus", "slices")),
     "watch": frozenset(("findings", "looks", "looks_to_name", "interval_s", "fault")),
@@ -102,7 +102,7 @@ class BadOption(Exception):
 
 
 class SliceCheck:
-    """One leased slice, looked at from all sides."""
+    """Runs all checks in one leased slice."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class SliceCheck:
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
         every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
-        # A mount of /dev/null is a word to the NVIDIA runtime, which names a GPU, and no file for the process.
+        # A mount of /dev/null names a GPU to the NVIDIA runtime; the process has no such file.
         self._promised = [one for one in every if one.host_path != "/dev/null"]
         self._words = [one for one in every if one.host_path == "/dev/null"]
         paths = [one.container_path for one in self._promised]
@@ -137,7 +137,7 @@ class SliceCheck:
         self._mounts = [one for one in self._promised if one.container_path not in self._params["omit_mounts"]]
         self.runner = self._choose_runner()
         self.smi_table = ""
-        # Ways round that were not tried, or not shown to the watcher long enough, because ``duration`` had passed.
+        # Bypasses that did not run, or not long enough for the watcher, because ``duration`` had passed.
         self.left_out: list[str] = []
 
     def _choose_runner(self) -> Any:
@@ -175,7 +175,7 @@ class SliceCheck:
         named = self._params["checks"]
         if not named or verdicts.IMPORT in named:
             checks.append(self._import_beside())
-        if verdicts.BESIDE in named:  # it takes a second slice, so only where it is asked for
+        if verdicts.BESIDE in named:  # needs a second slice, so only on request
             checks.append(self._share_beside())
         return [one for one in checks if not named or one["name"] in [*named, "probe"]]
 
@@ -217,8 +217,8 @@ class SliceCheck:
         return checks
 
     def _fill_until_seen(self, watch: Any, filled: int, look: Any, deadline: float) -> list[dict[str, Any]]:
-        """Fills the slice once more and holds it, where no look hit a fill: one may be over between two looks, and a
-        whole run of few checks too. Answers what that fill found violated.
+        """Fills the slice again for a while, where no poll saw a fill: one may be over between two polls, and a
+        whole run of few checks too. Returns the violated checks of that fill.
         """
         blind = not filled or watch.fault or watch.untold
         if blind or verdicts.seen(watch.most_bytes, filled) or time.monotonic() > deadline:
@@ -284,7 +284,7 @@ class SliceCheck:
             seconds, text = observation.named[one["name"]]
             return verdicts.of_watcher(one, seconds, observation.polls, observation.needed, "", text)
         if one["verdict"] != verdicts.OPEN:
-            return one  # it held nothing that could be seen
+            return one  # it allocated nothing that a poll could see
         return verdicts.of_watcher(one, None, observation.polls, observation.needed, observation.fault or cut)
 
     def _ask_watcher(self) -> dict[str, Any] | None:
@@ -322,7 +322,7 @@ class SliceCheck:
         return self._beside(verdicts.IMPORT, MEET_S + self.runner.overhead_s, meet)
 
     def _beside(self, name: str, least_s: float, work: Callable[[SliceCheck], dict[str, Any]]) -> dict[str, Any]:
-        """What ``work`` finds, which is given another free slice of this GPU; ``least_s`` of the time must be left."""
+        """The result of ``work`` with another free slice of this GPU; ``least_s`` of the time must be left."""
         if self._left_s() < least_s:
             self.left_out.append(name)
             return verdicts.left_out(name, self._params["duration"])

@@ -12,10 +12,10 @@ from ..host import run_id
 from ..host.mount_namespace import Mount
 from .runner import LABEL, PATH, SHELL, WAIT_FOR_GO, EngineRunner, RunnerError, ask_engine
 
-# containerd's word for what docker and the kubelet keep apart too; nothing of theirs is listed or touched.
+# containerd's namespace of this check; docker and the kubelet have their own, which stay untouched.
 NAMESPACE = "vgpu-isolation"
 PREFIX = "vgpu-isolation-"
-# What containerd, its shim and runc make for a name and do not take away with the last container of it.
+# Folders that containerd, its shim and runc make for a namespace and leave after its last container.
 EMPTY_FOLDERS = (
     f"/sys/fs/cgroup/{NAMESPACE}",
     f"/sys/fs/cgroup/*/{NAMESPACE}",
@@ -23,7 +23,7 @@ EMPTY_FOLDERS = (
     f"/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
     f"/var/lib/containerd/io.containerd.runtime.v2.task/{NAMESPACE}",
 )
-# What ctr's commands print of a task that runs: its name, its pid, its state.
+# A line of ctr's list of tasks: name, pid, state.
 TASK_WORDS = 3
 
 
@@ -43,7 +43,7 @@ class ContainerdRunner(EngineRunner):
         for name, value in sorted(dict({"PATH": PATH, "HOME": "/"}, **environment).items()):
             self._options += ["--env", f"{name}={value}"]
         for mount in mounts:
-            # ctr splits at commas and knows no way to quote one.
+            # ctr splits at commas and has no quoting.
             if "," in mount.host_path + mount.container_path:
                 raise RunnerError(f"ctr cannot mount {mount.host_path}: there is a comma in its path")
             access = "ro" if mount.read_only else "rw"

@@ -37,7 +37,7 @@ CDI_KIND = "vgpu.fleet/gpu"
 
 
 class Lease(NamedTuple):
-    """What a container of a slice gets. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
+    """Lease of a slice. ``words``: mounts of /dev/null, which name a GPU to NVIDIA's runtime."""
 
     uuid: str
     minors: Sequence[int]
@@ -57,7 +57,7 @@ class Engines:
         self._made: dict[str, str] = {}  # engine → image or folder
         self._begun: set[str] = set()
         self._silent: dict[str, str] = {}  # client → how it did not answer
-        # What the containers are of, and why nothing better was taken; for people.
+        # The containers' image, and why no better one was taken; for the report.
         self.image = ""
         self.reasons: list[str] = []
 
@@ -111,7 +111,7 @@ class Engines:
         root = image if named else self._own(engine, client, lease.probe)
         self.image = image if named else OWN_FILES
         if engine == CONTAINERD:
-            # Its runtime is asked by the variable where the answer of the plugin asks the kubelet's way.
+            # Its runtime reads the variable; the plugin's answer addresses the kubelet.
             asked = dict({"NVIDIA_VISIBLE_DEVICES": lease.uuid}, **lease.environment)
             if asked["NVIDIA_VISIBLE_DEVICES"] == "void":
                 asked["NVIDIA_VISIBLE_DEVICES"] = lease.uuid
@@ -145,7 +145,7 @@ class Engines:
         return self._made[engine]
 
     def close(self) -> None:
-        """What is not gone then, because its engine hangs or refuses, stays recorded for a later clean-up."""
+        """Removes what was made. Leftovers of an engine that hangs or refuses stay recorded for a later clean-up."""
         for engine in self._begun:
             client = self._params[CLIENTS[engine]]
             if client in self._silent:

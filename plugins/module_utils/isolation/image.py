@@ -17,12 +17,12 @@ import tarfile
 from typing import Iterable
 
 SHELL = "/bin/sh"
-# What NVIDIA's libraries and programs are linked with; before glibc 2.34 each is a library of its own.
+# Libraries that NVIDIA's libraries and programs are linked with; before glibc 2.34 each is a library of its own.
 GLIBC = ("libc.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libgcc_s.so.1")
-# Links of hosts whose /bin is /usr/bin, and so on: what the runtime hands in must come to where the loader looks.
+# Links of hosts whose /bin is /usr/bin, and so on: the loader must find what the runtime mounts.
 MERGED = ("bin", "sbin", "lib", "lib64")
 FOLDERS = {"etc": 0o755, "dev": 0o755, "proc": 0o755, "run": 0o755, "sys": 0o755, "tmp": 0o1777, "var/tmp": 0o1777}
-# By this file NVIDIA's container library tells whether libraries belong below a folder of the architecture.
+# NVIDIA's container library checks for this file to choose the folder of the architecture.
 MARKS = ("/etc/debian_version",)
 TEXTS = {"etc/passwd": "root:x:0:0:root:/:/bin/sh\n", "etc/group": "root:x:0:\n"}
 LOOK_S = 20.0
@@ -66,7 +66,7 @@ def paths_of(programs: Iterable[str]) -> list[str]:
 
 
 def pack(probe: str) -> bytes:
-    """The root as a tar. ``probe``: the program that will run in it; it is not in it, the slice's mounts bring it.
+    """The root as a tar. ``probe``: the program that will run in it; the slice mounts it, so the tar does not have it.
 
     The same files of the host give the same bytes. Raises ImageError.
     """
@@ -106,7 +106,9 @@ def lay_out(tar: bytes, folder: str) -> None:
 
 def _extract(tar: bytes, folder: str) -> None:
     with tarfile.open(fileobj=io.BytesIO(tar)) as source:
-        if hasattr(tarfile, "fully_trusted_filter"):  # it is our own; the filter of newer Pythons takes modes away
+        if hasattr(
+            tarfile, "fully_trusted_filter"
+        ):  # our own archive; the default filter of newer Pythons removes modes
             source.extraction_filter = staticmethod(tarfile.fully_trusted_filter)
         for one in source.getmembers():
             source.extract(one, folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs of the isolation check that were killed left at the engines of a host: found by its mark, and taken away.
+"""Leftovers of killed isolation checks at the engines of a host: found by their mark, and removed.
 
 A run that has docker or podman make something leaves a record of that first, so that an engine without a record is not
 asked: podman lays out its storage when it is asked for the first time. Former versions left no record; what they left,
@@ -21,7 +21,7 @@ from . import containerd as isolation_containerd
 from .runner import LABEL, RunnerError, ask_engine
 
 DOCKER, PODMAN, CONTAINERD = "docker", "podman", "containerd"
-# In the order in which a host of ours has them below its kubelet. Podman is never there; it is for hosts without one.
+# In the order in which a kubelet uses them. Podman is for hosts without a kubelet.
 ENGINES = (DOCKER, CONTAINERD, PODMAN)
 CLIENTS = {DOCKER: "docker", PODMAN: "podman", CONTAINERD: "ctr"}
 REPOSITORY = "localhost/vgpu-isolation"
@@ -30,7 +30,7 @@ ROOTS = "/var/lib/vgpu/isolation-"
 # Of an engine and a run: there from before docker or podman makes something until nothing of it is left. For containerd
 # its folder says the same.
 RECORDS = "/var/lib/vgpu/check-"
-# What is there where an engine can be asked without a change: the daemon of docker, a storage of podman with an image.
+# Files of an engine that a query does not change: the daemon of docker, a storage of podman with an image.
 IN_USE = {DOCKER: "/var/run/docker.pid", PODMAN: "/var/lib/containers/storage/*-images/images.json"}
 # As docker and podman write a container's time of birth; podman adds parts of a second.
 CREATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})")
@@ -46,7 +46,7 @@ def begin(engine: str, client: str) -> None:
 
 
 def record(engine: str) -> str:
-    """Of this run."""
+    """The path of this run's record."""
     return f"{RECORDS}{engine}-{run_id.own()}"
 
 
@@ -69,7 +69,7 @@ def listed_by(client: str, *arguments: str) -> list[str]:
 
 
 class Leftover(NamedTuple):
-    """What runs that do not live any more left at an engine."""
+    """Leftovers of ended runs at an engine."""
 
     containers: list[str]
     roots: list[str]
@@ -90,7 +90,7 @@ def _left(engine: str, client: str, former: bool) -> Leftover:
         return Leftover([], [one for one in sorted(glob.glob(f"{ROOTS}?*")) if _has_root_ended(one)], [])
     records = _records(engine)
     ask = bool(records) or (former and bool(glob.glob(IN_USE[engine])))
-    if not ask or not os.path.exists(client):  # what an engine had is gone with it
+    if not ask or not os.path.exists(client):  # the leftovers are gone with their engine
         return Leftover([], [], records)
     try:
         return Leftover(_containers(client), _images(client), records)
@@ -109,7 +109,7 @@ def _has_root_ended(path: str) -> bool:
 
 
 def _containers(client: str) -> list[str]:
-    """Those of runs that are over."""
+    """The containers of ended runs."""
     shown = "{{.ID}} {{.CreatedAt}} {{.Labels}}"
     listed = listed_by(client, "ps", "--all", "--filter", f"label={LABEL}", "--format", shown)
     # Docker writes labels as name=value, podman as name:value in brackets.
@@ -123,7 +123,7 @@ def _created(line: str) -> float | None:
 
 
 def _images(client: str) -> list[str]:
-    """Those of runs that are over; their tag is the mark of the run, and when it was made."""
+    """The images of ended runs; the tag is the mark of the run, and the time of its making."""
     listed = listed_by(client, "image", "ls", "--filter", f"label={LABEL}", "--format", "{{.Repository}}:{{.Tag}}")
     found = []
     for one in [line.strip() for line in listed]:
@@ -157,7 +157,7 @@ def clean_up_engine(engine: str, client: str, former: bool = False) -> tuple[lis
 
 
 def left_behind(params: Mapping[str, Any]) -> list[str]:
-    """What ``clean_up`` would take away, as far as the engines say it."""
+    """The names that ``clean_up`` would remove, as far as the engines list them."""
     names: list[str] = []
     for engine in ENGINES:
         try:

@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 from ..gpu.nvml import CtypesReader, NvmlError
 
-NOT_AVAILABLE = 2**64 - 1  # NVML's word for "this platform does not tell the memory of a process"
+NOT_AVAILABLE = 2**64 - 1  # NVML: this platform does not report the memory of a process
 INSUFFICIENT_SIZE = 7
 
 
@@ -45,7 +45,7 @@ class ProcessReader(CtypesReader):
 
 
 class MemoryWatch:
-    """The greatest memory that the processes of one mount namespace held on one GPU at any look, by NVML."""
+    """The most memory that the processes of one mount namespace used on one GPU at any poll, by NVML."""
 
     def __init__(self, reader: Any, uuid: str, proc: str = "/proc") -> None:
         self._reader = reader
@@ -54,7 +54,7 @@ class MemoryWatch:
         self.fault = ""
         self.polls = 0
         self.most_bytes: int | None = None
-        # A process of the slice was listed without its memory, which this platform does not tell.
+        # A process of the slice was listed without its memory, which this platform does not report.
         self.untold = False
         try:
             reader.start()

@@ -24,12 +24,12 @@ LABEL = "vgpu.isolation"
 # A daemon may answer late, or never: seconds for one answer, and until a container has a pid.
 ASK_S = 60.0
 START_S = 60.0
-# Until a process that was killed is gone, with what it holds of a GPU.
+# Seconds until a killed process is gone and has released its GPU memory.
 GONE_S = 10.0
-# The program starts on our word, when the host has looked at the container; it takes the place of the shell.
+# The shell waits until the host has inspected the container, then execs the program.
 SHELL = "/bin/sh"
 WAIT_FOR_GO = 'read -r go && [ "$go" = go ] && exec "$0" "$@"'
-# By the name of its client: what an engine that does not answer is, and where to look.
+# Client → likely cause and next step where its engine does not answer.
 NEXT_STEPS = {
     "docker": "does docker's daemon hang? see: systemctl status docker",
     "ctr": "does containerd hang? see: systemctl status containerd",
@@ -147,7 +147,7 @@ class EngineRunner:
                     attached.stdin.write(b"go\n")
                     attached.stdin.close()
                 except BrokenPipeError:
-                    pid = 0  # it could not be started; what the engine said is on its stderr
+                    pid = 0  # it did not start; the engine's message is on its stderr
                 timed_out = self._wait(container, attached, pid, timeout, while_running)
                 seconds = time.monotonic() - seconds
             finally:
@@ -210,7 +210,7 @@ class DockerRunner(EngineRunner):
     """A container of a local image; never pulls. GPUs come by docker's runtime ``nvidia``, or by CDI."""
 
     name = "docker"
-    # The runtime that hands the GPU in, where the daemon knows it.
+    # The runtime that injects the GPU, where the daemon knows it.
     runtime = "nvidia"
 
     def __init__(

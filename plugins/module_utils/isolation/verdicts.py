@@ -94,7 +94,7 @@ NO_CHECK = re.compile(r"there is (no check '[^']*')")
 
 
 class Expected(NamedTuple):
-    """What the plugin says the leased slice is."""
+    """The leased slice as the plugin describes it."""
 
     uuid: str
     memory_mib: int

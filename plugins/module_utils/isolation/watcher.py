@@ -12,9 +12,9 @@ from typing import Any, Callable, Mapping
 
 from .observer import namespace_of
 
-# Between two questions; each starts vgpuctl.
+# Seconds between two polls; each starts vgpuctl.
 ASK_S = 0.5
-# Looks that the watcher is given beyond those that it needs; below, nothing is said against it.
+# Polls that the watcher gets beyond those that it needs; with fewer it is not blamed.
 MORE_LOOKS = 3
 LEAST_HOLD_S = 8.0
 

@@ -13,9 +13,9 @@ import copy
 import re
 from typing import Any, NamedTuple, Sequence
 
-# What the server keeps for itself; no difference in these is a change.
+# Fields that the server manages; a difference in these is no change.
 KEPT = ("managedFields", "resourceVersion", "generation", "creationTimestamp", "uid", "selfLink")
-# Nobody asks for these in a plural of their own.
+# Plurals of kinds that end in y.
 PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "ClusterPolicy": "clusterpolicies",

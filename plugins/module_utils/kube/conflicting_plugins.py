@@ -35,7 +35,7 @@ RESOURCE_VARIABLE = "RESOURCE_NAME"
 OURS = "vgpu-device-plugin"
 MIRROR = "kubernetes.io/config.mirror"
 OVER = ("Succeeded", "Failed")
-# Between two looks at pods that are to end, seconds.
+# Seconds between two polls of ending pods.
 PAUSE = 1.0
 
 
@@ -56,7 +56,7 @@ class ConflictError(Exception):
 
 
 def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
-    """Who keeps plugins of other projects running on these nodes, each once."""
+    """The owners of other projects' plugins on these nodes, each once."""
     found: dict[str, ConflictingPlugin] = {}
     for node in nodes:
         selector = quote(f"spec.nodeName={node}", safe="")
@@ -75,7 +75,7 @@ def find(api: Any, nodes: Iterable[str]) -> list[ConflictingPlugin]:
 
 
 def _whose(pod: dict[str, Any]) -> tuple[str, tuple] | None:
-    """Whose plugin a pod is, and what it offers; None of another pod."""
+    """A pod's plugin: its vendor and resources; None of another pod."""
     if (pod["metadata"].get("labels") or {}).get("app.kubernetes.io/name") == OURS:
         return None
     for container in pod["spec"].get("containers") or []:
@@ -149,7 +149,7 @@ def judge(
             faults.append(f"{said}; the API server cannot remove it: {one.remedy}")
         elif set(one.resources) & set(resources) and not ignore:
             faults.append(
-                f'{said}, as we do; two owners take it from each other. Either {one.remedy}, or put "{one.title}" into '
+                f'{said}, and so do we; the kubelet keeps the last one. Either {one.remedy}, or put "{one.title}" into '
                 "device_plugin_conflicting_plugins_remove, or set device_plugin_conflicting_plugins: ignore"
             )
         else:

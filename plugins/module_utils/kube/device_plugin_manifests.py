@@ -17,11 +17,11 @@ NAME = "vgpu-device-plugin"
 CONFIGS = "vgpu-configs"
 NODE_LABEL = "vgpu.fleet/device-plugin"
 LABEL_VALUE = "daemonset"
-# On each pod: the digest of the template that it was made from.
+# Annotation of each pod: the digest of its template.
 TEMPLATE = "vgpu.fleet/template"
 # How pods follow a changed template: Kubernetes replaces them, or who applied it does, node by node.
 ROLLING, ON_DELETE = "RollingUpdate", "OnDelete"
-# What the program writes on its node.
+# Annotation and condition that the program writes on its node.
 ANNOTATION, CONDITION = "vgpu.fleet/gpus", "VgpuConfiguration"
 HOST = "/host"
 PROGRAM = "/opt/vgpu/plugin/current/bin/vgpu-device-plugin"
@@ -91,7 +91,7 @@ def node(name: str, present: bool = True) -> dict[str, Any]:
 
 
 def trace(found: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """What takes back what the program wrote on a node, as (path below the node, patch); empty where it is nothing."""
+    """Patches that remove what the program wrote on a node, as (path below the node, patch); empty for none."""
     out: list[tuple[str, dict[str, Any]]] = []
     if ANNOTATION in (found["metadata"].get("annotations") or {}):
         out.append(("", {"metadata": {"annotations": {ANNOTATION: None}}}))
@@ -195,7 +195,7 @@ def _volumes(desired: Desired) -> list[tuple[str, dict[str, Any], dict[str, Any]
         host("state", "/var/lib/vgpu"),
         host("cdi", "/var/run/cdi"),
         host("library", desired.library_root, readOnly=True),
-        # Written to by nobody, but the runtime makes the mount point of the next one in it.
+        # Not written to, but the runtime makes the next mount point in it.
         host("etc", folder),
     ]
     configs = {"configMap": {"name": CONFIGS}}

@@ -7,11 +7,11 @@ import time
 from typing import Any, Callable
 from urllib.parse import quote
 
-# On a node that we made unschedulable. A node without it was cordoned by somebody else and stays so.
+# Annotation of a node that we cordoned. A node without it was cordoned by others and stays so.
 MARK = "vgpu.fleet/cordoned-for"
 MIRROR = "kubernetes.io/config.mirror"
 FINISHED = ("Succeeded", "Failed")
-# Between two looks at the pods that are still there, seconds.
+# Seconds between two polls of the remaining pods.
 PAUSE = 2.0
 GONE, FORBIDDEN_NOW = 404, 429
 

@@ -38,7 +38,7 @@ class Desired(NamedTuple):
     node_selector: dict[str, str] = {}
     tolerations: Sequence[dict[str, Any]] = ()
     options: Sequence[str] = ()
-    # Users of device plugins that are no nodes: they write what the kubelet gave.
+    # Users of device plugins that are not nodes: they write the allocated GPUs.
     may_give: Sequence[str] = ()
     # Whether the kube-scheduler knows the option of kube_options.
     wakes: bool = True
@@ -127,7 +127,7 @@ def secret(desired: Desired) -> dict[str, Any]:
 
 
 def leases(desired: Desired) -> list[dict[str, Any]]:
-    """What the programs make by themselves and leave behind."""
+    """Objects that the programs create at run time."""
     return [
         {
             "apiVersion": "coordination.k8s.io/v1",
@@ -164,7 +164,7 @@ def _rights(desired: Desired) -> list[dict[str, Any]]:
         _rule("admissionregistration.k8s.io", hooks, "get patch", (NAME,)),
     ]
     rules = [
-        # What has no name yet cannot be limited by name.
+        # A create request cannot be limited by name.
         _rule("core", "secrets", "create"),
         _rule("core", "secrets", "get update", (NAME + "-tls",)),
         _rule("coordination.k8s.io", "leases", "create"),
@@ -309,7 +309,7 @@ def _deployment(desired: Desired) -> dict[str, Any]:
         "spec": {
             "replicas": desired.replicas,
             "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
-            # At no moment is nobody there to answer admission.
+            # Always at least one replica answers admission.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "template": template,
         },

@@ -18,7 +18,7 @@ RECORDS = "/var/lib/vgpu/allocations.json"
 
 
 def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
-    """Those of ``versions`` below ``root`` that something uses. Reads the maps of every process, so ask it seldom.
+    """The versions of ``versions`` below ``root`` that are in use. Reads the maps of every process: call it seldom.
 
     Records that are there and cannot be read keep every version: what they name is not known.
     """

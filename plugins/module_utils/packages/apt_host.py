@@ -84,7 +84,7 @@ class AptHost:
         return self.must(f"reading the package file {path}", "dpkg-deb", "--field", path)
 
     def wait_for_lock(self) -> None:
-        """Wait until nobody else changes packages: what a killed play started on the host may still be running."""
+        """Wait until no other process changes packages: one that a killed play started may still run."""
         end = time.monotonic() + self.lock_timeout
         with open(LOCK, "a", encoding="ascii") as stream:
             while True:
@@ -103,7 +103,7 @@ class AptHost:
         return bool(self.run("dpkg", "--audit")[1].strip()) or bool(glob.glob("/var/lib/dpkg/updates/[0-9]*"))
 
     def finish_half_done(self) -> None:
-        """Configure what was unpacked; where it lacks something that never came (a full disk), let apt bring that."""
+        """Configure unpacked packages; let apt install dependencies that are missing (a full disk)."""
         configure = ("dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
         if self.run(*configure)[0] == 0:
             return

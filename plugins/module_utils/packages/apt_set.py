@@ -31,7 +31,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes tell what was done, or in check mode would be."""
+    """One run; after it the attributes show the changes, made or predicted."""
 
     def __init__(self, desired: Desired, host: AptHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -65,8 +65,6 @@ class PackageSet:
             new += [f"{name} {version}\n" for name, version in sorted(moved.install.items())]
             entries.append(package_manager.difference("packages", "".join(old), "".join(new)))
         return entries
-
-    # Present --------------------------------------------------------------------------------------------------------
 
     def present(self) -> None:
         self.heal()
@@ -136,7 +134,7 @@ class PackageSet:
         return list(self.load_record().get("holds", []))
 
     def simulate(self, verb: str, packages: Sequence[str]) -> None:
-        """What apt would do. Packages that somebody else holds are his: a transaction that needs them is refused."""
+        """Simulate a transaction. Refuses one that changes a package that somebody else holds."""
         ours = self.own_holds
         self.transaction = apt_text.parse_simulation(self.host.change(verb, packages, simulate=True, held=ours != []))
         touched = {*self.transaction.change, *self.transaction.remove}
@@ -162,7 +160,7 @@ class PackageSet:
             self.host.mark("hold", todo)
 
     def refuse_removals(self) -> None:
-        # What this set brought may make way for what it brings now, such as another branch of a driver.
+        # The new packages may replace those that this set installed, such as another branch of a driver.
         ours = self.load_record().get("packages", [])
         foreign = [name for name in self.transaction.remove if name not in self.desired.may_remove and name not in ours]
         if foreign:
@@ -179,8 +177,6 @@ class PackageSet:
                 f"nothing was installed: {', '.join(came)} would come along with {asked}, for this archive has put it "
                 "in the place of what was asked; ask for it by its own name, or take another source"
             )
-
-    # Sources --------------------------------------------------------------------------------------------------------
 
     def wanted_files(self, policy: dict[str, dict[str, Any]]) -> dict[str, str | None]:
         """Every file of apt's sources that must change, with its text; None where it must go."""
@@ -272,8 +268,6 @@ class PackageSet:
             with contextlib.suppress(AptError):
                 self.host.update()
 
-    # Absent ---------------------------------------------------------------------------------------------------------
-
     def absent(self) -> None:
         self.heal()
         record = self.load_record()
@@ -284,7 +278,7 @@ class PackageSet:
             names = [split_pin(one)[0] for one in self.desired.packages]
         policy = self.host.policy(names) if names else {}
         there = [name for name in names if policy.get(name, {}).get("installed") is not None]
-        # What made way for another of ours is removed already, and its settings are not.
+        # A package that another of ours replaced is removed already; its configuration is not.
         there += self.host.leftovers([name for name in record.get("packages", []) if name not in there])
         if there:
             self.remove(there)
@@ -326,8 +320,6 @@ class PackageSet:
         if not self.check_mode:
             with self.kept_files():
                 self.host.change("purge", there, simulate=False, held=self.own_holds != [])
-
-    # Record ---------------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any]:
         return package_manager.read_record(self.desired.record)

@@ -150,7 +150,7 @@ class Transaction(NamedTuple):
 
 
 def parse_simulation(text: str) -> Transaction:
-    """Of ``apt-get --simulate``."""
+    """The transaction in the output of ``apt-get --simulate``."""
     install: dict[str, str] = {}
     change: dict[str, tuple[str, str]] = {}
     remove: list[str] = []

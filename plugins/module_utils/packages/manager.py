@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What package managers have in common: how they are called, and the record of what a role brought to a host."""
+"""Common parts of package managers: calls of their programs, and the record of what a role installed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_texts(files: Mapping[str, str | None]) -> None:
 
 
 def read_record(path: str | None) -> dict[str, Any]:
-    """What a role brought to this host; empty where nothing is noted. Raises PackageError for what is no record."""
+    """The record of a role's packages on this host; empty where there is none. Raises PackageError if unreadable."""
     text = read_text(path)
     if text is None:
         return {}

@@ -28,7 +28,7 @@ REPOSITORIES = {"dnf": "/etc/yum.repos.d", "zypper": "/etc/zypp/repos.d"}
 # zypper: a reboot or restart is advised, updates are there; nothing failed.
 ZYPPER_FINE = (0, 100, 101, 102, 103)
 ZYPPER_NOTHING_FOUND = 104
-# Another repository than ours could not be read and was left out; what was asked for was done.
+# Another repository than ours could not be read and was skipped; the request succeeded.
 ZYPPER_LEFT_OUT = 106
 QUERY = "%{NAME} %|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
 
@@ -38,7 +38,7 @@ class RpmError(package_manager.PackageError):
 
 
 class RpmHost:
-    """``manager``: dnf or zypper; auto looks at os-release."""
+    """``manager``: dnf or zypper; auto chooses by os-release."""
 
     def __init__(self, manager: str, lock_timeout: int = 300) -> None:
         self.lock_timeout = lock_timeout
@@ -52,14 +52,12 @@ class RpmHost:
 
     def must(self, what: str, *arguments: str) -> str:
         code, out, fault = self.run(*arguments)
-        # A refresh is asked for one repository, which must be read.
+        # A refresh names one repository, which must be readable.
         fine = ZYPPER_FINE if "refresh" in arguments else (*ZYPPER_FINE, ZYPPER_LEFT_OUT)
         if code != 0 and not (arguments[0] == "zypper" and code in fine):
             said = rpm_text.faults_of(out + "\n" + fault)
             raise RpmError(f"{what} failed ({arguments[0]}, exit status {code}):\n{said}")
         return out
-
-    # What is there ------------------------------------------------------------------------------------------------
 
     def installed(self) -> dict[str, str]:
         """Every installed package; of one that is there in several versions, as kernels are, the newest."""
@@ -125,8 +123,6 @@ class RpmHost:
         except (OSError, ValueError, http.client.HTTPException) as fault:
             raise RpmError(f"the key {address} cannot be fetched: {fault}") from None
 
-    # Changes ------------------------------------------------------------------------------------------------------
-
     def quiet(self) -> list[str]:
         """Without the plugin that keeps versions: our own locks are for other people's transactions."""
         return ["-y", "-q", "--disableplugin=versionlock"]
@@ -167,7 +163,7 @@ class RpmHost:
         self.must(what, "zypper", *words, *(files or [f"{name}={version}" for name, version in packages.items()]))
 
     def needed_by_others(self, names: Sequence[str]) -> str:
-        """What rpm says against removing these packages, empty where nothing else needs them."""
+        """rpm's objections to the removal of these packages, empty where nothing else needs them."""
         code, out, fault = self.run("rpm", "-e", "--test", *names)
         return "" if code == 0 else rpm_text.faults_of(out + "\n" + fault)
 
@@ -181,8 +177,6 @@ class RpmHost:
     def module(self, verb: str, spec: str) -> None:
         """``verb`` is enable or reset, of a module of dnf."""
         self.must(f"the {verb} of the module {spec}", "dnf", *self.quiet(), "module", verb, spec)
-
-    # Locks --------------------------------------------------------------------------------------------------------
 
     def can_lock(self) -> bool:
         return self.manager == "zypper" or self.read(VERSIONLOCK_CONF) is not None

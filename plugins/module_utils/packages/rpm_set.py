@@ -15,7 +15,7 @@ from . import rpm_text
 from .pins import matching, split_pin
 from .rpm_host import KEYS, MODULES, REPOSITORIES, RpmError, RpmHost
 
-# What keeps packages at their version, where that is a package of its own.
+# The plugin that locks versions, where it is a package of its own.
 LOCKER = "python3-dnf-plugin-versionlock"
 
 
@@ -31,7 +31,7 @@ class Desired(NamedTuple):
 
 
 class PackageSet:
-    """One run; after it the attributes tell what was done, or in check mode would be."""
+    """One run; after it the attributes show the changes, made or predicted."""
 
     def __init__(self, desired: Desired, host: RpmHost, check_mode: bool = False) -> None:
         self.desired, self.host, self.check_mode = desired, host, check_mode
@@ -72,8 +72,6 @@ class PackageSet:
         entries.append(package_manager.difference("packages", *texts))
         return [entry for entry in entries if entry["before"] != entry["after"]]
 
-    # Present --------------------------------------------------------------------------------------------------------
-
     def present(self) -> None:
         self.record_before = package_manager.read_text(self.desired.record)
         self.before = self.host.installed()
@@ -108,7 +106,7 @@ class PackageSet:
         if not missing:
             return
         if self.check_mode and (self.source_changed or self.stream_switched):
-            # What is not written cannot be asked.
+            # dnf and zypper cannot simulate from a repository that is not written.
             self.predict({split_pin(one)[0]: split_pin(one)[1].lstrip("@") for one in missing})
             return
         names += [name for name in self.load_record().get("packages", []) if name not in names and name in self.before]
@@ -124,7 +122,7 @@ class PackageSet:
         self.change({**rpm_text.companions(changes, self.before, known), **changes}, ())
 
     def change(self, packages: dict[str, str], files: Sequence[str]) -> None:
-        """Bring these versions. Packages that somebody else locked are his: a change of one is refused."""
+        """Install these versions. Refuses to change a package that somebody else locked."""
         ours = matching(self.host.locks(), self.load_record().get("locks", []))
         # Somebody else's entry may be a pattern.
         keep = sorted({*matching(self.before, set(self.host.locks()) - set(ours))} - {*ours})
@@ -182,8 +180,6 @@ class PackageSet:
         missing = [path for path in self.desired.files if not os.path.exists(path)]
         if missing:
             raise RpmError(f"these package files are not on the host: {', '.join(missing)}")
-
-    # Repository, key, stream ----------------------------------------------------------------------------------------
 
     def put_files(self) -> None:
         """Write and remove repository files, and read the index; ``take_back`` undoes it where that fails."""
@@ -261,8 +257,6 @@ class PackageSet:
             package_manager.write_texts({self.desired.record: self.record_before})
         return True
 
-    # Absent ---------------------------------------------------------------------------------------------------------
-
     def absent(self) -> None:
         self.before = self.host.installed()
         self.after = dict(self.before)
@@ -314,8 +308,6 @@ class PackageSet:
                 self.plan.append(f"{'remove' if text is None else 'restore'} {path}")
         if not self.check_mode:
             package_manager.write_texts(self.files_after)
-
-    # Record ---------------------------------------------------------------------------------------------------------
 
     def load_record(self) -> dict[str, Any]:
         return package_manager.read_record(self.desired.record)

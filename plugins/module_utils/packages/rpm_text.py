@@ -104,9 +104,6 @@ def parse_zypper_search(text: str) -> dict[str, list[str]]:
     return found
 
 
-# Pins ---------------------------------------------------------------------------------------------------------------
-
-
 def follow(packages: Sequence[str], there: dict[str, str], known: dict[str, list[str]]) -> list[str]:
     """The packages with every ``name=@other`` turned into a pin on the version that ``other`` has or will have."""
     pins = dict(split_pin(one) for one in packages)
@@ -175,9 +172,6 @@ def companions(changes: dict[str, str], there: dict[str, str], known: dict[str, 
     return found
 
 
-# Files --------------------------------------------------------------------------------------------------------------
-
-
 def repository_file(name: str, source: dict[str, Any], key_path: str) -> str:
     """The text of a .repo file, the same for dnf and zypper; ``key_path`` empty: nothing is checked."""
     lines = ["# Managed by vgpu.fleet; changes are overwritten.", f"[{name}]", f"name={name}, managed by vgpu.fleet"]
@@ -209,8 +203,6 @@ def stream_of(text: str | None, module: str) -> str:
         return ""
     return section.get("stream", "") if section.get("state", "") == "enabled" else ""
 
-
-# Locks --------------------------------------------------------------------------------------------------------------
 
 # As the plugin of dnf writes an entry: name, epoch, version, release.
 _WHOLE = re.compile(r"(.+)-[0-9]+:[^-]+(?:-[^-]+)?\Z")

@@ -19,7 +19,7 @@ from . import plugin_python
 # The order in which roles run; each builds on those before it.
 ROLES = ("nvidia_driver", "nvidia_docker", "container_runtime", "vcuda", "mig", "mps", "time_slicing", "device_plugin")
 
-# The variables of each role that the plan looks at, without the role's prefix, with the value of one that is unset.
+# The variables of each role that the plan reads, without the role's prefix, with their defaults.
 INPUTS: dict[str, dict[str, Any]] = {
     "nvidia_driver": {
         **driver_choice.DEFAULTS,
@@ -95,7 +95,7 @@ def collect(variables: dict[str, Any]) -> dict[str, Any]:
 def reads(desired: dict[str, Any]) -> dict[str, Any]:
     """The options of host_state: what of the host must be read to compare it with this desired state."""
     roles = desired["roles"]
-    # Which packages bring the device plugin's Python is decided by what is read here.
+    # The choice of the device plugin's Python packages needs these facts.
     asked = [plugin_python.may_need(part["packages"]) for role, part in roles.items() if role == "device_plugin"]
     asked += [part.get("packages") or [] for role, part in roles.items() if role != "device_plugin"]
     packages = [name_of(package) for names in asked for package in names]
@@ -108,9 +108,9 @@ def reads(desired: dict[str, Any]) -> dict[str, Any]:
             if roles["nvidia_driver"]["setup_record"]:
                 options["texts"].append(roles["nvidia_driver"]["setup_record"])
         if not roles["nvidia_driver"]["packages"]:
-            # Which names they have is decided by what is read here.
+            # The choice of their names needs these facts.
             options["packages"] += driver_choice.PACKAGE_PATTERNS
-    # What is not set there is warned of where cards are sold in slices.
+    # An unset key is a warning where cards are shared in slices.
     if "nvidia_docker" in roles and (roles["nvidia_docker"]["config"] or desired["sharing"] == "vcuda"):
         options["texts"].append(roles["nvidia_docker"]["config_path"])
     if "container_runtime" in roles:

@@ -97,12 +97,12 @@ def _takes_over(changes: list[str], choice: Choice, wanted: dict[str, Any], stat
 
 
 def _of_others(changes: list[str], choice: Choice, wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """What to say of a driver that runs and that other packages brought, before ours come in its place."""
+    """The warnings for a running driver of other packages, which ours replace."""
     ours = {text.partition("=")[0] for text in choice.packages}
     if not state["nvml"]["ok"] or not changes or state["files"].get(wanted.get("record") or ""):
         return []
     if wanted.get("packages"):
-        # What was named may have brought them.
+        # The named packages may have installed them.
         return []
     there = sorted(name for name, version in state["packages"].items() if version and USER_SPACE.match(name))
     others = [name for name in there if name not in ours]
@@ -169,7 +169,7 @@ def _cut_off(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
     try:
         stopped = json.loads(text or "{}").get(STOPPED) or []
     except (ValueError, AttributeError):
-        # The role's module names a record that cannot be read; nothing is known of it here.
+        # The role's module reports an unreadable record; the plan ignores it.
         return []
     return [f"start {name}, which a run that was cut off had stopped" for name in stopped]
 

@@ -76,7 +76,7 @@ def container_runtime(wanted: dict[str, Any], state: dict[str, Any], desired: di
 
 
 def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], keys: list[str]) -> Part:
-    """What a restart of the running docker means for its containers, and whether the role may do it."""
+    """The effect of a restart of docker on its containers, and whether the role may restart it."""
     info = state["docker"]["info"]
     pending = state["files"].get(daemon_json.PENDING) or {}
     if not keys and pending.get("sha256") == sha256("restart\n"):
@@ -105,7 +105,7 @@ def _docker_restart(part: Part, wanted: dict[str, Any], state: dict[str, Any], k
 
 
 def absent(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """What is left of a file of our own; what records hold is the plan's own business."""
+    """The removal of our own file; the plan reverts the records itself."""
     path = wanted["drop_in_path"]
     return [f"remove {path}"] if path and state["files"].get(path) is not None else []
 

@@ -30,7 +30,7 @@ def mig(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]) 
     elif state["nvml"]["ok"]:
         return NOTHING._replace(errors=[f"MIG cannot be read: {found['error']}"])
     else:
-        # Before a driver is there nothing is known of its GPUs; the next plan knows.
+        # Without a driver the GPUs are unknown; the next plan compares them.
         changes = [f"set the GPUs to {mig_plan.show(wanted['geometry'])}"]
     geometry_differs = bool(changes)
     if wanted["boot"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plan of every role is made of: its part, and the comparison of packages. Pure."""
+"""The part of one role in the plan, and the comparison of packages. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRESENT = "present"
 
 
 class Part(NamedTuple):
-    """What one role has to do on a host; no changes: nothing. ``errors`` stop this host alone."""
+    """The changes of one role on a host, maybe none. ``errors`` stop this host alone."""
 
     reason: str
     changes: list[str]
@@ -28,7 +28,7 @@ NOTHING = Part("", [])
 
 
 def packages(wanted: Sequence[str], version: str, state: dict[str, Any]) -> list[str]:
-    """The changes that bring every package to its version; without a pin any installed version will do."""
+    """The changes that set every package to its version; without a pin any installed version will do."""
     changes = []
     meant = _matches_pattern if manager_of(state["os"]) == "apt" else fits
     for package in wanted:
@@ -51,7 +51,7 @@ def _matches_pattern(found: str, pin: str) -> bool:
 
 
 def undone(wanted: dict[str, Any], state: dict[str, Any]) -> list[str]:
-    """What is left to take back of a role that is to be absent: that which its records hold."""
+    """The changes that remain to revert for a role with state absent, by its records."""
     return [
         f"revert the changes recorded in {path}" for path in records(wanted) if state["files"].get(path) is not None
     ]

@@ -33,7 +33,7 @@ CONFINED = (
     "one that its engine confines may need `setsebool -P container_use_devices on` for its GPU; look at `ausearch -m "
     "avc` after the first pod (docs/unverified.md)"
 )
-# Steps that no role of that name carries out: the proof, and what is cleared away after it.
+# Steps without a role of that name: the proof, and the clean-up after it.
 VERIFY, COLLECT = "verify", "collect"
 
 
@@ -144,7 +144,7 @@ def _collect(desired: dict[str, Any], state: dict[str, Any]) -> list[dict[str, A
 
 
 def check_gpus(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """What the host's GPUs say about the desired state. Without a driver only their number on the bus is known."""
+    """Findings of the desired state for the host's GPUs. Without a driver only their number on the bus is known."""
     config, gpus = desired["node_config"], state["gpus"]
     if state["nvml"]["ok"]:
         if not gpus:
@@ -212,7 +212,7 @@ def _arbiter_running(wanted: dict[str, Any], unit: dict[str, Any], on_disk: Any,
 
 
 def _service_behind(name: str, unit: dict[str, Any], on_disk: Any) -> Part | None:
-    """What keeps a service from running as its unit file says; None where it does."""
+    """The reason why a service does not run as its unit file says; None where it does."""
     if unit.get("stale"):
         return Part("systemd has not read the unit file", [f"reload systemd and restart {name}"])
     if not unit.get("enabled"):
@@ -240,7 +240,7 @@ def device_plugin(wanted: dict[str, Any], state: dict[str, Any], desired: dict[s
     resources = named_configs.resources(desired)
     conflicts, others = conflicting_on_host.findings(found.get("conflicting_plugins") or [], resources)
     if wanted["conflicting_plugins"] == "ignore" or wanted["conflicting_plugins_remove"]:
-        # What is to be removed the role asks the cluster for, and it stops where something else is left.
+        # The role removes named plugins through the cluster's API, and fails where others are left.
         conflicts, others = [], [*conflicts, *others]
     kubelet = kube_version.refusal(state.get("kubelet"), "the kubelet of this host")
     by_pod = wanted["deploy"] == DAEMONSET

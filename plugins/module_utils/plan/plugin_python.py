@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Python of a host the device plugin runs on, and which of the host's own packages bring it. Pure.
+"""The Python of a host that the device plugin runs on, and the distribution's packages of it. Pure.
 
 The plugin needs 3.11. Where /usr/bin/python3 is older, a newer one of the distribution is installed next to it; the
 system's own stays unchanged.
@@ -14,13 +14,13 @@ from ..host import distribution
 AUTO = "auto"
 OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
-# What may run the modules of a play, and where it may be.
+# Pythons that may run the modules of a play, and their folders.
 OLDEST_OF_MODULES = (3, 8)
 CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(13, 7, -1))]
 
 
 class Choice(NamedTuple):
-    """``python``: empty where the distribution has none that is new enough. ``version``: what ``packages`` bring."""
+    """``python``: empty where the distribution has none that is new enough. ``version``: that of ``packages``."""
 
     python: str
     packages: list[str]
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     python: str
     packages: tuple[str, ...]
     version: str
-    # Of SYSTEM_PYTHON: what small programs without dependencies may run on.
+    # Version of SYSTEM_PYTHON, which runs small programs without dependencies.
     system: str
 
 

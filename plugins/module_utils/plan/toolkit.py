@@ -9,7 +9,7 @@ from ..config.kinds import Finding, warning
 from ..text import toml_text
 from .part import NOTHING, PRESENT, Part, packages, undone
 
-# Keys of the toolkit's config.toml, with what holds where a key is not set.
+# Keys of the toolkit's config.toml, with their defaults.
 BY_ENVIRONMENT = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 BY_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
 UNSET = {BY_ENVIRONMENT: "true", BY_MOUNTS: "false"}
@@ -38,7 +38,7 @@ def _merged(wanted: dict[str, Any], state: dict[str, Any]) -> tuple[str, list[st
 
 
 def check(desired: dict[str, Any], state: dict[str, Any]) -> list[Finding]:
-    """What the toolkit's options do to a host whose cards are sold in slices.
+    """Findings for the toolkit's options on a host whose cards are shared in slices.
 
     Nothing here is refused: a host may have containers that get whole cards by their environment on purpose.
     """

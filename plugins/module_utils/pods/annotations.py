@@ -41,7 +41,7 @@ class NodeGpu(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What a container gets of one GPU; cores 0: no limit, 100: the GPU is its own."""
+    """A container's part of one GPU; cores 0: no limit, 100: the GPU exclusively."""
 
     uuid: str
     memory_mib: int
@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 
 class Use(NamedTuple):
-    """What a pod takes of one GPU at its highest."""
+    """The highest use of one GPU by a pod."""
 
     memory_mib: int
     cores: int
@@ -68,7 +68,7 @@ Plan = Sequence[Part]
 
 
 def use_of(plan: Plan) -> dict[str, Use]:
-    """What a pod takes of each GPU. Init containers run one after the other, together with the sidecars that started
+    """A pod's use of each GPU. Init containers run one after the other, together with the sidecars that started
     before them; then all other containers run. The moment with the greatest use counts."""
     running: dict[str, Use] = {}
     sidecars: dict[str, Use] = {}
@@ -123,7 +123,7 @@ def read_plan(text: str) -> tuple[Part, ...]:
 
 
 def read_annotations(annotations: Mapping[str, str]) -> tuple[Part, ...] | None:
-    """What a pod's annotations say that it holds, None where they say nothing. Raises PlanError."""
+    """The plan in a pod's annotations, None where they have none. Raises PlanError."""
     for name in (GIVEN, PLAN):
         if name in annotations:
             try:

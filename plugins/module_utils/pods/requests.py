@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod asks of GPUs, in the dialects of the field, read into one form.
+"""Reads a pod's request for GPUs, in any of the field's dialects, into one form.
 
 ``read_pod`` takes a pod as the API server sends it and returns an ``Ask`` for each container that wants GPUs, or raises
 ``DialectError`` with one finding for each fault, its path the field of the pod. An Ask says nothing about a node:
@@ -43,7 +43,7 @@ class Card(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a container gets on one GPU. Cores 0: it takes what others leave; 100: the GPU is its own."""
+    """A container's part of one GPU. Cores 0: the remainder of other containers; 100: the GPU exclusively."""
 
     memory_mib: int
     cores: int
@@ -97,7 +97,7 @@ def read_pod(pod: dict[str, Any], config: Config | None = None) -> PodAsk:
 
 
 def size_on(ask: Ask, card: Card) -> Size | None:
-    """What one GPU of an ask comes to on a card; None where this card cannot give it.
+    """The size of one GPU of a request on a card; None where it does not fit this card.
 
     A unit of ``aliyun.com/gpu-mem`` by ``ack`` is the card over its whole GiB, so 4 units of 16160 MiB are
     floor(4 * 16160 / 15) = 4309 MiB; of a card under 1 GiB there is none.
@@ -148,7 +148,7 @@ def asked(ask: PodAsk) -> list[str]:
 
 
 def admission_findings(pod: dict[str, Any], ask: PodAsk) -> list[Finding]:
-    """What else is wrong with a pod that asks for GPUs: it leaves the scheduler or the library no say."""
+    """Further findings for a pod that asks for GPUs: settings that bypass the scheduler or the library."""
     findings: list[Finding] = []
     if not ask.wants_gpus:
         return findings

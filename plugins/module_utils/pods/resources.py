@@ -21,10 +21,10 @@ VCUDA_CORE = "tencent.com/vcuda-core"
 VCUDA_MEMORY = "tencent.com/vcuda-memory"
 VCUDA_UNIT_MIB = 256
 
-# What NVIDIA's own plugin offers: where our count has another name, these are its, and no typos.
+# Resources of NVIDIA's own plugin: where our count has another name, these are valid and no typos.
 OF_NVIDIA = ("nvidia.com/gpu", "nvidia.com/gpu.shared")
 
-# What the amount of a Memory counts: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
+# Units of a Memory's amount: MiB; percent of a card; whole GiB of a card by ACK; nothing; nothing.
 MIB, PERCENT, UNITS, CARD, SLICE = "mib", "percent", "units", "card", "slice"
 MAX_GPUS = 128
 MAX_MIB = 1 << 24  # 16 TiB: far above any card, far below where sums become a question
@@ -61,7 +61,7 @@ class Config(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """What one container wants: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
+    """The request of one container: ``memory`` and ``cores`` (percent) on each of ``gpus`` different GPUs.
 
     ``init``: it has ended before the others start; ``sidecar``: it starts with these and stays. ``field`` and ``where``
     say what a message should name.
@@ -122,7 +122,7 @@ class _Values:
 def read_container(
     container: dict[str, Any], where: str, labels: dict[str, Any], config: Config, findings: list[Finding]
 ) -> Ask | None:
-    """What a container wants, None where it wants no GPU or where ``findings`` say what is wrong."""
+    """A container's request, None where it asks for no GPU or where ``findings`` has an error."""
     values = _Values(container, where, findings)
     name = str(container.get("name") or where)
     _refuse_typos(values, config)

@@ -16,10 +16,10 @@ from ..host.host import Host
 
 KUBELET_DIR = "/var/lib/kubelet/device-plugins"
 MANIFESTS = "/etc/kubernetes/manifests"
-# NVIDIA's plugin, and what was made of it: one socket for each resource nvidia.com/<name>.
+# NVIDIA's plugin and its forks: one socket for each resource nvidia.com/<name>.
 NVIDIA_SOCKET = re.compile(r"^nvidia-(.+)\.sock\Z")
 NVIDIA = "nvidia.com/"
-# Sockets of plugins with resources of their own → whose they are.
+# Sockets of plugins with resources of their own → vendor.
 OTHERS = {"aliyungpushare.sock": "gpushare", "vcore.sock": "gpu-manager", "vmemory.sock": "gpu-manager"}
 # Of /proc/<pid>/comm, which holds 15 characters.
 PROGRAMS = ("nvidia-device-plugin", "gpushare-device-plugin", "gpu-manager", "volcano-vgpu-device-plugin")
@@ -78,7 +78,7 @@ def _static_pods(host: Host) -> list[str]:
 
 
 def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What to say of them, as (errors, warnings): of one that owns a resource of ours, and of one that hands out the
+    """(errors, warnings): an error for a plugin with a resource of ours, a warning for one that advertises the
     same GPUs under other names.
     """
     errors, warnings = [], []
@@ -86,8 +86,8 @@ def findings(found: Sequence[dict[str, Any]], resources: Sequence[str]) -> tuple
         who = " ({})".format(one["owner"]) if one["owner"] else ""
         if one["resource"] in resources:
             errors.append(
-                "another device plugin advertises {}{} on {}; two owners take it from each other. Remove it first: "
-                "delete its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
+                "another device plugin advertises {}{} on {}; the kubelet keeps the last one. Remove it: delete "
+                "its DaemonSet or static pod, or set devicePlugin.enabled=false of the GPU operator; or set "
                 "device_plugin_conflicting_plugins: ignore".format(one["resource"], who, one["socket"])
             )
         else:

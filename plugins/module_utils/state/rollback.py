@@ -31,7 +31,7 @@ def persist(
     check_mode: bool = False,
     daemonset: str = "",
 ) -> tuple[dict[str, Any], bool]:
-    """The point to return to, and whether an earlier upgrade that was cut off had kept it."""
+    """The rollback point, and whether an interrupted upgrade had saved it."""
     found = kept(host)
     if found is not None and _there(host, found, library_root, plugin_root) and not proven(host):
         return found, True
@@ -58,7 +58,7 @@ def named(host: Host, node_config: str) -> dict[str, str]:
 
 
 def delete(host: Host, check_mode: bool = False) -> bool:
-    """Takes the record away; returns whether there was one."""
+    """Deletes the rollback point; returns whether there was one."""
     if host.text(PATH) is None:
         return False
     if not check_mode:
@@ -67,7 +67,7 @@ def delete(host: Host, check_mode: bool = False) -> bool:
 
 
 def kept(host: Host) -> dict[str, Any] | None:
-    """What an earlier upgrade kept, None where there is nothing that can be read."""
+    """The rollback point on the host, None where there is none that can be read."""
     try:
         found = json.loads(host.text(PATH) or "")
     except ValueError:
@@ -75,7 +75,7 @@ def kept(host: Host) -> dict[str, Any] | None:
     keys = ("library", "plugin", "node_config", "units")
     if not isinstance(found, dict) or not all(key in found for key in keys):
         return None
-    # A record of a version that did not keep these: they stay as they are then.
+    # A record of an older version does not have these; they stay unchanged then.
     return {**found, "configs": found.get("configs"), "daemonset": found.get("daemonset") or {}}
 
 

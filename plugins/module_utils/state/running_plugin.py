@@ -13,18 +13,18 @@ PROOF = "/var/lib/vgpu/proof.json"
 
 
 def status(host: Host) -> dict[str, Any] | None:
-    """What the running device plugin says of itself, None where none answers."""
+    """The status of the running device plugin, None where none answers."""
     return _ask(host, "status", "--json")
 
 
 def usage(host: Host) -> list[dict[str, Any]]:
-    """What each limited container holds and uses, GPU by GPU; empty where no device plugin answers."""
+    """Limits and use of each limited container, GPU by GPU; empty where no device plugin answers."""
     usages = (_ask(host, "top", "--once", "--json") or {}).get("usages")
     return usages if isinstance(usages, list) else []
 
 
 def watch(host: Host) -> dict[str, Any] | None:
-    """What the watcher of the device plugin names; None where there is none."""
+    """The findings of the device plugin's watcher; None where there is none."""
     return _ask(host, "watch", "--json")
 
 

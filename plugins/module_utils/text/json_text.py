@@ -187,7 +187,7 @@ def kind_of(value: Any) -> Any:
 
 
 class Style:
-    """How the text is laid out, so that what is added looks like what is there."""
+    """The layout of the text, so that additions are formatted alike."""
 
     def __init__(self, text: str, root: Node) -> None:
         self.newline = "\r\n" if "\r\n" in text else "\n"
