@@ -123,7 +123,7 @@ def test_words(folder: str) -> None:
         for line, word in READERS[Path(name).suffix]((ROOT / name).read_text()):
             if (name, word.lower()) not in ALLOWED:
                 found.append(f"{name}:{line}: {word}")
-    assert not found, f"{len(found)} words to replace (CONTRIBUTING.md says by what):\n" + "\n".join(found)
+    assert not found, f"{len(found)} words to replace (the table above says by what):\n" + "\n".join(found)
 
 
 def test_the_list_of_exceptions_stays_short_and_true() -> None:
