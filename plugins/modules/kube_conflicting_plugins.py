@@ -95,7 +95,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         module.warn(note)
     if faults:
         # Nothing is removed where something else would be left: the node would have two owners, or none.
-        module.fail_json(msg="\n".join(faults), conflicts=found)
+        module.fail_json(msg="\n".join(faults), conflicting_plugins=found)
     if remove and not module.check_mode:
         conflicting_plugins.remove(api, remove, params["nodes"], params["timeout"])
     titles = [one.title for one in remove]

@@ -128,8 +128,10 @@ static enum sim_status initialise(struct sim_state *state)
     state->boot_now = sim_now();
     clock_gettime(CLOCK_REALTIME, &wall);
     state->boot_wall_us = (uint64_t)wall.tv_sec * 1000000u + (uint64_t)wall.tv_nsec / 1000u;
+    /* The clock stands while the engines start: they all start at the instant at which virtual time does. */
+    atomic_store(&state->clock_now, state->boot_now);
+    atomic_store(&state->clock_mode, SIM_CLOCK_MANUAL);
     sim_profile_apply(&config, state);
-    atomic_store(&state->clock_now, sim_now()); /* not before the instant at which the engines start */
     atomic_store(&state->clock_mode, config.clock);
     atomic_thread_fence(memory_order_release);
     memcpy(state->magic, SIM_MAGIC, sizeof state->magic);
@@ -262,10 +264,11 @@ enum sim_status sim_reset(bool force)
                 status = SIM_ERR_ARGUMENT;
             }
     if (status == SIM_OK) {
-        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* the engines start again at real time */
+        atomic_store(&state->clock_mode, SIM_CLOCK_REAL); /* the engines start again at real time, and at one instant */
+        atomic_store(&state->clock_now, sim_now());
+        atomic_store(&state->clock_mode, SIM_CLOCK_MANUAL);
         sim_profile_apply(&config, state);
         state->epoch++;
-        atomic_store(&state->clock_now, sim_now());
         atomic_store(&state->clock_mode, config.clock);
     }
     sim_unlock();

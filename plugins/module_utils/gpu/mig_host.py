@@ -68,8 +68,7 @@ class MigHost:
             except NvmlError as fault:
                 # A host whose driver is gone has no geometry either.
                 self.warnings.append(f"the geometry of the GPUs was not given back: {fault}")
-        folders = (f"{mig_unit.FOLDER}/vgpu_mig", mig_unit.FOLDER)
-        self.unit.remove(list(mig_unit.files({})), folders)
+        self.unit.remove(list(mig_unit.files({})), mig_unit.folders())
         self.plan += self.unit.plan
         if self.record and not self.check_mode:
             with contextlib.suppress(FileNotFoundError):

@@ -76,6 +76,12 @@ def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[st
     return found
 
 
+def folders() -> list[str]:
+    """The folders of the program, the deepest first: the order in which they can be removed."""
+    found = {path.rpartition("/")[0] for path in files({}) if path.startswith(FOLDER)} | {FOLDER}
+    return sorted(found, key=len, reverse=True)
+
+
 def source(name: str) -> str:
     """The text of a module of the core, also where Ansible packed it into a zip file."""
     full = f"{__name__.rpartition('.gpu.')[0]}.{name}"

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, Sequence
 PASSED, VIOLATED, NOT_RUN, OPEN, DETECTED = "passed", "violated", "not-run", "open", "detected"
 # The probe's verdicts.
 VERDICTS = (PASSED, VIOLATED, NOT_RUN, OPEN)
+# What the probe of a library from before 0.1.0 says, which a node keeps until its upgrade, and after a rollback.
+FORMER = "held"
 MIB = 1 << 20
 
 # The checks that the probe must report when all are asked for.
@@ -179,7 +181,7 @@ def _older(err: str) -> str:
 
 def _clean(one: dict[str, Any]) -> dict[str, Any]:
     """A check of the probe. An unknown verdict is a violation."""
-    verdict = one.get("verdict")
+    verdict = PASSED if one.get("verdict") == FORMER else one.get("verdict")
     detail = str(one.get("detail") or "")
     if verdict not in VERDICTS:
         verdict, detail = VIOLATED, f"the probe's verdict is {verdict!r}; {detail}"

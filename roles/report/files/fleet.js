@@ -133,8 +133,8 @@ function slices(gpu) {
   const numbers = Array.from({ length: gpu.slices }, (_unused, at) => String(at));
   return numbers.map((number) => {
     const use = taken.get(number);
-    const taken = use ? `${use.by || "in use"}${use.used_mib === null ? "" : `, ${use.used_mib} MiB`}` : "free";
-    return missing.has(number) ? `${number}: not advertised` : `${number}: ${taken}`;
+    const shown = use ? `${use.by || "in use"}${use.used_mib === null ? "" : `, ${use.used_mib} MiB`}` : "free";
+    return missing.has(number) ? `${number}: not advertised` : `${number}: ${shown}`;
   }).join("; ");
 }
 

@@ -85,7 +85,7 @@ def test_library_that_opens_what_another_slice_lends_is_red(node, tmp_path):
     """As libraries did before handles were marked; the one check that sees it."""
     sources = tmp_path / "vcuda"
     shutil.copytree(ROOT / "native" / "vcuda", sources)
-    opens = sources / "src" / "ipc.c"
+    opens = sources / "src" / "memory" / "ipc.c"
     mark = "return ours ? opened"
     assert mark in opens.read_text()
     opens.write_text(opens.read_text().replace(mark, "return ours || 1 ? opened"))

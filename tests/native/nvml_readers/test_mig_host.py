@@ -101,6 +101,7 @@ def test_there_and_back(machine: Machine) -> None:
     assert (again["plan"], [call for call in again["calls"] if not any(one in call for one in looks)]) == ([], [])
     machine.bring({}, state="absent")
     assert (machine.look(), machine.files()) == (OFF, [])
+    assert not (machine.root / "usr/local/lib/vgpu-mig").exists()
     assert machine.bring({}, state="absent")["plan"] == []
 
 

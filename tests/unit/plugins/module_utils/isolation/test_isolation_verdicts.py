@@ -275,6 +275,13 @@ def test_what_a_way_round_does_to_the_whole(verdict, whole):
     assert it.overall([CHECK, dict(WAY, verdict=verdict)]) == whole
 
 
+@pytest.mark.parametrize(("said", "verdict"), [("held", "passed"), ("passed", "passed"), ("holds", "violated")])
+def test_a_probe_from_before_the_first_release_is_understood(said, verdict):
+    """A node keeps its library until its upgrade, and gets it again by a rollback."""
+    found = it.of_probe(0, report(checks=[dict(CHECK, verdict=said)]), "", False, EXPECTED, ["totals"])
+    assert found[0]["verdict"] == verdict
+
+
 def test_probe_cannot_say_that_the_watcher_saw_it():
     found = it.of_probe(0, report(checks=[dict(WAY, verdict="detected")]), "", False, EXPECTED, ["bypass-namespace"])
     assert verdicts(found)["bypass-namespace"] == "violated"
