@@ -21,9 +21,16 @@ sys.modules["layouts"] = abi_files  # its name in the tests: Ansible, which has 
 
 FLAGS = ["-O1", "-g", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fno-sanitize-recover=all"]
 FLAGS += [f"-I{SOURCE}", f"-I{SOURCE.parent / 'include'}"]
-LEDGER = ("ledger.c", "ledger_lock.c", "ledger_file.c", "ledger_view.c", "shareable.c", "log.c")
+LEDGER = (
+    "account/ledger.c",
+    "account/ledger_lock.c",
+    "account/ledger_file.c",
+    "account/ledger_view.c",
+    "account/shareable.c",
+    "limits/log.c",
+)
 # program: the parts of the library that it is about
-FUZZERS = {"limits": ("limits_file.c",), "ledger": LEDGER, "environment": ("env.c", "log.c")}
+FUZZERS = {"limits": ("limits/limits_file.c",), "ledger": LEDGER, "environment": ("limits/env.c", "limits/log.c")}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -31,7 +31,7 @@ DEVICE = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def verdicts(folder: Path):
-    program = compile_program(folder, "verdicts", ("limits_file.c", *LEDGER), "address,undefined")
+    program = compile_program(folder, "verdicts", ("limits/limits_file.c", *LEDGER), "address,undefined")
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
 
         def ask(kind: bytes, data: bytes) -> list:

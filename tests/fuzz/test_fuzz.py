@@ -65,10 +65,11 @@ def test_fuzzer_finds_a_parser_without_its_check(fuzzer_clang: None, folder: Pat
     """The negative control: without the check of where the devices end, the parser reads past what it was given."""
     import conftest
 
-    source = (conftest.SOURCE / "limits_file.c").read_text()
+    source = (conftest.SOURCE / "limits/limits_file.c").read_text()
     check = "if ((uint64_t)header.device_offset + (uint64_t)header.device_count * stride > header.size)"
     assert check in source
-    (tmp_path / "limits_file.c").write_text(source.replace(check, "if (0)"))
+    unchecked = source.replace(check, "if (0)").replace('"limits_file.h"', '"limits/limits_file.h"')
+    (tmp_path / "limits_file.c").write_text(unchecked)
     program = compile_program(tmp_path, "limits", (os.fspath(tmp_path / "limits_file.c"),), "fuzzer,address,undefined")
     done = fuzz(program, seeded(tmp_path, "limits"), 60)
     assert done.returncode != 0

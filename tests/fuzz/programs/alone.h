@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "vgpu.h"
+#include "limits/limits.h"
 
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The readers of variables on any text: what they accept is within what they promise. */
-#include "env.h"
+#include "limits/env.h"
 
 #include <stdlib.h>
 #include <string.h>

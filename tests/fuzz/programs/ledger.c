@@ -4,7 +4,7 @@
  * and a process that is a member must be able to charge and to give back.
  */
 #include "alone.h"
-#include "ledger.h"
+#include "account/ledger.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
  * The limits parser on any bytes. A fuzzer cannot guess a crc32, so every input is parsed a second time with its magic,
  * size and crc32 set right: only then the fields behind them are reached.
  */
-#include "limits_file.h"
+#include "limits/limits_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
  * "no", or "yes" and, for limits, the fields.
  */
 #include "alone.h"
-#include "ledger.h"
-#include "limits_file.h"
+#include "account/ledger.h"
+#include "limits/limits_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -21,7 +21,7 @@ LIMIT = 300.0
         ("nvidia_driver", "Install the packages of the driver, by apt", 1.0),
         ("container_runtime", "Set keys of daemon.json and reload the daemon", 0.5),
         ("device_plugin", "Install the version", 1.0),
-        ("device_plugin", "Restart the program", 0.5),
+        ("device_plugin", "Restart the program with the changes", 0.5),
     ],
 )
 def test_cut_off(nodes: dict[str, Node], role: str, task: str, seconds: float) -> None:
@@ -42,7 +42,7 @@ def test_cut_off(nodes: dict[str, Node], role: str, task: str, seconds: float) -
         for line in process.stdout:
             seen.append(line)
             assert time.monotonic() - started < LIMIT, "".join(seen)
-            if line.startswith("TASK [") and f".{role} : {task}" in line:
+            if line.startswith("TASK [") and f".{role} : {task}]" in line:
                 time.sleep(seconds)
                 break
         else:
