@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The limits file and the ledger that a container receives, and by their names all else that it shares with the node.
 
-Where each field lies is in layout_fields.py, the pages are in layout_pages.py; the twin of the three is
+Where each field lies is in fields.py, the pages are in pages.py; the twin of the three is
 native/vcuda/include/vgpu_abi.h. Who lives in a ledger is in ledger_locks.py. Pure but for the functions at the end,
 which read or change files in place.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two pages that a container and the arbiter of the node share: whose turn it is, what the tenant says of itself.
 
-Their fields are in layout_fields.py. Pure.
+Their fields are in fields.py. Pure.
 """
 
 from __future__ import annotations

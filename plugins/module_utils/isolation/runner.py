@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs in a leased slice, by docker, podman or in a mount namespace, with what Allocate answered and no more.
 
-Which of them a host has, and what image the container is of: slice_engine.py. By containerd: slice_containerd.py.
+Which of them a host has, and what image the container is of: engines.py. By containerd: containerd.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vgpu_abi.h and layout_fields.py describe the same bytes, and layouts.py refuses what is none of them."""
+"""vgpu_abi.h and abi/fields.py describe the same bytes, and abi/files.py refuses what is none of them."""
 
 from __future__ import annotations
 
