@@ -102,7 +102,11 @@ def run(title: str, command: list[str], lines: int = 60) -> bool:
     log = log_of(title)
     started = time.monotonic()
     with log.open("wb") as output:
-        code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        try:
+            code = subprocess.run(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        except OSError as fault:  # the other lanes go on, and the run ends with its count
+            code = 127
+            output.write(f"{command[0]} could not be started: {fault}; run it by make, which sets PATH\n".encode())
     text = [f"  {'ok  ' if code == 0 else 'FAIL'} {title} ({time.monotonic() - started:.0f} s)"]
     if code != 0:
         text += ["       " + line for line in log.read_text(errors="replace").splitlines()[-lines:]]

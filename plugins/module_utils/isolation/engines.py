@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which engine of a host runs the isolation check in a real container, and the root that the container gets.
 
-Where no image is named one is made of the host's own files (image.py): an image of docker or podman, a folder
-for containerd. It is named after the run that made it (host/run_id.py) and removed at its end; the next run removes what
-a killed one left (leftovers.py).
+Where no image is named one is made of the host's own files (image.py): an image of docker or podman, a folder for
+containerd. It is named after the run that made it (host/run_id.py) and removed at its end; the next run removes what a
+killed one left (leftovers.py).
 """
 
 from __future__ import annotations

@@ -68,6 +68,13 @@ def test_fault_is_shown_and_not_what_was_logged(gates, tmp_path, capsys):
     assert shown.count("noise") < 20
 
 
+def test_program_that_is_missing_fails_its_gate_alone(gates, capsys):
+    gate = gates.Gate("g", {"none": ["no-such-program"], "fine": ["true"]})
+    outcome = gates.run_gates([gate])
+    assert (outcome.passed, outcome.failures) == (1, ["none"])
+    assert "no-such-program could not be started" in capsys.readouterr().out
+
+
 def test_commands_count_as_one_each(gates, capsys):
     outcome = gates.run_gates([gates.Gate("one", {"fine": ["true"], "not fine": ["sh", "-c", "echo why; false"]})])
     assert (outcome.passed, outcome.failures) == (1, ["not fine"])
