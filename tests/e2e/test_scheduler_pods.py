@@ -251,7 +251,7 @@ def test_why_a_pod_waits_is_told_where_the_readme_says(deployed, pod):
 
 def test_the_pod_that_binds_is_deleted_and_another_binds(deployed, pod):
     first = holder(deployed)
-    deployed.api.delete(f"{SYSTEM}/pods/{first}", grace_s=1)
+    deployed.api.delete(f"{SYSTEM}/pods/{first}")
     one = pod("after", {MEM: 1000}).wait_running()
     assert int(one.wait_log(r"^total (\d+)$").group(1)) == 1000 * MIB
     assert holder(deployed) not in ("", first)

@@ -44,7 +44,7 @@ async def eventually(ask, seconds=60.0):
             await asyncio.sleep(0.1)
 
 
-def test_the_program_serves_both_and_ends_at_sigterm(tmp_path):
+def test_the_program_serves_both_and_drains_at_sigterm(tmp_path):
     async def go():
         async with KubeApi() as double, aiohttp.ClientSession() as session:
             double.put(HOOK, {"metadata": {"name": "x"}, "webhooks": [{"name": "a"}]})
@@ -54,7 +54,7 @@ def test_the_program_serves_both_and_ends_at_sigterm(tmp_path):
             (tmp_path / "config.yaml").write_text("plain: default\ndefaultMemoryMiB: 700\n")
             command = ["--kubeconfig", str(write_kubeconfig(tmp_path / "kubeconfig", double.url)), "--lease="]
             command += ["--config", str(tmp_path / "config.yaml"), "--names=127.0.0.1"]
-            command += [f"--extender=127.0.0.1:{inner}", f"--webhook=127.0.0.1:{outer}"]
+            command += [f"--extender=127.0.0.1:{inner}", f"--webhook=127.0.0.1:{outer}", "--drain-seconds=3"]
             program = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -93,6 +93,17 @@ def test_the_program_serves_both_and_ends_at_sigterm(tmp_path):
                 response = (await eventually(reviewed))["response"]
                 assert response["allowed"] and b"vgpu-scheduler" in base64.b64decode(response["patch"])
                 program.send_signal(signal.SIGTERM)
+
+                async def refused():
+                    async with session.get(f"https://127.0.0.1:{outer}/readyz", ssl=context) as answer:
+                        assert (answer.status, await answer.text()) == (503, "this replica ends\n")
+
+                await eventually(refused)
+                # Whoever has not seen yet that it ends is answered, and asks another replica next.
+                url = f"https://127.0.0.1:{outer}/mutate?timeout=5s"
+                async with session.post(url, data=review, ssl=context) as answer:
+                    assert (await answer.json())["response"]["allowed"]
+                    assert answer.headers["Connection"] == "close"
                 assert await asyncio.wait_for(program.wait(), 30) == 0
             finally:
                 if program.returncode is None:

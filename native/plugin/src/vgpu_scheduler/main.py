@@ -63,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     add("--may-write", default="system:serviceaccount:kube-system:vgpu-scheduler", help="users that write plans")
     add("--may-give", default="", help="users of device plugins that are no nodes, with commas")
     add("--resync", type=float, default=300.0, help="seconds between whole lists (default: %(default)s)")
+    add(
+        "--drain-seconds",
+        type=float,
+        default=5.0,
+        help="how long, after SIGTERM, calls of the API server are still answered (default: %(default)s)",
+    )
     add("--explain", metavar="NAMESPACE/POD", help="ask the program that runs here why a pod waits, and end")
     add("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return options
@@ -92,19 +98,24 @@ async def serve(given: argparse.Namespace, access: kube_access.Access) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(cluster.run()), group.create_task(leadership.run())]
             tasks.append(group.create_task(extender.waiting.run()))
-            runners = [await listen(service.extender_app(), given.extender, None)]
+            binds = await listen(service.extender_app(), given.extender, None)
+            admits: web.AppRunner | None = None
             if given.webhook:
                 tls = Tls(api, given.secret, given.names.split(","), given.webhook_configuration.split(","))
                 await first_certificates(tls, stop)
                 tasks.append(group.create_task(keep_certificates(tls)))
                 if not stop.is_set():
-                    runners.append(await listen(service.webhook_app(), given.webhook, tls))
+                    admits = await listen(service.webhook_app(), given.webhook, tls)
             await stop.wait()
-            for runner in runners:
-                await runner.cleanup()
+            await binds.cleanup()
             for task in tasks:
                 task.cancel()
             await leadership.release()
+            # The API server calls this replica until it sees that it leaves, and a call that is cut off refuses a pod.
+            if admits:
+                service.drain()
+                await asyncio.sleep(given.drain_seconds)
+                await admits.cleanup()
 
 
 async def listen(app: web.Application, where: str, tls: Tls | None) -> web.AppRunner:

@@ -34,6 +34,11 @@ class Service:
         self._api, self._extender, self._cluster, self._leadership = api, extender, cluster, leadership
         self._admission = admission
         self._durations = metrics.Durations()
+        self._drains = False
+
+    def drain(self) -> None:
+        """From now on this replica is not ready, and each connection ends with the answer to its next call."""
+        self._drains = True
 
     def extender_app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[self._guard])
@@ -61,7 +66,10 @@ class Service:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         try:
-            return await handler(request)
+            response = await handler(request)
+            if self._drains:
+                response.force_close()
+            return response
         except web.HTTPRequestEntityTooLarge:
             return say(413, f"{request.path}: expected a body of at most {MAX_BODY} bytes")
         except (msgspec.DecodeError, RecursionError, UnicodeError) as fault:
@@ -130,6 +138,8 @@ class Service:
 
     async def _readyz(self, _request: web.Request) -> web.Response:
         """Ready once nodes and pods were listed. Who leads does not matter: all answer admission."""
+        if self._drains:
+            return say(503, "this replica ends")
         if self._cluster.synced:
             return web.Response(text="ok\n")
         faults = [one.fault for one in self._cluster.reflectors if one.fault]
