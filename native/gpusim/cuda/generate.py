@@ -28,7 +28,7 @@ def main(paths: list[str]) -> int:
     defined = {fields[2] for fields in symbols if len(fields) == 3 and fields[2].startswith("cu")}
     surplus = sorted(defined - exports.keys())
     if surplus:
-        print(f"generate.py: {' and '.join(paths)} do not have {', '.join(surplus)}: the real driver exports no such name, "
+        print(f"generate.py: {', '.join(paths)} have no {', '.join(surplus)}: the real driver exports no such name, "
               "make it static or give it another prefix", file=sys.stderr)  # fmt: skip
         return 1
     print('/* Generated from exports-535.txt. */\n#include "procaddress.h"\n')
