@@ -330,8 +330,7 @@ BOTH(cuStreamGetCaptureInfo_v2,
 BOTH(cuStreamUpdateCaptureDependencies, (CUstream s, CUgraphNode *nodes, size_t count, unsigned flags),
      update(L, nodes, count, flags), update(P, nodes, count, flags))
 
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode);
-CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
     ENTER();
     REQUIRE(mode && *mode >= MODE_GLOBAL && *mode <= MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);
