@@ -304,13 +304,11 @@ static CUresult update(CUstream handle, CUgraphNode *nodes, size_t count, unsign
 }
 
 #define BOTH(name, parameters, legacy, per_thread)  \
-    EXPORT CUresult name parameters;                \
-    CUresult name parameters                        \
+    EXPORT CUresult name parameters                 \
     {                                               \
         return legacy;                              \
     }                                               \
-    EXPORT CUresult name##_ptsz parameters;         \
-    CUresult name##_ptsz parameters                 \
+    EXPORT CUresult name##_ptsz parameters          \
     {                                               \
         return per_thread;                          \
     }

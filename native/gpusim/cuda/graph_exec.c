@@ -65,8 +65,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 }
 
 #define INSTANTIATE_OLD(name)                                                                           \
-    EXPORT CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size);   \
-    CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)           \
+    EXPORT CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)    \
     {                                                                                                   \
         if (bad)                                                                                        \
             *bad = NULL;                                                                                \
@@ -184,13 +183,11 @@ static CUresult upload(CUgraphExec exec, CUstream handle)
 }
 
 #define IN_STREAM(name, body)                                          \
-    EXPORT CUresult name(CUgraphExec exec, CUstream stream);           \
-    CUresult name(CUgraphExec exec, CUstream stream)                   \
+    EXPORT CUresult name(CUgraphExec exec, CUstream stream)            \
     {                                                                  \
         return body(exec, LEGACY_STREAM(stream));                      \
     }                                                                  \
-    EXPORT CUresult name##_ptsz(CUgraphExec exec, CUstream stream);    \
-    CUresult name##_ptsz(CUgraphExec exec, CUstream stream)            \
+    EXPORT CUresult name##_ptsz(CUgraphExec exec, CUstream stream)     \
     {                                                                  \
         return body(exec, PER_THREAD_STREAM(stream));                  \
     }

@@ -25,8 +25,7 @@ static CUresult kernel_op(const CUDA_KERNEL_NODE_PARAMS *p, bool second, struct 
 }
 
 #define ADD_KERNEL(name, second)                                            \
-    EXPORT CUresult name(NODE_ARGS, const CUDA_KERNEL_NODE_PARAMS *p);      \
-    CUresult name(NODE_ARGS, const CUDA_KERNEL_NODE_PARAMS *p)              \
+    EXPORT CUresult name(NODE_ARGS, const CUDA_KERNEL_NODE_PARAMS *p)       \
     {                                                                       \
         struct op op;                                                       \
         ENTER();                                                            \
@@ -191,13 +190,11 @@ static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, b
 }
 
 #define KERNEL_PARAMS(suffix, second)                                                              \
-    EXPORT CUresult cuGraphKernelNodeGetParams##suffix(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p); \
-    CUresult cuGraphKernelNodeGetParams##suffix(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p)      \
+    EXPORT CUresult cuGraphKernelNodeGetParams##suffix(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p) \
     {                                                                                              \
         return get_kernel(node, p, second);                                                        \
     }                                                                                              \
-    EXPORT CUresult cuGraphKernelNodeSetParams##suffix(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p); \
-    CUresult cuGraphKernelNodeSetParams##suffix(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) \
+    EXPORT CUresult cuGraphKernelNodeSetParams##suffix(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) \
     {                                                                                              \
         return set_kernel(node, p, second);                                                        \
     }
@@ -205,16 +202,14 @@ KERNEL_PARAMS(, false)
 KERNEL_PARAMS(_v2, true)
 
 #define SIMPLE_PARAMS(base, type, op_kind, member, check)                    \
-    EXPORT CUresult base##GetParams(CUgraphNode node, type *p);              \
-    CUresult base##GetParams(CUgraphNode node, type *p)                      \
+    EXPORT CUresult base##GetParams(CUgraphNode node, type *p)               \
     {                                                                        \
         ENTER();                                                             \
         REQUIRE(p && of_kind(node, op_kind), CUDA_ERROR_INVALID_VALUE);      \
         *p = node->op.as.member;                                             \
         return CUDA_SUCCESS;                                                 \
     }                                                                        \
-    EXPORT CUresult base##SetParams(CUgraphNode node, const type *p);        \
-    CUresult base##SetParams(CUgraphNode node, const type *p)                \
+    EXPORT CUresult base##SetParams(CUgraphNode node, const type *p)         \
     {                                                                        \
         ENTER();                                                             \
         REQUIRE(p && of_kind(node, op_kind) && (check), CUDA_ERROR_INVALID_VALUE); \

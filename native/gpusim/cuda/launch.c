@@ -46,8 +46,7 @@ static CUresult launch(const void *handle, const unsigned grid[3], const unsigne
 #define BLOCK ((const unsigned[]){bx, by, bz})
 
 #define LAUNCH(name, stream)                                                                                          \
-    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params, void **extra);               \
-    CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params, void **extra)                       \
+    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params, void **extra)                \
     {                                                                                                                 \
         if (params && extra)                                                                                          \
             return CUDA_ERROR_INVALID_VALUE;                                                                          \
@@ -57,8 +56,7 @@ LAUNCH(cuLaunchKernel, LEGACY_STREAM(s))
 LAUNCH(cuLaunchKernel_ptsz, PER_THREAD_STREAM(s))
 
 #define LAUNCH_COOPERATIVE(name, stream)                                                        \
-    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params);       \
-    CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params)               \
+    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params)        \
     {                                                                                           \
         (void)params;                                                                           \
         return launch(f, GRID, BLOCK, shared, stream, true);                                    \

@@ -176,14 +176,12 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, bool host, CUstream 
 }
 
 #define PREFETCH(name, target, check, stream)                                            \
-    EXPORT CUresult name(CUdeviceptr p, size_t n, target, CUstream s);                   \
-    CUresult name(CUdeviceptr p, size_t n, target, CUstream s)                           \
+    EXPORT CUresult name(CUdeviceptr p, size_t n, target, CUstream s)                    \
     {                                                                                    \
         return (check) ? prefetch(p, n, to < 0, stream) : CUDA_ERROR_INVALID_DEVICE;     \
     }
 #define PREFETCH_V2(name, stream)                                                                  \
-    EXPORT CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s);   \
-    CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s)           \
+    EXPORT CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s)    \
     {                                                                                              \
         REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);                                             \
         REQUIRE(to.type != 1 || device_valid(to.id), CUDA_ERROR_INVALID_DEVICE);                   \

@@ -274,13 +274,11 @@ static CUresult get(CUstream handle, enum field field, void *out)
 }
 
 #define GETTER(name, type, field)                       \
-    EXPORT CUresult name(CUstream stream, type *out);   \
-    CUresult name(CUstream stream, type *out)           \
+    EXPORT CUresult name(CUstream stream, type *out)    \
     {                                                   \
         return get(LEGACY_STREAM(stream), field, out);  \
     }                                                   \
-    EXPORT CUresult name##_ptsz(CUstream stream, type *out); \
-    CUresult name##_ptsz(CUstream stream, type *out)    \
+    EXPORT CUresult name##_ptsz(CUstream stream, type *out) \
     {                                                   \
         return get(PER_THREAD_STREAM(stream), field, out); \
     }
