@@ -99,14 +99,12 @@ bool array_address(CUarray array, uintptr_t *base, size_t *pitch, size_t *height
     return true;
 }
 
-EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor);
-CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
+EXPORT CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *descriptor)
 {
     return create(array, descriptor);
 }
 
-EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d);
-CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
+EXPORT CUresult cuArrayCreate_v2(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *d)
 {
     REQUIRE(d, CUDA_ERROR_INVALID_VALUE);
     return create(array, &(CUDA_ARRAY3D_DESCRIPTOR){.width = d->width, .height = d->height, .format = d->format,
@@ -125,24 +123,21 @@ struct descriptor3d_v1 {
     unsigned channels, flags;
 };
 
-EXPORT CUresult cuArrayCreate(CUarray *array, const struct descriptor_v1 *d);
-CUresult cuArrayCreate(CUarray *array, const struct descriptor_v1 *d)
+EXPORT CUresult cuArrayCreate(CUarray *array, const struct descriptor_v1 *d)
 {
     REQUIRE(d, CUDA_ERROR_INVALID_VALUE);
     return create(array, &(CUDA_ARRAY3D_DESCRIPTOR){.width = d->width, .height = d->height, .format = d->format,
                                                     .channels = d->channels});
 }
 
-EXPORT CUresult cuArray3DCreate(CUarray *array, const struct descriptor3d_v1 *d);
-CUresult cuArray3DCreate(CUarray *array, const struct descriptor3d_v1 *d)
+EXPORT CUresult cuArray3DCreate(CUarray *array, const struct descriptor3d_v1 *d)
 {
     REQUIRE(d, CUDA_ERROR_INVALID_VALUE);
     return create(array, &(CUDA_ARRAY3D_DESCRIPTOR){.width = d->width, .height = d->height, .depth = d->depth,
                                                     .format = d->format, .channels = d->channels, .flags = d->flags});
 }
 
-EXPORT CUresult cuArrayDestroy(CUarray array);
-CUresult cuArrayDestroy(CUarray array)
+EXPORT CUresult cuArrayDestroy(CUarray array)
 {
     ENTER();
     REQUIRE(valid(array) && !array->of, CUDA_ERROR_INVALID_HANDLE);
@@ -159,8 +154,7 @@ CUresult cuArrayDestroy(CUarray array)
     return freed ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array);
-CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array)
+EXPORT CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray array)
 {
     ENTER();
     REQUIRE(descriptor, CUDA_ERROR_INVALID_VALUE);
@@ -169,8 +163,7 @@ CUresult cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR *descriptor, CUarray 
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array);
-CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array)
+EXPORT CUresult cuArrayGetDescriptor_v2(CUDA_ARRAY_DESCRIPTOR *descriptor, CUarray array)
 {
     ENTER();
     REQUIRE(descriptor, CUDA_ERROR_INVALID_VALUE);
@@ -187,8 +180,7 @@ static size_t half(size_t value, unsigned level)
     return value >> level ? value >> level : (value ? 1 : 0);
 }
 
-EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels);
-CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
+EXPORT CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 {
     ENTER_CONTEXT(context);
     REQUIRE(out && d, CUDA_ERROR_INVALID_VALUE);
@@ -232,8 +224,7 @@ CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRI
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray mipmap, unsigned level);
-CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray mipmap, unsigned level)
+EXPORT CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray mipmap, unsigned level)
 {
     ENTER();
     REQUIRE(array, CUDA_ERROR_INVALID_VALUE);
@@ -243,8 +234,7 @@ CUresult cuMipmappedArrayGetLevel(CUarray *array, CUmipmappedArray mipmap, unsig
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap);
-CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
+EXPORT CUresult cuMipmappedArrayDestroy(CUmipmappedArray mipmap)
 {
     ENTER();
     REQUIRE(mipmap && mipmap->magic == ARRAY_MAGIC, CUDA_ERROR_INVALID_HANDLE);

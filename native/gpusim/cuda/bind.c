@@ -108,14 +108,12 @@ static CUresult map_tiles(const struct map_info *list, unsigned count, CUstream 
     return result;
 }
 
-EXPORT CUresult cuMemMapArrayAsync(struct map_info *list, unsigned count, CUstream stream);
-CUresult cuMemMapArrayAsync(struct map_info *list, unsigned count, CUstream stream)
+EXPORT CUresult cuMemMapArrayAsync(struct map_info *list, unsigned count, CUstream stream)
 {
     return map_tiles(list, count, LEGACY_STREAM(stream));
 }
 
-EXPORT CUresult cuMemMapArrayAsync_ptsz(struct map_info *list, unsigned count, CUstream stream);
-CUresult cuMemMapArrayAsync_ptsz(struct map_info *list, unsigned count, CUstream stream)
+EXPORT CUresult cuMemMapArrayAsync_ptsz(struct map_info *list, unsigned count, CUstream stream)
 {
     return map_tiles(list, count, PER_THREAD_STREAM(stream));
 }
@@ -139,8 +137,7 @@ static struct multicast *multicast_of(CUmemGenericAllocationHandle handle)
     return object && object->magic == MULTICAST_MAGIC ? object : NULL;
 }
 
-EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const struct multicast_prop *prop);
-CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const struct multicast_prop *prop)
+EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const struct multicast_prop *prop)
 {
     ENTER();
     REQUIRE(capable(0), CUDA_ERROR_NOT_SUPPORTED);
@@ -153,8 +150,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const struct mu
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device);
-CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device)
+EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device)
 {
     ENTER();
     struct multicast *object = multicast_of(handle);
@@ -177,9 +173,7 @@ static CUresult bind_object(CUmemGenericAllocationHandle handle, size_t place, s
 }
 
 EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t place, CUmemGenericAllocationHandle memory,
-                                   size_t offset, size_t bytes, unsigned long long flags);
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t place, CUmemGenericAllocationHandle memory,
-                            size_t offset, size_t bytes, unsigned long long flags)
+                                   size_t offset, size_t bytes, unsigned long long flags)
 {
     ENTER();
     (void)offset;
@@ -187,24 +181,20 @@ CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t place, C
 }
 
 EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t place, CUdeviceptr pointer, size_t bytes,
-                                    unsigned long long flags);
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t place, CUdeviceptr pointer, size_t bytes,
-                             unsigned long long flags)
+                                    unsigned long long flags)
 {
     ENTER();
     return bind_object(handle, place, bytes, flags, vmm_take_at(pointer));
 }
 
-EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t place, size_t bytes);
-CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t place, size_t bytes)
+EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t place, size_t bytes)
 {
     ENTER();
     REQUIRE(multicast_of(handle) && capable(device), CUDA_ERROR_INVALID_VALUE);
     return unbind(multicast_of(handle), place, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const struct multicast_prop *prop, int option);
-CUresult cuMulticastGetGranularity(size_t *granularity, const struct multicast_prop *prop, int option)
+EXPORT CUresult cuMulticastGetGranularity(size_t *granularity, const struct multicast_prop *prop, int option)
 {
     ENTER();
     REQUIRE(granularity && prop && (option == 0 || option == 1), CUDA_ERROR_INVALID_VALUE);

@@ -116,14 +116,12 @@ static CUresult add(CUstream handle, CUstreamCallback callback, void *data, unsi
     return callback_add(stream, NULL, callback, data);
 }
 
-EXPORT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags);
-CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags)
+EXPORT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags)
 {
     return add(LEGACY_STREAM(stream), callback, data, flags);
 }
 
-EXPORT CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned flags);
-CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned flags)
+EXPORT CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned flags)
 {
     return add(PER_THREAD_STREAM(stream), callback, data, flags);
 }

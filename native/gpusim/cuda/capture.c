@@ -304,13 +304,11 @@ static CUresult update(CUstream handle, CUgraphNode *nodes, size_t count, unsign
 }
 
 #define BOTH(name, parameters, legacy, per_thread)  \
-    EXPORT CUresult name parameters;                \
-    CUresult name parameters                        \
+    EXPORT CUresult name parameters                 \
     {                                               \
         return legacy;                              \
     }                                               \
-    EXPORT CUresult name##_ptsz parameters;         \
-    CUresult name##_ptsz parameters                 \
+    EXPORT CUresult name##_ptsz parameters          \
     {                                               \
         return per_thread;                          \
     }
@@ -330,8 +328,7 @@ BOTH(cuStreamGetCaptureInfo_v2,
 BOTH(cuStreamUpdateCaptureDependencies, (CUstream s, CUgraphNode *nodes, size_t count, unsigned flags),
      update(L, nodes, count, flags), update(P, nodes, count, flags))
 
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode);
-CUresult cuThreadExchangeStreamCaptureMode(int *mode)
+EXPORT CUresult cuThreadExchangeStreamCaptureMode(int *mode)
 {
     ENTER();
     REQUIRE(mode && *mode >= MODE_GLOBAL && *mode <= MODE_RELAXED, CUDA_ERROR_INVALID_VALUE);

@@ -200,8 +200,7 @@ static CUresult primary_make(int device)
     return context_start(d->primary);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     ENTER();
     REQUIRE(context, CUDA_ERROR_INVALID_VALUE);
@@ -239,32 +238,27 @@ static CUresult primary_drop(CUdevice device, bool all)
     return result;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
     return primary_drop(device, false);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device);
-CUresult cuDevicePrimaryCtxRelease(CUdevice device)
+EXPORT CUresult cuDevicePrimaryCtxRelease(CUdevice device)
 {
     return primary_drop(device, false);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
+EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)
 {
     return primary_drop(device, true);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device);
-CUresult cuDevicePrimaryCtxReset(CUdevice device)
+EXPORT CUresult cuDevicePrimaryCtxReset(CUdevice device)
 {
     return primary_drop(device, true);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active);
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
 {
     ENTER();
     REQUIRE(flags && active, CUDA_ERROR_INVALID_VALUE);
@@ -289,14 +283,12 @@ static CUresult primary_flags(CUdevice device, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags);
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
 {
     return primary_flags(device, flags);
 }
 
-EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags);
-CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
+EXPORT CUresult cuDevicePrimaryCtxSetFlags(CUdevice device, unsigned flags)
 {
     return primary_flags(device, flags);
 }
@@ -319,21 +311,18 @@ CUresult context_create(CUcontext *out, unsigned flags, CUdevice device, unsigne
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
+EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 {
     return context_create(context, flags, device, 3010);
 }
 
-EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
     return context_create(context, flags, device, 3020);
 }
 
 /* Execution affinity needs MPS, which this driver has not. */
-EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device);
-CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device)
+EXPORT CUresult cuCtxCreate_v3(CUcontext *context, void *affinity, int count, unsigned flags, CUdevice device)
 {
     if (count > 0 && affinity)
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -355,20 +344,17 @@ static CUresult destroy(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
-CUresult cuCtxDestroy_v2(CUcontext context)
+EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
     return destroy(context);
 }
 
-EXPORT CUresult cuCtxDestroy(CUcontext context);
-CUresult cuCtxDestroy(CUcontext context)
+EXPORT CUresult cuCtxDestroy(CUcontext context)
 {
     return destroy(context);
 }
 
-EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned flags);
-CUresult cuCtxAttach(CUcontext *context, unsigned flags)
+EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned flags)
 {
     ENTER_CONTEXT(current);
     REQUIRE(context && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -376,8 +362,7 @@ CUresult cuCtxAttach(CUcontext *context, unsigned flags)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxDetach(CUcontext context);
-CUresult cuCtxDetach(CUcontext context)
+EXPORT CUresult cuCtxDetach(CUcontext context)
 {
     return destroy(context);
 }
@@ -418,32 +403,27 @@ static CUresult pop(CUcontext *context)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context);
-CUresult cuCtxPushCurrent_v2(CUcontext context)
+EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
     return push(context);
 }
 
-EXPORT CUresult cuCtxPushCurrent(CUcontext context);
-CUresult cuCtxPushCurrent(CUcontext context)
+EXPORT CUresult cuCtxPushCurrent(CUcontext context)
 {
     return push(context);
 }
 
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context);
-CUresult cuCtxPopCurrent_v2(CUcontext *context)
+EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
     return pop(context);
 }
 
-EXPORT CUresult cuCtxPopCurrent(CUcontext *context);
-CUresult cuCtxPopCurrent(CUcontext *context)
+EXPORT CUresult cuCtxPopCurrent(CUcontext *context)
 {
     return pop(context);
 }
 
-EXPORT CUresult cuCtxSetCurrent(CUcontext context);
-CUresult cuCtxSetCurrent(CUcontext context)
+EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
     ENTER();
     if (!context) {
@@ -462,8 +442,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetCurrent(CUcontext *context);
-CUresult cuCtxGetCurrent(CUcontext *context)
+EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
     ENTER();
     REQUIRE(context, CUDA_ERROR_INVALID_VALUE);

@@ -2,8 +2,7 @@
 /* What a program asks of its current context: device, limits, configuration, peers, synchronisation. */
 #include "capture.h"
 
-EXPORT CUresult cuCtxGetDevice(CUdevice *device);
-CUresult cuCtxGetDevice(CUdevice *device)
+EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
     ENTER_CONTEXT(context);
     REQUIRE(device, CUDA_ERROR_INVALID_VALUE);
@@ -11,8 +10,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetFlags(unsigned *flags);
-CUresult cuCtxGetFlags(unsigned *flags)
+EXPORT CUresult cuCtxGetFlags(unsigned *flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE(flags, CUDA_ERROR_INVALID_VALUE);
@@ -20,8 +18,7 @@ CUresult cuCtxGetFlags(unsigned *flags)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxSetFlags(unsigned flags);
-CUresult cuCtxSetFlags(unsigned flags)
+EXPORT CUresult cuCtxSetFlags(unsigned flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE((flags & ~0xffu) == 0, CUDA_ERROR_INVALID_VALUE);
@@ -29,8 +26,7 @@ CUresult cuCtxSetFlags(unsigned flags)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id);
-CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
+EXPORT CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
 {
     ENTER();
     REQUIRE(id, CUDA_ERROR_INVALID_VALUE);
@@ -42,8 +38,7 @@ CUresult cuCtxGetId(CUcontext context, unsigned long long *id)
     return result;
 }
 
-EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version);
-CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
+EXPORT CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
 {
     ENTER();
     REQUIRE(version, CUDA_ERROR_INVALID_VALUE);
@@ -55,8 +50,7 @@ CUresult cuCtxGetApiVersion(CUcontext context, unsigned *version)
     return result;
 }
 
-EXPORT CUresult cuCtxSynchronize(void);
-CUresult cuCtxSynchronize(void)
+EXPORT CUresult cuCtxSynchronize(void)
 {
     ENTER_CONTEXT(context);
     REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -106,8 +100,7 @@ void context_heaps_end(CUcontext context)
 }
 
 /* CUlimit: 0 stack, 1 printf fifo, 2 malloc heap, 3 sync depth, 4 pending launches, 5 L2 fetch, 6 persisting L2. */
-EXPORT CUresult cuCtxSetLimit(int limit, size_t value);
-CUresult cuCtxSetLimit(int limit, size_t value)
+EXPORT CUresult cuCtxSetLimit(int limit, size_t value)
 {
     ENTER_CONTEXT(context);
     REQUIRE(limit >= 0 && limit <= 6, CUDA_ERROR_UNSUPPORTED_LIMIT);
@@ -121,8 +114,7 @@ CUresult cuCtxSetLimit(int limit, size_t value)
     return result;
 }
 
-EXPORT CUresult cuCtxGetLimit(size_t *value, int limit);
-CUresult cuCtxGetLimit(size_t *value, int limit)
+EXPORT CUresult cuCtxGetLimit(size_t *value, int limit)
 {
     ENTER_CONTEXT(context);
     REQUIRE(value, CUDA_ERROR_INVALID_VALUE);
@@ -131,8 +123,7 @@ CUresult cuCtxGetLimit(size_t *value, int limit)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetCacheConfig(int *config);
-CUresult cuCtxGetCacheConfig(int *config)
+EXPORT CUresult cuCtxGetCacheConfig(int *config)
 {
     ENTER_CONTEXT(context);
     REQUIRE(config, CUDA_ERROR_INVALID_VALUE);
@@ -140,8 +131,7 @@ CUresult cuCtxGetCacheConfig(int *config)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxSetCacheConfig(int config);
-CUresult cuCtxSetCacheConfig(int config)
+EXPORT CUresult cuCtxSetCacheConfig(int config)
 {
     ENTER_CONTEXT(context);
     REQUIRE(config >= 0 && config <= 3, CUDA_ERROR_INVALID_VALUE);
@@ -149,8 +139,7 @@ CUresult cuCtxSetCacheConfig(int config)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetSharedMemConfig(int *config);
-CUresult cuCtxGetSharedMemConfig(int *config)
+EXPORT CUresult cuCtxGetSharedMemConfig(int *config)
 {
     ENTER_CONTEXT(context);
     REQUIRE(config, CUDA_ERROR_INVALID_VALUE);
@@ -158,8 +147,7 @@ CUresult cuCtxGetSharedMemConfig(int *config)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxSetSharedMemConfig(int config);
-CUresult cuCtxSetSharedMemConfig(int config)
+EXPORT CUresult cuCtxSetSharedMemConfig(int config)
 {
     ENTER_CONTEXT(context);
     REQUIRE(config >= 0 && config <= 2, CUDA_ERROR_INVALID_VALUE);
@@ -167,8 +155,7 @@ CUresult cuCtxSetSharedMemConfig(int config)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
     ENTER_CONTEXT(context);
     (void)context;
@@ -179,32 +166,28 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxResetPersistingL2Cache(void);
-CUresult cuCtxResetPersistingL2Cache(void)
+EXPORT CUresult cuCtxResetPersistingL2Cache(void)
 {
     ENTER_CONTEXT(context);
     (void)context;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuProfilerStart(void);
-CUresult cuProfilerStart(void)
+EXPORT CUresult cuProfilerStart(void)
 {
     ENTER_CONTEXT(context);
     (void)context;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuProfilerStop(void);
-CUresult cuProfilerStop(void)
+EXPORT CUresult cuProfilerStop(void)
 {
     ENTER_CONTEXT(context);
     (void)context;
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -220,8 +203,7 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
     return enabled ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer);
-CUresult cuCtxDisablePeerAccess(CUcontext peer)
+EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer)
 {
     ENTER_CONTEXT(context);
     REQUIRE(peer && peer->magic == CONTEXT_MAGIC, CUDA_ERROR_INVALID_CONTEXT);

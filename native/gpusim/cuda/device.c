@@ -7,8 +7,7 @@
 
 #define GPU(device) (&sim_state()->gpus[driver.devices[device].gpu])
 
-EXPORT CUresult cuDeviceGetCount(int *count);
-CUresult cuDeviceGetCount(int *count)
+EXPORT CUresult cuDeviceGetCount(int *count)
 {
     ENTER();
     REQUIRE(count, CUDA_ERROR_INVALID_VALUE);
@@ -16,8 +15,7 @@ CUresult cuDeviceGetCount(int *count)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal);
-CUresult cuDeviceGet(CUdevice *device, int ordinal)
+EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
     ENTER();
     REQUIRE(device, CUDA_ERROR_INVALID_VALUE);
@@ -26,8 +24,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device);
-CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 {
     ENTER();
     REQUIRE(name && length > 0, CUDA_ERROR_INVALID_VALUE);
@@ -54,20 +51,17 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device, bool instance)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
     return uuid_of(uuid, device, false);
 }
 
-EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
 {
     return uuid_of(uuid, device, true);
 }
 
-EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     ENTER();
     REQUIRE(bytes, CUDA_ERROR_INVALID_VALUE);
@@ -79,8 +73,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device);
-CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
+EXPORT CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
 {
     size_t all;
     REQUIRE(bytes, CUDA_ERROR_INVALID_VALUE);
@@ -90,8 +83,7 @@ CUresult cuDeviceTotalMem(unsigned *bytes, CUdevice device)
     return result;
 }
 
-EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device);
-CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
+EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
     ENTER();
     REQUIRE(major && minor, CUDA_ERROR_INVALID_VALUE);
@@ -154,8 +146,7 @@ static bool model_attribute(int attribute, const struct sim_gpu *gpu, const stru
     return true;
 }
 
-EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
-CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     ENTER();
     REQUIRE(value, CUDA_ERROR_INVALID_VALUE);
@@ -171,8 +162,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device);
-CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
+EXPORT CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
 {
     ENTER();
     REQUIRE(properties, CUDA_ERROR_INVALID_VALUE);
@@ -184,8 +174,7 @@ CUresult cuDeviceGetProperties(CUdevprop *properties, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device);
-CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
+EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
 {
     ENTER();
     REQUIRE(text && length > 0, CUDA_ERROR_INVALID_VALUE);
@@ -195,8 +184,7 @@ CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text);
-CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
+EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
 {
     ENTER();
     REQUIRE(device && text, CUDA_ERROR_INVALID_VALUE);
@@ -213,8 +201,7 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
     return CUDA_ERROR_INVALID_DEVICE;
 }
 
-EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer);
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
     ENTER();
     REQUIRE(can, CUDA_ERROR_INVALID_VALUE);
@@ -223,8 +210,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice source, CUdevice target);
-CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice source, CUdevice target)
+EXPORT CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice source, CUdevice target)
 {
     ENTER();
     REQUIRE(value && attribute >= 1 && attribute <= 4, CUDA_ERROR_INVALID_VALUE);
@@ -233,8 +219,7 @@ CUresult cuDeviceGetP2PAttribute(int *value, int attribute, CUdevice source, CUd
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *width, int format, unsigned channels, CUdevice device);
-CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *width, int format, unsigned channels, CUdevice device)
+EXPORT CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *width, int format, unsigned channels, CUdevice device)
 {
     ENTER();
     (void)format;
@@ -245,8 +230,7 @@ CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *width, int format, unsigned 
 }
 
 /* Execution affinity (SM shares) exists under MPS only. */
-EXPORT CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device);
-CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device)
+EXPORT CUresult cuDeviceGetExecAffinitySupport(int *supported, int type, CUdevice device)
 {
     ENTER();
     (void)type;

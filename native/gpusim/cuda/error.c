@@ -111,14 +111,12 @@ static CUresult lookup(CUresult code, const char **out, bool name)
     return *out ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGetErrorName(CUresult code, const char **name);
-CUresult cuGetErrorName(CUresult code, const char **name)
+EXPORT CUresult cuGetErrorName(CUresult code, const char **name)
 {
     return lookup(code, name, true);
 }
 
-EXPORT CUresult cuGetErrorString(CUresult code, const char **text);
-CUresult cuGetErrorString(CUresult code, const char **text)
+EXPORT CUresult cuGetErrorString(CUresult code, const char **text)
 {
     return lookup(code, text, false);
 }

@@ -66,8 +66,7 @@ CUresult event_new(CUcontext context, unsigned flags, CUevent *out)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags);
-CUresult cuEventCreate(CUevent *out, unsigned flags)
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE(out && flags <= 7 && (!(flags & EVENT_INTERPROCESS) || flags & EVENT_DISABLE_TIMING),
@@ -98,14 +97,12 @@ static CUresult destroy(CUevent event)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventDestroy_v2(CUevent event);
-CUresult cuEventDestroy_v2(CUevent event)
+EXPORT CUresult cuEventDestroy_v2(CUevent event)
 {
     return destroy(event);
 }
 
-EXPORT CUresult cuEventDestroy(CUevent event);
-CUresult cuEventDestroy(CUevent event)
+EXPORT CUresult cuEventDestroy(CUevent event)
 {
     return destroy(event);
 }
@@ -199,32 +196,27 @@ static bool passed(CUevent event, uint64_t *when)
     return true;
 }
 
-EXPORT CUresult cuEventRecord(CUevent event, CUstream stream);
-CUresult cuEventRecord(CUevent event, CUstream stream)
+EXPORT CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     return record(event, LEGACY_STREAM(stream));
 }
 
-EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream);
-CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
+EXPORT CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
     return record(event, PER_THREAD_STREAM(stream));
 }
 
-EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags);
-CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
+EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
 {
     return flags <= 1 ? record(event, LEGACY_STREAM(stream)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned flags);
-CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned flags)
+EXPORT CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned flags)
 {
     return flags <= 1 ? record(event, PER_THREAD_STREAM(stream)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuEventQuery(CUevent event);
-CUresult cuEventQuery(CUevent event)
+EXPORT CUresult cuEventQuery(CUevent event)
 {
     ENTER();
     uint64_t when;
@@ -236,8 +228,7 @@ CUresult cuEventQuery(CUevent event)
     return passed(event, &when) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-EXPORT CUresult cuEventSynchronize(CUevent event);
-CUresult cuEventSynchronize(CUevent event)
+EXPORT CUresult cuEventSynchronize(CUevent event)
 {
     ENTER();
     CUresult result = event_check(event);
@@ -256,8 +247,7 @@ CUresult cuEventSynchronize(CUevent event)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
 {
     ENTER();
     uint64_t from, to;
@@ -288,14 +278,12 @@ static CUresult wait_event(CUstream handle, CUevent event, unsigned flags)
     return event_wait_now(event, stream);
 }
 
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
-CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
+EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags)
 {
     return wait_event(LEGACY_STREAM(stream), event, flags);
 }
 
-EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags);
-CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags)
+EXPORT CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned flags)
 {
     return wait_event(PER_THREAD_STREAM(stream), event, flags);
 }

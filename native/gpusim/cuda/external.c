@@ -39,8 +39,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes);
 CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count);
 
-EXPORT CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc);
-CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc)
+EXPORT CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *desc)
 {
     ENTER_CONTEXT(context);
     struct sim_shared shared;
@@ -62,9 +61,7 @@ CUresult cuImportExternalMemory(CUexternalMemory *out, const CUDA_EXTERNAL_MEMOR
 }
 
 EXPORT CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
-                                                const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc);
-CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *pointer, CUexternalMemory memory,
-                                         const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc)
+                                                const CUDA_EXTERNAL_MEMORY_BUFFER_DESC *desc)
 {
     ENTER();
     REQUIRE(pointer && desc && memory && memory->magic == EXTERNAL_MAGIC, CUDA_ERROR_INVALID_VALUE);
@@ -116,8 +113,7 @@ bool external_free(CUdeviceptr pointer)
     return true;
 }
 
-EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory);
-CUresult cuDestroyExternalMemory(CUexternalMemory memory)
+EXPORT CUresult cuDestroyExternalMemory(CUexternalMemory memory)
 {
     ENTER();
     REQUIRE(memory && memory->magic == EXTERNAL_MAGIC, CUDA_ERROR_INVALID_VALUE);

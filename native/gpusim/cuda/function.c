@@ -59,9 +59,7 @@ static CUresult library_new(CUlibrary *out, const void *data, char *owned)
 }
 
 EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit, void **jit_values, unsigned jit_count,
-                                  int *options, void **values, unsigned count);
-CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit, void **jit_values, unsigned jit_count,
-                           int *options, void **values, unsigned count)
+                                  int *options, void **values, unsigned count)
 {
     ENTER();
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
@@ -70,9 +68,7 @@ CUresult cuLibraryLoadData(CUlibrary *library, const void *code, int *jit, void 
 }
 
 EXPORT CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit, void **jit_values,
-                                      unsigned jit_count, int *options, void **values, unsigned count);
-CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, int *jit, void **jit_values, unsigned jit_count,
-                               int *options, void **values, unsigned count)
+                                      unsigned jit_count, int *options, void **values, unsigned count)
 {
     ENTER();
     (void)jit, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
@@ -87,8 +83,7 @@ static bool library_valid(CUlibrary library)
     return library && library->magic == LIBRARY_MAGIC;
 }
 
-EXPORT CUresult cuLibraryUnload(CUlibrary library);
-CUresult cuLibraryUnload(CUlibrary library)
+EXPORT CUresult cuLibraryUnload(CUlibrary library)
 {
     ENTER();
     REQUIRE(library_valid(library), CUDA_ERROR_INVALID_HANDLE);
@@ -135,16 +130,14 @@ static CUresult module_here(CUlibrary library, CUmodule *out)
     return result;
 }
 
-EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library);
-CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
+EXPORT CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
     REQUIRE(module, CUDA_ERROR_INVALID_VALUE);
     REQUIRE(library_valid(library), CUDA_ERROR_INVALID_HANDLE);
     return module_here(library, module);
 }
 
-EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name);
-CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
+EXPORT CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
 {
     ENTER();
     REQUIRE(out && name, CUDA_ERROR_INVALID_VALUE);
@@ -169,8 +162,7 @@ CUresult cuLibraryGetKernel(CUkernel *out, CUlibrary library, const char *name)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name);
-CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
 {
     CUmodule module;
     REQUIRE(library_valid(library), CUDA_ERROR_INVALID_HANDLE);
@@ -178,8 +170,7 @@ CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary libra
     return result == CUDA_SUCCESS ? cuModuleGetGlobal_v2(pointer, bytes, module, name) : result;
 }
 
-EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name);
-CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+EXPORT CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
 {
     CUmodule module;
     REQUIRE(library_valid(library), CUDA_ERROR_INVALID_HANDLE);
@@ -204,8 +195,7 @@ CUresult function_of(const void *handle, CUfunction *out)
     return result == CUDA_SUCCESS ? cuModuleGetFunction(out, module, kernel->name) : result;
 }
 
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
-CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
 {
     ENTER();
     REQUIRE(function, CUDA_ERROR_INVALID_VALUE);
@@ -240,29 +230,25 @@ static CUresult set_attribute(const void *handle, int attribute, int value)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function);
-CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
+EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
 {
     return get_attribute(value, attribute, function);
 }
 
-EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value);
-CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value)
+EXPORT CUresult cuFuncSetAttribute(CUfunction function, int attribute, int value)
 {
     ENTER_CONTEXT(context);
     (void)context;
     return set_attribute(function, attribute, value);
 }
 
-EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevice device);
-CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevice device)
+EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, CUkernel kernel, CUdevice device)
 {
     (void)device;
     return get_attribute(value, attribute, kernel);
 }
 
-EXPORT CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device);
-CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device)
+EXPORT CUresult cuKernelSetAttribute(int attribute, int value, CUkernel kernel, CUdevice device)
 {
     ENTER_CONTEXT(context);
     (void)context, (void)device;
@@ -276,21 +262,18 @@ static CUresult check_function(const void *handle)
     return function_of(handle, &function);
 }
 
-EXPORT CUresult cuFuncSetCacheConfig(CUfunction function, int config);
-CUresult cuFuncSetCacheConfig(CUfunction function, int config)
+EXPORT CUresult cuFuncSetCacheConfig(CUfunction function, int config)
 {
     return config >= 0 && config <= 3 ? check_function(function) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuKernelSetCacheConfig(CUkernel kernel, int config, CUdevice device);
-CUresult cuKernelSetCacheConfig(CUkernel kernel, int config, CUdevice device)
+EXPORT CUresult cuKernelSetCacheConfig(CUkernel kernel, int config, CUdevice device)
 {
     (void)device;
     return config >= 0 && config <= 3 ? check_function(kernel) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction function, int config);
-CUresult cuFuncSetSharedMemConfig(CUfunction function, int config)
+EXPORT CUresult cuFuncSetSharedMemConfig(CUfunction function, int config)
 {
     return config >= 0 && config <= 2 ? check_function(function) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -314,16 +297,13 @@ static CUresult occupancy(int *blocks, const void *handle, int block_size, size_
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared);
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared)
+EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int size, size_t shared)
 {
     return occupancy(blocks, function, size, shared);
 }
 
 EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int size,
-                                                                     size_t shared, unsigned flags);
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int size, size_t shared,
-                                                              unsigned flags)
+                                                                     size_t shared, unsigned flags)
 {
     return flags <= 1 ? occupancy(blocks, function, size, shared) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -340,18 +320,14 @@ static CUresult best_block(int *grid, int *block, const void *function, size_t (
 }
 
 EXPORT CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
-                                                 size_t shared, int limit);
-CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
-                                          size_t shared, int limit)
+                                                 size_t shared, int limit)
 {
     return best_block(grid, block, function, shared_of, shared, limit);
 }
 
 EXPORT CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function,
                                                           size_t (*shared_of)(int), size_t shared, int limit,
-                                                          unsigned flags);
-CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function, size_t (*shared_of)(int),
-                                                   size_t shared, int limit, unsigned flags)
+                                                          unsigned flags)
 {
     return flags <= 1 ? best_block(grid, block, function, shared_of, shared, limit) : CUDA_ERROR_INVALID_VALUE;
 }

@@ -136,16 +136,14 @@ CUgraphNode *graph_order(CUgraph graph)
 
 /* ---- entry points ------------------------------------------------------------------------------------------------------- */
 
-EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
-CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
+EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags)
 {
     ENTER();
     REQUIRE(graph && flags == 0, CUDA_ERROR_INVALID_VALUE);
     return graph_new(graph);
 }
 
-EXPORT CUresult cuGraphDestroy(CUgraph graph);
-CUresult cuGraphDestroy(CUgraph graph)
+EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
     ENTER();
     REQUIRE(valid(graph), CUDA_ERROR_INVALID_VALUE);
@@ -153,16 +151,14 @@ CUresult cuGraphDestroy(CUgraph graph)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph graph);
-CUresult cuGraphClone(CUgraph *copy, CUgraph graph)
+EXPORT CUresult cuGraphClone(CUgraph *copy, CUgraph graph)
 {
     ENTER();
     REQUIRE(copy && valid(graph), CUDA_ERROR_INVALID_VALUE);
     return graph_clone(graph, copy);
 }
 
-EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode original, CUgraph clone);
-CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode original, CUgraph clone)
+EXPORT CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode original, CUgraph clone)
 {
     ENTER();
     REQUIRE(out && node_valid(original) && valid(clone), CUDA_ERROR_INVALID_VALUE);
@@ -174,8 +170,7 @@ CUresult cuGraphNodeFindInClone(CUgraphNode *out, CUgraphNode original, CUgraph 
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
-CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     ENTER();
     REQUIRE(valid(graph) && count, CUDA_ERROR_INVALID_VALUE);
@@ -190,8 +185,7 @@ CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
-CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
+EXPORT CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
 {
     ENTER();
     REQUIRE(valid(graph) && count, CUDA_ERROR_INVALID_VALUE);
@@ -207,8 +201,7 @@ CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count);
-CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count)
+EXPORT CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count)
 {
     ENTER();
     REQUIRE(valid(graph) && count && !from == !to, CUDA_ERROR_INVALID_VALUE);
@@ -224,8 +217,7 @@ CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type);
-CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
+EXPORT CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
 {
     ENTER();
     REQUIRE(node_valid(node) && type, CUDA_ERROR_INVALID_VALUE);
@@ -233,8 +225,7 @@ CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count);
-CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count)
+EXPORT CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t *count)
 {
     ENTER();
     REQUIRE(node_valid(node) && count, CUDA_ERROR_INVALID_VALUE);
@@ -245,8 +236,7 @@ CUresult cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode *nodes, size_t
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count);
-CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count)
+EXPORT CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size_t *count)
 {
     ENTER();
     REQUIRE(node_valid(node) && count, CUDA_ERROR_INVALID_VALUE);
@@ -263,8 +253,7 @@ CUresult cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode *nodes, size
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count);
-CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
+EXPORT CUresult cuGraphAddDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
 {
     ENTER();
     REQUIRE(valid(graph) && (count == 0 || (from && to)), CUDA_ERROR_INVALID_VALUE);
@@ -288,8 +277,7 @@ static bool undepend(CUgraphNode node, CUgraphNode on)
     return false;
 }
 
-EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count);
-CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
+EXPORT CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const CUgraphNode *to, size_t count)
 {
     ENTER();
     REQUIRE(valid(graph) && (count == 0 || (from && to)), CUDA_ERROR_INVALID_VALUE);
@@ -298,8 +286,7 @@ CUresult cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode *from, const
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphDestroyNode(CUgraphNode node);
-CUresult cuGraphDestroyNode(CUgraphNode node)
+EXPORT CUresult cuGraphDestroyNode(CUgraphNode node)
 {
     ENTER();
     REQUIRE(node_valid(node), CUDA_ERROR_INVALID_VALUE);

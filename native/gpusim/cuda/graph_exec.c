@@ -65,8 +65,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 }
 
 #define INSTANTIATE_OLD(name)                                                                           \
-    EXPORT CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size);   \
-    CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)           \
+    EXPORT CUresult name(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)    \
     {                                                                                                   \
         if (bad)                                                                                        \
             *bad = NULL;                                                                                \
@@ -77,8 +76,7 @@ static CUresult instantiate(CUgraphExec *out, CUgraph graph, uint64_t flags)
 INSTANTIATE_OLD(cuGraphInstantiate)
 INSTANTIATE_OLD(cuGraphInstantiate_v2)
 
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
     return instantiate(exec, graph, flags);
 }
@@ -99,20 +97,17 @@ static CUresult with_params(CUgraphExec *exec, CUgraph graph, struct instantiate
     return result;
 }
 
-EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, struct instantiate_params *p);
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, struct instantiate_params *p)
+EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, struct instantiate_params *p)
 {
     return with_params(exec, graph, p);
 }
 
-EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, struct instantiate_params *p);
-CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, struct instantiate_params *p)
+EXPORT CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *exec, CUgraph graph, struct instantiate_params *p)
 {
     return with_params(exec, graph, p);
 }
 
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
-CUresult cuGraphExecDestroy(CUgraphExec exec)
+EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
     ENTER();
     REQUIRE(valid(exec), CUDA_ERROR_INVALID_VALUE);
@@ -120,8 +115,7 @@ CUresult cuGraphExecDestroy(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags);
-CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags)
+EXPORT CUresult cuGraphExecGetFlags(CUgraphExec exec, uint64_t *flags)
 {
     ENTER();
     REQUIRE(valid(exec) && flags, CUDA_ERROR_INVALID_VALUE);
@@ -189,13 +183,11 @@ static CUresult upload(CUgraphExec exec, CUstream handle)
 }
 
 #define IN_STREAM(name, body)                                          \
-    EXPORT CUresult name(CUgraphExec exec, CUstream stream);           \
-    CUresult name(CUgraphExec exec, CUstream stream)                   \
+    EXPORT CUresult name(CUgraphExec exec, CUstream stream)            \
     {                                                                  \
         return body(exec, LEGACY_STREAM(stream));                      \
     }                                                                  \
-    EXPORT CUresult name##_ptsz(CUgraphExec exec, CUstream stream);    \
-    CUresult name##_ptsz(CUgraphExec exec, CUstream stream)            \
+    EXPORT CUresult name##_ptsz(CUgraphExec exec, CUstream stream)     \
     {                                                                  \
         return body(exec, PER_THREAD_STREAM(stream));                  \
     }
@@ -214,8 +206,7 @@ static bool position(CUgraphExec exec, CUgraphNode node, size_t *out)
     return false;
 }
 
-EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled);
-CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled)
+EXPORT CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enabled)
 {
     ENTER();
     size_t at;
@@ -224,8 +215,7 @@ CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned enab
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned *enabled);
-CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned *enabled)
+EXPORT CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned *enabled)
 {
     ENTER();
     size_t at;
@@ -237,15 +227,13 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec, CUgraphNode node, unsigned *ena
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
 CUresult cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
 
-EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
-CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
+EXPORT CUresult cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
 {
     size_t at;
     return position(exec, node, &at) ? cuGraphKernelNodeSetParams(exec->order[at], p) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p);
-CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
+EXPORT CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
 {
     size_t at;
     return position(exec, node, &at) ? cuGraphKernelNodeSetParams_v2(exec->order[at], p) : CUDA_ERROR_INVALID_VALUE;

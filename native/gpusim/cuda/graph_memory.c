@@ -158,8 +158,7 @@ void graph_memory_end_device(int device)
     pthread_mutex_unlock(&mutex);
 }
 
-EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device);
-CUresult cuDeviceGraphMemTrim(CUdevice device)
+EXPORT CUresult cuDeviceGraphMemTrim(CUdevice device)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
@@ -172,8 +171,7 @@ CUresult cuDeviceGraphMemTrim(CUdevice device)
 }
 
 /* CUgraphMem_attribute: 0 used now, 1 used at most, 2 reserved now, 3 reserved at most. */
-EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value);
-CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value)
+EXPORT CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *value)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
@@ -186,8 +184,7 @@ CUresult cuDeviceGetGraphMemAttribute(CUdevice device, int attribute, void *valu
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value);
-CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value)
+EXPORT CUresult cuDeviceSetGraphMemAttribute(CUdevice device, int attribute, void *value)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);

@@ -25,8 +25,7 @@ static CUresult kernel_op(const CUDA_KERNEL_NODE_PARAMS *p, bool second, struct 
 }
 
 #define ADD_KERNEL(name, second)                                            \
-    EXPORT CUresult name(NODE_ARGS, const CUDA_KERNEL_NODE_PARAMS *p);      \
-    CUresult name(NODE_ARGS, const CUDA_KERNEL_NODE_PARAMS *p)              \
+    EXPORT CUresult name(NODE_ARGS, const CUDA_KERNEL_NODE_PARAMS *p)       \
     {                                                                       \
         struct op op;                                                       \
         ENTER();                                                            \
@@ -36,14 +35,12 @@ static CUresult kernel_op(const CUDA_KERNEL_NODE_PARAMS *p, bool second, struct 
 ADD_KERNEL(cuGraphAddKernelNode, false)
 ADD_KERNEL(cuGraphAddKernelNode_v2, true)
 
-EXPORT CUresult cuGraphAddEmptyNode(NODE_ARGS);
-CUresult cuGraphAddEmptyNode(NODE_ARGS)
+EXPORT CUresult cuGraphAddEmptyNode(NODE_ARGS)
 {
     return add(node, graph, on, count, &(struct op){.kind = OP_EMPTY});
 }
 
-EXPORT CUresult cuGraphAddMemcpyNode(NODE_ARGS, const CUDA_MEMCPY3D *copy, CUcontext context);
-CUresult cuGraphAddMemcpyNode(NODE_ARGS, const CUDA_MEMCPY3D *copy, CUcontext context)
+EXPORT CUresult cuGraphAddMemcpyNode(NODE_ARGS, const CUDA_MEMCPY3D *copy, CUcontext context)
 {
     ENTER();
     REQUIRE(copy && context_check(context) == CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE);
@@ -52,8 +49,7 @@ CUresult cuGraphAddMemcpyNode(NODE_ARGS, const CUDA_MEMCPY3D *copy, CUcontext co
     return result == CUDA_SUCCESS ? add(node, graph, on, count, &op) : result;
 }
 
-EXPORT CUresult cuGraphAddMemsetNode(NODE_ARGS, const CUDA_MEMSET_NODE_PARAMS *set, CUcontext context);
-CUresult cuGraphAddMemsetNode(NODE_ARGS, const CUDA_MEMSET_NODE_PARAMS *set, CUcontext context)
+EXPORT CUresult cuGraphAddMemsetNode(NODE_ARGS, const CUDA_MEMSET_NODE_PARAMS *set, CUcontext context)
 {
     ENTER();
     REQUIRE(set && context_check(context) == CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE);
@@ -62,29 +58,25 @@ CUresult cuGraphAddMemsetNode(NODE_ARGS, const CUDA_MEMSET_NODE_PARAMS *set, CUc
     return result == CUDA_SUCCESS ? add(node, graph, on, count, &op) : result;
 }
 
-EXPORT CUresult cuGraphAddHostNode(NODE_ARGS, const CUDA_HOST_NODE_PARAMS *p);
-CUresult cuGraphAddHostNode(NODE_ARGS, const CUDA_HOST_NODE_PARAMS *p)
+EXPORT CUresult cuGraphAddHostNode(NODE_ARGS, const CUDA_HOST_NODE_PARAMS *p)
 {
     REQUIRE(p && p->function, CUDA_ERROR_INVALID_VALUE);
     return add(node, graph, on, count, &(struct op){.kind = OP_HOST, .as.host = *p});
 }
 
-EXPORT CUresult cuGraphAddEventRecordNode(NODE_ARGS, CUevent event);
-CUresult cuGraphAddEventRecordNode(NODE_ARGS, CUevent event)
+EXPORT CUresult cuGraphAddEventRecordNode(NODE_ARGS, CUevent event)
 {
     REQUIRE(event, CUDA_ERROR_INVALID_VALUE);
     return add(node, graph, on, count, &(struct op){.kind = OP_RECORD, .as.event = event});
 }
 
-EXPORT CUresult cuGraphAddEventWaitNode(NODE_ARGS, CUevent event);
-CUresult cuGraphAddEventWaitNode(NODE_ARGS, CUevent event)
+EXPORT CUresult cuGraphAddEventWaitNode(NODE_ARGS, CUevent event)
 {
     REQUIRE(event, CUDA_ERROR_INVALID_VALUE);
     return add(node, graph, on, count, &(struct op){.kind = OP_WAIT, .as.event = event});
 }
 
-EXPORT CUresult cuGraphAddChildGraphNode(NODE_ARGS, CUgraph child);
-CUresult cuGraphAddChildGraphNode(NODE_ARGS, CUgraph child)
+EXPORT CUresult cuGraphAddChildGraphNode(NODE_ARGS, CUgraph child)
 {
     ENTER();
     REQUIRE(child && child->magic == GRAPH_MAGIC && child != graph, CUDA_ERROR_INVALID_VALUE);
@@ -95,8 +87,7 @@ CUresult cuGraphAddChildGraphNode(NODE_ARGS, CUgraph child)
     return result == CUDA_SUCCESS ? add(node, graph, on, count, &op) : result;
 }
 
-EXPORT CUresult cuGraphAddMemAllocNode(NODE_ARGS, CUDA_MEM_ALLOC_NODE_PARAMS *p);
-CUresult cuGraphAddMemAllocNode(NODE_ARGS, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+EXPORT CUresult cuGraphAddMemAllocNode(NODE_ARGS, CUDA_MEM_ALLOC_NODE_PARAMS *p)
 {
     ENTER();
     REQUIRE(p && p->bytes && p->pool.alloc_type == 1 && p->pool.location.type == 1, CUDA_ERROR_INVALID_VALUE);
@@ -113,8 +104,7 @@ CUresult cuGraphAddMemAllocNode(NODE_ARGS, CUDA_MEM_ALLOC_NODE_PARAMS *p)
     return result;
 }
 
-EXPORT CUresult cuGraphAddMemFreeNode(NODE_ARGS, CUdeviceptr pointer);
-CUresult cuGraphAddMemFreeNode(NODE_ARGS, CUdeviceptr pointer)
+EXPORT CUresult cuGraphAddMemFreeNode(NODE_ARGS, CUdeviceptr pointer)
 {
     REQUIRE(pointer, CUDA_ERROR_INVALID_VALUE);
     return add(node, graph, on, count, &(struct op){.kind = OP_FREE, .as.memory = {.pointer = pointer}});
@@ -145,8 +135,7 @@ struct node_params {
 };
 _Static_assert(sizeof(struct node_params) == 256, "CUgraphNodeParams");
 
-EXPORT CUresult cuGraphAddNode(NODE_ARGS, struct node_params *p);
-CUresult cuGraphAddNode(NODE_ARGS, struct node_params *p)
+EXPORT CUresult cuGraphAddNode(NODE_ARGS, struct node_params *p)
 {
     ENTER();
     REQUIRE(p, CUDA_ERROR_INVALID_VALUE);
@@ -201,13 +190,11 @@ static CUresult set_kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p, b
 }
 
 #define KERNEL_PARAMS(suffix, second)                                                              \
-    EXPORT CUresult cuGraphKernelNodeGetParams##suffix(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p); \
-    CUresult cuGraphKernelNodeGetParams##suffix(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p)      \
+    EXPORT CUresult cuGraphKernelNodeGetParams##suffix(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p) \
     {                                                                                              \
         return get_kernel(node, p, second);                                                        \
     }                                                                                              \
-    EXPORT CUresult cuGraphKernelNodeSetParams##suffix(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p); \
-    CUresult cuGraphKernelNodeSetParams##suffix(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) \
+    EXPORT CUresult cuGraphKernelNodeSetParams##suffix(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p) \
     {                                                                                              \
         return set_kernel(node, p, second);                                                        \
     }
@@ -215,16 +202,14 @@ KERNEL_PARAMS(, false)
 KERNEL_PARAMS(_v2, true)
 
 #define SIMPLE_PARAMS(base, type, op_kind, member, check)                    \
-    EXPORT CUresult base##GetParams(CUgraphNode node, type *p);              \
-    CUresult base##GetParams(CUgraphNode node, type *p)                      \
+    EXPORT CUresult base##GetParams(CUgraphNode node, type *p)               \
     {                                                                        \
         ENTER();                                                             \
         REQUIRE(p && of_kind(node, op_kind), CUDA_ERROR_INVALID_VALUE);      \
         *p = node->op.as.member;                                             \
         return CUDA_SUCCESS;                                                 \
     }                                                                        \
-    EXPORT CUresult base##SetParams(CUgraphNode node, const type *p);        \
-    CUresult base##SetParams(CUgraphNode node, const type *p)                \
+    EXPORT CUresult base##SetParams(CUgraphNode node, const type *p)         \
     {                                                                        \
         ENTER();                                                             \
         REQUIRE(p && of_kind(node, op_kind) && (check), CUDA_ERROR_INVALID_VALUE); \
@@ -235,8 +220,7 @@ SIMPLE_PARAMS(cuGraphMemcpyNode, CUDA_MEMCPY3D, OP_COPY, copy, copy_check(p) == 
 SIMPLE_PARAMS(cuGraphMemsetNode, CUDA_MEMSET_NODE_PARAMS, OP_SET, set, set_check(p) == CUDA_SUCCESS)
 SIMPLE_PARAMS(cuGraphHostNode, CUDA_HOST_NODE_PARAMS, OP_HOST, host, p->function != NULL)
 
-EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
-CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
+EXPORT CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
 {
     ENTER();
     REQUIRE(graph && of_kind(node, OP_CHILD), CUDA_ERROR_INVALID_VALUE);
@@ -244,8 +228,7 @@ CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p);
-CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+EXPORT CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p)
 {
     ENTER();
     struct block block;
@@ -257,8 +240,7 @@ CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARA
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer);
-CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer)
+EXPORT CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *pointer)
 {
     ENTER();
     REQUIRE(pointer && of_kind(node, OP_FREE), CUDA_ERROR_INVALID_VALUE);

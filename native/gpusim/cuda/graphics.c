@@ -17,14 +17,12 @@ static CUresult for_gl(CUcontext *context, unsigned flags, CUdevice device, unsi
     return context_create(context, flags, device, version);
 }
 
-EXPORT CUresult cuGLCtxCreate(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuGLCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
+EXPORT CUresult cuGLCtxCreate(CUcontext *context, unsigned flags, CUdevice device)
 {
     return for_gl(context, flags, device, 3010);
 }
 
-EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
-CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+EXPORT CUresult cuGLCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
 {
     return for_gl(context, flags, device, 3020);
 }
@@ -37,15 +35,13 @@ static CUresult for_vdpau(CUcontext *context, unsigned flags, CUdevice device, c
     return context_create(context, flags, device, version);
 }
 
-EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned flags, CUdevice device, unsigned vdpau, void *get_proc_address);
-CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned flags, CUdevice device, unsigned vdpau, void *get_proc_address)
+EXPORT CUresult cuVDPAUCtxCreate(CUcontext *context, unsigned flags, CUdevice device, unsigned vdpau, void *get_proc_address)
 {
     (void)vdpau;
     return for_vdpau(context, flags, device, get_proc_address, 3010);
 }
 
-EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device, unsigned vdpau, void *get_proc_address);
-CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device, unsigned vdpau, void *get_proc_address)
+EXPORT CUresult cuVDPAUCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device, unsigned vdpau, void *get_proc_address)
 {
     (void)vdpau;
     return for_vdpau(context, flags, device, get_proc_address, 3020);

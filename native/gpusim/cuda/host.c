@@ -106,26 +106,22 @@ static CUresult allocate(void **out, size_t bytes, unsigned flags)
     return result;
 }
 
-EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags);
-CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
+EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags)
 {
     return allocate(pointer, bytes, flags);
 }
 
-EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t bytes);
-CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
+EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t bytes)
 {
     return allocate(pointer, bytes, 3); /* portable and mapped, as with unified addresses */
 }
 
-EXPORT CUresult cuMemAllocHost(void **pointer, unsigned bytes);
-CUresult cuMemAllocHost(void **pointer, unsigned bytes)
+EXPORT CUresult cuMemAllocHost(void **pointer, unsigned bytes)
 {
     return allocate(pointer, bytes, 3);
 }
 
-EXPORT CUresult cuMemFreeHost(void *pointer);
-CUresult cuMemFreeHost(void *pointer)
+EXPORT CUresult cuMemFreeHost(void *pointer)
 {
     ENTER_CONTEXT(context);
     CUresult result = context_wait(context);
@@ -146,28 +142,24 @@ static CUresult enroll(void *pointer, size_t bytes, unsigned flags)
     return add(&range);
 }
 
-EXPORT CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags);
-CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags)
+EXPORT CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags)
 {
     return enroll(pointer, bytes, flags);
 }
 
-EXPORT CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned flags);
-CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned flags)
+EXPORT CUresult cuMemHostRegister(void *pointer, size_t bytes, unsigned flags)
 {
     return enroll(pointer, bytes, flags);
 }
 
-EXPORT CUresult cuMemHostUnregister(void *pointer);
-CUresult cuMemHostUnregister(void *pointer)
+EXPORT CUresult cuMemHostUnregister(void *pointer)
 {
     ENTER_CONTEXT(context);
     (void)context;
     return drop((uintptr_t)pointer, true) ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
-EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags);
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags)
+EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsigned flags)
 {
     ENTER_CONTEXT(context);
     uintptr_t base;
@@ -179,8 +171,7 @@ CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *pointer, unsign
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemHostGetDevicePointer(unsigned *device, void *pointer, unsigned flags);
-CUresult cuMemHostGetDevicePointer(unsigned *device, void *pointer, unsigned flags)
+EXPORT CUresult cuMemHostGetDevicePointer(unsigned *device, void *pointer, unsigned flags)
 {
     CUdeviceptr wide = 0;
     CUresult result = cuMemHostGetDevicePointer_v2(&wide, pointer, flags);
@@ -191,8 +182,7 @@ CUresult cuMemHostGetDevicePointer(unsigned *device, void *pointer, unsigned fla
     return result;
 }
 
-EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *pointer);
-CUresult cuMemHostGetFlags(unsigned *flags, void *pointer)
+EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *pointer)
 {
     ENTER_CONTEXT(context);
     uintptr_t base;

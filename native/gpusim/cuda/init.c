@@ -217,8 +217,7 @@ static CUresult find_devices(void)
     return driver.count > 0 ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 
-EXPORT CUresult cuInit(unsigned flags);
-CUresult cuInit(unsigned flags)
+EXPORT CUresult cuInit(unsigned flags)
 {
     REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);
     if (atomic_load(&driver.ready))
@@ -240,8 +239,7 @@ CUresult cuInit(unsigned flags)
     return result;
 }
 
-EXPORT CUresult cuDriverGetVersion(int *version);
-CUresult cuDriverGetVersion(int *version)
+EXPORT CUresult cuDriverGetVersion(int *version)
 {
     REQUIRE(version, CUDA_ERROR_INVALID_VALUE);
     /* Legal before cuInit. */

@@ -133,8 +133,7 @@ static int open_file(const struct ticket *ticket)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer);
-CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
+EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);
     struct block block;
@@ -208,20 +207,17 @@ static CUresult open_handle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigne
     return result;
 }
 
-EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
 {
     return open_handle(pointer, handle, flags);
 }
 
-EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
-CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
+EXPORT CUresult cuIpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)
 {
     return open_handle(pointer, handle, flags);
 }
 
-EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer);
-CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);
     CUresult result = context_wait(context);
@@ -246,8 +242,7 @@ CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
 /* ---- physical handles as descriptors ---------------------------------------------------------------------------------- */
 
 EXPORT CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type,
-                                             unsigned long long flags);
-CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle handle, int type, unsigned long long flags)
+                                             unsigned long long flags)
 {
     ENTER();
     struct physical *physical = (struct physical *)(uintptr_t)handle;
@@ -276,8 +271,7 @@ static int memory_of(const struct sim_shared *shared)
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type);
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type)
+EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle, int type)
 {
     ENTER();
     struct sim_shared shared;

@@ -25,8 +25,7 @@ static struct shared_event *map_page(int fd)
     return page == MAP_FAILED ? NULL : page;
 }
 
-EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event);
-CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event)
+EXPORT CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event)
 {
     ENTER();
     CUresult result = event_check(event);
@@ -51,8 +50,7 @@ CUresult cuIpcGetEventHandle(CUipcEventHandle *handle, CUevent event)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle);
-CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle)
+EXPORT CUresult cuIpcOpenEventHandle(CUevent *out, CUipcEventHandle handle)
 {
     ENTER_CONTEXT(context);
     struct event_ticket ticket;

@@ -46,8 +46,7 @@ static CUresult launch(const void *handle, const unsigned grid[3], const unsigne
 #define BLOCK ((const unsigned[]){bx, by, bz})
 
 #define LAUNCH(name, stream)                                                                                          \
-    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params, void **extra);               \
-    CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params, void **extra)                       \
+    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params, void **extra)                \
     {                                                                                                                 \
         if (params && extra)                                                                                          \
             return CUDA_ERROR_INVALID_VALUE;                                                                          \
@@ -57,8 +56,7 @@ LAUNCH(cuLaunchKernel, LEGACY_STREAM(s))
 LAUNCH(cuLaunchKernel_ptsz, PER_THREAD_STREAM(s))
 
 #define LAUNCH_COOPERATIVE(name, stream)                                                        \
-    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params);       \
-    CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params)               \
+    EXPORT CUresult name(CUfunction f, DIMS, unsigned shared, CUstream s, void **params)        \
     {                                                                                           \
         (void)params;                                                                           \
         return launch(f, GRID, BLOCK, shared, stream, true);                                    \
@@ -77,22 +75,19 @@ static CUresult launch_ex(const CUlaunchConfig *c, const void *function, CUstrea
                   (const unsigned[]){c->block_x, c->block_y, c->block_z}, c->shared, stream, cooperative);
 }
 
-EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra);
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
 {
     REQUIRE(config && !(params && extra), CUDA_ERROR_INVALID_VALUE);
     return launch_ex(config, function, LEGACY_STREAM(config->stream));
 }
 
-EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **params, void **extra);
-CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
+EXPORT CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)
 {
     REQUIRE(config && !(params && extra), CUDA_ERROR_INVALID_VALUE);
     return launch_ex(config, function, PER_THREAD_STREAM(config->stream));
 }
 
-EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags);
-CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
+EXPORT CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned count, unsigned flags)
 {
     REQUIRE(list && count && count <= (unsigned)driver.count && flags <= 3, CUDA_ERROR_INVALID_VALUE);
     for (unsigned i = 0; i < count; i++) {
@@ -105,15 +100,13 @@ CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *list, unsigned
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
-CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
+EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
 {
     struct op op = {.kind = OP_HOST, .as.host = {.function = function, .data = data}};
     return op_issue(LEGACY_STREAM(stream), &op);
 }
 
-EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data);
-CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
+EXPORT CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
 {
     struct op op = {.kind = OP_HOST, .as.host = {.function = function, .data = data}};
     return op_issue(PER_THREAD_STREAM(stream), &op);
@@ -121,8 +114,7 @@ CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
 
 /* ---- the calls before CUDA 4: shape and parameters are kept in the function -------------------------------------------- */
 
-EXPORT CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z);
-CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z)
+EXPORT CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z)
 {
     ENTER();
     CUresult result = function_of(function, &function);
@@ -135,8 +127,7 @@ CUresult cuFuncSetBlockShape(CUfunction function, int x, int y, int z)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuFuncSetSharedSize(CUfunction function, unsigned bytes);
-CUresult cuFuncSetSharedSize(CUfunction function, unsigned bytes)
+EXPORT CUresult cuFuncSetSharedSize(CUfunction function, unsigned bytes)
 {
     ENTER();
     CUresult result = function_of(function, &function);
@@ -156,20 +147,17 @@ static CUresult launch_old(CUfunction function, int width, int height, CUstream 
     return launch(function, grid, function->block, function->shared, stream, false);
 }
 
-EXPORT CUresult cuLaunch(CUfunction function);
-CUresult cuLaunch(CUfunction function)
+EXPORT CUresult cuLaunch(CUfunction function)
 {
     return launch_old(function, 1, 1, CU_STREAM_LEGACY);
 }
 
-EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height);
-CUresult cuLaunchGrid(CUfunction function, int width, int height)
+EXPORT CUresult cuLaunchGrid(CUfunction function, int width, int height)
 {
     return launch_old(function, width, height, CU_STREAM_LEGACY);
 }
 
-EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream);
-CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
+EXPORT CUresult cuLaunchGridAsync(CUfunction function, int width, int height, CUstream stream)
 {
     return launch_old(function, width, height, LEGACY_STREAM(stream));
 }

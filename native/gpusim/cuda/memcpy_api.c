@@ -53,8 +53,7 @@ static CUresult linear(struct place to, struct place from, size_t bytes, CUstrea
 
 /* name(parameters): a copy from one place to another, in the given stream. */
 #define COPY(name, parameters, to, from, bytes, ...)     \
-    EXPORT CUresult name(parameters);                    \
-    CUresult name(parameters)                            \
+    EXPORT CUresult name(parameters)                     \
     {                                                    \
         return linear(to, from, bytes, __VA_ARGS__);     \
     }
@@ -98,8 +97,7 @@ COPY(cuMemcpyAtoHAsync, ARGS(void *d, CUarray p, unsigned o, unsigned n, CUstrea
 
 /* Between devices: contexts only name the devices, addresses are unique anyway. */
 #define PEER(name, parameters, ...)                                                        \
-    EXPORT CUresult name(CUdeviceptr d, CUcontext dc, CUdeviceptr p, CUcontext pc, parameters); \
-    CUresult name(CUdeviceptr d, CUcontext dc, CUdeviceptr p, CUcontext pc, parameters)    \
+    EXPORT CUresult name(CUdeviceptr d, CUcontext dc, CUdeviceptr p, CUcontext pc, parameters) \
     {                                                                                      \
         ENTER();                                                                           \
         REQUIRE(context_check(dc) == CUDA_SUCCESS && context_check(pc) == CUDA_SUCCESS, CUDA_ERROR_INVALID_CONTEXT); \
@@ -130,14 +128,12 @@ static CUresult three(const CUDA_MEMCPY3D *copy, CUstream stream, bool wait)
 }
 
 #define SHAPED(name, type, body, ...)              \
-    EXPORT CUresult name(const type *copy);        \
-    CUresult name(const type *copy)                \
+    EXPORT CUresult name(const type *copy)         \
     {                                              \
         return body(copy, __VA_ARGS__);            \
     }
 #define SHAPED_ASYNC(name, type, body, stream)                 \
-    EXPORT CUresult name(const type *copy, CUstream s);        \
-    CUresult name(const type *copy, CUstream s)                \
+    EXPORT CUresult name(const type *copy, CUstream s)         \
     {                                                          \
         return body(copy, stream, false);                      \
     }

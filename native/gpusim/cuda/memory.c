@@ -118,8 +118,7 @@ void memory_release_all(CUcontext context)
         arena_each(driver.low, context, release);
 }
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
-CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     ENTER_CONTEXT(context);
     REQUIRE(pointer && bytes, CUDA_ERROR_INVALID_VALUE);
@@ -128,8 +127,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 }
 
 /* The free of plain memory waits for the context's work, as on hardware: a queued kernel may still use it. */
-EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer);
-CUresult cuMemFree_v2(CUdeviceptr pointer)
+EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);
     REQUIRE(capture_forbids() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -150,14 +148,12 @@ static CUresult alloc_pitch(CUdeviceptr *pointer, size_t *pitch, size_t width, s
     return result;
 }
 
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
-CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
 {
     return alloc_pitch(pointer, pitch, width, height, element);
 }
 
-EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags);
-CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
+EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
 {
     ENTER_CONTEXT(context);
     REQUIRE(pointer && bytes && (flags == 1 || flags == 2), CUDA_ERROR_INVALID_VALUE);
@@ -165,8 +161,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned flags)
     return memory_alloc(context, bytes, BLOCK_MANAGED, pointer);
 }
 
-EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
+EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
 {
     ENTER_CONTEXT(context);
     ipc_free_deferred();
@@ -178,8 +173,7 @@ CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer);
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer)
+EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr pointer)
 {
     ENTER_CONTEXT(context);
     struct block block;
@@ -215,16 +209,14 @@ static CUresult alloc_low(CUcontext context, unsigned *pointer, uint64_t bytes)
     return result;
 }
 
-EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes);
-CUresult cuMemAlloc(unsigned *pointer, unsigned bytes)
+EXPORT CUresult cuMemAlloc(unsigned *pointer, unsigned bytes)
 {
     ENTER_CONTEXT(context);
     REQUIRE(pointer && bytes, CUDA_ERROR_INVALID_VALUE);
     return alloc_low(context, pointer, bytes);
 }
 
-EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element);
-CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element)
+EXPORT CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element)
 {
     ENTER_CONTEXT(context);
     REQUIRE(pointer && pitch && width && height, CUDA_ERROR_INVALID_VALUE);
@@ -237,14 +229,12 @@ CUresult cuMemAllocPitch(unsigned *pointer, unsigned *pitch, unsigned width, uns
     return result;
 }
 
-EXPORT CUresult cuMemFree(unsigned pointer);
-CUresult cuMemFree(unsigned pointer)
+EXPORT CUresult cuMemFree(unsigned pointer)
 {
     return cuMemFree_v2(pointer);
 }
 
-EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total);
-CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
+EXPORT CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
 {
     size_t unused, all;
     REQUIRE(free_bytes && total, CUDA_ERROR_INVALID_VALUE);
@@ -256,8 +246,7 @@ CUresult cuMemGetInfo(unsigned *free_bytes, unsigned *total)
     return result;
 }
 
-EXPORT CUresult cuMemGetAddressRange(unsigned *base, unsigned *bytes, unsigned pointer);
-CUresult cuMemGetAddressRange(unsigned *base, unsigned *bytes, unsigned pointer)
+EXPORT CUresult cuMemGetAddressRange(unsigned *base, unsigned *bytes, unsigned pointer)
 {
     CUdeviceptr start;
     size_t length;

@@ -11,14 +11,12 @@ static CUresult fill(CUdeviceptr dst, size_t pitch, unsigned value, unsigned ele
 }
 
 #define SET(name, pointer, type, element, stream, ...)                              \
-    EXPORT CUresult name(pointer d, type v, size_t n __VA_ARGS__);                  \
-    CUresult name(pointer d, type v, size_t n __VA_ARGS__)                          \
+    EXPORT CUresult name(pointer d, type v, size_t n __VA_ARGS__)                   \
     {                                                                               \
         return fill(d, 0, v, element, n, 1, stream);                                \
     }
 #define SET2D(name, pointer, type, element, stream, ...)                            \
-    EXPORT CUresult name(pointer d, size_t p, type v, size_t w, size_t h __VA_ARGS__); \
-    CUresult name(pointer d, size_t p, type v, size_t w, size_t h __VA_ARGS__)      \
+    EXPORT CUresult name(pointer d, size_t p, type v, size_t w, size_t h __VA_ARGS__) \
     {                                                                               \
         return fill(d, p, v, element, w, h, stream);                                \
     }
@@ -40,13 +38,11 @@ FAMILY(32, unsigned)
 
 /* First versions: 32-bit pointers and sizes. */
 #define OLD(bits, type)                                                                                     \
-    EXPORT CUresult cuMemsetD##bits(unsigned d, type v, unsigned n);                                        \
-    CUresult cuMemsetD##bits(unsigned d, type v, unsigned n)                                                \
+    EXPORT CUresult cuMemsetD##bits(unsigned d, type v, unsigned n)                                         \
     {                                                                                                       \
         return fill(d, 0, v, bits / 8, n, 1, CU_STREAM_LEGACY);                                             \
     }                                                                                                       \
-    EXPORT CUresult cuMemsetD2D##bits(unsigned d, unsigned p, type v, unsigned w, unsigned h);              \
-    CUresult cuMemsetD2D##bits(unsigned d, unsigned p, type v, unsigned w, unsigned h)                      \
+    EXPORT CUresult cuMemsetD2D##bits(unsigned d, unsigned p, type v, unsigned w, unsigned h)               \
     {                                                                                                       \
         return fill(d, p, v, bits / 8, w, h, CU_STREAM_LEGACY);                                             \
     }

@@ -156,15 +156,13 @@ void modules_unload(CUcontext context)
     }
 }
 
-EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image);
-CUresult cuModuleLoadData(CUmodule *module, const void *image)
+EXPORT CUresult cuModuleLoadData(CUmodule *module, const void *image)
 {
     return load(module, image);
 }
 
 /* JIT options have nothing to act on. */
-EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values);
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
+EXPORT CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count, int *options, void **values)
 {
     (void)options;
     (void)values;
@@ -172,14 +170,12 @@ CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count,
     return load(module, image);
 }
 
-EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image);
-CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
+EXPORT CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
 {
     return load(module, image);
 }
 
-EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path);
-CUresult cuModuleLoad(CUmodule *module, const char *path)
+EXPORT CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
     ENTER();
     char *data;
@@ -196,8 +192,7 @@ static bool valid(CUmodule module)
     return module && module->magic == MODULE_MAGIC;
 }
 
-EXPORT CUresult cuModuleUnload(CUmodule module);
-CUresult cuModuleUnload(CUmodule module)
+EXPORT CUresult cuModuleUnload(CUmodule module)
 {
     ENTER();
     REQUIRE(valid(module), CUDA_ERROR_INVALID_HANDLE);
@@ -216,8 +211,7 @@ CUresult cuModuleUnload(CUmodule module)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name);
-CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
+EXPORT CUresult cuModuleGetFunction(CUfunction *out, CUmodule module, const char *name)
 {
     ENTER();
     REQUIRE(out && name && *name, CUDA_ERROR_INVALID_VALUE);
@@ -253,14 +247,12 @@ CUresult module_global(CUdeviceptr *pointer, size_t *bytes, CUmodule module, con
     return CUDA_ERROR_NOT_FOUND;
 }
 
-EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name);
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
 {
     return module_global(pointer, bytes, module, name, false);
 }
 
-EXPORT CUresult cuModuleGetLoadingMode(int *mode);
-CUresult cuModuleGetLoadingMode(int *mode)
+EXPORT CUresult cuModuleGetLoadingMode(int *mode)
 {
     ENTER();
     REQUIRE(mode, CUDA_ERROR_INVALID_VALUE);
@@ -268,8 +260,7 @@ CUresult cuModuleGetLoadingMode(int *mode)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function);
-CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
+EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
 {
     ENTER();
     REQUIRE(module, CUDA_ERROR_INVALID_VALUE);

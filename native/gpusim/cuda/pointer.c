@@ -87,8 +87,7 @@ static CUresult answer(void *out, int attribute, CUdeviceptr pointer, const stru
     return f->known ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr pointer);
-CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr pointer)
+EXPORT CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr pointer)
 {
     ENTER();
     REQUIRE(out, CUDA_ERROR_INVALID_VALUE);
@@ -99,8 +98,7 @@ CUresult cuPointerGetAttribute(void *out, int attribute, CUdeviceptr pointer)
 }
 
 /* For an address that is not the driver's, success with zeros: that is how callers find out. */
-EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr pointer);
-CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr pointer)
+EXPORT CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUdeviceptr pointer)
 {
     ENTER();
     REQUIRE(attributes && out && count, CUDA_ERROR_INVALID_VALUE);
@@ -120,8 +118,7 @@ CUresult cuPointerGetAttributes(unsigned count, int *attributes, void **out, CUd
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr pointer);
-CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr pointer)
+EXPORT CUresult cuPointerSetAttribute(const void *value, int attribute, CUdeviceptr pointer)
 {
     ENTER();
     REQUIRE(value && attribute == ATTRIBUTE_SYNC_MEMOPS && facts_of(pointer).known, CUDA_ERROR_INVALID_VALUE);
@@ -152,15 +149,13 @@ static CUresult advised(CUresult valid, CUdeviceptr pointer, int advice, bool ho
     return valid;
 }
 
-EXPORT CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device);
-CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device)
+EXPORT CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, int advice, CUdevice device)
 {
     REQUIRE(advice >= 1 && advice <= 6 && device >= -1 && device < driver.count, CUDA_ERROR_INVALID_VALUE);
     return advised(managed(pointer, bytes), pointer, advice, device < 0);
 }
 
-EXPORT CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, int advice, CUmemLocation location);
-CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, int advice, CUmemLocation location)
+EXPORT CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, int advice, CUmemLocation location)
 {
     REQUIRE(advice >= 1 && advice <= 6 && location.type >= 1 && location.type <= 4, CUDA_ERROR_INVALID_VALUE);
     return advised(managed(pointer, bytes), pointer, advice, location.type != LOCATION_DEVICE);
@@ -181,14 +176,12 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, bool host, CUstream 
 }
 
 #define PREFETCH(name, target, check, stream)                                            \
-    EXPORT CUresult name(CUdeviceptr p, size_t n, target, CUstream s);                   \
-    CUresult name(CUdeviceptr p, size_t n, target, CUstream s)                           \
+    EXPORT CUresult name(CUdeviceptr p, size_t n, target, CUstream s)                    \
     {                                                                                    \
         return (check) ? prefetch(p, n, to < 0, stream) : CUDA_ERROR_INVALID_DEVICE;     \
     }
 #define PREFETCH_V2(name, stream)                                                                  \
-    EXPORT CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s);   \
-    CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s)           \
+    EXPORT CUresult name(CUdeviceptr p, size_t n, CUmemLocation to, unsigned flags, CUstream s)    \
     {                                                                                              \
         REQUIRE(flags == 0, CUDA_ERROR_INVALID_VALUE);                                             \
         REQUIRE(to.type != 1 || device_valid(to.id), CUDA_ERROR_INVALID_DEVICE);                   \

@@ -206,46 +206,39 @@ static CUresult free_async(CUdeviceptr pointer, CUstream handle)
     return memory_free(pointer); /* memory of cuMemAlloc may be freed here too */
 }
 
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream);
-CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream)
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream)
 {
     return alloc_async(out, bytes, NULL, LEGACY_STREAM(stream));
 }
 
-EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream);
-CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream)
+EXPORT CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream)
 {
     return alloc_async(out, bytes, NULL, PER_THREAD_STREAM(stream));
 }
 
-EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     return valid(pool) ? alloc_async(out, bytes, pool, LEGACY_STREAM(stream)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream);
-CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+EXPORT CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     return valid(pool) ? alloc_async(out, bytes, pool, PER_THREAD_STREAM(stream)) : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 {
     return free_async(pointer, LEGACY_STREAM(stream));
 }
 
-EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream);
-CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
+EXPORT CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {
     return free_async(pointer, PER_THREAD_STREAM(stream));
 }
 
 /* ---- pools --------------------------------------------------------------------------------------------------------- */
 
-EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 {
     ENTER();
     REQUIRE(pool, CUDA_ERROR_INVALID_VALUE);
@@ -254,8 +247,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
 {
     ENTER();
     REQUIRE(pool, CUDA_ERROR_INVALID_VALUE);
@@ -264,8 +256,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
     return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
+EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
@@ -275,8 +266,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
-CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
     ENTER();
     REQUIRE(pool && props && props->alloc_type == 1 && props->location.type == 1, CUDA_ERROR_INVALID_VALUE);
@@ -289,8 +279,7 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 }
 
 /* What the pool holds outlives its maker while anybody has such a handle, or has imported it. Pointers are not handed on. */
-EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int type, unsigned long long flags);
-CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int type, unsigned long long flags)
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int type, unsigned long long flags)
 {
     ENTER();
     REQUIRE(handle && flags == 0 && valid(pool), CUDA_ERROR_INVALID_VALUE);
@@ -306,8 +295,7 @@ CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, int t
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags);
-CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags)
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int type, unsigned long long flags)
 {
     ENTER();
     struct sim_shared shared;
@@ -328,8 +316,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *out, void *handle, int
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool);
-CUresult cuMemPoolDestroy(CUmemoryPool pool)
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
     ENTER();
     REQUIRE(valid(pool) && pool != driver.devices[pool->device].default_pool, CUDA_ERROR_INVALID_VALUE);
@@ -352,8 +339,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
     ENTER();
     REQUIRE(valid(pool), CUDA_ERROR_INVALID_VALUE);
@@ -364,8 +350,7 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 }
 
 /* CUmemPool_attribute: 1-3 reuse policies (int), 4 release threshold, 5-6 reserved now and at most, 7-8 used (64 bit). */
-EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value);
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
+EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     ENTER();
     REQUIRE(valid(pool) && value && attribute >= 1 && attribute <= 8, CUDA_ERROR_INVALID_VALUE);
@@ -379,8 +364,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value);
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
+EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
     ENTER();
     REQUIRE(valid(pool) && value && attribute >= 1 && attribute <= 8, CUDA_ERROR_INVALID_VALUE);
@@ -399,8 +383,7 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count);
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
+EXPORT CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, size_t count)
 {
     ENTER();
     REQUIRE(valid(pool) && access, CUDA_ERROR_INVALID_VALUE);
@@ -416,8 +399,7 @@ CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *access, si
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location);
-CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location)
+EXPORT CUresult cuMemPoolGetAccess(int *flags, CUmemoryPool pool, CUmemLocation *location)
 {
     ENTER();
     REQUIRE(flags && valid(pool) && location && location->type == 1, CUDA_ERROR_INVALID_VALUE);

@@ -46,14 +46,12 @@ static CUresult lookup(const char *name, void **out, int version, uint64_t flags
     return found == STATUS_FOUND ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags);
-CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
+EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
 {
     return lookup(symbol, function, version, flags, NULL);
 }
 
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status);
-CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
+EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags, int *status)
 {
     CUresult result = lookup(symbol, function, version, flags, status);
     return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result; /* the pointer and *status say it */
@@ -66,8 +64,7 @@ static CUresult table_slot(void)
 
 /* The tables behind the ids are private to the driver and NVIDIA's own runtime. Any id gets a table of the driver's shape
  * (its size in bytes, then functions), each of which answers NOT_SUPPORTED, so that a caller fails instead of crashing. */
-EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id);
-CUresult cuGetExportTable(const void **table, const CUuuid *id)
+EXPORT CUresult cuGetExportTable(const void **table, const CUuuid *id)
 {
     enum { SLOTS = 64 };
     static const void *slots[SLOTS + 1];

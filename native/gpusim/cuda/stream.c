@@ -164,14 +164,12 @@ static CUresult create(CUstream *out, unsigned flags, int priority)
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags);
-CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     return create(stream, flags, 0);
 }
 
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority);
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
     return create(stream, flags, priority);
 }
@@ -198,14 +196,12 @@ static CUresult destroy(CUstream stream)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream);
-CUresult cuStreamDestroy_v2(CUstream stream)
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 {
     return destroy(stream);
 }
 
-EXPORT CUresult cuStreamDestroy(CUstream stream);
-CUresult cuStreamDestroy(CUstream stream)
+EXPORT CUresult cuStreamDestroy(CUstream stream)
 {
     return destroy(stream);
 }
@@ -220,14 +216,12 @@ static CUresult synchronize(CUstream handle)
     return result == CUDA_SUCCESS ? stream_wait(stream) : result;
 }
 
-EXPORT CUresult cuStreamSynchronize(CUstream stream);
-CUresult cuStreamSynchronize(CUstream stream)
+EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
     return synchronize(LEGACY_STREAM(stream));
 }
 
-EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream);
-CUresult cuStreamSynchronize_ptsz(CUstream stream)
+EXPORT CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
     return synchronize(PER_THREAD_STREAM(stream));
 }
@@ -250,14 +244,12 @@ static CUresult query(CUstream handle)
     return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-EXPORT CUresult cuStreamQuery(CUstream stream);
-CUresult cuStreamQuery(CUstream stream)
+EXPORT CUresult cuStreamQuery(CUstream stream)
 {
     return query(LEGACY_STREAM(stream));
 }
 
-EXPORT CUresult cuStreamQuery_ptsz(CUstream stream);
-CUresult cuStreamQuery_ptsz(CUstream stream)
+EXPORT CUresult cuStreamQuery_ptsz(CUstream stream)
 {
     return query(PER_THREAD_STREAM(stream));
 }
@@ -282,13 +274,11 @@ static CUresult get(CUstream handle, enum field field, void *out)
 }
 
 #define GETTER(name, type, field)                       \
-    EXPORT CUresult name(CUstream stream, type *out);   \
-    CUresult name(CUstream stream, type *out)           \
+    EXPORT CUresult name(CUstream stream, type *out)    \
     {                                                   \
         return get(LEGACY_STREAM(stream), field, out);  \
     }                                                   \
-    EXPORT CUresult name##_ptsz(CUstream stream, type *out); \
-    CUresult name##_ptsz(CUstream stream, type *out)    \
+    EXPORT CUresult name##_ptsz(CUstream stream, type *out) \
     {                                                   \
         return get(PER_THREAD_STREAM(stream), field, out); \
     }
@@ -310,15 +300,13 @@ static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
     return stream_resolve(context, handle, &stream);
 }
 
-EXPORT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, size_t length, unsigned flags);
-CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, size_t length, unsigned flags)
+EXPORT CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, size_t length, unsigned flags)
 {
     (void)length;
     return attach(LEGACY_STREAM(stream), pointer, flags);
 }
 
-EXPORT CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, size_t length, unsigned flags);
-CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, size_t length, unsigned flags)
+EXPORT CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, size_t length, unsigned flags)
 {
     (void)length;
     return attach(PER_THREAD_STREAM(stream), pointer, flags);

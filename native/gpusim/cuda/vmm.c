@@ -68,9 +68,7 @@ CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *h
 }
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
-                            unsigned long long flags);
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
-                     unsigned long long flags)
+                            unsigned long long flags)
 {
     ENTER();
     struct block block;
@@ -100,8 +98,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     ENTER();
     struct physical *physical = (struct physical *)(uintptr_t)handle;
@@ -118,9 +115,7 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 }
 
 EXPORT CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,
-                                    unsigned long long flags);
-CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wanted,
-                             unsigned long long flags)
+                                    unsigned long long flags)
 {
     ENTER();
     REQUIRE(pointer && bytes && aligned(bytes) && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -163,8 +158,7 @@ static bool touched(CUdeviceptr base, size_t bytes)
     return mapping && mapping->base < base + bytes;
 }
 
-EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes);
-CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
+EXPORT CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
 {
     ENTER();
     CUresult result = CUDA_ERROR_INVALID_VALUE;
@@ -213,9 +207,7 @@ static CUresult map(CUdeviceptr pointer, size_t bytes, size_t offset, struct phy
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                         unsigned long long flags);
-CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                  unsigned long long flags)
+                         unsigned long long flags)
 {
     ENTER();
     REQUIRE(bytes && aligned(bytes) && aligned(pointer) && aligned(offset) && flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -240,8 +232,7 @@ static bool exactly(CUdeviceptr pointer, size_t bytes, bool partly)
     return partly ? at >= pointer + bytes : at == pointer + bytes;
 }
 
-EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes);
-CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
+EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     ENTER();
     CUcontext current = context_current();
@@ -264,8 +255,7 @@ CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count);
-CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count)
+EXPORT CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t count)
 {
     ENTER();
     REQUIRE(access && count && bytes, CUDA_ERROR_INVALID_VALUE);
@@ -284,8 +274,7 @@ CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc
     return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer);
-CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer)
+EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer)
 {
     ENTER();
     REQUIRE(flags && location && location->type == 1 && device_valid(location->id), CUDA_ERROR_INVALID_VALUE);
@@ -298,8 +287,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, int option);
-CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, int option)
+EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop, int option)
 {
     ENTER();
     REQUIRE(granularity && prop && (option == 0 || option == 1), CUDA_ERROR_INVALID_VALUE);
@@ -308,8 +296,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle);
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
+EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
     ENTER();
     const struct physical *physical = (const struct physical *)(uintptr_t)handle;
@@ -318,8 +305,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmem
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address);
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     ENTER();
     REQUIRE(handle, CUDA_ERROR_INVALID_VALUE);

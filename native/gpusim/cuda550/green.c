@@ -61,16 +61,14 @@ static unsigned all_sms(int device)
     return sim_state()->gpus[driver.devices[device].gpu].sm_count;
 }
 
-EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type);
-CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type)
+EXPORT CUresult cuDeviceGetDevResource(CUdevice device, CUdevResource *resource, int type)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
     return describe(resource, type, device, all_sms(device));
 }
 
-EXPORT CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, int type);
-CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, int type)
+EXPORT CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, int type)
 {
     ENTER();
     REQUIRE(context && context->magic == CONTEXT_MAGIC && atomic_load(&context->alive), CUDA_ERROR_INVALID_CONTEXT);
@@ -78,9 +76,7 @@ CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, int typ
 }
 
 EXPORT CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned *groups, const CUdevResource *input,
-                                            CUdevResource *remaining, unsigned flags, unsigned least);
-CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned *groups, const CUdevResource *input,
-                                     CUdevResource *remaining, unsigned flags, unsigned least)
+                                            CUdevResource *remaining, unsigned flags, unsigned least)
 {
     ENTER();
     REQUIRE(groups && input && input->type == RESOURCE_SM, CUDA_ERROR_INVALID_VALUE);
@@ -100,8 +96,7 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource *result, unsigned *groups, co
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuDevResourceGenerateDesc(struct desc **out, CUdevResource *resources, unsigned count);
-CUresult cuDevResourceGenerateDesc(struct desc **out, CUdevResource *resources, unsigned count)
+EXPORT CUresult cuDevResourceGenerateDesc(struct desc **out, CUdevResource *resources, unsigned count)
 {
     ENTER();
     REQUIRE(out && resources && count, CUDA_ERROR_INVALID_VALUE);
@@ -142,8 +137,7 @@ static CUresult make(CUgreenCtx green, CUdevice device, unsigned sms)
     return result;
 }
 
-EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, struct desc *desc, CUdevice device, unsigned flags);
-CUresult cuGreenCtxCreate(CUgreenCtx *out, struct desc *desc, CUdevice device, unsigned flags)
+EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *out, struct desc *desc, CUdevice device, unsigned flags)
 {
     ENTER();
     REQUIRE(device_valid(device), CUDA_ERROR_INVALID_DEVICE);
@@ -168,8 +162,7 @@ static bool valid(CUgreenCtx green)
 }
 
 /* The record stays: a stale handle must be refused. */
-EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green);
-CUresult cuGreenCtxDestroy(CUgreenCtx green)
+EXPORT CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     ENTER();
     REQUIRE(valid(green), CUDA_ERROR_INVALID_CONTEXT);
@@ -177,8 +170,7 @@ CUresult cuGreenCtxDestroy(CUgreenCtx green)
     return cuDevicePrimaryCtxRelease_v2(green->context->device);
 }
 
-EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green);
-CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     ENTER();
     REQUIRE(context, CUDA_ERROR_INVALID_VALUE);
@@ -187,8 +179,7 @@ CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
     return CUDA_SUCCESS;
 }
 
-EXPORT CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green);
-CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
+EXPORT CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
 {
     ENTER_CONTEXT(context);
     REQUIRE(green, CUDA_ERROR_INVALID_VALUE);
@@ -198,8 +189,7 @@ CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
     return result;
 }
 
-EXPORT CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *resource, int type);
-CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *resource, int type)
+EXPORT CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *resource, int type)
 {
     ENTER();
     REQUIRE(valid(green), CUDA_ERROR_INVALID_CONTEXT);

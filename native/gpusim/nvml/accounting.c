@@ -35,14 +35,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetAccountingMode(nvmlDevice_t device, unsigned 
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetAccountingBufferSize(nvmlDevice_t device, unsigned *size)
-{
-    struct nvml_target target;
-    NVML_TRY(open_accounting(device, &target));
-    NVML_NEED(size != NULL);
-    *size = BUFFER_SIZE;
-    return NVML_SUCCESS;
-}
+NVML_GETTER(nvmlDeviceGetAccountingBufferSize, unsigned, open_accounting(device, &target), true, BUFFER_SIZE)
 
 /* What is known of a process; the ended one counts only if no process of that pid lives. */
 struct record {

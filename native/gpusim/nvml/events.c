@@ -39,14 +39,8 @@ NVML_API nvmlReturn_t nvmlEventSetFree(nvmlEventSet_t set)
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetSupportedEventTypes(nvmlDevice_t device, unsigned long long *types)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(types != NULL);
-    *types = target.model->ecc ? SUPPORTED_WITH_ECC : NVML_EVENT_XID;
-    return NVML_SUCCESS;
-}
+NVML_GETTER(nvmlDeviceGetSupportedEventTypes, unsigned long long, nvml_open(device, NVML_WHOLE_GPU, &target), true,
+            target.model->ecc ? SUPPORTED_WITH_ECC : NVML_EVENT_XID)
 
 NVML_API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long types, nvmlEventSet_t set)
 {

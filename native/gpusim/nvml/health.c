@@ -23,14 +23,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned *curren
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetDefaultEccMode(nvmlDevice_t device, unsigned *mode)
-{
-    struct nvml_target target;
-    NVML_TRY(open_ecc(device, &target));
-    NVML_NEED(mode != NULL);
-    *mode = NVML_FEATURE_ENABLED;
-    return NVML_SUCCESS;
-}
+NVML_GETTER(nvmlDeviceGetDefaultEccMode, unsigned, open_ecc(device, &target), true, NVML_FEATURE_ENABLED)
 
 /* Takes effect at the next reset, as on hardware. */
 NVML_API nvmlReturn_t nvmlDeviceSetEccMode(nvmlDevice_t device, unsigned mode)

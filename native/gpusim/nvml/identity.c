@@ -56,14 +56,7 @@ NVML_API nvmlReturn_t nvmlDeviceGetSerial(nvmlDevice_t device, char *serial, uns
     return nvml_text(target.gpu->serial_number, serial, length);
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetMinorNumber(nvmlDevice_t device, unsigned *minor)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU | NVML_EVEN_LOST, &target));
-    NVML_NEED(minor != NULL);
-    *minor = target.gpu->minor;
-    return NVML_SUCCESS;
-}
+NVML_WORD(nvmlDeviceGetMinorNumber, NVML_WHOLE_GPU | NVML_EVEN_LOST, target.gpu->minor)
 
 static void pci_text(const struct sim_gpu *gpu, char legacy[16], char full[32])
 {
@@ -134,35 +127,24 @@ NVML_API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, in
     return NVML_SUCCESS;
 }
 
-/* The getters below hand out one unsigned word each; the table keeps the checks in one place. */
-#define WORD(name, accepts, expression)                                                                                \
-    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned *value)                                                   \
-    {                                                                                                                  \
-        struct nvml_target target;                                                                                     \
-        NVML_TRY(nvml_open(device, accepts, &target));                                                                 \
-        NVML_NEED(value != NULL);                                                                                      \
-        *value = (unsigned)(expression);                                                                               \
-        return NVML_SUCCESS;                                                                                           \
-    }
-
-WORD(nvmlDeviceGetArchitecture, IDENTITY, target.gpu->arch)
-WORD(nvmlDeviceGetBrand, IDENTITY, target.model->brand)
-WORD(nvmlDeviceGetBoardId, NVML_WHOLE_GPU, target.gpu->pci_bus << 8 | target.gpu->pci_device)
-WORD(nvmlDeviceGetMultiGpuBoard, NVML_WHOLE_GPU, 0)
-WORD(nvmlDeviceGetNumGpuCores, NVML_WHOLE_GPU, target.gpu->sm_count * target.model->cores_per_sm)
-WORD(nvmlDeviceGetMemoryBusWidth, NVML_WHOLE_GPU, target.model->bus_width_bits)
-WORD(nvmlDeviceGetBusType, NVML_WHOLE_GPU, 2)
-WORD(nvmlDeviceGetIrqNum, NVML_WHOLE_GPU, 64 + target.number)
-WORD(nvmlDeviceGetModuleId, NVML_WHOLE_GPU, target.number + 1)
-WORD(nvmlDeviceGetDisplayMode, NVML_WHOLE_GPU, NVML_FEATURE_DISABLED)
-WORD(nvmlDeviceGetDisplayActive, NVML_WHOLE_GPU, NVML_FEATURE_DISABLED)
-WORD(nvmlDeviceGetVirtualizationMode, NVML_WHOLE_GPU, NVML_GPU_VIRTUALIZATION_MODE_NONE)
-WORD(nvmlDeviceGetMaxPcieLinkGeneration, NVML_WHOLE_GPU, target.model->pcie_gen)
-WORD(nvmlDeviceGetGpuMaxPcieLinkGeneration, NVML_WHOLE_GPU, target.model->pcie_gen)
-WORD(nvmlDeviceGetCurrPcieLinkGeneration, NVML_WHOLE_GPU, target.model->pcie_gen)
-WORD(nvmlDeviceGetMaxPcieLinkWidth, NVML_WHOLE_GPU, 16)
-WORD(nvmlDeviceGetCurrPcieLinkWidth, NVML_WHOLE_GPU, 16)
-WORD(nvmlDeviceGetPcieReplayCounter, NVML_WHOLE_GPU, 0)
+NVML_WORD(nvmlDeviceGetArchitecture, IDENTITY, target.gpu->arch)
+NVML_WORD(nvmlDeviceGetBrand, IDENTITY, target.model->brand)
+NVML_WORD(nvmlDeviceGetBoardId, NVML_WHOLE_GPU, target.gpu->pci_bus << 8 | target.gpu->pci_device)
+NVML_WORD(nvmlDeviceGetMultiGpuBoard, NVML_WHOLE_GPU, 0)
+NVML_WORD(nvmlDeviceGetNumGpuCores, NVML_WHOLE_GPU, target.gpu->sm_count * target.model->cores_per_sm)
+NVML_WORD(nvmlDeviceGetMemoryBusWidth, NVML_WHOLE_GPU, target.model->bus_width_bits)
+NVML_WORD(nvmlDeviceGetBusType, NVML_WHOLE_GPU, 2)
+NVML_WORD(nvmlDeviceGetIrqNum, NVML_WHOLE_GPU, 64 + target.number)
+NVML_WORD(nvmlDeviceGetModuleId, NVML_WHOLE_GPU, target.number + 1)
+NVML_WORD(nvmlDeviceGetDisplayMode, NVML_WHOLE_GPU, NVML_FEATURE_DISABLED)
+NVML_WORD(nvmlDeviceGetDisplayActive, NVML_WHOLE_GPU, NVML_FEATURE_DISABLED)
+NVML_WORD(nvmlDeviceGetVirtualizationMode, NVML_WHOLE_GPU, NVML_GPU_VIRTUALIZATION_MODE_NONE)
+NVML_WORD(nvmlDeviceGetMaxPcieLinkGeneration, NVML_WHOLE_GPU, target.model->pcie_gen)
+NVML_WORD(nvmlDeviceGetGpuMaxPcieLinkGeneration, NVML_WHOLE_GPU, target.model->pcie_gen)
+NVML_WORD(nvmlDeviceGetCurrPcieLinkGeneration, NVML_WHOLE_GPU, target.model->pcie_gen)
+NVML_WORD(nvmlDeviceGetMaxPcieLinkWidth, NVML_WHOLE_GPU, 16)
+NVML_WORD(nvmlDeviceGetCurrPcieLinkWidth, NVML_WHOLE_GPU, 16)
+NVML_WORD(nvmlDeviceGetPcieReplayCounter, NVML_WHOLE_GPU, 0)
 
 static unsigned link_mbps(unsigned generation)
 {
@@ -170,8 +152,8 @@ static unsigned link_mbps(unsigned generation)
     return generation < sizeof mbps / sizeof mbps[0] ? mbps[generation] : 0;
 }
 
-WORD(nvmlDeviceGetPcieSpeed, NVML_WHOLE_GPU, link_mbps(target.model->pcie_gen))
-WORD(nvmlDeviceGetPcieLinkMaxSpeed, NVML_WHOLE_GPU, target.model->pcie_gen) /* NVML_PCIE_LINK_MAX_SPEED_* */
+NVML_WORD(nvmlDeviceGetPcieSpeed, NVML_WHOLE_GPU, link_mbps(target.model->pcie_gen))
+NVML_WORD(nvmlDeviceGetPcieLinkMaxSpeed, NVML_WHOLE_GPU, target.model->pcie_gen) /* NVML_PCIE_LINK_MAX_SPEED_* */
 
 NVML_API nvmlReturn_t nvmlDeviceGetVbiosVersion(nvmlDevice_t device, char *version, unsigned length)
 {

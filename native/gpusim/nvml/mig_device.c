@@ -2,14 +2,7 @@
 /* MIG devices: a compute instance, seen as a device of its own. */
 #include "nvml_internal.h"
 
-NVML_API nvmlReturn_t nvmlDeviceIsMigDeviceHandle(nvmlDevice_t device, unsigned *is_mig)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
-    NVML_NEED(is_mig != NULL);
-    *is_mig = target.gi >= 0;
-    return NVML_SUCCESS;
-}
+NVML_WORD(nvmlDeviceIsMigDeviceHandle, NVML_ANY_DEVICE, target.gi >= 0)
 
 NVML_API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *mig)
 {

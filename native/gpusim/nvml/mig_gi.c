@@ -78,14 +78,7 @@ NVML_API nvmlReturn_t nvmlDeviceSetMigMode(nvmlDevice_t device, unsigned mode, n
 }
 
 /* Answers 0 for a GPU without MIG, so that callers may simply loop. */
-NVML_API nvmlReturn_t nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t device, unsigned *count)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(count != NULL);
-    *count = target.model->mig_count > 0 ? 7 : 0;
-    return NVML_SUCCESS;
-}
+NVML_WORD(nvmlDeviceGetMaxMigDeviceCount, NVML_WHOLE_GPU, target.model->mig_count > 0 ? 7 : 0)
 
 static const struct sim_mig_profile *by_number(const struct nvml_target *target, unsigned number)
 {

@@ -101,4 +101,19 @@ unsigned long long nvml_energy_mj(const struct nvml_target *target);
             return NVML_ERROR_INVALID_ARGUMENT;                                                                        \
     } while (0)
 
+/* A getter of one value: opened by an expression of &target, refused where the GPU has no such thing. */
+#define NVML_GETTER(name, type, opened, supported, expression)                                                         \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, type *value)                                                       \
+    {                                                                                                                  \
+        struct nvml_target target;                                                                                     \
+        NVML_TRY(opened);                                                                                              \
+        NVML_NEED(value != NULL);                                                                                      \
+        if (!(supported))                                                                                              \
+            return NVML_ERROR_NOT_SUPPORTED;                                                                           \
+        *value = (type)(expression);                                                                                   \
+        return NVML_SUCCESS;                                                                                           \
+    }
+#define NVML_WORD(name, accepts, expression)                                                                           \
+    NVML_GETTER(name, unsigned, nvml_open(device, accepts, &target), true, expression)
+
 #endif

@@ -60,30 +60,16 @@ NVML_API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned domain, u
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned domain, unsigned *mhz)
-{
-    return nvmlDeviceGetClock(device, domain, NVML_CLOCK_ID_CURRENT, mhz);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned domain, unsigned *mhz)
-{
-    return nvmlDeviceGetClock(device, domain, NVML_CLOCK_ID_CUSTOMER_BOOST_MAX, mhz);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, unsigned domain, unsigned *mhz)
-{
-    return nvmlDeviceGetClock(device, domain, NVML_CLOCK_ID_CUSTOMER_BOOST_MAX, mhz);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned domain, unsigned *mhz)
-{
-    return nvmlDeviceGetClock(device, domain, NVML_CLOCK_ID_APP_TARGET, mhz);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, unsigned domain, unsigned *mhz)
-{
-    return nvmlDeviceGetClock(device, domain, NVML_CLOCK_ID_APP_DEFAULT, mhz);
-}
+#define CLOCK(name, kind)                                                                                              \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned domain, unsigned *mhz)                                    \
+    {                                                                                                                  \
+        return nvmlDeviceGetClock(device, domain, NVML_CLOCK_ID_##kind, mhz);                                          \
+    }
+CLOCK(nvmlDeviceGetClockInfo, CURRENT)
+CLOCK(nvmlDeviceGetMaxClockInfo, CUSTOMER_BOOST_MAX)
+CLOCK(nvmlDeviceGetMaxCustomerBoostClock, CUSTOMER_BOOST_MAX)
+CLOCK(nvmlDeviceGetApplicationsClock, APP_TARGET)
+CLOCK(nvmlDeviceGetDefaultApplicationsClock, APP_DEFAULT)
 
 static nvmlReturn_t one_clock(nvmlDevice_t device, unsigned domain, unsigned *count, unsigned *mhz)
 {
@@ -141,16 +127,9 @@ NVML_API nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, uns
     return NVML_SUCCESS;
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetFanSpeed(nvmlDevice_t device, unsigned *percent)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(percent != NULL);
-    if (!target.model->fan)
-        return NVML_ERROR_NOT_SUPPORTED;
-    *percent = 20 + load(&target) / 2;
-    return NVML_SUCCESS;
-}
+NVML_GETTER(nvmlDeviceGetFanSpeed, unsigned, nvml_open(device, NVML_WHOLE_GPU, &target), target.model->fan,
+            20 + load(&target) / 2)
+NVML_WORD(nvmlDeviceGetNumFans, NVML_WHOLE_GPU, target.model->fan ? 1 : 0)
 
 NVML_API nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned fan, unsigned *percent)
 {
@@ -158,76 +137,18 @@ NVML_API nvmlReturn_t nvmlDeviceGetFanSpeed_v2(nvmlDevice_t device, unsigned fan
     return nvmlDeviceGetFanSpeed(device, percent);
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetNumFans(nvmlDevice_t device, unsigned *fans)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(fans != NULL);
-    *fans = target.model->fan ? 1 : 0;
-    return NVML_SUCCESS;
-}
-
 /* The boards of the A100 line and later stay in P0; the others sink to P8 when idle. */
-NVML_API nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(state != NULL);
-    *state = target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8;
-    return NVML_SUCCESS;
-}
+NVML_WORD(nvmlDeviceGetPerformanceState, NVML_WHOLE_GPU, target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8)
+NVML_WORD(nvmlDeviceGetPowerState, NVML_WHOLE_GPU, target.model->bus_width_bits > 1024 || load(&target) > 0 ? 0 : 8)
 
-NVML_API nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, unsigned *state)
-{
-    return nvmlDeviceGetPerformanceState(device, state);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *milliwatts)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(milliwatts != NULL);
-    *milliwatts = nvml_power_mw(&target);
-    return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *millijoules)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(millijoules != NULL);
-    if (target.model->arch < SIM_VOLTA)
-        return NVML_ERROR_NOT_SUPPORTED;
-    *millijoules = nvml_energy_mj(&target);
-    return NVML_SUCCESS;
-}
-
-static nvmlReturn_t idle_reason(nvmlDevice_t device, unsigned long long *reasons, bool all)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(reasons != NULL);
-    *reasons = all ? NVML_CLOCKS_REASON_ALL : load(&target) == 0 ? NVML_CLOCKS_REASON_GPU_IDLE : 0;
-    return NVML_SUCCESS;
-}
+NVML_WORD(nvmlDeviceGetPowerUsage, NVML_WHOLE_GPU, nvml_power_mw(&target))
+NVML_GETTER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, nvml_open(device, NVML_WHOLE_GPU, &target),
+            target.model->arch >= SIM_VOLTA, nvml_energy_mj(&target))
 
 /* Throttle reasons were renamed event reasons; both names stay. */
-NVML_API nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
-{
-    return idle_reason(device, reasons, false);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
-{
-    return idle_reason(device, reasons, false);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetSupportedClocksThrottleReasons(nvmlDevice_t device, unsigned long long *reasons)
-{
-    return idle_reason(device, reasons, true);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetSupportedClocksEventReasons(nvmlDevice_t device, unsigned long long *reasons)
-{
-    return idle_reason(device, reasons, true);
-}
+#define REASONS(name, expression)                                                                                      \
+    NVML_GETTER(name, unsigned long long, nvml_open(device, NVML_WHOLE_GPU, &target), true, expression)
+REASONS(nvmlDeviceGetCurrentClocksThrottleReasons, load(&target) == 0 ? NVML_CLOCKS_REASON_GPU_IDLE : 0)
+REASONS(nvmlDeviceGetCurrentClocksEventReasons, load(&target) == 0 ? NVML_CLOCKS_REASON_GPU_IDLE : 0)
+REASONS(nvmlDeviceGetSupportedClocksThrottleReasons, NVML_CLOCKS_REASON_ALL)
+REASONS(nvmlDeviceGetSupportedClocksEventReasons, NVML_CLOCKS_REASON_ALL)

@@ -61,23 +61,8 @@ NVML_API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mod
     return write_word(device, WORD(compute_mode), mode);
 }
 
-NVML_API nvmlReturn_t nvmlDeviceGetPowerManagementMode(nvmlDevice_t device, unsigned *mode)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(mode != NULL);
-    *mode = NVML_FEATURE_ENABLED;
-    return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetPowerManagementDefaultLimit(nvmlDevice_t device, unsigned *milliwatts)
-{
-    struct nvml_target target;
-    NVML_TRY(nvml_open(device, NVML_WHOLE_GPU, &target));
-    NVML_NEED(milliwatts != NULL);
-    *milliwatts = target.model->power_limit_mw;
-    return NVML_SUCCESS;
-}
+NVML_WORD(nvmlDeviceGetPowerManagementMode, NVML_WHOLE_GPU, NVML_FEATURE_ENABLED)
+NVML_WORD(nvmlDeviceGetPowerManagementDefaultLimit, NVML_WHOLE_GPU, target.model->power_limit_mw)
 
 NVML_API nvmlReturn_t nvmlDeviceGetPowerManagementLimit(nvmlDevice_t device, unsigned *milliwatts)
 {

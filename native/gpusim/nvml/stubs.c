@@ -13,7 +13,6 @@ static nvmlReturn_t not_supported(const char *name)
 }
 
 #define NVML_EXPORT(name)                                                                                              \
-    NVML_API __attribute__((weak)) nvmlReturn_t name(void);                                                            \
     NVML_API __attribute__((weak)) nvmlReturn_t name(void)                                                             \
     {                                                                                                                  \
         return not_supported(#name);                                                                                   \

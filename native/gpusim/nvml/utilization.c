@@ -62,44 +62,23 @@ NVML_API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUti
     return NVML_SUCCESS;
 }
 
-/* No video engine is simulated: idle, sampled every 167 ms. */
-static nvmlReturn_t idle_engine(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    struct nvml_target target;
-    NVML_TRY(open_measured(device, &target));
-    NVML_NEED(percent != NULL && period_us != NULL);
-    *percent = 0;
-    *period_us = 167000;
-    return NVML_SUCCESS;
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetEncoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    return idle_engine(device, percent, period_us);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetDecoderUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    return idle_engine(device, percent, period_us);
-}
-
-/* JPEG and optical-flow engines came with Ampere. */
-static nvmlReturn_t idle_ampere_engine(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    struct nvml_target target;
-    NVML_TRY(open_measured(device, &target));
-    return target.model->arch < SIM_AMPERE ? NVML_ERROR_NOT_SUPPORTED : idle_engine(device, percent, period_us);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetJpgUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    return idle_ampere_engine(device, percent, period_us);
-}
-
-NVML_API nvmlReturn_t nvmlDeviceGetOfaUtilization(nvmlDevice_t device, unsigned *percent, unsigned *period_us)
-{
-    return idle_ampere_engine(device, percent, period_us);
-}
+/* No video engine is simulated: idle, sampled every 167 ms. JPEG and optical-flow engines came with Ampere. */
+#define IDLE_ENGINE(name, oldest)                                                                                      \
+    NVML_API nvmlReturn_t name(nvmlDevice_t device, unsigned *percent, unsigned *period_us)                            \
+    {                                                                                                                  \
+        struct nvml_target target;                                                                                     \
+        NVML_TRY(open_measured(device, &target));                                                                      \
+        if (target.model->arch < (oldest))                                                                             \
+            return NVML_ERROR_NOT_SUPPORTED;                                                                           \
+        NVML_NEED(percent != NULL && period_us != NULL);                                                               \
+        *percent = 0;                                                                                                  \
+        *period_us = 167000;                                                                                           \
+        return NVML_SUCCESS;                                                                                           \
+    }
+IDLE_ENGINE(nvmlDeviceGetEncoderUtilization, SIM_PASCAL)
+IDLE_ENGINE(nvmlDeviceGetDecoderUtilization, SIM_PASCAL)
+IDLE_ENGINE(nvmlDeviceGetJpgUtilization, SIM_AMPERE)
+IDLE_ENGINE(nvmlDeviceGetOfaUtilization, SIM_AMPERE)
 
 /* No encoder session is ever open. */
 NVML_API nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *sessions, unsigned *frames,

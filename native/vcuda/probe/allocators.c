@@ -26,27 +26,29 @@ struct way {
 };
 
 /* Looked up at run time: a driver that lacks one has no such way. */
+#define FUNCTIONS(F) \
+    F(alloc_async, cuMemAllocAsync, (CUdeviceptr *pointer, size_t bytes, CUstream stream)) \
+    F(alloc_pool, cuMemAllocFromPoolAsync, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) \
+    F(pool_create, cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *properties)) \
+    F(managed, cuMemAllocManaged, (CUdeviceptr *pointer, size_t bytes, unsigned flags)) \
+    F(pitch, cuMemAllocPitch_v2, (CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)) \
+    F(create, cuMemCreate, (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, \
+                            unsigned long long flags)) \
+    F(granularity, cuMemGetAllocationGranularity, (size_t *bytes, const CUmemAllocationProp *properties, int option)) \
+    F(array, cuArrayCreate_v2, (CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description)) \
+    F(graph, cuGraphCreate, (CUgraph *graph, unsigned flags)) \
+    F(node, cuGraphAddMemAllocNode, (CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count, \
+                                     CUDA_MEM_ALLOC_NODE_PARAMS *parameters)) \
+    F(stream, cuStreamCreate, (CUstream *stream, unsigned flags)) \
+    F(capture, cuStreamBeginCapture_v2, (CUstream stream, int mode)) \
+    F(captured, cuStreamEndCapture, (CUstream stream, CUgraph *graph)) \
+    F(instantiate, cuGraphInstantiateWithFlags, (CUgraphExec *exec, CUgraph graph, unsigned long long flags)) \
+    F(launch, cuGraphLaunch, (CUgraphExec exec, CUstream stream)) \
+    F(forget_exec, cuGraphExecDestroy, (CUgraphExec exec)) \
+    F(forget, cuGraphDestroy, (CUgraph graph)) \
+    F(wait, cuCtxSynchronize, (void))
 static struct {
-    CUresult (*alloc_async)(CUdeviceptr *pointer, size_t bytes, CUstream stream);
-    CUresult (*alloc_pool)(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
-    CUresult (*pool_create)(CUmemoryPool *pool, const CUmemPoolProps *properties);
-    CUresult (*managed)(CUdeviceptr *pointer, size_t bytes, unsigned flags);
-    CUresult (*pitch)(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element);
-    CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                       unsigned long long flags);
-    CUresult (*granularity)(size_t *bytes, const CUmemAllocationProp *properties, int option);
-    CUresult (*array)(CUarray *array, const CUDA_ARRAY_DESCRIPTOR *description);
-    CUresult (*graph)(CUgraph *graph, unsigned flags);
-    CUresult (*node)(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, size_t count,
-                     CUDA_MEM_ALLOC_NODE_PARAMS *parameters);
-    CUresult (*stream)(CUstream *stream, unsigned flags);
-    CUresult (*capture)(CUstream stream, int mode);
-    CUresult (*captured)(CUstream stream, CUgraph *graph);
-    CUresult (*instantiate)(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
-    CUresult (*launch)(CUgraphExec exec, CUstream stream);
-    CUresult (*forget_exec)(CUgraphExec exec);
-    CUresult (*forget)(CUgraph graph);
-    CUresult (*wait)(void);
+    FUNCTIONS(FIELD)
 } call;
 static CUdevice device;
 static CUmemoryPool pool;
@@ -192,31 +194,7 @@ static const struct way ways[] = {
 
 static void look_up(void)
 {
-    const struct {
-        void **function;
-        const char *symbol;
-    } table[] = {
-        {(void **)&call.alloc_async, "cuMemAllocAsync"},
-        {(void **)&call.alloc_pool, "cuMemAllocFromPoolAsync"},
-        {(void **)&call.pool_create, "cuMemPoolCreate"},
-        {(void **)&call.managed, "cuMemAllocManaged"},
-        {(void **)&call.pitch, "cuMemAllocPitch_v2"},
-        {(void **)&call.create, "cuMemCreate"},
-        {(void **)&call.granularity, "cuMemGetAllocationGranularity"},
-        {(void **)&call.array, "cuArrayCreate_v2"},
-        {(void **)&call.graph, "cuGraphCreate"},
-        {(void **)&call.node, "cuGraphAddMemAllocNode"},
-        {(void **)&call.stream, "cuStreamCreate"},
-        {(void **)&call.capture, "cuStreamBeginCapture_v2"},
-        {(void **)&call.captured, "cuStreamEndCapture"},
-        {(void **)&call.instantiate, "cuGraphInstantiateWithFlags"},
-        {(void **)&call.launch, "cuGraphLaunch"},
-        {(void **)&call.forget_exec, "cuGraphExecDestroy"},
-        {(void **)&call.forget, "cuGraphDestroy"},
-        {(void **)&call.wait, "cuCtxSynchronize"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        *table[i].function = dlsym(cuda_handle(), table[i].symbol);
+    FUNCTIONS(LOOK_UP)
 }
 
 /* In a process of its own. */

@@ -58,58 +58,39 @@ struct rest {
     uint64_t again; /* bytes that the maker was granted after it had let go */
 };
 
+#define FUNCTIONS(F) \
+    F(create, cuMemCreate, (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, \
+                            unsigned long long flags)) \
+    F(release, cuMemRelease, (CUmemGenericAllocationHandle handle)) \
+    F(reserve, cuMemAddressReserve, (CUdeviceptr *place, size_t bytes, size_t alignment, CUdeviceptr wanted, \
+                                     unsigned long long flags)) \
+    F(map, cuMemMap, (CUdeviceptr place, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, \
+                      unsigned long long flags)) \
+    F(access, cuMemSetAccess, (CUdeviceptr place, size_t bytes, const struct access *access, size_t count)) \
+    F(export, cuMemExportToShareableHandle, (void *shareable, CUmemGenericAllocationHandle handle, int type, \
+                                             unsigned long long flags)) \
+    F(import, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *handle, void *shareable, int type)) \
+    F(pool, cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *properties)) \
+    F(pool_end, cuMemPoolDestroy, (CUmemoryPool pool)) \
+    F(pool_alloc, cuMemAllocFromPoolAsync, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) \
+    F(pool_export, cuMemPoolExportToShareableHandle, (void *shareable, CUmemoryPool pool, int type, unsigned long long flags)) \
+    F(pool_import, cuMemPoolImportFromShareableHandle, (CUmemoryPool *pool, void *shareable, int type, \
+                                                        unsigned long long flags)) \
+    F(pointer_export, cuMemPoolExportPointer, (pool_pointer *data, CUdeviceptr pointer)) \
+    F(pointer_import, cuMemPoolImportPointer, (CUdeviceptr *pointer, CUmemoryPool pool, pool_pointer *data)) \
+    F(ipc_get, cuIpcGetMemHandle, (CUipcMemHandle *handle, CUdeviceptr pointer)) \
+    F(ipc_open, cuIpcOpenMemHandle_v2, (CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)) \
+    F(external, cuImportExternalMemory, (CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description)) \
+    F(wait, cuCtxSynchronize, (void))
 static struct {
-    CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                       unsigned long long flags);
-    CUresult (*release)(CUmemGenericAllocationHandle handle);
-    CUresult (*reserve)(CUdeviceptr *place, size_t bytes, size_t alignment, CUdeviceptr wanted, unsigned long long flags);
-    CUresult (*map)(CUdeviceptr place, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                    unsigned long long flags);
-    CUresult (*access)(CUdeviceptr place, size_t bytes, const struct access *access, size_t count);
-    CUresult (*export)(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
-    CUresult (*import)(CUmemGenericAllocationHandle *handle, void *shareable, int type);
-    CUresult (*pool)(CUmemoryPool *pool, const CUmemPoolProps *properties);
-    CUresult (*pool_end)(CUmemoryPool pool);
-    CUresult (*pool_alloc)(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
-    CUresult (*pool_export)(void *shareable, CUmemoryPool pool, int type, unsigned long long flags);
-    CUresult (*pool_import)(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags);
-    CUresult (*pointer_export)(pool_pointer *data, CUdeviceptr pointer);
-    CUresult (*pointer_import)(CUdeviceptr *pointer, CUmemoryPool pool, pool_pointer *data);
-    CUresult (*ipc_get)(CUipcMemHandle *handle, CUdeviceptr pointer);
-    CUresult (*ipc_open)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
-    CUresult (*external)(CUexternalMemory *memory, const CUDA_EXTERNAL_MEMORY_HANDLE_DESC *description);
-    CUresult (*wait)(void);
+    FUNCTIONS(FIELD)
 } call;
 
 #define TRY(function, ...) (call.function ? call.function(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND)
 
 static void look_up(void)
 {
-    const struct {
-        void **function;
-        const char *symbol;
-    } table[] = {
-        {(void **)&call.create, "cuMemCreate"},
-        {(void **)&call.release, "cuMemRelease"},
-        {(void **)&call.reserve, "cuMemAddressReserve"},
-        {(void **)&call.map, "cuMemMap"},
-        {(void **)&call.access, "cuMemSetAccess"},
-        {(void **)&call.export, "cuMemExportToShareableHandle"},
-        {(void **)&call.import, "cuMemImportFromShareableHandle"},
-        {(void **)&call.pool, "cuMemPoolCreate"},
-        {(void **)&call.pool_end, "cuMemPoolDestroy"},
-        {(void **)&call.pool_alloc, "cuMemAllocFromPoolAsync"},
-        {(void **)&call.pool_export, "cuMemPoolExportToShareableHandle"},
-        {(void **)&call.pool_import, "cuMemPoolImportFromShareableHandle"},
-        {(void **)&call.pointer_export, "cuMemPoolExportPointer"},
-        {(void **)&call.pointer_import, "cuMemPoolImportPointer"},
-        {(void **)&call.ipc_get, "cuIpcGetMemHandle"},
-        {(void **)&call.ipc_open, "cuIpcOpenMemHandle_v2"},
-        {(void **)&call.external, "cuImportExternalMemory"},
-        {(void **)&call.wait, "cuCtxSynchronize"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        *table[i].function = dlsym(cuda_handle(), table[i].symbol);
+    FUNCTIONS(LOOK_UP)
 }
 
 /* --- the socket ---------------------------------------------------------------------------------------------- */

@@ -15,30 +15,36 @@
 #define USED_FOR_TILES 1 /* CU_MEM_CREATE_USAGE_TILE_POOL */
 #define FLOATS 0x20      /* CU_AD_FORMAT_FLOAT */
 
+#define FUNCTIONS(F) \
+    F(get_ipc, cuIpcGetMemHandle, (CUipcMemHandle *handle, CUdeviceptr pointer)) \
+    F(open_ipc, cuIpcOpenMemHandle_v2, (CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags)) \
+    F(create, cuMemCreate, (CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties, \
+                            unsigned long long flags)) \
+    F(release, cuMemRelease, (CUmemGenericAllocationHandle handle)) \
+    F(export, cuMemExportToShareableHandle, (void *shareable, CUmemGenericAllocationHandle handle, int type, \
+                                             unsigned long long flags)) \
+    F(import, cuMemImportFromShareableHandle, (CUmemGenericAllocationHandle *handle, void *shareable, int type)) \
+    F(reserve, cuMemAddressReserve, (CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address, \
+                                     unsigned long long flags)) \
+    F(map, cuMemMap, (CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, \
+                      unsigned long long flags)) \
+    F(access, cuMemSetAccess, (CUdeviceptr pointer, size_t bytes, const void *accesses, size_t count)) \
+    F(pool, cuMemPoolCreate, (CUmemoryPool *pool, const CUmemPoolProps *properties)) \
+    F(from_pool, cuMemAllocFromPoolAsync, (CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)) \
+    F(export_pool, cuMemPoolExportToShareableHandle, (void *shareable, CUmemoryPool pool, int type, unsigned long long flags)) \
+    F(import_pool, cuMemPoolImportFromShareableHandle, (CUmemoryPool *pool, void *shareable, int type, \
+                                                        unsigned long long flags)) \
+    F(access_pool, cuMemPoolSetAccess, (CUmemoryPool pool, const void *accesses, size_t count)) \
+    F(export_place, cuMemPoolExportPointer, (void *place, CUdeviceptr pointer)) \
+    F(import_place, cuMemPoolImportPointer, (CUdeviceptr *pointer, CUmemoryPool pool, void *place)) \
+    F(array, cuArray3DCreate_v2, (CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description)) \
+    F(tiles, cuArrayGetSparseProperties, (void *properties, CUarray array)) \
+    F(map_tiles, cuMemMapArrayAsync, (CUarrayMapInfo *tiles, unsigned count, CUstream stream)) \
+    F(write, cuMemcpyHtoD_v2, (CUdeviceptr pointer, const void *bytes, size_t count)) \
+    F(read, cuMemcpyDtoH_v2, (void *bytes, CUdeviceptr pointer, size_t count)) \
+    F(wait, cuCtxSynchronize, (void))
 static struct {
-    CUresult (*get_ipc)(CUipcMemHandle *handle, CUdeviceptr pointer);
-    CUresult (*open_ipc)(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned flags);
-    CUresult (*create)(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
-                       unsigned long long flags);
-    CUresult (*release)(CUmemGenericAllocationHandle handle);
-    CUresult (*export)(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long flags);
-    CUresult (*import)(CUmemGenericAllocationHandle *handle, void *shareable, int type);
-    CUresult (*reserve)(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr address, unsigned long long flags);
-    CUresult (*map)(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags);
-    CUresult (*access)(CUdeviceptr pointer, size_t bytes, const void *accesses, size_t count);
-    CUresult (*pool)(CUmemoryPool *pool, const CUmemPoolProps *properties);
-    CUresult (*from_pool)(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
-    CUresult (*export_pool)(void *shareable, CUmemoryPool pool, int type, unsigned long long flags);
-    CUresult (*import_pool)(CUmemoryPool *pool, void *shareable, int type, unsigned long long flags);
-    CUresult (*access_pool)(CUmemoryPool pool, const void *accesses, size_t count);
-    CUresult (*export_place)(void *place, CUdeviceptr pointer);
-    CUresult (*import_place)(CUdeviceptr *pointer, CUmemoryPool pool, void *place);
-    CUresult (*array)(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *description);
-    CUresult (*tiles)(void *properties, CUarray array);
-    CUresult (*map_tiles)(CUarrayMapInfo *tiles, unsigned count, CUstream stream);
-    CUresult (*write)(CUdeviceptr pointer, const void *bytes, size_t count);
-    CUresult (*read)(void *bytes, CUdeviceptr pointer, size_t count);
-    CUresult (*wait)(void);
+    FUNCTIONS(FIELD)
 } call;
 static const struct cuda *cuda;
 static CUdevice device;
@@ -51,35 +57,7 @@ static struct {
 
 void kept_begin(const struct cuda *opened, CUdevice of)
 {
-    const struct {
-        void **function;
-        const char *symbol;
-    } table[] = {
-        {(void **)&call.get_ipc, "cuIpcGetMemHandle"},
-        {(void **)&call.open_ipc, "cuIpcOpenMemHandle_v2"},
-        {(void **)&call.create, "cuMemCreate"},
-        {(void **)&call.release, "cuMemRelease"},
-        {(void **)&call.export, "cuMemExportToShareableHandle"},
-        {(void **)&call.import, "cuMemImportFromShareableHandle"},
-        {(void **)&call.reserve, "cuMemAddressReserve"},
-        {(void **)&call.map, "cuMemMap"},
-        {(void **)&call.access, "cuMemSetAccess"},
-        {(void **)&call.pool, "cuMemPoolCreate"},
-        {(void **)&call.from_pool, "cuMemAllocFromPoolAsync"},
-        {(void **)&call.export_pool, "cuMemPoolExportToShareableHandle"},
-        {(void **)&call.import_pool, "cuMemPoolImportFromShareableHandle"},
-        {(void **)&call.access_pool, "cuMemPoolSetAccess"},
-        {(void **)&call.export_place, "cuMemPoolExportPointer"},
-        {(void **)&call.import_place, "cuMemPoolImportPointer"},
-        {(void **)&call.array, "cuArray3DCreate_v2"},
-        {(void **)&call.tiles, "cuArrayGetSparseProperties"},
-        {(void **)&call.map_tiles, "cuMemMapArrayAsync"},
-        {(void **)&call.write, "cuMemcpyHtoD_v2"},
-        {(void **)&call.read, "cuMemcpyDtoH_v2"},
-        {(void **)&call.wait, "cuCtxSynchronize"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
-        *table[i].function = dlsym(cuda_handle(), table[i].symbol);
+    FUNCTIONS(LOOK_UP)
     cuda = opened;
     device = access_here.location.id = of;
 }

@@ -21,4 +21,8 @@ __asm__(".symver dlerror, dlerror@" OLDEST);
 __asm__(".symver dlinfo, dlinfo@" OLDEST_DLINFO);
 __asm__(".symver dlmopen, dlmopen@" OLDEST_DLMOPEN);
 
+/* For a list of F(field, symbol, (parameters)): the fields of `call`, and their look-up. NULL: this driver has no such function. */
+#define FIELD(field, symbol, parameters) CUresult(*field) parameters;
+#define LOOK_UP(field, symbol, parameters) *(void **)&call.field = dlsym(cuda_handle(), #symbol);
+
 #endif

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[3]
-TABLE = ROOT / "native/vcuda/coverage.txt"
+TABLE = Path(__file__).with_name("coverage.txt")
 CLASSES = ("hooked", "passed", "denied")
 # Column WHERE of the table → the script that fetches what it names, and its argument.
 LIBRARIES = {"535": "bookworm", "550": "trixie"}

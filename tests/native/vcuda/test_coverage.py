@@ -36,13 +36,10 @@ def test_the_table_is_in_order() -> None:
 def test_hooked_and_denied_are_what_is_replaced() -> None:
     """A hook that the table does not know, or the reverse: change coverage.txt with hooks.def."""
     assert named("hooked", "denied") == HOOKED
-    mapped = re.findall(r"^\s+(\w+);", (ROOT / "native/vcuda/src/libvgpu.map").read_text(), re.MULTILINE)
-    assert set(mapped) == HOOKED | NVML | {"dlsym", "dlvsym"}
-    assert len(mapped) == len(set(mapped))
 
 
 def test_the_built_library_exports_what_is_hooked(built: None) -> None:
-    assert {name for name in driver_names.exported(LIBRARY) if name.startswith("cu")} == named("hooked", "denied")
+    assert driver_names.exported(LIBRARY) == HOOKED | NVML | {"dlsym", "dlvsym"}
 
 
 def test_the_simulated_driver_is_in_the_table() -> None:
