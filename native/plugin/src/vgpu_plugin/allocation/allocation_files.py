@@ -72,10 +72,12 @@ class AllocationFiles:
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
-        # The last container may have filled the tmpfs through its files; there must be room for new ones next to them.
-        for name in () if fresh else WRITABLE:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{rw}/{name}")
+        if not fresh:
+            # The last container may have filled the tmpfs through its files; there must be room for new ones next to them.
+            for name in WRITABLE:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{rw}/{name}")
+            shutil.rmtree(f"{folder}/ro", ignore_errors=True)
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
