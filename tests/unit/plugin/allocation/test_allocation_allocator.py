@@ -223,12 +223,7 @@ def test_switch_of_the_library_is_for_new_allocations(node):
     (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
     node.install_library("0.2.0-bbbbbbbbbbbb")
     (new,) = allocator.allocate([[slice_id(node.gpus[0], 1)]])
-    sources = [
-        host
-        for answer in (old, new)
-        for inside, host, _read_only in answer.mounts
-        if inside == "/dev/vgpu/lib"
-    ]
+    sources = [host for answer in (old, new) for inside, host, _read_only in answer.mounts if inside == "/dev/vgpu/lib"]
     assert [Path(one).name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
 
 

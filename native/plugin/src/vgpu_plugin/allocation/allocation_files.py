@@ -73,7 +73,7 @@ class AllocationFiles:
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
         if not fresh:
-            # The last container may have filled the tmpfs through its files; there must be room for new ones next to them.
+            # The last container may have filled the tmpfs through its files; new ones need room next to them.
             for name in WRITABLE:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{rw}/{name}")
