@@ -54,15 +54,28 @@ static int differ(char *reason, size_t room, const char *what)
     return -1;
 }
 
+/* Whether the node mounted the root: what lies in it read-only cannot be renamed either. */
+static bool root_is_mounted(int root)
+{
+    struct statfs mount;
+    dev_t above, here;
+    int around = openat(root, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    bool mounted = around >= 0 && device_of(around, &above) && device_of(root, &here) && above != here &&
+                   fstatfs(root, &mount) == 0 && (mount.f_flags & ST_RDONLY);
+    if (around >= 0)
+        close(around);
+    return mounted;
+}
+
 /* A descriptor of the limits in an open folder, which lies in `root`. */
 static int limits_in(int root, int folder, char *reason, size_t room)
 {
     struct statfs mount;
-    dev_t above, here, inside;
-    if (!device_of(root, &above) || !device_of(folder, &here) || fstatfs(folder, &mount) != 0)
+    dev_t here, inside;
+    if (!root_is_mounted(root))
+        return differ(reason, room, "its folder " VGPU_PATH_ROOT " is a plain folder, expected the node's mount, read-only");
+    if (!device_of(folder, &here) || fstatfs(folder, &mount) != 0)
         return fail(reason, room, "its folder " VGPU_PATH_SHARE " cannot be asked about");
-    if (above == here)
-        return differ(reason, room, "its folder " VGPU_PATH_SHARE " is a plain folder, expected the node's mount");
     if (!(mount.f_flags & ST_RDONLY))
         return differ(reason, room, "its folder " VGPU_PATH_SHARE " is mounted writable, expected read-only");
     int limits = openat(folder, "limits", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK);
