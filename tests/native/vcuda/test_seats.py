@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import Host
+from conftest import Host, compile_program
 from shares import ARBITER, Container, Node, wait_for
 
 pytestmark = pytest.mark.slow
 
-SEATS = 64
+SEATS = WOKEN = 64
 SILENT_NS = 200_000_000
 DEVICE_OFFSET, ACTIVE, NEIGHBOURS = 24, 24, slice(68, 76)
 
@@ -76,7 +76,9 @@ def test_idle_slices_take_no_turns_from_containers_at_work(node: Node, idle: int
     at_work = [Container(node, f"work-{number}", 1) for number in range(busy)]
     busily = Busy(at_work)
     node.arbiter()
-    wait_for(lambda: at_once(at_work) == busy, f"a word for each of {busy} containers at work ({at_once(at_work)} have it)")
+    wait_for(
+        lambda: at_once(at_work) == busy, f"a word for each of {busy} containers at work ({at_once(at_work)} have it)"
+    )
     for _look in range(20):  # and none loses it again
         time.sleep(0.05)
         assert at_once(at_work) == busy
@@ -146,3 +148,38 @@ def test_a_page_tells_nothing_of_neighbours(node: Node) -> None:
     wait_for(lambda: at_once(containers) == 3, "a word for each")
     assert {page.read_bytes()[NEIGHBOURS] for page in pages} == {bytes(8)}
     busily.stop()
+
+
+class Waiters:
+    """Threads of a container that wait on its gpu page."""
+
+    def __init__(self, node: Node, container: Container, threads: int) -> None:
+        program = compile_program(node.folder, "waiters", "waiters.c", flags=("-lpthread",))
+        page = container.folder / f"gpu-{node.host.uuids[0]}"
+        self.process = subprocess.Popen([program, page, str(threads)], stdin=-1, stdout=-1, text=True)
+        node.processes.append(self.process)
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().rstrip()
+
+    def woken(self) -> int:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return int(self.line())
+
+
+@pytest.mark.parametrize("threads", [3, 500])
+def test_one_change_of_a_page_wakes_few(node: Node, threads: int) -> None:
+    """However many wait: the arbiter has other tenants. The library's own waiters wake one another (limiter.c)."""
+    container = Container(node, "crowd", 20)
+    arbiter = node.arbiter()
+    waiters = Waiters(node, container, threads)
+    before = waiters.woken()
+    arbiter.terminate()  # its last word is one change of each page
+    assert arbiter.wait(10) == 0
+    wait_for(lambda: waiters.woken() - before >= min(threads, WOKEN), "the first to be woken")
+    time.sleep(0.2)
+    assert waiters.woken() - before == min(threads, WOKEN)
