@@ -54,20 +54,20 @@ def test_pod_gets_limited_slice(node, kubelet, daemon):
     mounts = {one["container_path"]: one for one in pod["answer"]["mounts"]}
     uuid = pod["ids"][0].partition("::")[0]
     assert {path: one["read_only"] for path, one in mounts.items()} == {
-        "/usr/local/lib/vgpu/libvgpu.so": True,
+        "/dev/vgpu/lib": True,
+        "/dev/vgpu/0": True,
+        "/dev/vgpu/0/ledger": False,
+        "/dev/vgpu/0/tenant": False,
         "/etc/ld.so.preload": True,
-        "/etc/vgpu/limits": True,
-        "/run/vgpu/ledger": False,
-        "/run/vgpu/tenant": False,
-        f"/run/vgpu/gpu-{uuid}": True,
     }
-    limits = abi_files.parse_limits(Path(mounts["/etc/vgpu/limits"]["host_path"]).read_bytes())
+    share = Path(mounts["/dev/vgpu/0"]["host_path"])
+    assert abi_files.parse_gpu_page((share / f"gpu-{uuid}").read_bytes())["uuid"] == uuid
+    limits = abi_files.parse_limits((share / "limits").read_bytes())
     # 15360 MiB over 7: the table of the issue says 2194 MiB each.
     assert [(one["uuid"], one["memory_bytes"]) for one in limits["devices"]] == [(uuid, 2194 << 20)]
     assert pod["answer"]["envs"] == {"NVIDIA_VISIBLE_DEVICES": uuid, "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-    library = Path(mounts["/usr/local/lib/vgpu/libvgpu.so"]["host_path"])
-    assert library == node.library_root / "0.1.0-aaaaaaaaaaaa" / "libvgpu.so"
-    assert Path(mounts["/etc/ld.so.preload"]["host_path"]).read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
+    assert Path(mounts["/dev/vgpu/lib"]["host_path"]) == node.library_root / "0.1.0-aaaaaaaaaaaa"
+    assert Path(mounts["/etc/ld.so.preload"]["host_path"]).read_text() == "/dev/vgpu/lib/libvgpu.so\n"
 
 
 def test_kubelet_restart_registers_again_and_pods_stay(node, kubelet, daemon):
@@ -166,12 +166,11 @@ def test_lease_is_withdrawn_from_kubelet_and_comes_back(node, kubelet, daemon, c
     checkpoint = json.loads((node.paths.kubelet_dir / "kubelet_internal_checkpoint").read_text())
     assert set(lease["ids"]).isdisjoint(checkpoint["Data"]["RegisteredDevices"][RESOURCE])
     assert sorted(one["container_path"] for one in lease["mounts"]) == [
+        "/dev/vgpu/0",
+        "/dev/vgpu/0/ledger",
+        "/dev/vgpu/0/tenant",
+        "/dev/vgpu/lib",
         "/etc/ld.so.preload",
-        "/etc/vgpu/limits",
-        f"/run/vgpu/gpu-{second}",
-        "/run/vgpu/ledger",
-        "/run/vgpu/tenant",
-        "/usr/local/lib/vgpu/libvgpu.so",
     ]
     with pytest.raises(PodError, match="leased to a check"):
         kubelet.run_pod("late", ids=lease["ids"])

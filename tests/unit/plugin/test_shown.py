@@ -64,14 +64,14 @@ def vgpuctl(node, capsys, *arguments: str) -> str:
 def tenant(pod, used: int, context: int, device_ns: int) -> int:
     """Writes what a process of the pod's container would write, and holds its slot; the lock is the descriptor's."""
     mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
-    descriptor = os.open(mounts["/run/vgpu/ledger"], os.O_RDWR)
+    descriptor = os.open(mounts["/dev/vgpu/0/ledger"], os.O_RDWR)
     lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE, 1, 0)
     fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
     fields, base = abi_files.LEDGER_SLOT_FIELDS, abi_files.LEDGER_SLOT_OFFSET
     for name, value in (("used", used), ("context", context)):
         os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
     os.pwrite(descriptor, struct.pack("<I", 4711), base + fields["pid"][0])
-    with open(mounts["/run/vgpu/tenant"], "r+b") as page:
+    with open(mounts["/dev/vgpu/0/tenant"], "r+b") as page:
         for name, value in (("used_ns", device_ns), ("throttled_ns", 3 * device_ns)):
             page.seek(abi_files.TENANT_FIELDS["devices"][0] + abi_files.TENANT_DEVICE_FIELDS[name][0])
             page.write(struct.pack("<Q", value))
@@ -132,7 +132,7 @@ WAITS = [
 @pytest.mark.parametrize(("balance", "wanted", "waited", "active", "throttled"), WAITS)
 def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, active, throttled):
     pod = kubelet.run_pod("train")
-    page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/tenant")
+    page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/tenant")
     base, fields = abi_files.TENANT_FIELDS["devices"][0], abi_files.TENANT_DEVICE_FIELDS
     now = time.monotonic_ns()
     with open(page, "r+b") as stream:

@@ -27,7 +27,7 @@ def slice_id(gpu, n: int = 0) -> str:
 
 
 def limits_of(answer) -> dict:
-    path = next(host for inside, host, _read_only in answer.mounts if inside == "/etc/vgpu/limits")
+    path = next(host for inside, host, _read_only in answer.mounts if inside == "/dev/vgpu/0") + "/limits"
     return abi_files.parse_limits(Path(path).read_bytes())
 
 
@@ -93,7 +93,7 @@ def test_files_and_their_rights(node):
     names = ("limits", "ld.so.preload", page, "rw/ledger", "rw/tenant")
     modes = {name: oct((folder / name).stat().st_mode & 0o7777) for name in names}
     assert modes == dict(zip(names, ("0o444", "0o444", "0o444", "0o666", "0o666"), strict=True))
-    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "rw"])
+    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "ro", "rw"])
     assert oct(node.paths.allocations.stat().st_mode & 0o7777) == "0o700"
     ledger = abi_files.parse_ledger((folder / "rw/ledger").read_bytes())
     assert (ledger["devices"], ledger["slots"]) == ([node.gpus[0].uuid], [])
@@ -101,6 +101,64 @@ def test_files_and_their_rights(node):
     assert abi_files.parse_gpu_page((folder / page).read_bytes())["uuid"] == node.gpus[0].uuid
     tenant = abi_files.parse_tenant_page((folder / "rw/tenant").read_bytes())
     assert [one["uuid"] for one in tenant["devices"]] == [node.gpus[0].uuid]
+
+
+def test_what_a_container_has_mounted(node):
+    """A folder with the very files that arbiter and watcher use, and places for those that the container writes."""
+    _pool, allocator, files = node.parts()
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    folder = files.folder(answer.allocation)
+    share, library = folder / "ro", node.library_root / "0.1.0-aaaaaaaaaaaa"
+    assert answer.mounts == [
+        ("/dev/vgpu/lib", str(library), True),
+        ("/dev/vgpu/0", str(share), True),
+        ("/dev/vgpu/0/ledger", str(folder / "rw/ledger"), False),
+        ("/dev/vgpu/0/tenant", str(folder / "rw/tenant"), False),
+        ("/etc/ld.so.preload", str(share / "ld.so.preload"), True),
+    ]
+    page = f"gpu-{node.gpus[0].uuid}"
+    assert sorted(one.name for one in share.iterdir()) == sorted(["limits", page, "ld.so.preload", "ledger", "tenant"])
+    assert [(share / one).samefile(folder / one) for one in ("limits", page)] == [True, True]
+    assert [(share / one).stat().st_size for one in ("ledger", "tenant")] == [0, 0]
+    # Any user of a container finds the files; the mount is read-only.
+    assert oct(share.stat().st_mode & 0o7777) == "0o755"
+    assert (share / "ld.so.preload").read_text() == "/dev/vgpu/lib/libvgpu.so\n"
+    # A container of an older version's answer has its own library, where that version mounted it.
+    assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
+
+
+SPOILT = [
+    ("an older version's", lambda share: shutil.rmtree(share)),
+    ("limits of a folder before", lambda share: replace_by(share / "limits", b"other")),
+    ("a page of a folder before", lambda share: replace_by(next(share.glob("gpu-*")), b"other")),
+    ("no page", lambda share: next(share.glob("gpu-*")).unlink()),
+    ("no place for the ledger", lambda share: (share / "ledger").unlink()),
+    ("no place for the tenant page", lambda share: (share / "tenant").unlink()),
+    ("half a preload file", lambda share: replace_by(share / "ld.so.preload", b"/dev/vg")),
+    ("half a limits file of a killed program", lambda share: (share.parent / "limits.new").write_bytes(b"half")),
+]
+
+
+def replace_by(path: Path, data: bytes) -> None:
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("again", ["make", "make_share"])
+@pytest.mark.parametrize(("about", "spoil"), SPOILT, ids=[one[0] for one in SPOILT])
+def test_what_a_container_has_mounted_is_made_whole(node, about, spoil, again):
+    _pool, allocator, files = node.parts()
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    folder = files.folder(answer.allocation)
+    (record,) = allocator.records.all()
+    assert files.is_whole(record)
+    before = {name: (folder / name).stat().st_ino for name in ("limits", "rw/ledger", "rw/tenant")}
+    spoil(folder / "ro")
+    assert files.is_whole(record) is about.startswith("half a limits")
+    getattr(files, again)(record)
+    assert files.is_whole(record)
+    kept = {name: (folder / name).stat().st_ino for name in before} == before
+    assert kept is (again == "make_share")  # while a container runs its files stay what they are
 
 
 def test_two_slices_of_one_gpu(node):
@@ -165,13 +223,8 @@ def test_switch_of_the_library_is_for_new_allocations(node):
     (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
     node.install_library("0.2.0-bbbbbbbbbbbb")
     (new,) = allocator.allocate([[slice_id(node.gpus[0], 1)]])
-    sources = [
-        host
-        for answer in (old, new)
-        for inside, host, _read_only in answer.mounts
-        if inside.endswith("vgpu/libvgpu.so")
-    ]
-    assert [Path(one).parent.name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
+    sources = [host for answer in (old, new) for inside, host, _read_only in answer.mounts if inside == "/dev/vgpu/lib"]
+    assert [Path(one).name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
 
 
 def test_volume_mounts(node):
@@ -209,8 +262,9 @@ def test_prestart_after_a_reboot(node):
     )  # the program starts anew, with another configuration
     allocator.prestart([slice_id(node.gpus[0])])
     assert limits_of(answer) == before  # the answer of Allocate stays, so the limits that it had stay
-    for _inside, host, _read_only in answer.mounts:
-        assert Path(host).is_file()
+    (record,) = allocator.records.all()
+    for _inside, host, _read_only in (*answer.mounts, *files.old_mounts(record)):
+        assert Path(host).exists()
     assert node.mounter.mounted == {files.folder(answer.allocation) / "rw": 1 << 20}
 
 

@@ -21,7 +21,7 @@ OVERSOLD = {"memoryScaling": "2.0"}
 
 
 def limits_of(answer) -> dict:
-    path = next(host for inside, host, _read_only in answer.mounts if inside == "/etc/vgpu/limits")
+    path = next(host for inside, host, _read_only in answer.mounts if inside == "/dev/vgpu/0") + "/limits"
     return abi_files.parse_limits(Path(path).read_bytes())
 
 

@@ -9,7 +9,7 @@ import pytest
 from vgpu_plugin.allocation.allocation_files import AllocationFiles
 from vgpu_plugin.allocation.records import RecordStore
 from vgpu_plugin.inject import confinement
-from vgpu_plugin.node.paths import CONTAINER_LIBRARY
+from vgpu_plugin.node.paths import CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["a new folder", "one that was there"])
@@ -29,9 +29,13 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     if not before:
         files.remove(record.id)
     files.make(record)
-    hosts = [host for inside, host, _read_only in answer.mounts if inside != CONTAINER_LIBRARY]
-    assert len(hosts) == 5
-    assert sorted(os.stat(host).st_ino for host in hosts) == sorted(labelled)
+    hosts = [host for inside, host, _read_only in answer.mounts if inside != CONTAINER_LIBRARY_FOLDER]
+    hosts += [host for inside, host, _read_only in files.old_mounts(record) if inside != OLD_LIBRARY]
+    share = files.folder(record.id) / "ro"
+    hosts += [str(one) for one in share.iterdir()]
+    # limits and gpu page once each, though they have two names; both files of rw, and their places; two preload files.
+    assert len({os.stat(host).st_ino for host in hosts}) == 1 + 2 + 2 + 2 + 2
+    assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 
 
 def test_the_label_is_of_all_containers():

@@ -61,9 +61,10 @@ def test_strategies(node, strategy, more, visible, mounts, devices, annotations)
     asked = [one.container_path for one in message.mounts if one.host_path == "/dev/null"]
     assert asked == [f"{AS_MOUNTS}/{one}" for one in named(mounts)]
     assert [one.name for one in message.cdi_devices] == named(devices)
+    assert message.annotations.pop("vgpu.fleet/devices") == ",".join(uuids)
     assert list(message.annotations.values()) == named(annotations)
     # Whatever the way, the limits come along.
-    assert "/etc/vgpu/limits" in [one.container_path for one in message.mounts]
+    assert "/dev/vgpu/0" in [one.container_path for one in message.mounts]
     assert len(message.devices) == 0
 
 
@@ -71,7 +72,7 @@ def test_annotation_key_is_a_valid_one(node):
     configured(node, deviceListStrategy="cdi-annotations", cdiAnnotationPrefix="example.com/")
     _pool, allocator, _files = node.parts()
     (answer,) = allocator.allocate([[f"{node.gpus[0].uuid}::0"]])
-    (key,) = answer.annotations
+    (key,) = set(answer.annotations) - {"vgpu.fleet/devices"}
     assert re.fullmatch(r"example\.com/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", key)
 
 
@@ -254,13 +255,13 @@ def test_cdi_files_of_gpus_and_slices(node):
     assert [one["name"] for one in written["vgpu.fleet/slice"]["devices"]] == [one.id for one in pool.slices]
     for piece, device in zip(pool.slices, written["vgpu.fleet/slice"]["devices"], strict=True):
         mounts = {one["containerPath"]: one for one in device["containerEdits"]["mounts"]}
-        limits = abi_files.parse_limits(Path(mounts["/etc/vgpu/limits"]["hostPath"]).read_bytes())
+        limits = abi_files.parse_limits(Path(mounts["/dev/vgpu/0"]["hostPath"], "limits").read_bytes())
         assert [(one["uuid"], one["memory_bytes"], one["sm_percent"]) for one in limits["devices"]] == [
             (piece.uuid, 5120 << 20, 33)
         ]
         assert limits["deny"] is False
         assert {path: "ro" in one["options"] for path, one in mounts.items()} == {
-            path: read_only for path, _host, read_only in files.mounts(record_of(files, piece))
+            path: read_only for path, _host, read_only in files.expected_mounts(record_of(files, piece))
         }
     common = written["vgpu.fleet/slice"]["containerEdits"]
     assert "NVIDIA_VISIBLE_DEVICES=void" in common["env"]
@@ -410,7 +411,7 @@ def test_new_library_is_for_new_containers(node):
     outside.refresh()
     (first, *_rest) = specs(node)["vgpu.fleet/slice"]["devices"]
     sources = {one["containerPath"]: one["hostPath"] for one in first["containerEdits"]["mounts"]}
-    assert sources["/usr/local/lib/vgpu/libvgpu.so"] == f"{node.library_root}/0.2.0-bbbbbbbbbbbb/libvgpu.so"
+    assert sources["/dev/vgpu/lib"] == f"{node.library_root}/0.2.0-bbbbbbbbbbbb"
 
 
 def test_unfinished_file_is_none_that_a_reader_takes(node, monkeypatch):

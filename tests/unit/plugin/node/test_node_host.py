@@ -35,28 +35,48 @@ def entry(ids, answer: str = "", resource: str = RESOURCE) -> dict:
     return {"PodUID": "p", "ContainerName": "c", "ResourceName": resource, "DeviceIDs": ids, "AllocResp": answer}
 
 
-def kept(allocation: str) -> str:
+def answered(*mounts: tuple[str, str], **annotations: str) -> str:
     answer = api.ContainerAllocateResponse(
-        mounts=[
-            api.Mount(container_path="/etc/vgpu/limits", host_path=f"/run/vgpu/allocations/{allocation}/limits"),
-            api.Mount(container_path="/usr/local/lib/vgpu/libvgpu.so", host_path="/lib/1.2-x/libvgpu.so"),
-        ]
+        mounts=[api.Mount(container_path=inside, host_path=host) for inside, host in mounts],
+        annotations={f"vgpu.fleet/{name}": value for name, value in annotations.items()},
     )
     return base64.b64encode(answer.SerializeToString()).decode()
 
 
+def kept(allocation: str, devices: str = "GPU-a,GPU-b") -> str:
+    share = f"/run/vgpu/allocations/{allocation}/ro"
+    return answered(("/dev/vgpu/0", share), ("/dev/vgpu/lib", "/lib/1.2-x"), devices=devices)
+
+
+def kept_of_files(allocation: str) -> str:
+    """As a version answered that mounted single files."""
+    folder = f"/run/vgpu/allocations/{allocation}"
+    return answered(
+        ("/usr/local/lib/vgpu/libvgpu.so", "/lib/1.2-x/libvgpu.so"),
+        ("/etc/vgpu/limits", f"{folder}/limits"),
+        ("/run/vgpu/gpu-GPU-a", f"{folder}/gpu-GPU-a"),
+        ("/run/vgpu/gpu-GPU-b", f"{folder}/gpu-GPU-b"),
+    )
+
+
+BOTH = ("GPU-a", "GPU-b")
 ENTRIES = [
-    ("by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x"),
-    ("a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x"),
-    ("no answer", entry({"0": ["a"]}), {"a"}, "", ""),
-    ("an answer that is no message", entry({"0": ["a"]}, "!!!"), {"a"}, "", ""),
-    ("an answer of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", ""),
-    ("nothing", entry(None), set(), "", ""),
+    ("by NUMA node", entry({"0": ["a"], "-1": ["b"]}, kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("a list, before Kubernetes 1.20", entry(["a", "b"], kept("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("single files", entry(["a", "b"], kept_of_files("x1")), {"a", "b"}, "x1", "/lib/1.2-x", BOTH),
+    ("no devices named", entry(["a", "b"], kept("x1", "")), {"a", "b"}, "x1", "/lib/1.2-x", ()),
+    ("mounts of another plugin", entry(["a"], answered(("/dev/other", "/x/y/z"))), {"a"}, "", "", ()),
+    ("no answer", entry({"0": ["a"]}), {"a"}, "", "", ()),
+    ("an answer that is no message", entry({"0": ["a"]}, "!!!"), {"a"}, "", "", ()),
+    ("an answer of another program", entry({"0": ["a"]}, base64.b64encode(b"\xff\xff").decode()), {"a"}, "", "", ()),
+    ("nothing", entry(None), set(), "", "", ()),
 ]
 
 
-@pytest.mark.parametrize(("about", "one", "ids", "allocation", "library"), ENTRIES, ids=[one[0] for one in ENTRIES])
-def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, library):
+@pytest.mark.parametrize(
+    ("about", "one", "ids", "allocation", "library", "uuids"), ENTRIES, ids=[one[0] for one in ENTRIES]
+)
+def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, library, uuids):
     path = tmp_path / "checkpoint"
     other = entry({"0": ["z"]}, resource="example.com/other")
     data = {"PodDeviceEntries": [other, one], "RegisteredDevices": {RESOURCE: ["a", "c"], "example.com/other": ["z"]}}
@@ -66,7 +86,7 @@ def test_entries_of_the_checkpoint(tmp_path, about, one, ids, allocation, librar
     assert [found.advertised(one) for one in ("a", "b", "z")] == [True, False, True]
     foreign, read = found.entries  # what runs under another name is in use too
     assert (foreign.slice_ids, foreign.allocation) == ({"z"}, "")
-    assert (read.slice_ids, read.allocation, read.library) == (ids, allocation, library)
+    assert (read.slice_ids, read.allocation, read.library, read.uuids) == (ids, allocation, library, uuids)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"Data": null}', '{"Data": {"PodDeviceEntries": [1]}}'])

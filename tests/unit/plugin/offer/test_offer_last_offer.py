@@ -49,7 +49,7 @@ def read_status(node, capsys) -> dict:
 
 
 def bytes_of(answer: dict) -> int:
-    path = next(one["host_path"] for one in answer["mounts"] if one["container_path"] == "/etc/vgpu/limits")
+    path = next(one["host_path"] for one in answer["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
     with open(path, "rb") as stream:
         return int(abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"])
 

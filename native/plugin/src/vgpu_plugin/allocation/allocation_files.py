@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of an allocation: /run/vgpu/allocations/<id>/{limits, ld.so.preload, gpu-<uuid>, rw/ledger, rw/tenant}.
+"""The folder of an allocation: /run/vgpu/allocations/<id>/
+
+    limits, gpu-<uuid>         the arbiter, the watcher and vgpuctl go by these; a live change is made in place
+    rw/ledger, rw/tenant       what the container writes; mounted into it
+    ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
+                               ld.so.preload, and empty places on which ledger and tenant are mounted
+    ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
+
+A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
 
 vgpu-arbiter finds the folders here and writes the gpu pages in place; it creates nothing.
 
-``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else.
+``rw`` is a tmpfs of 1 MiB, so that a tenant who fills its writable files fills nothing else. It is not below ``ro``,
+because runtimes bind a folder with what is mounted below it.
 """
 
 from __future__ import annotations
@@ -18,17 +27,24 @@ from .._shared.abi import files as abi_files
 from ..inject import confinement
 from ..inject.mounts import Mounter
 from ..node.paths import (
-    CONTAINER_GPU_PAGE,
     CONTAINER_LEDGER,
     CONTAINER_LIBRARY,
-    CONTAINER_LIMITS,
+    CONTAINER_LIBRARY_FOLDER,
     CONTAINER_PRELOAD,
+    CONTAINER_SHARE,
     CONTAINER_TENANT,
+    OLD_GPU_PAGE,
+    OLD_LEDGER,
+    OLD_LIBRARY,
+    OLD_LIMITS,
+    OLD_TENANT,
 )
 from .records import Record
 
 RW_SIZE = 1 << 20
 LIBRARY_FILE = "libvgpu.so"
+# Files of ``rw``, and places of ``ro``.
+WRITABLE = ("ledger", "tenant")
 # Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
 STATIC = "slice-"
 # What makes an open file one that confined containers may use.
@@ -56,19 +72,45 @@ class AllocationFiles:
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
-        # The last container may have filled the tmpfs through its files; there must be room for new ones next to them.
-        for name in () if fresh else ("ledger", "tenant"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{rw}/{name}")
+        if not fresh:
+            # The last container may have filled the tmpfs through its files; new ones need room next to them.
+            for name in WRITABLE:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{rw}/{name}")
+            shutil.rmtree(f"{folder}/ro", ignore_errors=True)
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
-        write(f"{folder}/ld.so.preload", (CONTAINER_LIBRARY + "\n").encode(), 0o444, label)
+        write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
         for uuid in uuids:
             write(f"{folder}/{_gpu_page(uuid)}", abi_files.pack_gpu_page(uuid, record.id), 0o444, label)
         write(f"{rw}/ledger", abi_files.ledger_head(uuids, record.id), 0o666, label, abi_files.LEDGER_FILE_SIZE)
         write(f"{rw}/tenant", abi_files.pack_tenant_page(uuids, record.id), 0o666, label)
         _replace(f"{folder}/limits", abi_files.pack_limits(record.limits), 0o444, label)
+        self.make_share(record)
+
+    def make_share(self, record: Record) -> None:
+        """Makes what of ``ro`` is not there yet, as of a folder of an older version; also while a container runs.
+        Raises OSError.
+        """
+        folder = f"{self._root}/{record.id}"
+        share, label = f"{folder}/ro", self._label
+        _made(share)
+        # A container's user, whoever that is, must find the files in it.
+        os.chmod(share, 0o755)
+        if label is not None:
+            _label_folder(share, label)
+        for name in _shared(record):
+            if not _same_file(f"{folder}/{name}", f"{share}/{name}"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{share}/{name}")
+                os.link(f"{folder}/{name}", f"{share}/{name}")
+        for name in WRITABLE:
+            with contextlib.suppress(FileExistsError):
+                _write(f"{share}/{name}", b"", 0o444, label)
+        # One that is whole stays: a container may have it mounted. One of a program that was killed may be cut short.
+        if not _says(f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)):
+            _replace(f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY), 0o444, label)
 
     @staticmethod
     def _folder_is_new(root: str, folder: str) -> bool:
@@ -76,18 +118,31 @@ class AllocationFiles:
             os.chmod(root, 0o700)
         return _made(folder)
 
-    def mounts(self, record: Record) -> list[tuple[str, str, bool]]:
-        """(container path, host path, read-only) of what the container gets; contract 1 of the design."""
+    def expected_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
+        """(container path, host path, read-only) of what the container gets, each folder before what lies in it;
+        contract 1 of the design.
+        """
         folder = f"{self._root}/{record.id}"
         # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
         return [
-            (CONTAINER_LIBRARY, f"{record.library}/{LIBRARY_FILE}", True),
-            (CONTAINER_PRELOAD, f"{folder}/ld.so.preload", True),
-            (CONTAINER_LIMITS, f"{folder}/limits", True),
+            (CONTAINER_LIBRARY_FOLDER, record.library, True),
+            (CONTAINER_SHARE, f"{folder}/ro", True),
             (CONTAINER_LEDGER, f"{folder}/rw/ledger", False),
             (CONTAINER_TENANT, f"{folder}/rw/tenant", False),
+            (CONTAINER_PRELOAD, f"{folder}/ro/ld.so.preload", True),
+        ]
+
+    def old_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
+        """As ``expected_mounts``, of a container that was admitted when single files were mounted."""
+        folder = f"{self._root}/{record.id}"
+        return [
+            (OLD_LIBRARY, f"{record.library}/{LIBRARY_FILE}", True),
+            (CONTAINER_PRELOAD, f"{folder}/ld.so.preload", True),
+            (OLD_LIMITS, f"{folder}/limits", True),
+            (OLD_LEDGER, f"{folder}/rw/ledger", False),
+            (OLD_TENANT, f"{folder}/rw/tenant", False),
             *(
-                (CONTAINER_GPU_PAGE + device["uuid"], f"{folder}/{_gpu_page(device['uuid'])}", True)
+                (OLD_GPU_PAGE + device["uuid"], f"{folder}/{_gpu_page(device['uuid'])}", True)
                 for device in record.limits["devices"]
             ),
         ]
@@ -109,7 +164,17 @@ class AllocationFiles:
             ours = abi_files.is_ledger_of(f"{folder}/rw/ledger", uuids, record.id)
         except (OSError, abi_files.LayoutError):
             return False
-        return ours and all(os.path.exists(host) for _inside, host, _read_only in self.mounts(record))
+        hosts = [host for _inside, host, _ro in (*self.expected_mounts(record), *self.old_mounts(record))]
+        return ours and all(map(os.path.exists, hosts)) and self.has_share(record)
+
+    def has_share(self, record: Record) -> bool:
+        """Whether ``ro`` is as a container needs it: the files of the folder itself, and places for the others."""
+        folder = f"{self._root}/{record.id}"
+        return (
+            all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
+            and all(os.path.exists(f"{folder}/ro/{name}") for name in WRITABLE)
+            and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
+        )
 
     def present(self) -> list[str]:
         """The allocations that have a folder."""
@@ -135,6 +200,38 @@ class AllocationFiles:
 
 def _gpu_page(uuid: str) -> str:
     return f"gpu-{uuid}"
+
+
+def _shared(record: Record) -> list[str]:
+    """Files of the folder that ``ro`` has too."""
+    return ["limits", *(_gpu_page(device["uuid"]) for device in record.limits["devices"])]
+
+
+def _preload(library: str) -> bytes:
+    return f"{library}\n".encode()
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samestat(os.lstat(one), os.lstat(other))
+    except FileNotFoundError:
+        return False
+
+
+def _says(path: str, data: bytes) -> bool:
+    try:
+        with open(path, "rb") as stream:
+            return stream.read() == data
+    except FileNotFoundError:
+        return False
+
+
+def _label_folder(folder: str, label: Label) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        label(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _made(folder: str, parents: bool = False) -> bool:

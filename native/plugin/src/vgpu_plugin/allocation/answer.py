@@ -9,6 +9,7 @@ from pathlib import Path
 from .._shared.config.sharing import MPS, Piece
 from ..inject import cdi, handover
 from ..inject.handover import HandOver
+from ..node.checkpoint import DEVICES_ANNOTATION
 from ..node.gpus import Gpu, MigDevice
 from ..node.paths import Paths
 from ..offer.pool import Pool
@@ -42,11 +43,14 @@ class Answers:
     def of(self, record: Record, pieces: list[Piece], settings: Settings, hand_over: HandOver) -> Answer:
         """Raises Refused where the devices cannot be named to the container's runtime."""
         envs: dict[str, str] = {}
+        annotations: dict[str, str] = {}
         mounts: list[tuple[str, str, bool]] = []
         if record.limits:
             # Video memory is charged to nobody, so the capability that uses it is withheld.
             envs["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
-            mounts += self._files.mounts(record)
+            # For the checkpoint's reader: no mount names them.
+            annotations[DEVICES_ANNOTATION] = ",".join(device["uuid"] for device in record.limits["devices"])
+            mounts += self._files.expected_mounts(record)
         if mps := next((one for one in pieces if one.mode == MPS), None):
             envs.update(handover.mps_environment(mps.resource))
             mounts += handover.mps_mounts(Path(settings.flags["mpsRoot"]), mps.resource, self._paths.seen_root)
@@ -69,5 +73,5 @@ class Answers:
             mounts + parts.mounts,
             parts.devices,
             parts.cdi_devices,
-            parts.annotations,
+            {**annotations, **parts.annotations},
         )

@@ -167,7 +167,10 @@ class StaticSlices:
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
         # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
-        if self._files.is_whole(record) or self._in_use(record.id):
+        whole = self._files.is_whole(record)
+        if whole or self._in_use(record.id):
+            if not whole and not self._files.has_share(record):
+                self._files.make_share(record)
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
             if self._written.get(record.id) != (found, desired):
@@ -177,7 +180,7 @@ class StaticSlices:
                     abi_files.rewrite_limits(str(path), desired)
         else:
             self._files.make(Record(record.id, record.kind, record.slice_ids, desired, library))
-        mounts = [cdi.mount(inside, host, ro) for inside, host, ro in self._files.mounts(record)]
+        mounts = [cdi.mount(inside, host, ro) for inside, host, ro in self._files.expected_mounts(record)]
         return {"deviceNodes": cdi.gpu_nodes(gpu, self._settings.dev_root), "mounts": mounts}
 
     def _limits(self, piece: Piece, flags: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from .._proto import deviceplugin_pb2 as api
-from .paths import CONTAINER_GPU_PAGE, CONTAINER_LIBRARY, CONTAINER_LIMITS
+from .paths import CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE, OLD_GPU_PAGE, OLD_LIBRARY, OLD_LIMITS
+
+# In an answer of Allocate: the GPUs of the container, by UUID, separated by commas.
+DEVICES_ANNOTATION = "vgpu.fleet/devices"
 
 
 @dataclass(frozen=True)
@@ -23,7 +26,8 @@ class Entry:
     pod_uid: str
     container: str
     slice_ids: frozenset[str]
-    # From the mounts of the kept Allocate answer; empty where that cannot be read.
+    # From the mounts of the kept Allocate answer, of this version or of one that mounted single files; empty where that
+    # cannot be read.
     allocation: str
     # Folder of the library version that the container mounts, from the same answer.
     library: str
@@ -67,14 +71,20 @@ def read(path: Path) -> Checkpoint | None:
 
 
 def _entry(one: dict[str, Any]) -> Entry:
-    folders = _mount_folders(one.get("AllocResp") or "")
+    answer = _answer(one.get("AllocResp") or "")
+    mounts = {mount.container_path: PurePosixPath(mount.host_path) for mount in answer.mounts}
+    share = mounts.get(CONTAINER_SHARE) or mounts.get(OLD_LIMITS)
+    library = mounts.get(CONTAINER_LIBRARY_FOLDER) or (mounts[OLD_LIBRARY].parent if OLD_LIBRARY in mounts else "")
+    devices = [path[len(OLD_GPU_PAGE) :] for path in mounts if path.startswith(OLD_GPU_PAGE)]
+    if CONTAINER_SHARE in mounts:
+        devices = [uuid for uuid in answer.annotations[DEVICES_ANNOTATION].split(",") if uuid]
     return Entry(
         pod_uid=str(one.get("PodUID", "")),
         container=str(one.get("ContainerName", "")),
         slice_ids=_ids(one.get("DeviceIDs")),
-        allocation=PurePosixPath(folders.get(CONTAINER_LIMITS, "")).name,
-        library=folders.get(CONTAINER_LIBRARY, ""),
-        uuids=tuple(path[len(CONTAINER_GPU_PAGE) :] for path in folders if path.startswith(CONTAINER_GPU_PAGE)),
+        allocation=share.parent.name if share is not None else "",
+        library=str(library),
+        uuids=tuple(devices),
     )
 
 
@@ -85,10 +95,9 @@ def _ids(value: Any) -> frozenset[str]:
     return frozenset(value or [])
 
 
-def _mount_folders(encoded: str) -> dict[str, str]:
-    """Container path → folder of the host path, of a kept Allocate answer; empty where that cannot be read."""
+def _answer(encoded: str) -> api.ContainerAllocateResponse:
+    """A kept Allocate answer; an empty one where it cannot be read."""
     try:
-        answer = api.ContainerAllocateResponse.FromString(base64.b64decode(encoded))
+        return api.ContainerAllocateResponse.FromString(base64.b64decode(encoded))
     except (binascii.Error, DecodeError, ValueError):
-        return {}
-    return {mount.container_path: str(PurePosixPath(mount.host_path).parent) for mount in answer.mounts}
+        return api.ContainerAllocateResponse()

@@ -10,13 +10,24 @@ from pathlib import Path
 
 from .._shared.config import node_config
 
-# What a container sees (contract 1 of the design); never configurable, because libvgpu.so has them built in.
-CONTAINER_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
+# What a container sees (contract 1 of the design); never configurable, because libvgpu.so has them built in. /dev is a
+# mount of every container's own: no image has a link there, and nobody can rename it.
+CONTAINER_LIBRARY_FOLDER = "/dev/vgpu/lib"
+CONTAINER_LIBRARY = f"{CONTAINER_LIBRARY_FOLDER}/libvgpu.so"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
-CONTAINER_LIMITS = "/etc/vgpu/limits"
-CONTAINER_LEDGER = "/run/vgpu/ledger"
-CONTAINER_TENANT = "/run/vgpu/tenant"
-CONTAINER_GPU_PAGE = "/run/vgpu/gpu-"
+CONTAINER_SHARE = "/dev/vgpu/0"
+CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
+CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
+CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"
+CONTAINER_GPU_PAGE = f"{CONTAINER_SHARE}/gpu-"
+
+# What a container sees that was admitted before the folders were mounted: one file each. The kubelet keeps such an
+# answer for every restart of the container, docker for as long as the container exists.
+OLD_LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
+OLD_LIMITS = "/etc/vgpu/limits"
+OLD_LEDGER = "/run/vgpu/ledger"
+OLD_TENANT = "/run/vgpu/tenant"
+OLD_GPU_PAGE = "/run/vgpu/gpu-"
 
 LONGEST_SOCKET_PATH = 107
 
