@@ -92,7 +92,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
             attempt = (enum attempt)WEXITSTATUS(status);
         result_set(&results[i], attempt == GRANTED ? OPEN : attempt == UNABLE ? NOT_RUN : PASSED, 0, attempt == GRANTED ? BEYOND : 0,
                    "bytes", "%s: with others, %s", limit ? row->uuid : "no GPU",
-                   attempt == GRANTED   ? "memory was granted that nothing charged"
+                   attempt == GRANTED   ? "memory was granted that nothing charged, or beyond the node's limits"
                    : attempt == REFUSED ? "refused, or charged"
                    : attempt == CLOSED  ? "the kernel refuses what this way needs"
                                         : "this way cannot be gone now");

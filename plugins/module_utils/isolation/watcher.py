@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
-A finding counts where it is of the leased allocation and one of its processes lives in the mount namespace of this very
-run, so that what was found of an earlier one proves nothing.
+A finding counts where it is of the leased allocation and one of its processes, or one above it, lives in the mount
+namespace of this very run, so that what was found of an earlier one proves nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Mapping
 
-from .observer import namespace_of
+from .observer import namespace_of, parent_of
 
 # Seconds between two polls; each starts vgpuctl.
 ASK_S = 0.5
 # Polls that the watcher gets beyond those that it needs; with fewer it is not blamed.
 MORE_LOOKS = 3
 LEAST_HOLD_S = 8.0
-
+# A bypass has a mount namespace of its own, or a first thread that has ended and shows none: then those above it tell
+# whose it is, the probe itself at the latest.
+MOST_PARENTS = 8
 
 # Of a process's name in the kernel.
 NAME_BYTES = 15
@@ -94,7 +96,11 @@ class Observation:
             raise AllNamed()
 
     def _is_inside(self, pid: int, namespace: str) -> bool:
-        return bool(namespace) and namespace_of(pid, self._proc) == namespace
+        for _generation in range(MOST_PARENTS if namespace else 0):
+            if namespace_of(pid, self._proc) == namespace:
+                return True
+            pid = parent_of(pid, self._proc)
+        return False
 
     def _name(self, pid: int) -> str:
         """The process's name; empty where it has ended since the watcher's poll."""
