@@ -85,7 +85,7 @@ static enum control enter(bool driver)
     bool ready = driver ? driver_ready() : nvml_ready();
     enum control control = limits_control();
     bool over = ready && control == CONTROL_ON && limits_oom_killer() && oom_check();
-    if (driver && ready && !over) /* from now on the short way in, until the limits change */
+    if (driver && ready && !over && driver_settled()) /* from now on the short way in, until the limits change */
         atomic_store_explicit(&here->limits, atomic_load_explicit(&vgpu_cached_limits, memory_order_acquire), memory_order_release);
     return control;
 }

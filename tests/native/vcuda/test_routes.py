@@ -11,8 +11,23 @@ from pathlib import Path
 
 import layouts
 import pytest
-from conftest import BUILD, LIBRARY, LIMIT, MIB, OK, OOM, PRELOAD, PROBE, ROOT, SIMULATOR, Host, compile_program
+from conftest import (
+    BUILD,
+    LIBRARY,
+    LIMIT,
+    MIB,
+    OK,
+    OOM,
+    PRELOAD,
+    PROBE,
+    PUPPET,
+    ROOT,
+    SIMULATOR,
+    Host,
+    compile_program,
+)
 
+NOT_INITIALIZED = 3
 HOOKS = (ROOT / "native/vcuda/src/driver/hooks.def").read_text()
 HOOKED = re.findall(r'^HOOK\((\w+), "(\w+)", (\d+), (\d)', HOOKS, re.MULTILINE)
 NVML = re.findall(r"^NVML\((\w+)", HOOKS, re.MULTILINE)
@@ -153,6 +168,47 @@ def test_a_driver_under_another_path_is_the_driver(host: Host) -> None:
     puppet = host.puppet(f"copy:{copy}", program="puppet-unlinked").start()
     assert puppet.say("info")[2] == LIMIT
     assert puppet.refused("alloc", LIMIT) == OOM
+
+
+def renamed(folder: Path) -> Path:
+    """A copy of the driver that gives itself another name, as one sed makes it."""
+    copy = folder / "libcudb.so.1"
+    copy.write_bytes((SIMULATOR / "libcuda.so.1").read_bytes().replace(b"libcuda.so.1\0", b"libcudb.so.1\0"))
+    return copy
+
+
+@pytest.mark.parametrize("route", ["copy:{copy}", "link", "default", "next", "self"])
+def test_a_driver_under_another_name_is_the_driver(host: Host, route: str) -> None:
+    copy = renamed(host.folder)
+    program = "puppet-unlinked"
+    if not route.startswith("copy:"):  # a program that was linked against the copy
+        flags = (f"-L{copy.parent}", "-l:libcudb.so.1", f"-L{SIMULATOR}", "-l:libnvidia-ml.so.1", "-ldl", "-lpthread")
+        program = str(compile_program(host.folder, "puppet-renamed", *PUPPET, flags=flags))
+    puppet = host.puppet(route.format(copy=copy), program=program, LD_LIBRARY_PATH=f"{SIMULATOR}:{copy.parent}")
+    puppet.start()
+    puppet.get("alloc", MIB)
+    assert puppet.refused("alloc", LIMIT) == OOM
+    assert host.charged() == host.on_card() <= LIMIT
+
+
+def test_a_driver_under_another_name_beside_the_driver(host: Host) -> None:
+    """Calls go to the true one, which this program has not initialised: nothing of the card is had."""
+    preload = f"{PRELOAD}:{SIMULATOR}/libcuda.so.1"
+    puppet = host.puppet(f"copy:{renamed(host.folder)}", program="puppet-unlinked", preload=False, LD_PRELOAD=preload)
+    assert puppet.result("init") == OK
+    assert puppet.refused("ctx", 0) == NOT_INITIALIZED
+    assert host.on_card() == 0
+
+
+def test_a_library_before_the_driver_that_loads_it_late(host: Host) -> None:
+    """It has the driver's names and cuInit too, and hands each call on to the driver that it opens at the first one."""
+    shim = compile_program(host.folder, "shim.so", "shim.c", flags=("-shared", "-fPIC", "-ldl"))
+    puppet = host.puppet(f"copy:{shim}", program="puppet-unlinked")
+    assert puppet.say("info")[0] == NOT_INITIALIZED  # the first call of all: by it the driver comes, behind the hooks
+    puppet.start()
+    puppet.get("alloc", MIB)
+    assert puppet.refused("alloc", LIMIT) == OOM
+    assert host.charged() == host.on_card() <= LIMIT
 
 
 def other(folder: Path) -> Path:

@@ -27,29 +27,53 @@ static const struct {
 #undef CALL_NVML
 };
 
-bool is_driver(const struct object *object)
+static const char *soname_of(bool nvml)
 {
-    return strcmp(object->soname, "libcuda.so.1") == 0 || strcmp(object->soname, "libnvidia-ml.so.1") == 0;
+    return nvml ? "libnvidia-ml.so.1" : "libcuda.so.1";
+}
+
+/* A copy of the driver may give itself any name. What it is used by is cuInit, which this library does not have. */
+bool is_driver(const struct object *object, bool nvml)
+{
+    return strcmp(object->soname, soname_of(nvml)) == 0 || (!nvml && object_symbol(object, "cuInit") != NULL);
+}
+
+static int take_renamed(const struct object *object, void *found)
+{
+    if (!is_driver(object, false))
+        return 0;
+    *(struct object *)found = *object;
+    return 1;
+}
+
+bool driver_object(bool nvml, struct object *found)
+{
+    return object_with_soname(soname_of(nvml), found) || (!nvml && object_each(take_renamed, found) != 0);
 }
 
 static struct lock resolve_lock;
 static _Atomic bool driver_found, nvml_found;
+static uintptr_t taken[2]; /* where the object lies whose functions vgpu_real has, of driver and NVML */
 
-static bool resolve(const char *soname, bool nvml, _Atomic bool *found)
+static bool resolve(bool nvml, _Atomic bool *found)
 {
     if (atomic_load_explicit(found, memory_order_acquire))
         return true;
     struct object object;
-    if (!object_with_soname(soname, &object))
+    if (!driver_object(nvml, &object))
         return false;
     lock_take(&resolve_lock);
     if (!atomic_load_explicit(found, memory_order_relaxed)) {
-        for (int i = 0; i < FUNCTION_COUNT; i++)
+        for (int i = 0; i < FUNCTION_COUNT && taken[nvml] != object.low; i++)
             if (names[i].nvml == nvml)
-                vgpu_real[i] = object_symbol(&object, names[i].symbol);
+                __atomic_store_n(&vgpu_real[i], object_symbol(&object, names[i].symbol), __ATOMIC_RELAXED);
         /* The functions are kept for good, so the library must stay although its opener may close it. */
-        real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD);
-        atomic_store_explicit(found, true, memory_order_release);
+        if (taken[nvml] != object.low)
+            real_dlopen(object.path, RTLD_LAZY | RTLD_NOLOAD);
+        taken[nvml] = object.low;
+        /* One of another name may be a library that opens the driver later and hands calls on to it, by way of these hooks:
+         * its functions must not be theirs then, or both call each other for ever. So it is looked for at each call. */
+        atomic_store_explicit(found, strcmp(object.soname, soname_of(nvml)) == 0, memory_order_release);
     }
     lock_drop(&resolve_lock);
     return true;
@@ -57,12 +81,17 @@ static bool resolve(const char *soname, bool nvml, _Atomic bool *found)
 
 bool driver_ready(void)
 {
-    return resolve("libcuda.so.1", false, &driver_found);
+    return resolve(false, &driver_found);
+}
+
+bool driver_settled(void)
+{
+    return atomic_load_explicit(&driver_found, memory_order_acquire);
 }
 
 bool nvml_ready(void)
 {
-    return resolve("libnvidia-ml.so.1", true, &nvml_found);
+    return resolve(true, &nvml_found);
 }
 
 static struct lock nvml_lock;

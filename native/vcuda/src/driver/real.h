@@ -58,8 +58,10 @@ extern void *vgpu_real[FUNCTION_COUNT];
 #define REAL(symbol) ((__typeof__(&symbol))vgpu_real[F_##symbol])
 #define REAL_HAS(symbol) (vgpu_real[F_##symbol] != NULL)
 
-bool is_driver(const struct object *object); /* libcuda.so.1 or libnvidia-ml.so.1, under any path */
-bool driver_ready(void); /* libcuda.so.1 is loaded; never loads it */
+bool is_driver(const struct object *object, bool nvml); /* libcuda, under any path and name; libnvidia-ml.so.1, under any path */
+bool driver_object(bool nvml, struct object *found);    /* the driver that is loaded, one of its own name first */
+bool driver_ready(void);   /* libcuda is loaded; never loads it */
+bool driver_settled(void); /* and under its own name: no other one will take its place */
 bool nvml_ready(void);   /* libnvidia-ml.so.1 is loaded; never loads it */
 void driver_reset(void);
 bool nvml_load(void);    /* loads and initialises NVML for the library's own questions */

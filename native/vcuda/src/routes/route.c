@@ -29,7 +29,7 @@ struct next {
     uintptr_t after;
     bool passed;
     void *function;
-    bool driver;
+    bool nvml, driver;
 };
 
 static int look_after(const struct object *object, void *data)
@@ -44,7 +44,7 @@ static int look_after(const struct object *object, void *data)
     if (self >= object->low && self < object->high)
         return 0;
     next->function = object_symbol(object, next->name);
-    next->driver = is_driver(object);
+    next->driver = is_driver(object, next->nvml);
     return next->function != NULL;
 }
 
@@ -54,7 +54,7 @@ static void *replacement(const struct hook *hook, void *function)
     struct object object;
     if (!function || !object_at(function, &object))
         return NULL;
-    return is_driver(&object) ? hook->ours : NULL;
+    return is_driver(&object, hook->nvml) ? hook->ours : NULL;
 }
 
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
@@ -86,7 +86,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     }
 
     if (handle == RTLD_NEXT) {
-        struct next next = {.name = name, .after = (uintptr_t)caller};
+        struct next next = {.name = name, .after = (uintptr_t)caller, .nvml = hook->nvml};
         object_each(look_after, &next);
         if (!next.function) {
             real_dlsym(RTLD_NEXT, name); /* finds nothing either, and leaves its message for dlerror */
@@ -98,7 +98,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
         /* The true caller's scope finds this library's export, or an interposer's before it. That is the answer where a
          * driver stands behind the name; where none does, what comes after us is. */
         struct object driver;
-        if (object_with_soname(hook->nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", &driver) && object_symbol(&driver, name))
+        if (driver_object(hook->nvml, &driver) && object_symbol(&driver, name))
             return forward;
         return (struct decision){real_dlsym(RTLD_NEXT, name), 1};
     }
@@ -109,7 +109,7 @@ struct decision vgpu_decide(void *handle, const char *name, const char *version,
     if (!ours) {
         /* A handle of the whole program (dlopen(NULL)) finds our own export: true only if a driver stands behind it. */
         struct object object;
-        if (found == hook->ours && !object_with_soname(hook->nvml ? "libnvidia-ml.so.1" : "libcuda.so.1", &object))
+        if (found == hook->ours && !driver_object(hook->nvml, &object))
             found = real_dlsym(RTLD_NEXT, name);
         return (struct decision){found, 1};
     }
@@ -157,7 +157,7 @@ static void *variant(const char *name, void *function, int version, cuuint64_t f
         return function;
     struct object object;
     if (object_at(function, &object) && object_exports(&object, function)) {
-        if (harmless(name) || !is_driver(&object))
+        if (harmless(name) || !is_driver(&object, false))
             return function;
         static _Atomic unsigned count;
         if (vgpu_log_again(&count))
