@@ -18,9 +18,9 @@ from . import pair as isolation_pair
 from .engines import NAMESPACE, Engines, Lease
 from .runner import ASK_S, START_S, RunnerError
 
-LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
-# The probe's path in the slice; no workload gets it.
-PROBE = "/usr/local/lib/vgpu/vgpu-probe"
+# The library's folder in a slice, the version's own on the node; the probe lies next to the library.
+LIBRARY_FOLDER = "/dev/vgpu/lib"
+PROBE = f"{LIBRARY_FOLDER}/vgpu-probe"
 # Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
 # Fields that are read of vgpuctl's answers.
@@ -147,24 +147,25 @@ class SliceCheck:
 
     def _as_leased(self, *more: Mount) -> Lease:
         """``more``: mounts besides those of the plugin's answer."""
-        lease, probe = self._lease, self._probe_mount()
+        lease = self._lease
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
             self.slice["uuid"],
             self._minors,
-            probe.host_path,
-            [*self._mounts, probe, *more],
+            self._probe(),
+            [*self._mounts, *more],
             self._words,
             dict(lease["envs"], **environment),
             lease["devices"],
             lease["cdi_devices"],
         )
 
-    def _probe_mount(self) -> Mount:
-        folders = [os.path.dirname(one.host_path) for one in self._promised if one.container_path == LIBRARY]
+    def _probe(self) -> str:
+        """The probe's path on the host."""
+        folders = [one.host_path for one in self._promised if one.container_path == LIBRARY_FOLDER]
         if not folders:
-            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY}; the GPU is not shared by vcuda")
-        return Mount(PROBE, os.path.join(folders[0], os.path.basename(PROBE)), True)
+            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY_FOLDER}; the GPU is not shared by vcuda")
+        return os.path.join(folders[0], os.path.basename(PROBE))
 
     def run(self) -> list[dict[str, Any]]:
         """Runs the checks that a slice must pass to their end; the bypasses only within ``duration``."""

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
-LIMITS, LEDGER = "/etc/vgpu/limits", "/run/vgpu/ledger"
+LIMITS, LEDGER = "/dev/vgpu/0/limits", "/dev/vgpu/0/ledger"
 # The program as it is, but for where it finds the boot's id, and seconds in place of the minute of grace.
 PROGRAM = """\
 import sys
@@ -103,7 +103,9 @@ def machine(node):
 
 
 def host_path(pod: dict, inside: str) -> Path:
-    return next(Path(one["host_path"]) for one in pod["answer"]["mounts"] if one["container_path"] == inside)
+    """Of the allocation's own file: the limits are in its share too, and one file."""
+    hosts = {one["container_path"]: Path(one["host_path"]) for one in pod["answer"]["mounts"]}
+    return hosts["/dev/vgpu/0"].with_name("limits") if inside == LIMITS else hosts[inside]
 
 
 def limits_of(pod: dict) -> dict:
