@@ -18,9 +18,10 @@ from . import pair as isolation_pair
 from .engines import NAMESPACE, Engines, Lease
 from .runner import ASK_S, START_S, RunnerError
 
-# The library's folder in a slice, the version's own on the node; the probe lies next to the library.
-LIBRARY_FOLDER = "/dev/vgpu/lib"
-PROBE = f"{LIBRARY_FOLDER}/vgpu-probe"
+# The folder of the library's version in the slice; and the file alone, in an answer of an older plugin.
+LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
+# The probe's path in the slice, a mount of its own, so that it is there also where the library is left out.
+PROBE = "/dev/vgpu-probe"
 # Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
 # Fields that are read of vgpuctl's answers.
@@ -147,25 +148,25 @@ class SliceCheck:
 
     def _as_leased(self, *more: Mount) -> Lease:
         """``more``: mounts besides those of the plugin's answer."""
-        lease = self._lease
+        lease, probe = self._lease, self._probe_mount()
         environment = {name: str(value) for name, value in self._params["environment"].items()}
         return Lease(
             self.slice["uuid"],
             self._minors,
-            self._probe(),
-            [*self._mounts, *more],
+            probe.host_path,
+            [*self._mounts, probe, *more],
             self._words,
             dict(lease["envs"], **environment),
             lease["devices"],
             lease["cdi_devices"],
         )
 
-    def _probe(self) -> str:
-        """The probe's path on the host."""
-        folders = [one.host_path for one in self._promised if one.container_path == LIBRARY_FOLDER]
-        if not folders:
-            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY_FOLDER}; the GPU is not shared by vcuda")
-        return os.path.join(folders[0], os.path.basename(PROBE))
+    def _probe_mount(self) -> Mount:
+        sources = {one.container_path: one.host_path for one in self._promised}
+        folder = sources.get(LIBRARY) or os.path.dirname(sources.get(OLD_LIBRARY, ""))
+        if not folder:
+            raise RunnerError(f"the answer of the plugin mounts no {LIBRARY}; the GPU is not shared by vcuda")
+        return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
         """Runs the checks that a slice must pass to their end; the bypasses only within ``duration``."""
