@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -138,7 +140,7 @@ static enum attempt ask_moved(const struct fill *fill, const char *folder, const
     size_t length = strlen(folder);
     enum attempt attempt = REFUSED;
     if (strncmp(VGPU_PATH_LIMITS, folder, length) == 0 && VGPU_PATH_LIMITS[length] == '/') {
-        attempt = rebuild(moved, folder, VGPU_PATH_LIMITS + length + 1, limits) ? ask_as_program(SELF, added, fill->device) : UNABLE;
+        attempt = rebuild(moved, folder, &VGPU_PATH_LIMITS[length + 1], limits) ? ask_as_program(SELF, added, fill->device) : UNABLE;
         take_down(folder);
     }
     return attempt == GRANTED ? GRANTED : ask_as_program(SELF, added, fill->device);
@@ -185,56 +187,111 @@ static bool write_once(const char *path, const char *text)
     return done;
 }
 
-/* As whoever one is, with all rights in a namespace of users that is one's own; false: the kernel gives none. */
+/*
+ * With all rights in a namespace of users that is one's own; false: the kernel gives none. There one is who one was; root without
+ * CAP_SETFCAP is nobody and can make no file, but can mount.
+ */
 static bool own_mounts(void)
 {
     char users[64], groups[64];
     snprintf(users, sizeof users, "%u %u 1", geteuid(), geteuid());
     snprintf(groups, sizeof groups, "%u %u 1", getegid(), getegid());
-    return unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0 && write_once("/proc/self/setgroups", "deny") &&
-           write_once("/proc/self/uid_map", users) && write_once("/proc/self/gid_map", groups) &&
-           mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0)
+        return false;
+    if (write_once("/proc/self/uid_map", users) && write_once("/proc/self/setgroups", "deny"))
+        write_once("/proc/self/gid_map", groups);
+    return mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
 }
 
-static bool bind_at(int from, int folder, const char *name)
+static bool may_make_files_there(void)
 {
-    char source[40], target[64 + NAME_MAX];
-    int made = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (made >= 0)
-        close(made);
-    snprintf(source, sizeof source, "/proc/self/fd/%d", from);
-    snprintf(target, sizeof target, "/proc/self/fd/%d/%s", folder, name);
-    return made >= 0 && mount(source, target, NULL, MS_BIND, NULL) == 0;
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct own[_LINUX_CAPABILITY_U32S_3];
+    memset(own, 0, sizeof own);
+    return geteuid() != 0 || (syscall(SYS_capget, &header, own) == 0 && own[0].effective & 1u << CAP_SETFCAP);
+}
+
+static bool is_other(const struct dirent *entry, const char *name)
+{
+    return entry->d_name[0] != '.' && strcmp(entry->d_name, name) != 0;
+}
+
+/* Forged limits in a folder, and an empty file for each other one of the node's. */
+static bool lay_out(const char *place, DIR *node, const char *name, int limits)
+{
+    char path[PLACE + NAME_MAX + 1];
+    snprintf(path, sizeof path, "%s/%s", place, name);
+    bool done = forge(limits, path);
+    rewinddir(node);
+    for (struct dirent *entry; done && (entry = readdir(node));) {
+        snprintf(path, sizeof path, "%s/%s", place, entry->d_name);
+        int made = is_other(entry, name) ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : 0;
+        done = made >= 0;
+        if (made > 0)
+            close(made);
+    }
+    return done;
+}
+
+/* The node's files on the empty ones. */
+static bool bind_others(const char *place, DIR *node, const char *name)
+{
+    char source[40], target[PLACE + NAME_MAX + 1];
+    bool done = true;
+    rewinddir(node);
+    for (struct dirent *entry; done && (entry = readdir(node));) {
+        if (!is_other(entry, name))
+            continue;
+        int from = openat(dirfd(node), entry->d_name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+        snprintf(source, sizeof source, "/proc/self/fd/%d", from);
+        snprintf(target, sizeof target, "%s/%s", place, entry->d_name);
+        done = from >= 0 && mount(source, target, NULL, MS_BIND, NULL) == 0;
+        if (from >= 0)
+            close(from);
+    }
+    return done;
+}
+
+static bool bind_read_only(const char *from, const char *to)
+{
+    struct statvfs found;
+    if (mount(from, to, NULL, MS_BIND | MS_REC, NULL) != 0 || statvfs(to, &found) != 0)
+        return false;
+    /* What the mount beneath forbids must stay forbidden, else the kernel refuses. Its words for that are mount's own. */
+    unsigned long kept = found.f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME);
+    kept |= found.f_flag & ST_RELATIME ? MS_RELATIME : 0;
+    return mount("none", to, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | kept, NULL) == 0;
 }
 
 /*
  * A folder over the one of the limits: read-only, a mount of its own, and with all the node's files but one, so that whoever looks
- * from inside finds it as it should be.
+ * from inside finds it as it should be. In memory where that is to be had: nothing stays of it.
  */
-static bool cover_limits(const char *path)
+static enum attempt cover_limits(const char *path)
 {
-    char folder[PLACE];
+    char folder[PLACE], place[PLACE];
     above(path, folder);
-    const char *last = path + strlen(folder) + 1;
-    DIR *old = opendir(folder);
+    const char *name = path + strlen(folder) + 1;
+    bool in_memory = may_make_files_there();
+    const char *scratch = in_memory ? folder : scratch_file("cover");
     int limits = open(path, O_RDONLY | O_CLOEXEC);
-    if (!old || limits < 0 || mount("none", folder, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755") != 0)
-        return false;
-    int fresh = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool done = fresh >= 0 && forge(limits, path);
-    for (struct dirent *entry; done && (entry = readdir(old));) {
-        if (entry->d_name[0] == '.' || strcmp(entry->d_name, last) == 0)
-            continue;
-        int from = openat(dirfd(old), entry->d_name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-        done = from >= 0 && bind_at(from, fresh, entry->d_name);
-        if (from >= 0)
-            close(from);
-    }
-    closedir(old);
+    DIR *node = opendir(folder);
+    if (limits < 0 || !node || !scratch)
+        return UNABLE;
+    snprintf(place, sizeof place, "%s", scratch);
+    bool ready = in_memory || (mkdir(place, 0755) == 0 && lay_out(place, node, name, limits));
+    bool own = ready && own_mounts();
+    closedir(node);
+    node = own ? opendir(folder) : NULL; /* of the own namespace: nothing can be bound from another */
+    if (node && in_memory)
+        own = mount("none", place, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755") == 0 && lay_out(place, node, name, limits);
+    own = node && own && bind_others(place, node, name) && bind_read_only(place, folder);
+    if (node)
+        closedir(node);
     close(limits);
-    if (fresh >= 0)
-        close(fresh);
-    return done && mount("none", folder, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, NULL) == 0;
+    if (!own && !in_memory)
+        take_down(place);
+    return !ready ? UNABLE : own ? GRANTED : CLOSED;
 }
 
 /* An empty slice grants and charges all that it has: there the way is open where the forged limits are believed. */
@@ -263,7 +320,8 @@ enum attempt cover_the_limits(const struct fill *fill)
 {
     if (access(VGPU_PATH_LIMITS, R_OK) != 0)
         return UNABLE;
-    return own_mounts() && cover_limits(VGPU_PATH_LIMITS) ? ask_with_forged(fill) : CLOSED;
+    enum attempt covered = cover_limits(VGPU_PATH_LIMITS);
+    return covered == GRANTED ? ask_with_forged(fill) : covered;
 }
 
 enum attempt cover_the_preload(const struct fill *fill)
