@@ -16,6 +16,7 @@
 #include <sys/file.h>
 #include <sys/inotify.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -67,7 +68,7 @@ static uint64_t look_at_all(struct node *node, uint64_t now)
             continue;
         any = true;
         if (gpu->next <= now)
-            tenants_look(node, gpu, now);
+            tenants_look(gpu, now);
         if (gpu->next < next)
             next = gpu->next;
     }
@@ -103,11 +104,11 @@ static int run(struct node *node, const char *folder)
     while (!ending) {
         uint64_t now = monotonic();
         if (again || now - scanned >= SCAN_NS) {
-            tenants_scan(node);
+            tenants_scan(node, now);
             watch(signs, node);
             scanned = limits = now;
         } else if (now - limits >= LIMITS_NS && tenants_count(node)) {
-            tenants_limits(node);
+            tenants_limits(node, now);
             limits = now;
         }
         uint64_t next = look_at_all(node, now);
@@ -133,6 +134,17 @@ static int run(struct node *node, const char *folder)
     notify("STOPPING=1");
     tenants_release(node);
     return 0;
+}
+
+/* Two descriptors a folder: a shell's 1024 are not enough for all. */
+static void raise_descriptors(void)
+{
+    struct rlimit limit;
+    const rlim_t wanted = 4 * ALLOCATIONS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted)
+        return;
+    limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+    setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 int main(int argc, char **argv)
@@ -162,5 +174,6 @@ int main(int argc, char **argv)
     for (int i = 0; i < GPUS; i++)
         node.gpu[i].schedule.holder = -1;
     node.quiet = status;
+    raise_descriptors();
     return status ? status_print(&node) : run(&node, folder);
 }

@@ -20,9 +20,7 @@ int status_print(struct node *node)
     static const char *const gates[] = {"none", "open", "turn", "closed"}, *const policies[] = {"default", "force", "disable"};
     struct timespec time;
     bool comma = false, alive = false;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    uint64_t now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
-    if (!tenants_scan(node)) {
+    if (!tenants_scan(node, 0)) {
         fprintf(stderr, "vgpu-arbiter: %s is not there: no allocation has been made on this node\n", node->root);
         return 1;
     }
@@ -36,7 +34,11 @@ int status_print(struct node *node)
         for (uint32_t d = 0; d < allocation->limits.device_count; d++) {
             const struct vgpu_gpu_page *page = allocation->device[d].page;
             const struct vgpu_tenant_device *said = &own.devices[d];
-            bool fresh = page && page->heartbeat_ns && now - page->heartbeat_ns < VGPU_ARBITER_SILENT_NS;
+            /* The clock after the page: one that is written meanwhile must not be from the future. */
+            uint64_t heartbeat = page ? __atomic_load_n(&page->heartbeat_ns, __ATOMIC_ACQUIRE) : 0;
+            clock_gettime(CLOCK_MONOTONIC, &time);
+            uint64_t now = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+            bool fresh = heartbeat && now - heartbeat < VGPU_ARBITER_SILENT_NS;
             alive = alive || fresh;
             printf("%s\n  {\"allocation\": ", comma ? "," : "");
             print_text(allocation->id);

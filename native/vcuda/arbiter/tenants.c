@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Folders and pages. The device plugin lays the files of an allocation out and takes them away; the arbiter creates
+ * Folders and their files. The device plugin lays the files of an allocation out and takes them away; the arbiter creates
  * nothing there. A file that is made again under its name (before a container starts again) is known by its inode.
  */
 #include "tenants.h"
@@ -8,8 +8,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -36,48 +34,18 @@ static bool regular(int descriptor, size_t size, ino_t *inode)
     return true;
 }
 
-/* --- GPUs ------------------------------------------------------------------------------------------------- */
+/* --- gpu pages --------------------------------------------------------------------------------------------- */
 
-static int gpu_find(struct node *node, const char *uuid)
+static void drop_page(struct node *node, struct allocation *allocation, int device)
 {
-    int empty = -1;
-    for (int i = 0; i < GPUS; i++) {
-        if (strcmp(node->gpu[i].uuid, uuid) == 0)
-            return i;
-        if (!node->gpu[i].uuid[0] && empty < 0)
-            empty = i;
-    }
-    if (empty >= 0) {
-        memset(&node->gpu[empty], 0, sizeof node->gpu[empty]);
-        snprintf(node->gpu[empty].uuid, VGPU_UUID_SIZE, "%s", uuid);
-        node->gpu[empty].schedule.holder = -1;
-    }
-    return empty;
-}
-
-static void leave(struct node *node, struct allocation *allocation, int device)
-{
-    int gpu = allocation->device[device].gpu, slot = allocation->device[device].slot;
-    if (gpu >= 0) {
-        struct gpu *g = &node->gpu[gpu];
-        bool any = false;
-        g->tenant[slot] = NULL;
-        memset(&g->schedule.tenant[slot], 0, sizeof g->schedule.tenant[slot]);
-        if (g->schedule.holder == slot)
-            g->schedule.turn_end = 0; /* a tenant that waits comes at the next look */
-        for (int i = 0; i < SCHEDULE_TENANTS; i++)
-            any = any || g->tenant[i];
-        if (!any)
-            memset(g, 0, sizeof *g);
-    }
+    seat_leave(node, allocation, device);
     if (allocation->device[device].page)
         munmap(allocation->device[device].page, VGPU_GPU_PAGE_FILE_SIZE);
     allocation->device[device].page = NULL;
     allocation->device[device].inode = 0;
-    allocation->device[device].gpu = -1;
 }
 
-static void join(struct node *node, struct allocation *allocation, int device)
+static void map_page(struct node *node, struct allocation *allocation, int device)
 {
     char name[VGPU_UUID_SIZE + 8];
     const char *uuid = allocation->limits.devices[device].uuid;
@@ -86,11 +54,11 @@ static void join(struct node *node, struct allocation *allocation, int device)
     int descriptor = openat(allocation->folder, name, (node->quiet ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     bool good = descriptor >= 0 && regular(descriptor, VGPU_GPU_PAGE_FILE_SIZE, &inode);
     if (good && allocation->device[device].page && allocation->device[device].inode == inode &&
-        strcmp(node->gpu[allocation->device[device].gpu].uuid, uuid) == 0) {
+        strcmp(allocation->device[device].uuid, uuid) == 0) {
         close(descriptor);
         return;
     }
-    leave(node, allocation, device);
+    drop_page(node, allocation, device);
     void *page = MAP_FAILED;
     if (good)
         page = mmap(NULL, VGPU_GPU_PAGE_FILE_SIZE, node->quiet ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
@@ -101,27 +69,21 @@ static void join(struct node *node, struct allocation *allocation, int device)
         return;
     }
     const struct vgpu_gpu_page *header = page;
-    int gpu = -1, slot = -1;
-    if (memcmp(header->magic, VGPU_GPU_PAGE_MAGIC, sizeof header->magic) == 0 && header->min_reader <= VGPU_GPU_PAGE_VERSION)
-        gpu = gpu_find(node, uuid);
-    else
+    if (memcmp(header->magic, VGPU_GPU_PAGE_MAGIC, sizeof header->magic) != 0 || header->min_reader > VGPU_GPU_PAGE_VERSION) {
         complain(node, allocation, name, "not a gpu page of this version");
-    for (int i = 0; gpu >= 0 && i < SCHEDULE_TENANTS && slot < 0; i++)
-        if (!node->gpu[gpu].tenant[i])
-            slot = i;
-    if (slot < 0) {
-        if (gpu >= 0)
-            complain(node, allocation, name, "more tenants of one GPU than the arbiter can serve");
         munmap(page, VGPU_GPU_PAGE_FILE_SIZE);
         return;
     }
     allocation->device[device].page = page;
     allocation->device[device].inode = inode;
-    allocation->device[device].gpu = gpu;
-    allocation->device[device].slot = slot;
-    node->gpu[gpu].tenant[slot] = allocation;
-    node->gpu[gpu].index[slot] = device;
-    node->gpu[gpu].next = 0;
+    snprintf(allocation->device[device].uuid, VGPU_UUID_SIZE, "%s", uuid);
+}
+
+static void take_seat(struct node *node, struct allocation *allocation, int device, uint64_t now)
+{
+    if (!node->quiet && allocation->device[device].page && allocation->device[device].gpu < 0 &&
+        !seat_take(node, allocation, device, now))
+        complain(node, allocation, allocation->device[device].uuid, "more tenants at work on this GPU than the arbiter can serve");
 }
 
 /* --- allocations ------------------------------------------------------------------------------------------- */
@@ -129,7 +91,7 @@ static void join(struct node *node, struct allocation *allocation, int device)
 static void forget(struct node *node, struct allocation *allocation)
 {
     for (int i = 0; i < VGPU_MAX_DEVICES; i++)
-        leave(node, allocation, i);
+        drop_page(node, allocation, i);
     if (allocation->tenant >= 0)
         close(allocation->tenant);
     close(allocation->folder);
@@ -156,7 +118,7 @@ static void read_limits(struct node *node, struct allocation *allocation)
     }
 }
 
-static void open_files(struct node *node, struct allocation *allocation)
+static void open_files(struct node *node, struct allocation *allocation, uint64_t now)
 {
     ino_t inode;
     read_limits(node, allocation);
@@ -171,10 +133,12 @@ static void open_files(struct node *node, struct allocation *allocation)
         complain(node, allocation, "rw/tenant", "not there");
     }
     for (uint32_t i = 0; i < VGPU_MAX_DEVICES; i++)
-        if (allocation->limits_good && i < allocation->limits.device_count)
-            join(node, allocation, (int)i);
-        else
-            leave(node, allocation, (int)i);
+        if (allocation->limits_good && i < allocation->limits.device_count) {
+            map_page(node, allocation, (int)i);
+            take_seat(node, allocation, (int)i, now);
+        } else {
+            drop_page(node, allocation, (int)i);
+        }
 }
 
 static struct allocation *find(struct node *node, const char *id)
@@ -189,7 +153,7 @@ static struct allocation *find(struct node *node, const char *id)
     return empty;
 }
 
-bool tenants_scan(struct node *node)
+bool tenants_scan(struct node *node, uint64_t now)
 {
     DIR *folder = opendir(node->root);
     if (folder) {
@@ -225,7 +189,7 @@ bool tenants_scan(struct node *node)
         if (!allocation->used)
             continue;
         if (allocation->seen)
-            open_files(node, allocation);
+            open_files(node, allocation, now);
         else
             forget(node, allocation);
         allocation->seen = false;
@@ -233,11 +197,15 @@ bool tenants_scan(struct node *node)
     return folder != NULL;
 }
 
-void tenants_limits(struct node *node)
+void tenants_limits(struct node *node, uint64_t now)
 {
-    for (int i = 0; i < ALLOCATIONS; i++)
-        if (node->allocation[i].used)
-            read_limits(node, &node->allocation[i]);
+    for (int i = 0; i < ALLOCATIONS; i++) {
+        if (!node->allocation[i].used)
+            continue;
+        read_limits(node, &node->allocation[i]);
+        for (int d = 0; d < VGPU_MAX_DEVICES; d++) /* who has begun meanwhile takes the seat of one that rests */
+            take_seat(node, &node->allocation[i], d, now);
+    }
 }
 
 unsigned tenants_count(const struct node *node)
@@ -253,87 +221,4 @@ bool tenants_page(const struct allocation *allocation, struct vgpu_tenant_page *
     memset(page, 0, sizeof *page);
     return allocation->tenant >= 0 && pread(allocation->tenant, page, sizeof *page, 0) == (ssize_t)sizeof *page &&
            memcmp(page->magic, VGPU_TENANT_MAGIC, sizeof page->magic) == 0 && page->min_reader <= VGPU_TENANT_VERSION;
-}
-
-/* --- looking and writing ------------------------------------------------------------------------------------ */
-
-static void read_input(const struct allocation *allocation, int index, struct schedule_input *input)
-{
-    struct vgpu_tenant_page page;
-    const struct vgpu_limits *limits = &allocation->limits;
-    uint32_t percent = limits->devices[index].sm_percent;
-    bool speaks = tenants_page(allocation, &page);
-    *input = (struct schedule_input){
-        .share_ppm = percent && percent < 100 ? percent * 10000 : 1000000,
-        .force = limits->core_policy == VGPU_CORE_FORCE,
-        .high = limits->priority == 0,
-        .unlimited = limits->core_policy == VGPU_CORE_DISABLE || !percent || percent >= 100,
-    };
-    if (!speaks)
-        return;
-    struct vgpu_tenant_device *device = &page.devices[index];
-    input->active_ns = device->active_ns;
-    input->waiting_ns = device->waiting_ns;
-    input->used_ns = device->used_ns;
-    input->high = input->high && !(device->requests & VGPU_TENANT_LOW);
-    for (unsigned i = 0; i < VGPU_TENANT_LANES; i++)
-        if (device->busy_until_ns[i] > input->busy_until_ns)
-            input->busy_until_ns = device->busy_until_ns[i];
-}
-
-static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now, uint32_t tenants,
-                         uint32_t active)
-{
-    __atomic_store_n(&page->tenants, tenants, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->active, active, __ATOMIC_RELAXED);
-    if (page->gate == out->gate && page->flags == out->flags && page->rate_ppm == out->rate_ppm &&
-        page->turn_start_ns == out->turn_start_ns && page->turn_end_ns == out->turn_end_ns &&
-        page->outstanding_max_us == out->outstanding_max_us && !(page->sequence & 1)) {
-        __atomic_store_n(&page->heartbeat_ns, now, __ATOMIC_RELEASE);
-        return;
-    }
-    uint32_t sequence = page->sequence | 1; /* odd already: an arbiter died here */
-    __atomic_store_n(&page->sequence, sequence, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    __atomic_store_n(&page->gate, out->gate, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->flags, out->flags, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->rate_ppm, out->rate_ppm, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->turn_start_ns, out->turn_start_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->turn_end_ns, out->turn_end_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->outstanding_max_us, out->outstanding_max_us, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->turns, out->turns, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->heartbeat_ns, now, __ATOMIC_RELAXED);
-    __atomic_store_n(&page->sequence, sequence + 1, __ATOMIC_RELEASE);
-    __atomic_fetch_add(&page->wake, 1, __ATOMIC_RELEASE);
-    if (out->gate != VGPU_GATE_CLOSED)
-        syscall(SYS_futex, &page->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-uint64_t tenants_look(struct node *node, struct gpu *gpu, uint64_t now)
-{
-    uint32_t count = 0, active = 0;
-    (void)node;
-    for (int i = 0; i < SCHEDULE_TENANTS; i++) {
-        struct schedule_tenant *tenant = &gpu->schedule.tenant[i];
-        tenant->present = gpu->tenant[i] != NULL;
-        if (tenant->present)
-            read_input(gpu->tenant[i], gpu->index[i], &tenant->in);
-        count += tenant->present;
-    }
-    gpu->next = schedule_step(&gpu->schedule, now);
-    for (int i = 0; i < SCHEDULE_TENANTS; i++)
-        active += gpu->tenant[i] && gpu->schedule.tenant[i].active;
-    for (int i = 0; i < SCHEDULE_TENANTS; i++)
-        if (gpu->tenant[i])
-            write_output(gpu->tenant[i]->device[gpu->index[i]].page, &gpu->schedule.tenant[i].out, now, count, active);
-    return gpu->next;
-}
-
-void tenants_release(struct node *node)
-{
-    const struct schedule_output nothing = {.gate = VGPU_GATE_NONE};
-    for (int i = 0; i < GPUS; i++)
-        for (int t = 0; t < SCHEDULE_TENANTS; t++)
-            if (node->gpu[i].tenant[t])
-                write_output(node->gpu[i].tenant[t]->device[node->gpu[i].index[t]].page, &nothing, 0, 0, 0);
 }

@@ -19,13 +19,13 @@ struct allocation {
     bool used, seen, complained;
     int folder;       /* descriptor; it stays the same folder whatever happens to its name */
     int tenant;       /* descriptor of rw/tenant: read by pread(), for its tenant may cut the file short under a mapping */
-    ino_t tenant_inode;
     struct vgpu_limits limits;
     bool limits_good;
     struct {
         struct vgpu_gpu_page *page;
         ino_t inode;
-        int gpu, slot; /* -1: none */
+        char uuid[VGPU_UUID_SIZE]; /* of the page */
+        int gpu, slot;             /* -1: no seat in the schedule of its GPU */
     } device[VGPU_MAX_DEVICES];
 };
 
@@ -45,16 +45,21 @@ struct node {
 };
 
 /* Looks at the folders again: new and gone allocations, files that were made again. false: the folder is not there. */
-bool tenants_scan(struct node *node);
-/* Reads each limits file again: limits change while containers run. */
-void tenants_limits(struct node *node);
-/* Looks at one GPU, decides, writes the pages. Answers when to look again. */
-uint64_t tenants_look(struct node *node, struct gpu *gpu, uint64_t now);
+bool tenants_scan(struct node *node, uint64_t now);
+/* Reads each limits file again, for limits change while containers run; and seats who has begun to work. */
+void tenants_limits(struct node *node, uint64_t now);
 /* The tenant's own page; false: it cannot be read. */
 bool tenants_page(const struct allocation *allocation, struct vgpu_tenant_page *page);
+unsigned tenants_count(const struct node *node);
+
+/* seats.c */
+/* A seat for who has none; false: it is at work and there is none. true without a seat: it rests, and may ask again. */
+bool seat_take(struct node *node, struct allocation *allocation, int device, uint64_t now);
+void seat_leave(struct node *node, struct allocation *allocation, int device);
+/* Looks at one GPU, decides, writes the pages. Answers when to look again. */
+uint64_t tenants_look(struct gpu *gpu, uint64_t now);
 /* Before the arbiter ends: from now on each tenant keeps its own share. */
 void tenants_release(struct node *node);
-unsigned tenants_count(const struct node *node);
 
 /* status.c */
 int status_print(struct node *node);

@@ -200,9 +200,8 @@ struct vgpu_gpu_page {
     uint64_t turn_start_ns;
     uint64_t turn_end_ns;
     uint32_t outstanding_max_us; /* predicted work that may be queued; 0: as you like */
-    uint32_t tenants;            /* advice for people: tenants of this GPU, and how many of them want it */
-    uint32_t active;
-    uint32_t turns; /* turns that this tenant was given */
+    uint32_t unused[2];          /* 0: no tenant learns how many neighbours it has */
+    uint32_t turns;              /* advice for people: turns that this tenant was given */
     uint64_t reserved[6];
     char uuid[VGPU_UUID_SIZE];
     char allocation[VGPU_ALLOCATION_SIZE];

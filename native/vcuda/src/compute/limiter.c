@@ -20,6 +20,7 @@
 #define GAP_US 20u
 #define STALL_NS (500 * MS)
 #define STALL_AGAIN_NS (10 * MS)
+#define WAKE_ON 2 /* waiters of the gate, by each that was woken */
 #define SAMPLE 8u /* of the launches after a pause one in so many is measured alone */
 
 __thread struct thread_state vgpu_thread;
@@ -201,13 +202,20 @@ static struct flow *flow_of(struct thread_state *thread, uintptr_t stream)
     return flow;
 }
 
+/*
+ * The arbiter wakes a few waiters, for it has other tenants; each of them wakes some more. Only after a change of the page:
+ * who is woken by another thread and waits on for the same change would wake that one again, and so on for ever. Where a
+ * chain breaks, since a process in it was stopped or killed, the others look when their time is over (LOOK_AGAIN_NS).
+ */
 static void wait_gate(const struct limited *limited, uint32_t wake, uint64_t now, uint64_t until)
 {
     const struct vgpu_gpu_page *page = atomic_load_explicit(&limited->page, memory_order_acquire);
     struct timespec timeout = {.tv_nsec = (long)(until - now)};
     int saved = errno;
-    if (page)
-        syscall(SYS_futex, &page->wake, FUTEX_WAIT, wake, &timeout, NULL, 0); /* shared with the arbiter: not _PRIVATE */
+    /* Shared with the arbiter: not _PRIVATE. */
+    if (page && syscall(SYS_futex, &page->wake, FUTEX_WAIT, wake, &timeout, NULL, 0) == 0 &&
+        __atomic_load_n(&page->wake, __ATOMIC_ACQUIRE) != wake)
+        syscall(SYS_futex, &page->wake, FUTEX_WAKE, WAKE_ON, NULL, NULL, 0);
     errno = saved;
 }
 

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of many allocations of a GPU the arbiter gives turns: by their pages, written here as their tenants write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import Host, compile_program
+from shares import ARBITER, Container, Node, wait_for
+
+pytestmark = pytest.mark.slow
+
+SEATS = WOKEN = 64
+SILENT_NS = 200_000_000
+DEVICE_OFFSET, ACTIVE, NEIGHBOURS = 24, 24, slice(68, 76)
+
+
+@pytest.fixture
+def node(host: Host) -> Iterator[Node]:
+    node = Node(host)
+    yield node
+    node.close()
+
+
+class Busy(threading.Thread):
+    """Says for containers that they launch, as their programs do at each look."""
+
+    def __init__(self, containers: list[Container]) -> None:
+        super().__init__(daemon=True)
+        self.done = threading.Event()
+        self.files = [os.open(one.folder / "rw/tenant", os.O_RDWR) for one in containers]
+        self.start()
+
+    def run(self) -> None:
+        offset = struct.unpack("<I", os.pread(self.files[0], 4, DEVICE_OFFSET))[0] + ACTIVE
+        while not self.done.is_set():
+            for file in self.files:
+                os.pwrite(file, struct.pack("<Q", time.monotonic_ns()), offset)
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        self.done.set()
+        self.join()
+        for file in self.files:
+            os.close(file)
+
+
+def served(container: Container) -> bool:
+    """Has the arbiter said something lately? As the library judges it."""
+    return abs(time.monotonic_ns() - container.page()["heartbeat_ns"]) < SILENT_NS
+
+
+def at_once(containers: list[Container]) -> int:
+    return sum(served(one) for one in containers)
+
+
+# idle slices, of which some have been used before, and containers at work; more together than there are seats
+CROWDS = [(40, 0, 40), (20, 20, 40), (100, 0, 60), (0, 100, SEATS)]
+
+
+@pytest.mark.parametrize(("idle", "used", "busy"), CROWDS)
+def test_idle_slices_take_no_turns_from_containers_at_work(node: Node, idle: int, used: int, busy: int) -> None:
+    for number in range(idle):
+        Container(node, f"slice-{number}", 1)
+    past = [Container(node, f"used-{number}", 1) for number in range(used)]
+    if past:
+        Busy(past).stop()
+    at_work = [Container(node, f"work-{number}", 1) for number in range(busy)]
+    busily = Busy(at_work)
+    node.arbiter()
+    wait_for(
+        lambda: at_once(at_work) == busy, f"a word for each of {busy} containers at work ({at_once(at_work)} have it)"
+    )
+    for _look in range(20):  # and none loses it again
+        time.sleep(0.05)
+        assert at_once(at_work) == busy
+    busily.stop()
+
+
+def test_who_begins_gets_the_place_of_one_that_rests(node: Node) -> None:
+    containers = [Container(node, f"slice-{number}", 1) for number in range(SEATS + 6)]
+    node.arbiter()
+    wait_for(lambda: at_once(containers) == SEATS, "a word for as many as there are places")
+    late = [one for one in containers if not served(one)]
+    busily = Busy(late)
+    wait_for(lambda: at_once(late) == len(late), "a word for those that begin", 2.0)
+    rests = [one for one in containers if not served(one)]
+    assert len(rests) == len(late)
+    assert {(one.page()["gate"], one.page()["heartbeat_ns"]) for one in rests} == {("none", 0)}
+    busily.stop()
+
+
+def test_a_folder_that_goes_frees_its_place(node: Node) -> None:
+    containers = [Container(node, f"work-{number}", 1) for number in range(SEATS + 1)]
+    busily = Busy(containers)
+    node.arbiter()
+    wait_for(lambda: at_once(containers) == SEATS, "a word for as many as there are places")
+    time.sleep(0.3)
+    (without,) = [one for one in containers if not served(one)]
+    gone = next(one for one in containers if served(one))
+    gone.folder.rename(node.folder / "gone")
+    wait_for(lambda: served(without), "the place of the one that has gone", 3.0)
+    busily.stop()
+
+
+def test_the_status_of_many_folders_is_true(node: Node) -> None:
+    for number in range(500):
+        Container(node, f"slice-{number}", 1)
+    node.arbiter()
+    for _call in range(10):
+        status = node.status()
+        assert status["arbiter"] is True
+        assert len({one["allocation"] for one in status["tenants"]}) == 500
+
+
+def test_few_descriptors_are_no_fewer_tenants(node: Node) -> None:
+    """A shell allows a program 1024 descriptors; each folder takes two."""
+    for number in range(60):
+        Container(node, f"slice-{number}", 1)
+    done = subprocess.run(
+        [ARBITER, "--run", node.run, "--json-status"],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert len({one["allocation"] for one in json.loads(done.stdout)["tenants"]}) == 60
+
+
+def test_a_page_tells_nothing_of_neighbours(node: Node) -> None:
+    """Neither how many there are nor how many are at work; what an arbiter before this one wrote is cleared."""
+    containers = [Container(node, f"work-{number}", 20) for number in range(3)]
+    pages = [one.folder / f"gpu-{node.host.uuids[0]}" for one in containers]
+    for page in pages:
+        with page.open("r+b") as file:
+            file.seek(NEIGHBOURS.start)
+            file.write(struct.pack("<2I", 7, 5))
+    busily = Busy(containers)
+    node.arbiter()
+    wait_for(lambda: at_once(containers) == 3, "a word for each")
+    assert {page.read_bytes()[NEIGHBOURS] for page in pages} == {bytes(8)}
+    busily.stop()
+
+
+class Waiters:
+    """Threads of a container that wait on its gpu page."""
+
+    def __init__(self, node: Node, container: Container, threads: int) -> None:
+        program = compile_program(node.folder, "waiters", "waiters.c", flags=("-lpthread",))
+        page = container.folder / f"gpu-{node.host.uuids[0]}"
+        self.process = subprocess.Popen([program, page, str(threads)], stdin=-1, stdout=-1, text=True)
+        node.processes.append(self.process)
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().rstrip()
+
+    def woken(self) -> int:
+        assert self.process.stdin
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return int(self.line())
+
+
+@pytest.mark.parametrize("threads", [3, 500])
+def test_one_change_of_a_page_wakes_few(node: Node, threads: int) -> None:
+    """However many wait: the arbiter has other tenants. The library's own waiters wake one another (limiter.c)."""
+    container = Container(node, "crowd", 20)
+    arbiter = node.arbiter()
+    waiters = Waiters(node, container, threads)
+    before = waiters.woken()
+    arbiter.terminate()  # its last word is one change of each page
+    assert arbiter.wait(10) == 0
+    wait_for(lambda: waiters.woken() - before >= min(threads, WOKEN), "the first to be woken")
+    time.sleep(0.2)
+    assert waiters.woken() - before == min(threads, WOKEN)
