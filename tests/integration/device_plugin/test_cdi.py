@@ -147,7 +147,7 @@ def test_whole_gpu_is_not_limited(node, image, served):
 
 
 def test_container_that_asks_for_nothing_finds_no_driver(node, image, served):
-    found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /dev/vgpu 2>&1; echo")
+    found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /dev/vgpu /dev/vgpu/0 2>&1; echo")
     assert "libcuda" not in found.stdout
     assert "limits" not in found.stdout
 

@@ -5,6 +5,7 @@
     rw/ledger, rw/tenant       what the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
                                ld.so.preload, and empty places on which ledger and tenant are mounted
+    root/                      mounted read-only above it and above the library: two empty places
     ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
 
 A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
@@ -31,6 +32,7 @@ from ..node.paths import (
     CONTAINER_LIBRARY,
     CONTAINER_LIBRARY_FOLDER,
     CONTAINER_PRELOAD,
+    CONTAINER_ROOT,
     CONTAINER_SHARE,
     CONTAINER_TENANT,
     OLD_GPU_PAGE,
@@ -45,6 +47,8 @@ RW_SIZE = 1 << 20
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
+# Folders of ``root``.
+PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
 # Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
 STATIC = "slice-"
 # What makes an open file one that confined containers may use.
@@ -94,12 +98,13 @@ class AllocationFiles:
         Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
-        share, label = f"{folder}/ro", self._label
-        _made(share)
-        # A container's user, whoever that is, must find the files in it.
-        os.chmod(share, 0o755)
-        if label is not None:
-            _label_folder(share, label)
+        share, root, label = f"{folder}/ro", f"{folder}/root", self._label
+        for one in (share, root, *(f"{root}/{name}" for name in PLACES)):
+            _made(one)
+            # A container's user, whoever that is, must find what is in it.
+            os.chmod(one, 0o755)
+            if label is not None:
+                _label_folder(one, label)
         for name in _shared(record):
             if not _same_file(f"{folder}/{name}", f"{share}/{name}"):
                 with contextlib.suppress(FileNotFoundError):
@@ -125,6 +130,7 @@ class AllocationFiles:
         folder = f"{self._root}/{record.id}"
         # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
         return [
+            (CONTAINER_ROOT, f"{folder}/root", True),
             (CONTAINER_LIBRARY_FOLDER, record.library, True),
             (CONTAINER_SHARE, f"{folder}/ro", True),
             (CONTAINER_LEDGER, f"{folder}/rw/ledger", False),

@@ -63,7 +63,8 @@ def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
     done = shell("cd /dev/vgpu/0; cat limits ledger; echo more >> ledger; echo more >> limits; touch new", mounts)
     assert done.out == "limits\ncontent\n"
     assert done.err.count("Read-only file system") == 2, done.err
-    assert ((share / "ledger").read_text(), open(source).read()) == ("", "content\nmore\n")
+    with open(source) as stream:
+        assert ((share / "ledger").read_text(), stream.read()) == ("", "content\nmore\n")
 
 
 # What a container of runc says to the same: test_share_mounts.py of the integration tests.
