@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible.utils.hashing import secure_hash
 
 MODULE = "vgpu.fleet.vcuda_library"
 
@@ -28,4 +30,5 @@ class ActionModule(ActionBase):
         place = self._connection._shell.join_path(folder, os.path.basename(source))
         self._transfer_file(source, place)
         self._fixup_perms2((folder, place))
-        return self._execute_module(MODULE, {**arguments, "archive": place}, task_vars=task_vars)
+        arguments.update(archive=place, checksum=secure_hash(source, hash_func=sha256))
+        return self._execute_module(MODULE, arguments, task_vars=task_vars)

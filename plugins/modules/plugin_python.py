@@ -104,7 +104,7 @@ VERSION = "import sys; print('%d.%d' % sys.version_info[:2])"
 
 def version_of(host: Host, python: str) -> str:
     """What a Python says of itself, empty where it does not run."""
-    said = host.run([python, "-c", VERSION])
+    said = host.run([python, "-I", "-c", VERSION])
     return said.out.strip() if said.rc == 0 else ""
 
 

@@ -36,6 +36,11 @@ options:
       - The archive on the node, with C(libvgpu.so), C(vgpu-probe) and C(manifest.json) at its top.
       - It is read only where the version is not there yet.
     type: path
+  checksum:
+    description:
+      - SHA-256 of O(archive); another file is refused. It is taken from the bytes that are unpacked.
+      - With O(source) it is that of the controller's file.
+    type: str
   source:
     description: The archive on the controller. It is sent only to a node where the version is missing.
     type: path
@@ -128,6 +133,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "collected", "absent"], "default": "present"},
             "version": {"type": "str"},
             "archive": {"type": "path"},
+            "checksum": {"type": "str"},
             "source": {"type": "path"},
             "root": {"type": "path", "default": "/usr/local/lib/vgpu"},
         },
@@ -149,7 +155,7 @@ def main() -> None:
     if actions and not module.check_mode:
         try:
             if params["state"] == "present":
-                actions = library_store.deploy(params["root"], params["version"], params["archive"])
+                actions = library_store.deploy(params["root"], params["version"], params["archive"], params["checksum"])
             elif params["state"] == "collected":
                 actions = library_store.collect(params["root"], params["version"])
             else:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -26,13 +28,6 @@ open(os.path.join(folder, ".complete"), "w").close()
 """
 
 
-def test_no_role_leaves_files_where_others_write():
-    """Who is there first owns the file, and copy keeps the owner of a file that is there."""
-    texts = {path: path.read_text() for path in (ROOT / "roles").rglob("*") if path.suffix in (".yml", ".j2")}
-    assert len(texts) > 100
-    assert [str(path) for path, text in texts.items() if "/tmp/" in text] == []
-
-
 @pytest.fixture
 def given(tmp_path: Path) -> dict:
     """What the steps of the role are given: the archive is there, so that nothing is built."""
@@ -52,7 +47,7 @@ def given(tmp_path: Path) -> dict:
     )
     engine.chmod(0o755)
     return {
-        "__device_plugin_look": {"arch": os.uname().machine},
+        "__device_plugin_look": {"arch": os.uname().machine, "python": sys.executable},
         "__device_plugin_programs": [],
         "device_plugin_python": sys.executable,
         "device_plugin_packages": [],
@@ -67,10 +62,98 @@ def given(tmp_path: Path) -> dict:
     }
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root is the owner")
+CHECKED = ROOT / "roles/device_plugin/files/checked.py"
+ROOT_ALONE = pytest.mark.skipif(os.geteuid() != 0, reason="root is the owner")
+
+
+def bring(place, given: dict, step: str):
+    place.hosts({"some": ["one"]})
+    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": step}
+    task = {"name": "Bring", "ansible.builtin.import_role": role, "vars": given}
+    return place.play([{"name": "Incoming", "hosts": "all", "gather_facts": False, "tasks": [task]}])
+
+
+# what is wrong with the file → what the refusal says
+def _mode(file: Path) -> None:
+    file.chmod(0o620)
+
+
+def _owner(file: Path) -> None:
+    os.chown(file, 1000, 1000)
+
+
+def _folder(file: Path) -> None:
+    file.parent.chmod(0o777)
+
+
+def _folders_owner(file: Path) -> None:
+    os.chown(file.parent, 1000, 0)
+
+
+def _content(file: Path) -> None:
+    with file.open("a") as stream:
+        stream.write("more")
+
+
+def _link(file: Path) -> None:
+    file.rename(file.with_name("other"))
+    file.symlink_to("other")
+
+
+def _gone(file: Path) -> None:
+    file.unlink()
+
+
+SPOILT = [
+    (None, ""),
+    (_mode, "mode 620"),
+    (_owner, "found uid 1000"),
+    (_folder, "mode 777"),
+    (_folders_owner, "found uid 1000"),
+    (_content, "expected SHA-256"),
+    (_link, "Too many levels"),
+    (_gone, "No such file"),
+]
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize(("spoil", "words"), SPOILT)
+def test_a_command_runs_on_the_controllers_file_alone(tmp_path, spoil, words):
+    folder = tmp_path / "incoming"
+    folder.mkdir(mode=0o700)
+    file = folder / "archive"
+    file.write_text("content")
+    file.chmod(0o600)
+    digest = hashlib.sha256(b"content").hexdigest()
+    if spoil:
+        spoil(file)
+    command = [sys.executable, "-I", "-c", CHECKED.read_text(), str(file), digest, "touch", str(tmp_path / "ran")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, (tmp_path / "ran").exists()) == ((1, False) if spoil else (0, True)), done.stderr
+    assert words in done.stderr
+    assert bool(done.stderr) == bool(spoil) and "Traceback" not in done.stderr
+
+
+@ROOT_ALONE
+@pytest.mark.parametrize("step", ["install", "image"])
+def test_a_file_that_changed_after_the_copy_is_not_run(place, tmp_path, given, step):
+    """A Python that changes the files just before it starts stands for who comes between two tasks."""
+    incoming, changes = tmp_path / "incoming", tmp_path / "python3"
+    change = f'for file in {incoming}/*; do [ ! -e "$file" ] || echo >>"$file"; done'
+    changes.write_text(f'#!/bin/sh\n{change}\nexec {sys.executable} "$@"\n')
+    changes.chmod(0o755)
+    given["__device_plugin_incoming"] = str(incoming)
+    given["device_plugin_python"] = str(changes)
+    given["__device_plugin_look"]["python"] = str(changes)
+    done = bring(place, given, step)
+    assert done.code == 2, done.output
+    assert "expected SHA-256" in " ".join(done.output.split())
+    assert not (tmp_path / "log").exists()
+
+
+@ROOT_ALONE
 @pytest.mark.parametrize("step", ["install", "image"])
 def test_what_root_runs_is_roots(place, tmp_path, given, step):
-    place.hosts({"some": ["one"]})
     variables = yaml.safe_load((ROOT / "roles/device_plugin/vars/main.yml").read_text())
     incoming = tmp_path / "incoming"
     if "__device_plugin_incoming" in variables:
@@ -82,9 +165,7 @@ def test_what_root_runs_is_roots(place, tmp_path, given, step):
         (incoming / name).touch()
         os.chown(incoming / name, 1000, 1000)
     os.chown(incoming, 1000, 1000)
-    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": step}
-    task = {"name": "Bring", "ansible.builtin.import_role": role, "vars": given}
-    done = place.play([{"name": "Incoming", "hosts": "all", "gather_facts": False, "tasks": [task]}])
+    done = bring(place, given, step)
     assert done.code == 0, done.output
     assert (tmp_path / "log").read_text().split("\n") == [ROOTS, ""]
     assert not incoming.exists()

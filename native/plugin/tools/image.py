@@ -46,7 +46,7 @@ def main() -> int:
     except ImageError as fault:
         print(f"image: {fault}", file=sys.stderr)
         return 1
-    print(json.dumps({"image": given.tag, "file": str(given.out), "made": made}))
+    print(json.dumps({"image": given.tag, "file": str(given.out), "made": made, "sha256": digest(given.out)}))
     return 0
 
 
@@ -94,7 +94,11 @@ def make(archive: Path, tag: str, out: Path, engine: str, base: str) -> bool:
 
 
 def digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    found = hashlib.sha256()
+    with file.open("rb") as stream:  # an image is large
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            found.update(block)
+    return found.hexdigest()
 
 
 def image_id(engine: str, name: str) -> str:

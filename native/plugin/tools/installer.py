@@ -57,12 +57,29 @@ def main() -> int:
 
 
 def install(target: str, scratch: str) -> None:
-    run([sys.executable, "-m", "venv", target], "python3 -m venv (package python3-venv)")
-    pip = [os.path.join(target, "bin", "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # -I and --isolated: root installs, and stands in a folder that may be another user's.
+    run([sys.executable, "-I", "-m", "venv", target], "python3 -m venv (package python3-venv)")
+    pip = [os.path.join(target, "bin", "python"), "-I", "-m", "pip", "--isolated", "install", "--quiet"]
+    pip += ["--disable-pip-version-check"]
     offline = ["--no-index", "--find-links", os.path.join(scratch, "wheels"), "--no-deps", "--require-hashes"]
     run([*pip, *offline, "-r", os.path.join(scratch, "requirements.txt")], "pip")
+    isolate(os.path.join(target, "bin"))
     with open(os.path.join(target, ".complete"), "w"):
         pass
+
+
+def isolate(programs: str) -> None:
+    """Lets the programs import nothing by variables of their caller: root calls them, also by sudo -E."""
+    first = f"#!{programs}/python".encode()
+    for name in os.listdir(programs):
+        path = os.path.join(programs, name)
+        if os.path.islink(path):
+            continue
+        with open(path, "rb") as stream:
+            line, end, rest = stream.read().partition(b"\n")
+        if line.startswith(first) and b" " not in line:
+            with open(path, "wb") as stream:
+                stream.write(line + b" -I" + end + rest)
 
 
 def full(root: str) -> str:

@@ -80,7 +80,8 @@ def make(out: Path, python: str, arch: str, version: str, name: str) -> dict[str
             with tempfile.TemporaryDirectory(dir=out) as scratch:
                 ours = build_wheels(Path(scratch), out, version, name)
                 pack(archive, name, version, foreign, ours, requirements)
-    return {"archive": str(archive), "made": made, "version": version}
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    return {"archive": str(archive), "made": made, "version": version, "sha256": digest}
 
 
 @contextlib.contextmanager

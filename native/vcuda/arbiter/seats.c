@@ -86,7 +86,7 @@ static int resting(const struct gpu *gpu)
 
 static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now)
 {
-    /* An arbiter of an earlier version told here of the neighbours. */
+    /* An arbiter of an earlier version counted the neighbours here. */
     __atomic_store_n(&page->unused[0], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&page->unused[1], 0, __ATOMIC_RELAXED);
     if (page->gate == out->gate && page->flags == out->flags && page->rate_ppm == out->rate_ppm &&

@@ -18,7 +18,7 @@ SOURCES = ("config/kinds", "config/slices", "gpu/nvml", "gpu/mig_nvml", "gpu/mig
 
 CDI_REFRESH = "nvidia-cdi-refresh.service"
 MAIN = """\
-# Managed by vgpu.fleet. Brings the GPUs to the MIG geometry of a file: python3 -m vgpu_mig /etc/vgpu/mig.json
+# Managed by vgpu.fleet. Brings the GPUs to a MIG geometry: python3 -I /usr/local/lib/vgpu-mig /etc/vgpu/mig.json
 import json
 import sys
 
@@ -44,6 +44,14 @@ except (mig_apply.MigError, nvml.NvmlError, OSError, ValueError, KeyError) as fa
     sys.exit("vgpu-mig: {}: {}".format(sys.argv[1], fault))
 """
 
+# What Python runs in the folder of the program. -I: it imports nothing from elsewhere but its own library.
+START = """\
+# Managed by vgpu.fleet.
+import runpy
+
+runpy.run_module("vgpu_mig", run_name="__main__")
+"""
+
 UNIT_TEXT = f"""\
 # Managed by vgpu.fleet.
 [Unit]
@@ -55,8 +63,7 @@ Before=rke2-server.service rke2-agent.service vgpu-device-plugin.service nvidia-
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-WorkingDirectory={FOLDER}
-ExecStart=@PYTHON@ -B -m vgpu_mig {GEOMETRY}
+ExecStart=@PYTHON@ -I -B {FOLDER} {GEOMETRY}
 # CDI specifications name MIG devices, and nothing else notices that they changed.
 ExecStartPost=-/bin/sh -c 'one={CDI_REFRESH}; systemctl -q is-enabled $$one && systemctl --no-block restart $$one'
 
@@ -71,6 +78,7 @@ def files(geometry: dict[str, int], python: str = "/usr/bin/python3") -> dict[st
     found = {f"{package}/{path}.py": source(path.replace("/", ".")) for path in SOURCES}
     found[f"{package}/__init__.py"] = "# Managed by vgpu.fleet.\n"
     found[f"{package}/__main__.py"] = MAIN
+    found[f"{FOLDER}/__main__.py"] = START
     found[UNIT_PATH] = UNIT_TEXT.replace("@PYTHON@", python)
     found[GEOMETRY] = json.dumps({"geometry": geometry}, indent=1, sort_keys=True) + "\n"
     return found

@@ -7,13 +7,15 @@ process; a new folder and a rename leave the old inodes to those who hold them.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import platform
 import shutil
 import tarfile
 import zlib
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..host.host import Host
 from . import versions
@@ -25,14 +27,17 @@ class StoreError(Exception):
     """An archive that must not be deployed on this host."""
 
 
-def deploy(root: str, version: str, archive: str) -> list[str]:
-    """Makes the version present and current. Returns what was changed, in sentences."""
+def deploy(root: str, version: str, archive: str, checksum: str | None = None) -> list[str]:
+    """Makes the version present and current. Returns what was changed, in sentences.
+
+    ``checksum``: SHA-256 that the archive must have, in hexadecimal digits.
+    """
     os.makedirs(root, mode=0o755, exist_ok=True)
     clean_up(root)
     done = []
     folder = os.path.join(root, version)
     if not versions.is_whole(Host(), folder):
-        unpacked = _unpack(root, version, archive)
+        unpacked = _unpack(root, version, archive, checksum)
         if os.path.isdir(folder):
             _put_away(root, version)
         os.rename(unpacked, folder)
@@ -101,11 +106,12 @@ def _put_away(root: str, version: str) -> None:
     shutil.rmtree(away)
 
 
-def _unpack(root: str, version: str, archive: str) -> str:
+def _unpack(root: str, version: str, archive: str, checksum: str | None) -> str:
     folder = os.path.join(root, f".{version}.new")
     os.mkdir(folder, 0o755)
     try:
-        with tarfile.open(archive) as bundle:
+        # One opening for both: what is unpacked is what has the digest, whatever becomes of the name meanwhile.
+        with open(archive, "rb") as stream, tarfile.open(fileobj=_checked(stream, archive, checksum)) as bundle:
             for member in bundle:
                 name = os.path.basename(member.name)
                 source = bundle.extractfile(member) if member.isfile() else None
@@ -119,6 +125,14 @@ def _unpack(root: str, version: str, archive: str) -> str:
     _check(folder, version, archive)
     _sync(folder)
     return folder
+
+
+def _checked(stream: BinaryIO, archive: str, checksum: str | None) -> io.BytesIO:
+    content = stream.read()
+    found = hashlib.sha256(content).hexdigest()
+    if checksum and found != checksum:
+        raise StoreError(f"{archive}: expected SHA-256 {checksum}, found {found}; it was changed on its way, run again")
+    return io.BytesIO(content)
 
 
 def _write(path: str, content: bytes) -> None:

@@ -104,6 +104,20 @@ def test_programs_run_from_the_installation_alone(installed, tmp_path):
     assert [one for one in files if not one.startswith(str(installed / VERSION))] == []
 
 
+@pytest.mark.parametrize("program", ["vgpuctl", "vgpu-device-plugin", "archive"])
+def test_nothing_is_imported_from_where_root_stands(archive, installed, tmp_path, program):
+    """Nor by a variable of who calls: a folder of another user holds modules that are imported early."""
+    for name in ("json", "argparse", "zipfile", "venv", "pip", "sitecustomize", "logging"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})\n")
+    command = [str(installed / VERSION / "bin" / program), "--version"]
+    if program == "archive":
+        command = [sys.executable, "-I", str(archive), "--root", str(tmp_path / "opt")]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
+
+
 def test_installation_that_was_cut_off_is_made_anew(archive, installed):
     marker = installed / VERSION / ".complete"
     program = installed / VERSION / "bin" / "vgpuctl"

@@ -63,13 +63,18 @@ class Machine:
     def boot_program(self) -> subprocess.CompletedProcess[str]:
         """What the unit starts."""
         return subprocess.run(
-            [sys.executable, "-B", "-m", "vgpu_mig", str(self.root / "etc/vgpu/mig.json")],
-            cwd=self.root / "usr/local/lib/vgpu-mig",
+            [sys.executable, *self.words()],
             env=self.host.environment,
             capture_output=True,
             text=True,
             check=False,
         )
+
+    def words(self) -> list[str]:
+        """Those of the unit's command behind Python, with this root before its paths."""
+        unit = (self.root / "etc/systemd/system/vgpu-mig.service").read_text()
+        (line,) = (one for one in unit.splitlines() if one.startswith("ExecStart="))
+        return [str(self.root) + one if one.startswith("/") else one for one in line.split()[1:]]
 
     def look(self) -> Any:
         return self.host.nvml("look(0)", setup=LOOK)[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of many allocations of a GPU the arbiter gives turns: by their pages, written here as their tenants write them."""
+"""Which of many allocations of a GPU get turns of the arbiter: by their pages, written here as tenants write them."""
 
 from __future__ import annotations
 

@@ -121,6 +121,18 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, s
     assert versions.library(Host(), root)["versions"] == []
 
 
+def test_an_archive_of_another_digest_is_refused(root, tmp_path):
+    archive = pack(tmp_path / "1.tgz", "1")
+    content = (tmp_path / "1.tgz").read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    pack(archive, "1", b"of somebody else")
+    with pytest.raises(library_store.StoreError, match=f"expected SHA-256 {digest}, found [0-9a-f]{{64}}"):
+        library_store.deploy(root, "1", archive, digest)
+    assert versions.library(Host(), root)["versions"] == []
+    (tmp_path / "1.tgz").write_bytes(content)
+    assert library_store.deploy(root, "1", archive, digest) == [f"deployed {root}/1", f"switched {root}/current to 1"]
+
+
 def test_an_archive_with_paths_is_refused(root, tmp_path):
     path = tmp_path / "1.tgz"
     with tarfile.open(path, "w:gz") as bundle:

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""checked.py FILE SHA256 COMMAND...: runs a command of root on a file, if it is the one that the controller sent.
+
+Owner, mode and digest are looked at in the program that then becomes the command: between two tasks of a play there is
+time to change a file. The file must lie in a folder where nobody but its owner, who runs this, can write.
+"""
+
+import hashlib
+import os
+import stat
+import sys
+
+
+def refusal(path: str, expected: str) -> str:
+    """Why a command must not run on a file; empty where it may."""
+    folder = os.lstat(os.path.dirname(path))
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as stream:
+        file = os.fstat(stream.fileno())
+        for name, found in ((os.path.dirname(path), folder), (path, file)):
+            if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+                expected_owner = f"expected uid {os.geteuid()} and no one else to write"
+                return f"{name}: {expected_owner}, found uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}"
+        if not stat.S_ISDIR(folder.st_mode) or not stat.S_ISREG(file.st_mode):
+            return f"{path}: expected a plain file in a folder"
+        digest = hashlib.sha256()
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    found_digest = digest.hexdigest()
+    return (
+        ""
+        if found_digest == expected
+        else f"{path}: expected SHA-256 {expected}, found {found_digest}; run the play again"
+    )
+
+
+def main(path: str, expected: str, *command: str) -> None:
+    try:
+        reason = refusal(path, expected)
+    except OSError as fault:
+        reason = f"{fault}; run the play again"
+    if reason:
+        sys.exit(reason)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

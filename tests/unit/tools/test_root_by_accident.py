@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What root runs on a host comes from places that only root can write to: no predictable name in a folder that all
+users share, and no Python that imports from its working directory or from a variable of its caller.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDERS = ("roles", "plugins", "playbooks", "tools", "native")
+PAGES = (".md", ".json")  # for people, and dashboards
+
+# A name in a shared folder, and what asks for one that can be guessed. The other functions of tempfile, mkstemp and
+# Ansible's tempfile choose names that nobody knows beforehand.
+SHARED = re.compile(r"(?<![\w.{}-])/(?:var/)?tmp(?![\w-])|\bmktemp\(|\btmpnam\b|\btempnam\b|\bgettempdir\b")
+# File → why it may name such a folder.
+SHARED_ALLOWED = {
+    "plugins/module_utils/kube/client.py": "says why the client's own discovery, which keeps a file there, is not used",
+    "plugins/module_utils/kube/scheduler_manifests.py": "a volume of the pod's own, mounted there in the container",
+    "native/vcuda/src/limits/limits.c": "a library that a user has preloaded by hand; no root of a node does",
+    "native/vcuda/probe/bypass.c": "in a container: folders where a tenant may write, names by mkstemp",
+}
+
+# Started as root on a host or in an image of ours. The rest runs on the controller or in a checkout, as who called it.
+BY_ROOT = ("roles/", "plugins/", "native/plugin/src/", "native/plugin/image/", "native/plugin/tools/installer.py")
+MODULE = re.compile(r"""(?<![\w-])-[A-Za-z]*m(?=["',\s]+(?:[a-z_]\w*(?:\.\w+)*)\b)""")
+PYTHON = re.compile(r"""(?:python3?(?:\.\d+)?|@PYTHON@|sys\.executable|playbook_python)(?=["'\s),}\]]|$)""")
+ISOLATED = re.compile(r"(?<![\w-])-(?:[A-Za-z]*I[A-Za-z]*|P)\b")
+
+
+def tracked() -> list[str]:
+    done = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *FOLDERS], cwd=ROOT, stdout=-1, text=True, check=True
+    )
+    return [one for one in done.stdout.splitlines() if not one.endswith(PAGES) and (ROOT / one).is_file()]
+
+
+def lines(path: str) -> list[tuple[int, str]]:
+    try:
+        return list(enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), 1))
+    except UnicodeDecodeError:
+        return []
+
+
+def shared(text: str) -> bool:
+    return SHARED.search(text) is not None
+
+
+def test_no_predictable_name_in_a_shared_folder() -> None:
+    files = tracked()
+    assert len(files) > 500
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path in files
+        if path not in SHARED_ALLOWED
+        for number, line in lines(path)
+        if shared(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ("dest: /tmp/archive.tgz", True),
+        ('path = "/var/tmp/vgpu-plugin.pyz"', True),
+        ("name = tempfile.mktemp()", True),
+        ("name = os.path.join(tempfile.gettempdir(), 'x')", True),
+        ("dest: /var/lib/vgpu-incoming/archive.tgz", False),
+        ("with tempfile.TemporaryDirectory() as folder:", False),
+        ("folder = mkdtemp(template);", False),
+        ('"tmp": 0o1777, "var/tmp": 0o1777', False),
+    ],
+)
+def test_what_counts_as_a_shared_folder(line: str, is_one: bool) -> None:
+    assert shared(line) is is_one
+
+
+COMMANDS = {f"{prefix}{name}" for prefix in ("ansible.builtin.", "") for name in ("command", "shell", "raw", "script")}
+
+
+def of_tasks(node: object) -> Iterator[str]:
+    """Each command of a file of tasks, its words as text."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key in COMMANDS:
+                yield yaml.safe_dump(value, width=4096)
+            yield from of_tasks(value)
+    elif isinstance(node, list):
+        for one in node:
+            yield from of_tasks(one)
+
+
+def of_python(text: str) -> Iterator[str]:
+    """Each list of a program that begins with a Python and says more: a command to run."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.List) and len(node.elts) > 1:
+            first = ast.unparse(node.elts[0])
+            if PYTHON.search(first) and not isinstance(node.elts[0], ast.Starred):
+                yield ast.unparse(node)
+
+
+def commands(path: str) -> list[str]:
+    """The commands that a file holds for a host."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    found = re.findall(r"^Exec\w+=[^\n]+|^(?:RUN|CMD|ENTRYPOINT)[^\n]+(?:\n\s+&&[^\n]+)*", text, re.MULTILINE)
+    if path.endswith(".yml"):
+        found += [*of_tasks(yaml.safe_load(text)), *re.findall(r"ExecStart\w*=[^\n]+", text)]
+    elif path.endswith(".py"):
+        found += of_python(text)
+    return found
+
+
+def wrong(command: str) -> str:
+    """What is wrong with how a command starts Python; empty where nothing is."""
+    if "PYTHONPATH" in command:
+        return "passes PYTHONPATH"
+    if not PYTHON.search(command) or ISOLATED.search(command):
+        return ""
+    return "starts a module" if MODULE.search(command) else "starts Python without -I"
+
+
+def test_no_program_of_root_imports_from_where_it_stands() -> None:
+    looked, found = 0, []
+    for path in tracked():
+        if not path.startswith(BY_ROOT) and not path.endswith(".service"):
+            continue
+        if not path.endswith((".py", ".yml", ".j2", ".service", "Containerfile")):
+            continue
+        for command in commands(path):
+            looked += 1
+            if reason := wrong(command):
+                found.append(f"{path}: {reason}: {' '.join(command.split())[:120]}")
+        found += [f"{path}:{number}: {line.strip()}" for number, line in lines(path) if '"PYTHONPATH"' in line]
+    assert looked > 30
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("ExecStart=/usr/bin/python3 -B -m vgpu_mig /etc/vgpu/mig.json", "starts a module"),
+        ('[sys.executable, "-m", "venv", target]', "starts a module"),
+        ('[sys.executable, "-I", "-m", "venv", target]', ""),
+        ("RUN python3 /opt/vgpu/vgpu-plugin.pyz --root /opt", "starts Python without -I"),
+        ("RUN python3 -I /opt/vgpu/vgpu-plugin.pyz --root /opt", ""),
+        ("cmd: '{{ __device_plugin_look.python }} archive.pyz'", "starts Python without -I"),
+        ("[python, '-c', VERSION]", "starts Python without -I"),
+        ("ExecStart=/usr/bin/python3 -IB /usr/local/lib/vgpu-mig", ""),
+        ("ExecStart=/usr/bin/python3 -BI /usr/local/lib/vgpu-mig", ""),
+        ("ExecStart=/usr/bin/env PYTHONPATH=/x /usr/bin/python3 -I x.py", "passes PYTHONPATH"),
+        ("ExecStart=/usr/local/lib/vgpu/current/vgpu-arbiter --run /run/vgpu", ""),
+    ],
+)
+def test_what_counts_as_a_wrong_start(command: str, reason: str) -> None:
+    assert wrong(command) == reason
