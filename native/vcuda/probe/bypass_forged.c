@@ -264,7 +264,7 @@ static bool bind_read_only(const char *from, const char *to)
 }
 
 /*
- * A folder over the one of the limits: read-only, a mount of its own, and with all the node's files but one, so that whoever looks
+ * A folder over the one of the limits: read-only, a mount of its own, and with all the node's files but one, so that who looks
  * from inside finds it as it should be. In memory where that is to be had: nothing stays of it.
  */
 static enum attempt cover_limits(const char *path)

@@ -268,7 +268,9 @@ class SliceCheck:
         if not ways or left < 1.0:
             return [verdicts.left_out(name, self._params["duration"]) for name in ways]
         names = {name: name[len(verdicts.BYPASS) :] for name in ways}
-        observation = watcher.Observation(self._ask_watcher, self._lease["allocation"], names)
+        observation = watcher.Observation(
+            self._ask_watcher, self._lease["allocation"], names, reasons=verdicts.NAMED_FOR
+        )
         if observation.absent:
             found = self._ask_probe(ways, "--together")
             return [

@@ -106,6 +106,8 @@ MAY_BE_OPEN = tuple(
 )
 # Of them the one that must take more than the slice has: it is tried alone, and where no other slice of the GPU is in use.
 PAST_THE_SLICE = BYPASS + "ledger-boast"
+# The only finding that shows a bypass: what else is found of its process may be another one's doing.
+NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
 # Open too, but nothing is taken: the probe reports what can be loaded, and the watcher has nothing to name.
 GRAPHICS = "graphics"
 

@@ -31,7 +31,7 @@ class AllNamed(Exception):
 
 class Observation:
     """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: bypass → name of its
-    process. ``named``: bypass → seconds from the begin until the watcher named it, and its text.
+    process; ``reasons``: bypass → the finding that it must be named for, any where it has none. ``named``: bypass → seconds from the begin until the watcher named it, and its text.
     """
 
     def __init__(
@@ -41,7 +41,9 @@ class Observation:
         names: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
         proc: str = "/proc",
+        reasons: Mapping[str, str] | None = None,
     ) -> None:
+        self._reasons = reasons or {}
         self._ask, self._allocation, self._clock, self._proc = ask, allocation, clock, proc
         self._ways = {name[:NAME_BYTES]: way for way, name in names.items()}
         self.named: dict[str, tuple[float, str]] = {}
@@ -89,7 +91,7 @@ class Observation:
                 continue
             for one in finding["processes"]:
                 way = self._ways.get(self._name(one["pid"])) if self._is_inside(one["pid"], inside) else None
-                if way and way not in self.named:
+                if way and way not in self.named and self._reasons.get(way) in (None, finding.get("reason")):
                     said = f"process {one['pid']} was named: {finding['text']}"
                     self.named[way] = (self._clock() - self._begun, said)
         if len(self.named) == len(self._ways):

@@ -65,6 +65,21 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
     assert asked.count == 2
 
 
+@pytest.mark.parametrize(("reason", "named"), [("foreign-mount", ["bypass-b"]), ("more-memory", [])])
+def test_what_a_bypass_must_be_named_for(proc, reason, named):
+    """What a neighbour of the run does to the ledger they share is found of both."""
+    found = watching(1, [10, 11])
+    found["findings"][0]["reason"] = reason
+    asked = Asked(watching(), found)
+    names = {**BOTH, "bypass-z": "nobody"}
+    observation = watcher.Observation(
+        asked.ask, "a1", names, lambda: asked.now, proc, reasons={"bypass-b": "foreign-mount"}
+    )
+    asked.now += 1.5
+    observation.poll(10)
+    assert sorted(observation.named) == ["bypass-a", *named]
+
+
 BELOW = [
     # about, the parent of the process, whether it shows its own namespace, whether it counts
     ("a namespace of its own, started by the run", 10, True, True),
