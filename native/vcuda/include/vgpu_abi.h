@@ -22,9 +22,9 @@
 #define VGPU_ALLOCATION_SIZE 64
 
 /*
- * Where they lie in a container. The library's folder and the share are mounts, read-only; ledger and tenant page are mounts
- * inside the share, writable. A mount cannot be renamed from inside, and /dev is a mount of every container's own, where no
- * image has a link. Containers of an older version have single files below /etc/vgpu and /run/vgpu, and a library of their own.
+ * Where they lie in a container. The root, and in it the library's folder and the share, are mounts, read-only; ledger and
+ * tenant page are mounts inside the share, writable. A mount cannot be renamed from inside, and /dev is a mount of every
+ * container's own, where no image has a link. Containers of an older version have single files below /etc/vgpu and /run/vgpu, and a library of their own.
  */
 #define VGPU_PATH_ROOT "/dev/vgpu"
 #define VGPU_PATH_LIBRARY VGPU_PATH_ROOT "/lib/libvgpu.so"

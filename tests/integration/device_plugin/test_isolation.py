@@ -63,7 +63,9 @@ def test_whole_slice_holds(node):
     assert node.allocation_mounts() == []
 
 
-@pytest.mark.parametrize("path", ["/dev/vgpu/lib", "/etc/ld.so.preload", "/dev/vgpu/0", "/dev/vgpu/0/ledger"])
+@pytest.mark.parametrize(
+    "path", ["/dev/vgpu", "/dev/vgpu/lib", "/etc/ld.so.preload", "/dev/vgpu/0", "/dev/vgpu/0/ledger"]
+)
 def test_one_mount_less_is_red(node, path):
     rc, result = node.isolation(omit_mounts=[path])
     assert (rc, result["verdict"]) == (1, "violated"), result

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a tenant can do about the mounts of its allocation, in containers of a real runc with the answer of a real plugin.
+"""What a tenant can do about the mounts of its allocation, in containers of a real runc with the answer of a real
+plugin.
 
-Each way ends in one of these: the kernel refuses it and the limit holds; the library refuses a context and says why; or the
-library is out of the process, or judges by forged files, which the node's watcher must find.
+Each way ends in one of these: the kernel refuses it and the limit holds; the library refuses a context and says why; or
+the library is out of the process, or judges by forged files, which the node's watcher must find.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import BUILD, SLICE_MIB, RealNode, until
+from .conftest import BUILD, SLICE_MIB, RealNode
 
 pytestmark = pytest.mark.slow
 
@@ -81,15 +82,12 @@ class Tenant:
 
     def __init__(self, node: RealNode, folder: Path, mounts: list[tuple[str, str, bool]]) -> None:
         self.node, self.folder, self.mounts = node, folder, mounts
+        self.share = next(Path(host) for inside, host, _ro in mounts if inside == "/dev/vgpu/0")
         self.eater = folder / "eater"
         source = folder / "eater.c"
         source.write_text(EATER)
         subprocess.run(["cc", "-O1", "-o", str(self.eater), str(source), "-ldl"], check=True)
         self._count = 0
-
-    @property
-    def share(self) -> Path:
-        return next(Path(host) for inside, host, _ro in self.mounts if inside == "/dev/vgpu/0")
 
     def evil(self, folder: Path) -> Path:
         """A folder that the tenant wrote: limits for the whole card, right in all else."""
@@ -123,11 +121,9 @@ class Tenant:
         script: str,
         user: int = 0,
         image: Callable[[Path], None] | None = None,
-        first: tuple = (),
-        last: tuple = (),
+        volumes: tuple = (),
         read_only: bool = False,
     ) -> subprocess.Popen:
-        """``first`` and ``last``: mounts before and after those of the allocation."""
         self._count += 1
         bundle = self.folder / f"bundle-{self._count}"
         bundle.mkdir()
@@ -135,9 +131,11 @@ class Tenant:
         config = json.loads((bundle / "config.json").read_text())
         state, profile = self.node.environment["GPUSIM_STATE"], self.node.environment["GPUSIM_PROFILE"]
         os.chmod(state, 0o666)  # as the nodes of a real driver
-        host = [("/usr", "/usr", True), (str(BUILD), str(BUILD), True), ("/eat", str(self.eater), True)]
+        host = [(f"/usr/{name}", f"/usr/{name}", True) for name in ("bin", "lib", "lib64", "sbin")]
+        host += [(str(BUILD), str(BUILD), True), ("/eat", str(self.eater), True)]
         host += [(state, state, False), (profile, profile, True)]
-        mounts = [*host, *first, *self.mounts, *last]
+        # As runtimes do: what the plugin answered, then the pod's volumes, in order of depth.
+        mounts = sorted([*host, *self.mounts, *volumes], key=lambda one: one[0].count("/"))
         config["root"] = {"path": str(self._root(image)), "readonly": read_only}
         config["mounts"] += [
             {
@@ -149,7 +147,7 @@ class Tenant:
             for inside, source, ro in mounts
         ]
         held = CAPABILITIES if user == 0 else []
-        capabilities = {name: held for name in ("bounding", "effective", "permitted")}
+        capabilities = dict.fromkeys(("bounding", "effective", "permitted"), held)
         env = ["PATH=/usr/bin:/bin:/usr/sbin", f"LD_LIBRARY_PATH={BUILD / 'gpusim'}"]
         env += [f"GPUSIM_STATE={state}", f"GPUSIM_PROFILE={profile}"]
         config["process"].update(
@@ -196,8 +194,10 @@ def replaced(path: str) -> str:
 
 # By root with Docker's capabilities: what it does, what the kernel says, how a program ends that starts then.
 MOVES = [
-    ("the share", replaced("/dev/vgpu/0"), "busy", HELD, ""),
-    ("the library's folder", replaced("/dev/vgpu/lib"), "busy", HELD, ""),
+    ("the root", replaced("/dev/vgpu"), "busy", HELD, ""),
+    ("the share", replaced("/dev/vgpu/0"), "busy|Read-only", HELD, ""),
+    ("the library's folder", replaced("/dev/vgpu/lib"), "busy|Read-only", HELD, ""),
+    ("a new share", "mkdir /dev/vgpu/1", "Read-only", HELD, ""),
     ("the preload file", "mv /etc/ld.so.preload /etc/o", "busy", HELD, ""),
     ("the ledger", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "busy|Read-only", HELD, ""),
     ("/dev", "mv /dev /o", "busy", HELD, ""),
@@ -211,23 +211,7 @@ MOVES = [
     ("the library renamed", "mv /dev/vgpu/lib/libvgpu.so /dev/vgpu/lib/o", "Read-only", HELD, ""),
     ("a mount over it", "mount --bind /evil /dev/vgpu/0", "denied|permitted|permission", HELD, ""),
     ("an unmount", "umount /dev/vgpu/0", "denied|permitted|superuser", HELD, ""),
-    # No mounts, so they move, and everything in them with them. The library comes by its path: moved back, or linked.
-    (
-        "/dev/vgpu, and a share of its own",
-        "mv /dev/vgpu /dev/o && mkdir -p /dev/vgpu/0 && cp /evil/* /dev/vgpu/0/ && ln -s /dev/o/lib /dev/vgpu/lib",
-        "",
-        REFUSED,
-        "/dev/vgpu/0/limits: its folder /dev/vgpu/0 is a plain folder",
-    ),
-    (
-        "/dev/vgpu, linked to a folder of its own",
-        "mv /dev/vgpu /dev/o && mkdir -p /data/v/0 && cp /evil/* /data/v/0/ && ln -s /dev/o/lib /data/v/lib "
-        "&& ln -s /data/v /dev/vgpu",
-        "",
-        REFUSED,
-        "/dev/vgpu/0/limits: the folder /dev/vgpu cannot be opened",
-    ),
-    ("/dev/vgpu", "mv /dev/vgpu /dev/o", "", OUT, ""),
+    # The loader looks for its list there and nowhere else; the folder is the container's own.
     ("/etc", "mv /etc /o && mkdir /etc", "", OUT, ""),
 ]
 
@@ -281,6 +265,13 @@ VOLUMES = [
     ("the limits", "/dev/vgpu/0/limits", "limits", True, "/dev/vgpu/0/limits: another file is mounted on it"),
     ("the share", "/dev/vgpu/0", "", False, "/dev/vgpu/0/limits: its folder /dev/vgpu/0 is mounted writable"),
     ("the ledger", "/dev/vgpu/0/ledger", "ledger", False, "/dev/vgpu/0/ledger: it is empty"),
+    (
+        "the root, writable",
+        "/dev/vgpu",
+        "",
+        False,
+        "/dev/vgpu/0/limits: its folder /dev/vgpu is none that the node mounted",
+    ),
 ]
 
 
@@ -290,9 +281,11 @@ def test_a_volume_over_a_file_of_ours(
     tenant: Tenant, tmp_path: Path, user: int, about: str, inside: str, name: str, ro: bool, line: str
 ) -> None:
     volume = tenant.evil(tmp_path / "volume")
+    for place in ("0", "lib"):
+        (volume / place).mkdir()
     os.chown(volume, USER, USER)
     os.chmod(volume / "ledger", 0o666)
-    result = tenant.run("/eat", user=user, last=((inside, str(volume / name), ro),))
+    result = tenant.run("/eat", user=user, volumes=((inside, str(volume / name), ro),))
     assert result.ended == REFUSED, result.text
     assert line in result.text
 
@@ -304,26 +297,30 @@ SIDECARS = [
 ]
 
 
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable here", "read-only here"])
 @pytest.mark.parametrize(("about", "does"), SIDECARS, ids=[one[0] for one in SIDECARS])
 def test_a_volume_above_our_folders_and_another_container(
-    tenant: Tenant, tmp_path: Path, about: str, does: str
+    tenant: Tenant, tmp_path: Path, about: str, does: str, read_only: bool
 ) -> None:
     """An emptyDir at /dev/vgpu: our mounts lie in it, on folders that the other container may move."""
     shared = tmp_path / "shared"
-    shared.mkdir()
-    os.chmod(shared, 0o777)
-    volume = (("/dev/vgpu", str(shared), False),)
-    script = "touch /dev/vgpu/ready; while ! [ -e /dev/vgpu/go ]; do sleep 0.05; done; /eat"
-    ours = tenant.begin(script, user=USER, first=volume)
-    until(lambda: (shared / "ready").exists() or ours.poll() is not None, "the first container")
-    other = Tenant(tenant.node, tmp_path, [])
-    other.mounts = [("/dev/vgpu/0", str(tenant.share), True)]  # where its evil files are copied from
-    result = other.run(f"({does.format('/x')}) 2>&1; touch /x/go", user=USER, last=(("/x", str(shared), False),))
-    assert result.text == "", result.text
-    (shared / "go").touch()
-    result = Result(ours.communicate(timeout=60)[0])
+    for folder in (shared, shared / "0", shared / "lib"):
+        folder.mkdir()
+        os.chown(folder, USER, USER)
+    script = "echo ready; while ! [ -e /dev/vgpu/go ]; do sleep 0.05; done; /eat"
+    ours = tenant.begin(script, user=USER, volumes=(("/dev/vgpu", str(shared), read_only),))
+    assert ours.stdout is not None
+    assert ours.stdout.readline() == "ready\n"
+    mounts, tenant.mounts = tenant.mounts, []
+    try:
+        other = tenant.run(f"({does.format('/x')}) 2>&1; touch /x/go", user=USER, volumes=(("/x", str(shared), False),))
+    finally:
+        tenant.mounts = mounts
+        (shared / "go").touch()
+        result = Result(ours.communicate(timeout=60)[0])
+    assert other.text == ""
     assert result.ended == REFUSED, result.text
-    assert "no context is created: /dev/vgpu/0/limits: its folder /dev/vgpu/0 " in result.text
+    assert "no context is created: /dev/vgpu/0/limits: its folder /dev/vgpu" in result.text
 
 
 # Mounts of one's own, by a user namespace; where the machine gives none to users, nothing can be tried.
@@ -333,8 +330,8 @@ NAMESPACES = [
     ("the preload file covered", "mount --bind /dev/null /etc/ld.so.preload", OUT),
     (
         "all as the node does it",
-        "mount -t tmpfs none /tmp && cp /evil/* /tmp && mount --bind /dev/vgpu/0/ledger /tmp/ledger "
-        "&& mount --rbind /tmp /dev/vgpu/0 && mount -o remount,bind,ro /dev/vgpu/0",
+        "mount -t tmpfs none /data && cp /evil/* /data && mount --bind /dev/vgpu/0/ledger /data/ledger "
+        "&& mount --rbind /data /dev/vgpu/0 && mount -o remount,bind,ro /dev/vgpu/0",
         FORGED,
     ),
 ]
@@ -350,8 +347,8 @@ def test_mounts_of_ones_own(tenant: Tenant, about: str, does: str, ends: str) ->
 
 
 def test_an_old_answer_finds_all_its_files(tenant: Tenant, node: RealNode) -> None:
-    """A container that was admitted when single files were mounted is started again after the upgrade: by the answer that
-    the kubelet kept, with the library of then.
+    """A container that was admitted when single files were mounted is started again after the upgrade: by the answer
+    that the kubelet kept, with the library of then.
     """
     folder = tenant.share.parent
     uuid = node.vgpuctl("status")["gpus"][0]["uuid"]

@@ -171,7 +171,7 @@ def container(
 ) -> tuple:
     """/etc/ld.so.preload and /dev/vgpu of a container, in a mount namespace; ``then``: what a tenant does there."""
     root, share = host.folder / folder, host.folder / folder / "share"
-    for one in ("etc", "dev", "share"):
+    for one in ("etc", "dev", "share", "above/0"):
         (root / one).mkdir(parents=True)
     commands = [
         # A writable view of /etc, so that a file can be bound that is not there outside.
@@ -181,7 +181,9 @@ def container(
         f"printf '%s\\n' '{preload}' > /etc/ld.so.preload",
         f"mount -t tmpfs none {root}/dev",
         f"for one in null zero urandom; do : > {root}/dev/$one; mount --bind /dev/$one {root}/dev/$one; done",
-        f"mkdir -p {root}/dev/shm {root}/dev/vgpu/0",
+        f"mkdir -p {root}/dev/shm {root}/dev/vgpu",
+        f"mount --bind {root}/above {root}/dev/vgpu",
+        f"mount -o remount,bind,ro {root}/dev/vgpu",
         f": > {share}/tenant",
     ]
     if limits:
@@ -191,7 +193,7 @@ def container(
     commands += [f"mount --bind {share} {root}/dev/vgpu/0", f"mount -o remount,bind,ro {root}/dev/vgpu/0"]
     if ledger:
         commands += [f"mount --bind {host.ledger} {root}/dev/vgpu/0/ledger"]
-    commands += [f"mount --rbind {root}/dev /dev"]
+    commands += [f"mount --move {root}/dev /dev"]
     return in_namespace(*commands, *then)
 
 

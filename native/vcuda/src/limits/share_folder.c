@@ -30,16 +30,26 @@ static bool device_of(int descriptor, dev_t *device)
 }
 
 /*
- * Whether something is mounted on a file. A file of another device is; one of the same device may be too (a host folder below
- * /run, say), and only a kernel since 5.8 tells. An older one, and a profile that refuses the call, says no.
+ * Whether something is mounted there: 1 or 0, -1 where it is not known. A kernel since 5.8 tells; an older one does not, nor a
+ * profile that refuses the call. Two devices differ at a mount too, but those of one host folder need not.
  */
-static bool is_covered(int file, dev_t device, dev_t around)
+static int is_mount(int descriptor)
 {
+#ifdef STATX_TYPE
     struct statx found;
     memset(&found, 0, sizeof found);
-    if (device != around)
-        return true;
-    return syscall(SYS_statx, file, "", AT_EMPTY_PATH, 0, &found) == 0 && (found.stx_attributes & MOUNT_ROOT);
+    if (syscall(SYS_statx, descriptor, "", AT_EMPTY_PATH, 0, &found) == 0 && (found.stx_attributes_mask & MOUNT_ROOT))
+        return (found.stx_attributes & MOUNT_ROOT) != 0;
+#else
+    (void)descriptor;
+#endif
+    return -1;
+}
+
+static bool is_read_only(int descriptor)
+{
+    struct statfs mount;
+    return fstatfs(descriptor, &mount) == 0 && (mount.f_flags & ST_RDONLY);
 }
 
 static int fail(char *reason, size_t room, const char *what)
@@ -54,34 +64,33 @@ static int differ(char *reason, size_t room, const char *what)
     return -1;
 }
 
-/* Whether the node mounted the root: what lies in it read-only cannot be renamed either. */
+/* Whether the node mounted the root: what lies in it, read-only, cannot be renamed either. */
 static bool root_is_mounted(int root)
 {
-    struct statfs mount;
     dev_t above, here;
-    int around = openat(root, "..", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    bool mounted = around >= 0 && device_of(around, &above) && device_of(root, &here) && above != here &&
-                   fstatfs(root, &mount) == 0 && (mount.f_flags & ST_RDONLY);
+    int around = openat(root, "..", O_PATH | O_DIRECTORY | O_CLOEXEC), mount = is_mount(root);
+    bool mounted = around >= 0 && device_of(around, &above) && device_of(root, &here) &&
+                   (mount < 0 ? above != here : mount != 0);
     if (around >= 0)
         close(around);
-    return mounted;
+    return mounted && is_read_only(root);
 }
 
 /* A descriptor of the limits in an open folder, which lies in `root`. */
 static int limits_in(int root, int folder, char *reason, size_t room)
 {
-    struct statfs mount;
     dev_t here, inside;
     if (!root_is_mounted(root))
-        return differ(reason, room, "its folder " VGPU_PATH_ROOT " is a plain folder, expected the node's mount, read-only");
-    if (!device_of(folder, &here) || fstatfs(folder, &mount) != 0)
-        return fail(reason, room, "its folder " VGPU_PATH_SHARE " cannot be asked about");
-    if (!(mount.f_flags & ST_RDONLY))
+        return differ(reason, room, "its folder " VGPU_PATH_ROOT " is none that the node mounted, expected a read-only mount");
+    /* In a read-only volume at the root, into which another container writes, somebody may move it. */
+    if (is_mount(folder) == 0)
+        return differ(reason, room, "its folder " VGPU_PATH_SHARE " is a plain folder, expected the node's mount");
+    if (!is_read_only(folder))
         return differ(reason, room, "its folder " VGPU_PATH_SHARE " is mounted writable, expected read-only");
     int limits = openat(folder, "limits", O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK);
     if (limits < 0)
         return fail(reason, room, "it cannot be opened");
-    if (device_of(limits, &inside) && !is_covered(limits, inside, here))
+    if (device_of(folder, &here) && device_of(limits, &inside) && inside == here && is_mount(limits) <= 0)
         return limits;
     close(limits);
     return differ(reason, room, "another file is mounted on it, expected the one in the node's folder");

@@ -94,8 +94,8 @@ class AllocationFiles:
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
-        """Makes what of ``ro`` is not there yet, as of a folder of an older version; also while a container runs.
-        Raises OSError.
+        """Makes what is not there yet of ``ro`` and ``root``, as in a folder of an older version; also while a
+        container runs. Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
         share, root, label = f"{folder}/ro", f"{folder}/root", self._label
@@ -174,11 +174,14 @@ class AllocationFiles:
         return ours and all(map(os.path.exists, hosts)) and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
-        """Whether ``ro`` is as a container needs it: the files of the folder itself, and places for the others."""
+        """Whether ``ro`` and ``root`` are as a container needs them: the files of the folder itself, and places for all
+        that is mounted there.
+        """
         folder = f"{self._root}/{record.id}"
         return (
             all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
             and all(os.path.exists(f"{folder}/ro/{name}") for name in WRITABLE)
+            and all(os.path.isdir(f"{folder}/root/{name}") for name in PLACES)
             and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
         )
 

@@ -69,9 +69,10 @@ def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
 
 # What a container of runc says to the same: test_share_mounts.py of the integration tests.
 MOVES = [
-    ("the share", "mv /dev/vgpu/0 /dev/vgpu/o", "busy"),
+    ("the share", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
     ("a file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),
-    ("the folder above, which is no mount", "mv /dev/vgpu /dev/o", ""),
+    ("the folder above", "mv /dev/vgpu /dev/o", "busy"),
+    ("a folder that is no mount", "mkdir /dev/plain && mv /dev/plain /dev/o", ""),
     ("/dev", "mv /dev /o", "busy"),
 ]
 
@@ -79,8 +80,9 @@ MOVES = [
 @pytest.mark.parametrize(("about", "command", "fault"), MOVES, ids=[one[0] for one in MOVES])
 def test_what_can_be_moved(source, tmp_path, about, command, fault):
     (tmp_path / "ledger").touch()
-    mounts = [Mount("/dev/vgpu/0", str(tmp_path), True), Mount("/dev/vgpu/0/ledger", source, False)]
-    done = shell(command, mounts)
+    (tmp_path / "root/0").mkdir(parents=True)
+    mounts = [Mount("/dev/vgpu", str(tmp_path / "root"), True), Mount("/dev/vgpu/0", str(tmp_path), True)]
+    done = shell(command, [*mounts, Mount("/dev/vgpu/0/ledger", source, False)])
     assert (done.rc == 0, fault in done.err) == (not fault, True), done.err
 
 
