@@ -281,9 +281,19 @@ static void read_input(const struct allocation *allocation, int index, struct sc
             input->busy_until_ns = device->busy_until_ns[i];
 }
 
+/* For the watcher, which holds who was alone to no share. What the page says was so since the last look, unless the
+ * arbiter was away. */
+static void count_open(struct vgpu_gpu_page *page, uint64_t now)
+{
+    uint64_t passed = now - page->heartbeat_ns;
+    if (page->heartbeat_ns && page->gate == VGPU_GATE_OPEN && page->rate_ppm == 1000000 && passed < VGPU_ARBITER_SILENT_NS)
+        __atomic_store_n(&page->open_ns, page->open_ns + passed, __ATOMIC_RELAXED);
+}
+
 static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now, uint32_t tenants,
                          uint32_t active)
 {
+    count_open(page, now);
     __atomic_store_n(&page->tenants, tenants, __ATOMIC_RELAXED);
     __atomic_store_n(&page->active, active, __ATOMIC_RELAXED);
     if (page->gate == out->gate && page->flags == out->flags && page->rate_ppm == out->rate_ppm &&

@@ -196,7 +196,8 @@ struct vgpu_gpu_page {
     uint32_t tenants;            /* advice for people: tenants of this GPU, and how many of them want it */
     uint32_t active;
     uint32_t turns; /* turns that this tenant was given */
-    uint64_t reserved[6];
+    uint64_t open_ns; /* how long the gate was open at the rate of the whole GPU; not under the sequence */
+    uint64_t reserved[5];
     char uuid[VGPU_UUID_SIZE];
     char allocation[VGPU_ALLOCATION_SIZE];
 };

@@ -117,7 +117,8 @@ GPU_PAGE_FIELDS: Fields = {
     "tenants": (68, "I"),
     "active": (72, "I"),
     "turns": (76, "I"),
-    "reserved": (80, "6Q"),
+    "open_ns": (80, "Q"),
+    "reserved": (88, "5Q"),
     "uuid": (128, "48s"),
     "allocation": (176, "64s"),
 }
