@@ -39,7 +39,7 @@ class Proc:
         (folder / "ns" / "mnt").symlink_to(mnt)
         (folder / "ns" / "pid").symlink_to(pid)
         rows = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + "".join(
-            f"30 22 {one} {root} /run/vgpu/x rw - tmpfs tmpfs rw\n" for one, root in _pairs(mounts)
+            f"30 22 {one} {root} /dev/vgpu/0/x rw - tmpfs tmpfs rw\n" for one, root in _pairs(mounts)
         )
         (folder / "mountinfo").write_text(rows)
         (folder / "comm").write_text(f"{name}\n")

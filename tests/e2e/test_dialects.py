@@ -90,7 +90,7 @@ def pod(fleet: Fleet, machine: Any) -> Iterator[Callable[..., pods.Pod]]:
 
 def limits_of(pid: int) -> list[tuple[int, int]]:
     """(MiB, percent of the SMs) of each GPU by the limits file that a process has before it."""
-    found = abi_files.parse_limits(Path(f"/proc/{pid}/root/etc/vgpu/limits").read_bytes())
+    found = abi_files.parse_limits(Path(f"/proc/{pid}/root/dev/vgpu/0/limits").read_bytes())
     return [(one["memory_bytes"] // MIB, one["sm_percent"]) for one in found["devices"]]
 
 

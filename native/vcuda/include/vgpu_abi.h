@@ -21,13 +21,20 @@
 #define VGPU_UUID_SIZE 48
 #define VGPU_ALLOCATION_SIZE 64
 
-/* Where they lie in a container. */
-#define VGPU_PATH_LIBRARY "/usr/local/lib/vgpu/libvgpu.so"
+/*
+ * Where they lie in a container. The root, and in it the library's folder and the share, are mounts, read-only; ledger and
+ * tenant page are mounts inside the share, writable. A mount cannot be renamed from inside, and /dev is a mount of every
+ * container's own, where no image has a link. Containers of an older version have single files below /etc/vgpu and /run/vgpu, and a library of their own.
+ */
+#define VGPU_PATH_ROOT "/dev/vgpu"
+#define VGPU_PATH_LIBRARY VGPU_PATH_ROOT "/lib/libvgpu.so"
 #define VGPU_PATH_PRELOAD "/etc/ld.so.preload"
-#define VGPU_PATH_LIMITS "/etc/vgpu/limits"
-#define VGPU_PATH_LEDGER "/run/vgpu/ledger"
-#define VGPU_PATH_TENANT "/run/vgpu/tenant"
-#define VGPU_PATH_GPU_PREFIX "/run/vgpu/gpu-" /* + the UUID as the limits file spells it */
+#define VGPU_SHARE "0" /* a folder of the root */
+#define VGPU_PATH_SHARE VGPU_PATH_ROOT "/" VGPU_SHARE
+#define VGPU_PATH_LIMITS VGPU_PATH_SHARE "/limits"
+#define VGPU_PATH_LEDGER VGPU_PATH_SHARE "/ledger"
+#define VGPU_PATH_TENANT VGPU_PATH_SHARE "/tenant"
+#define VGPU_PATH_GPU_PREFIX VGPU_PATH_SHARE "/gpu-" /* + the UUID as the limits file spells it */
 
 /* --- limits ------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program in a mount namespace of its own, which shows a container's files at chosen paths.
 
+What is a mount point in a container is one here, and no more below /dev: a folder that could be moved there can be
+moved here. /dev is a fresh tmpfs, as runtimes make it.
+
 For hosts without a container runtime at hand. Nothing is written on the host: a mount point that does not exist is made
 on a tmpfs that covers its folder in the new namespace alone, with the folder's other entries bound into it.
 """
@@ -26,9 +29,6 @@ GPU_CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-mode
 
 # Seconds between two polls of a running program: its memory may be free after milliseconds.
 LOOK_S = 0.001
-
-# Folders of this name are ours alone: what the host has there, a container does not see.
-OWN_FOLDER = "vgpu"
 
 
 class NamespaceError(Exception):
@@ -105,10 +105,7 @@ class Namespace:
         if not os.path.isdir(parent):
             self._make_target(parent, True)
         elif not self._is_opened(parent):
-            if os.path.basename(parent) == OWN_FOLDER:
-                self.tmpfs(parent)
-            else:
-                self._open_up(parent)
+            self._open_up(parent)
         _mount_point(path, is_folder)
 
     def _is_opened(self, folder: str) -> bool:
@@ -130,18 +127,11 @@ class Namespace:
         for mount, descriptor in zip(mounts, sources):
             self._own_devices = frozenset(_mounted_devices() - host_devices)
             is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-            self._hide_own_folder(mount.container_path)
             self._make_target(mount.container_path, is_folder)
             self._bind(descriptor, mount.container_path)
             if mount.read_only:
                 self._mount("none", mount.container_path, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
             os.close(descriptor)
-
-    def _hide_own_folder(self, path: str) -> None:
-        parent = os.path.dirname(path)
-        if os.path.basename(parent) == OWN_FOLDER and os.path.isdir(parent) and not self._is_opened(parent):
-            self.tmpfs(parent)
-            self._own_devices |= {os.stat(parent).st_dev}
 
     def _device_folder(self, device_paths: Sequence[str]) -> None:
         names = [f"/dev/{name}" for name in DEVICE_NODES + DEVICE_FOLDERS] + list(device_paths)

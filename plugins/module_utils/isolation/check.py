@@ -18,9 +18,10 @@ from . import pair as isolation_pair
 from .engines import NAMESPACE, Engines, Lease
 from .runner import ASK_S, START_S, RunnerError
 
-LIBRARY = "/usr/local/lib/vgpu/libvgpu.so"
-# The probe's path in the slice; no workload gets it.
-PROBE = "/usr/local/lib/vgpu/vgpu-probe"
+# The folder of the library's version in the slice; and the file alone, in an answer of an older plugin.
+LIBRARY, OLD_LIBRARY = "/dev/vgpu/lib", "/usr/local/lib/vgpu/libvgpu.so"
+# The probe's path in the slice, a mount of its own, so that it is there also where the library is left out.
+PROBE = "/dev/vgpu-probe"
 # Seconds for which a fill stays, so that a poll sees it also on a busy host, where polls come seconds apart.
 HOLD_MS = 3000
 # Fields that are read of vgpuctl's answers.
@@ -159,10 +160,11 @@ class SliceCheck:
         )
 
     def _probe_mount(self) -> Mount:
-        folders = [os.path.dirname(one.host_path) for one in self._promised if one.container_path == LIBRARY]
-        if not folders:
+        sources = {one.container_path: one.host_path for one in self._promised}
+        folder = sources.get(LIBRARY) or os.path.dirname(sources.get(OLD_LIBRARY, ""))
+        if not folder:
             raise RunnerError(f"the answer of the plugin mounts no {LIBRARY}; the GPU is not shared by vcuda")
-        return Mount(PROBE, os.path.join(folders[0], os.path.basename(PROBE)), True)
+        return Mount(PROBE, os.path.join(folder, os.path.basename(PROBE)), True)
 
     def run(self) -> list[dict[str, Any]]:
         """Runs the checks that a slice must pass to their end; the bypasses only within ``duration``."""

@@ -21,7 +21,7 @@ from .runner import RunnerError
 WAIT_S = 90.0
 AHEAD_S = 0.7
 # The folder's path in both slices, and its name on the host, next to the device plugin's socket, before the run's mark.
-MEETING = "/run/vgpu/beside"
+MEETING = "/dev/vgpu-beside"
 FOLDER = "beside-"
 
 

@@ -36,6 +36,7 @@ def used(host: Host, root: str, versions: Sequence[str]) -> list[str]:
     }
     # A bind mount is listed with its place inside its file system, so only the end of the path is known.
     ends = {f"/{version}/{name}": version for version, names in files.items() for name in names}
+    ends.update((f"/{version}", version) for version in versions)
     found = set(promised)
     for maps, mounts in _processes(host):
         found |= {version for mark, version in inodes.items() if mark in maps}

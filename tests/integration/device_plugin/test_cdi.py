@@ -19,7 +19,7 @@ from .conftest import BUILD, RESOURCE, SLICE_MIB, SPLIT, RealNode, until
 MIB = 1 << 20
 # podman of Debian 12 looks for CDI files in these two folders, and no option names another.
 FOLDER = Path("/var/run/cdi")
-PROGRAM = "/usr/local/lib/vgpu/vgpu-probe"
+PROGRAM = "/usr/local/bin/vgpu-probe"
 HOLDER = "/usr/local/bin/holder"
 # podman asks for the kernel's greatest limits unless told; a machine without the right to raise any refuses that.
 LIMITS = [
@@ -147,7 +147,7 @@ def test_whole_gpu_is_not_limited(node, image, served):
 
 
 def test_container_that_asks_for_nothing_finds_no_driver(node, image, served):
-    found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /usr/local/lib/vgpu /run/vgpu 2>&1; echo")
+    found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /dev/vgpu /dev/vgpu/0 2>&1; echo")
     assert "libcuda" not in found.stdout
     assert "limits" not in found.stdout
 

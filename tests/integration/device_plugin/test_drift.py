@@ -93,7 +93,7 @@ def test_plugin_that_offers_one_slice_too_many(node, look):
 def test_stale_ledger(node, look):
     """A live slot charges 900 MiB that the driver knows nothing of."""
     pod = node.kubelet.run_pod("one")
-    path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/ledger")
+    path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.LEDGER_SLOT_OFFSET)

@@ -55,7 +55,7 @@ def test_whole_slice_holds(node):
 
 
 @pytest.mark.parametrize(
-    "path", ["/usr/local/lib/vgpu/libvgpu.so", "/etc/ld.so.preload", "/etc/vgpu/limits", "/run/vgpu/ledger"]
+    "path", ["/dev/vgpu", "/dev/vgpu/lib", "/etc/ld.so.preload", "/dev/vgpu/0", "/dev/vgpu/0/ledger"]
 )
 def test_one_mount_less_is_red(node, path):
     rc, result = node.isolation(omit_mounts=[path])
@@ -73,7 +73,7 @@ def test_one_mount_less_is_red(node, path):
     "path, ways",
     [
         ("/etc/ld.so.preload", {"bypass-path", "bypass-no-preload", "bypass-own-limits", "bypass-setuid"}),
-        ("/etc/vgpu/limits", {"bypass-no-preload", "bypass-own-limits"}),
+        ("/dev/vgpu/0", {"bypass-no-preload", "bypass-own-limits"}),
     ],
 )
 def test_ways_round_are_red_where_a_mount_is_missing(node, path, ways):
@@ -294,7 +294,7 @@ def test_restart_with_running_container(node):
 
 def test_full_ledger_tmpfs_is_bounded(node):
     pod = node.kubelet.run_pod("one")
-    ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/ledger")
+    ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     descriptor = os.open(ledger, os.O_WRONLY | os.O_APPEND)
     try:
         with pytest.raises(OSError, match="No space left"):
@@ -313,7 +313,7 @@ def test_omitted_mount_that_no_answer_has_is_refused(node):
     assert (rc, result["failed"]) == (1, True)
     assert "omit_mounts" in result["msg"]
     assert "/etc/ld.so.prelaod" in result["msg"]
-    assert "/etc/vgpu/limits" in result["msg"]  # what can be named
+    assert "/dev/vgpu/0" in result["msg"]  # what can be named
     assert node.vgpuctl("status")["allocations"] == []
 
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = V100-16GB\ncount = 2\n"
 SLICES = 6
-LIMITS, LEDGER = "/etc/vgpu/limits", "/run/vgpu/ledger"
+SHARE, LEDGER = "/dev/vgpu/0", "/dev/vgpu/0/ledger"
 # The program as it is, but for where it finds the boot's id, and seconds in place of the minute of grace.
 PROGRAM = """\
 import sys
@@ -107,7 +107,7 @@ def host_path(pod: dict, inside: str) -> Path:
 
 
 def limits_of(pod: dict) -> dict:
-    return abi_files.parse_limits(host_path(pod, LIMITS).read_bytes())
+    return abi_files.parse_limits((host_path(pod, SHARE) / "limits").read_bytes())
 
 
 # What a power cut leaves of the records, which are not synced; and who comes up first.
@@ -137,7 +137,7 @@ def test_allocations_after_a_reboot(machine, records, first):
     elif records == "without the last one":
         machine.records.write_bytes(older)
     node.kubelet.delete_pod("deleted")  # from afar, while the node was away
-    assert not any(host_path(pod, LIMITS).exists() for pod in pods.values())
+    assert not any(host_path(pod, SHARE).exists() for pod in pods.values())
     machine.boot_up(first)
 
     # The lease has ended with the boot; all is offered, and what the checkpoint names is nobody else's.
@@ -151,7 +151,7 @@ def test_allocations_after_a_reboot(machine, records, first):
             assert Path(mount["host_path"]).is_file(), (name, mount)
         assert limits_of(again) == before[name], name
         assert abi_files.parse_ledger(host_path(again, LEDGER).read_bytes())["slots"] == []
-    kept = {host_path(pods[name], LIMITS).parent.name for name in ("stays", "both", "last")}
+    kept = {host_path(pods[name], SHARE).parent.name for name in ("stays", "both", "last")}
     # With the pod that was deleted its allocation ends, and no other.
     until(lambda: len(machine.allocations()) == 4, "the end of the deleted pod's allocation")
     assert kept <= set(machine.allocations())
@@ -185,10 +185,10 @@ def test_no_container_starts_before_the_plugin_is_back(machine):
     machine.start_kubelet()
     with pytest.raises(PodError, match="no plugin is registered"):
         node.kubelet.restart_container("stays")
-    assert not host_path(pod, LIMITS).exists()
+    assert not host_path(pod, SHARE).exists()
     node.start()
     node.kubelet.restart_container("stays")
-    assert limits_of(pod)["allocation"] == host_path(pod, LIMITS).parent.name
+    assert limits_of(pod)["allocation"] == host_path(pod, SHARE).parent.name
 
 
 def test_lease_outlives_a_restart_and_not_a_reboot(machine):

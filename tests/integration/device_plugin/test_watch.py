@@ -25,7 +25,7 @@ WAYS = [
     ("bypass-symbol-table", "no-slot"),
     ("bypass-ledger-lie", "more-memory"),
 ]
-PROBE = "/usr/local/lib/vgpu/vgpu-probe"
+PROBE = "/dev/vgpu/lib/vgpu-probe"
 # A context and 64 MiB by the driver alone, as a program of the host has them. Holds until its stdin ends.
 PLAIN = """
 import ctypes, sys
@@ -44,8 +44,6 @@ class Slice:
 
     def __init__(self, node, answer: dict) -> None:
         mounts = [[one["container_path"], one["host_path"], one["read_only"]] for one in answer["mounts"]]
-        library = next(host for inside, host, _ro in mounts if inside == "/usr/local/lib/vgpu/libvgpu.so")
-        mounts.append([PROBE, str(Path(library).with_name("vgpu-probe")), True])
         self._wanted = json.dumps({"mounts": mounts, "minors": [0], "envs": dict(answer["envs"])})
         self._node = node
         self.running: list[subprocess.Popen] = []
@@ -107,7 +105,7 @@ def test_open_way_round_is_named(watched, way, reason):
     assert found["processes"][0]["name"] == "vgpu-probe"
     # The container's own process by the kernel's word, not by the watcher's.
     pid = found["processes"][0]["pid"]
-    assert "/run/vgpu/ledger" in Path(f"/proc/{pid}/mountinfo").read_text()
+    assert "/dev/vgpu/0/ledger" in Path(f"/proc/{pid}/mountinfo").read_text()
     totals = watched.vgpuctl("watch")["totals"]
     assert totals == [{"reason": reason, "kind": "kubelet", "count": 1}]
     log = (watched.folder / "plugin.log").read_text()
@@ -258,7 +256,7 @@ def test_spoilt_ledger_hides_nobody(watched):
     until(lambda: watched.vgpuctl("top", "--once")["usages"][0]["memory_used"] > SLICE_MIB * MIB // 2, "the fill")
     looks(watched, 3)
     assert findings(watched) == []
-    ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/run/vgpu/ledger")
+    ledger = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     with open(ledger, "r+b") as stream:
         stream.write(b"\xff" * 64)
     (found,) = until(lambda: findings(watched), "it to be named")

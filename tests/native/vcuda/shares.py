@@ -29,7 +29,7 @@ def waited(pid: int) -> float:
 
 
 class Container:
-    """An allocation's folder on the node, and next to it what its processes see under /run/vgpu (the same inodes)."""
+    """An allocation's folder on the node, and next to it what its processes see in /dev/vgpu/0 (the same inodes)."""
 
     def __init__(self, node: Node, name: str, percent: int, pages: bool = True, **limits: object) -> None:
         self.node, self.name = node, name

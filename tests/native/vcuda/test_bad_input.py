@@ -35,7 +35,7 @@ def closed(host: Host, wrapper: tuple, **variables: str) -> list:
 def test_damaged_limits_of_a_container(host: Host, fault: str, variables: dict) -> None:
     BAD_LIMITS[fault](host.limits)
     lines = closed(host, container(host, PRELOAD), **variables)
-    assert all("/etc/vgpu/limits" in line for line in lines if "no context" in line)
+    assert all("/dev/vgpu/0/limits" in line for line in lines if "no context" in line)
     assert any("no context" in line and "libvgpu.so" in line for line in lines)
 
 
@@ -44,7 +44,7 @@ def test_damaged_limits_of_a_container(host: Host, fault: str, variables: dict) 
 def test_a_damaged_ledger_of_a_container(host: Host, fault: str) -> None:
     BAD_LEDGERS[fault](host.ledger)
     lines = closed(host, container(host, PRELOAD))
-    assert any("/run/vgpu/ledger" in line and "no context" in line for line in lines)
+    assert any("/dev/vgpu/0/ledger" in line and "no context" in line for line in lines)
 
 
 @needs_root
@@ -52,7 +52,7 @@ def test_a_read_only_ledger_of_a_container(host: Host) -> None:
     script = f"mount --bind {host.ledger} {host.ledger}; mount -o remount,ro,bind {host.ledger}"
     outer = in_namespace(script)
     lines = closed(host, (*outer, *container(host, PRELOAD)))
-    assert any("/run/vgpu/ledger" in line and "Read-only" in line for line in lines)
+    assert any("/dev/vgpu/0/ledger" in line and "Read-only" in line for line in lines)
 
 
 @needs_root
@@ -174,11 +174,11 @@ def test_the_comparison_sees_a_library_that_does_something(host: Host) -> None:
     busy = host.folder / "busy.so"
     (host.folder / "busy.c").write_text(
         "#include <fcntl.h>\n#include <unistd.h>\n"
-        '__attribute__((constructor)) static void begin(void) { open("/etc/vgpu/limits", O_RDONLY); getppid(); }\n'
+        '__attribute__((constructor)) static void begin(void) { open("/dev/vgpu/0/limits", O_RDONLY); getppid(); }\n'
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", busy, host.folder / "busy.c"], check=True)
     env = host.env(preload=False)
     ours, files = calls(host.folder, ["true"], LIBRARY, env)
     other, seen = calls(host.folder, ["true"], busy, env)
     assert ours != other
-    assert "/etc/vgpu/limits" in seen - files
+    assert "/dev/vgpu/0/limits" in seen - files

@@ -166,27 +166,35 @@ def test_a_read_only_ledger_fails_closed(host: Host) -> None:
 # --- as in a container: our ld.so.preload is in force -------------------------------------------------------------
 
 
-def container(host: Host, preload: str, limits: bool = True, ledger: bool = True, folder: str = "root") -> tuple:
-    """/etc/ld.so.preload, /etc/vgpu and /run/vgpu of a container, in a mount namespace."""
-    root = host.folder / folder
-    (root / "etc").mkdir(parents=True)
-    (root / "run").mkdir()
+def container(
+    host: Host, preload: str, limits: bool = True, ledger: bool = True, folder: str = "root", then: tuple = ()
+) -> tuple:
+    """/etc/ld.so.preload and /dev/vgpu of a container, in a mount namespace; ``then``: what a tenant does there."""
+    root, share = host.folder / folder, host.folder / folder / "share"
+    for one in ("etc", "dev", "share", "above/0"):
+        (root / one).mkdir(parents=True)
     commands = [
         # A writable view of /etc, so that a file can be bound that is not there outside.
         f"mount -t tmpfs none {root}/etc",
         f"mkdir {root}/etc/up {root}/etc/work",
         f"mount -t overlay none -o lowerdir=/etc,upperdir={root}/etc/up,workdir={root}/etc/work /etc",
-        f"mount -t tmpfs none {root}/run",
-        "mkdir -p /etc/vgpu",
         f"printf '%s\\n' '{preload}' > /etc/ld.so.preload",
+        f"mount -t tmpfs none {root}/dev",
+        f"for one in null zero urandom; do : > {root}/dev/$one; mount --bind /dev/$one {root}/dev/$one; done",
+        f"mkdir -p {root}/dev/shm {root}/dev/vgpu",
+        f"mount --bind {root}/above {root}/dev/vgpu",
+        f"mount -o remount,bind,ro {root}/dev/vgpu",
+        f": > {share}/tenant",
     ]
     if limits:
-        commands += [": > /etc/vgpu/limits", f"mount --bind {host.limits} /etc/vgpu/limits"]
-    commands += [f"mkdir -p {root}/run/vgpu"]
+        commands += [f"ln {host.limits} {share}/limits"]
     if ledger:
-        commands += [f": > {root}/run/vgpu/ledger", f"mount --bind {host.ledger} {root}/run/vgpu/ledger"]
-    commands += [f"mount --rbind {root}/run /run"]
-    return in_namespace(*commands)
+        commands += [f": > {share}/ledger"]
+    commands += [f"mount --bind {share} {root}/dev/vgpu/0", f"mount -o remount,bind,ro {root}/dev/vgpu/0"]
+    if ledger:
+        commands += [f"mount --bind {host.ledger} {root}/dev/vgpu/0/ledger"]
+    commands += [f"mount --move {root}/dev /dev"]
+    return in_namespace(*commands, *then)
 
 
 FORCED = {"preload": False, "limits": False}
@@ -242,8 +250,7 @@ def test_in_a_container_a_process_without_descriptors_gets_no_other_files(host: 
 @pytest.mark.parametrize("missing", ["limits", "ledger"])
 def test_in_a_container_a_missing_file_fails_closed(host: Host, missing: str) -> None:
     puppet = assert_closed(host, wrapper=container(host, PRELOAD, **{missing: False}), **FORCED)
-    path = {"limits": "/etc/vgpu/limits", "ledger": "/run/vgpu/ledger"}[missing]
-    assert any(path in line for line in puppet.errors().splitlines())
+    assert any(f"/dev/vgpu/0/{missing}" in line for line in puppet.errors().splitlines())
 
 
 def test_in_a_container_a_live_change_comes_through_the_bind_mount(host: Host) -> None:

@@ -54,6 +54,7 @@ def test_pod_gets_limited_slice(node, kubelet, daemon):
     mounts = {one["container_path"]: one for one in pod["answer"]["mounts"]}
     uuid = pod["ids"][0].partition("::")[0]
     assert {path: one["read_only"] for path, one in mounts.items()} == {
+        "/dev/vgpu": True,
         "/dev/vgpu/lib": True,
         "/dev/vgpu/0": True,
         "/dev/vgpu/0/ledger": False,
@@ -166,6 +167,7 @@ def test_lease_is_withdrawn_from_kubelet_and_comes_back(node, kubelet, daemon, c
     checkpoint = json.loads((node.paths.kubelet_dir / "kubelet_internal_checkpoint").read_text())
     assert set(lease["ids"]).isdisjoint(checkpoint["Data"]["RegisteredDevices"][RESOURCE])
     assert sorted(one["container_path"] for one in lease["mounts"]) == [
+        "/dev/vgpu",
         "/dev/vgpu/0",
         "/dev/vgpu/0/ledger",
         "/dev/vgpu/0/tenant",

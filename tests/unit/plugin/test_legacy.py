@@ -54,7 +54,9 @@ def allocatable(kubelet) -> int:
 
 
 def limits(pod) -> dict:
-    path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    path = (
+        next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    )
     return abi_files.parse_limits(Path(path).read_bytes())
 
 

@@ -191,7 +191,7 @@ def test_limits_come_last_and_whole(node, monkeypatch):
     made_first = ["ld.so.preload", f"gpu-{uuid}", "ledger", "tenant", "limits.new", "limits"]
     assert [one for one in order if "allocations" not in one][: len(made_first)] == made_first
     assert sorted(one.name for one in files.folder(answer.allocation).iterdir()) == sorted(
-        ["ld.so.preload", f"gpu-{uuid}", "limits", "ro", "rw"]
+        ["ld.so.preload", f"gpu-{uuid}", "limits", "ro", "root", "rw"]
     )
 
 

@@ -78,7 +78,9 @@ def run(kubelet, name, **more):
 
 
 def limits(pod) -> dict:
-    path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    path = (
+        next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    )
     return abi_files.parse_limits(Path(path).read_bytes())
 
 

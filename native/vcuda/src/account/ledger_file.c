@@ -133,6 +133,9 @@ static bool check(const char *path, int descriptor)
     ssize_t length = pread(descriptor, &header, sizeof header, 0);
     if (length < 0)
         return complain(path, strerror(errno));
+    /* Its owner may cut it short, and a mapping would end this process. */
+    if (limits_ledger_is_own() && status.st_uid != geteuid())
+        return complain(path, "it belongs to another user; remove it, or name a ledger by CUDA_DEVICE_MEMORY_SHARED_CACHE");
     if (status.st_size == 0 || (blank(&header) && status.st_size <= (off_t)VGPU_LEDGER_FILE_SIZE)) {
         /* Or a tenant would empty it, and be granted its limit once more on top of what it holds. */
         if (limits_of_an_allocation())
@@ -159,6 +162,8 @@ static bool check(const char *path, int descriptor)
         return complain(path, "it is not a ledger of a version that this library knows");
     if (status.st_size < (off_t)VGPU_LEDGER_FILE_SIZE)
         return complain(path, "it is truncated");
+    if (!limits_same_allocation(header.allocation))
+        return complain(path, "it is of another allocation than " VGPU_PATH_LIMITS);
     return true;
 }
 
@@ -190,7 +195,7 @@ int ledger_file_open(const char *path, bool write)
     int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW | O_NOCTTY | O_NONBLOCK;
     int descriptor = open(path, flags);
     if (descriptor < 0 && errno == ENOENT && write && limits_ledger_create())
-        descriptor = open(path, flags | O_CREAT, 0666);
+        descriptor = open(path, flags | O_CREAT, limits_ledger_is_own() ? 0600 : 0666);
     if (descriptor < 0) {
         if (write)
             complain(path, strerror(errno));

@@ -113,6 +113,15 @@ static enum control broken(void)
     return CONTROL_BROKEN;
 }
 
+static bool map_file(void)
+{
+    if (!in_force)
+        return limits_map(path, &file, reason, sizeof reason);
+    int descriptor = share_limits_open(reason, sizeof reason);
+    file.missing = false;
+    return descriptor >= 0 && limits_map_open(descriptor, &file, reason, sizeof reason);
+}
+
 static enum control load(void)
 {
     static bool started, settled;
@@ -128,7 +137,7 @@ static enum control load(void)
             env_keep_path(other, path, sizeof path);
     }
     required = in_force || strcmp(path, VGPU_PATH_LIMITS) != 0;
-    if (!file.data && !limits_map(path, &file, reason, sizeof reason)) {
+    if (!file.data && !map_file()) {
         if (!file.missing || required)
             return broken();
         struct snapshot *snapshot = calloc(1, sizeof *snapshot);
@@ -297,19 +306,27 @@ bool limits_of_an_allocation(void)
     return in_force && snapshot && snapshot->from_file && snapshot->limits.allocation[0];
 }
 
+bool limits_same_allocation(const char allocation[VGPU_ALLOCATION_SIZE])
+{
+    const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return !in_force || (snapshot && strncmp(snapshot->limits.allocation, allocation, VGPU_ALLOCATION_SIZE) == 0);
+}
+
+bool limits_ledger_is_own(void)
+{
+    const struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
+    return !in_force && !*env.ledger && !(snapshot && snapshot->from_file);
+}
+
 const char *limits_ledger_path(void)
 {
     static char fallback[64];
-    struct snapshot *snapshot = atomic_load_explicit(&current, memory_order_acquire);
-    if (in_force)
-        return VGPU_PATH_LEDGER;
-    if (*env.ledger)
-        return env.ledger;
-    if (snapshot && snapshot->from_file)
-        return VGPU_PATH_LEDGER;
-    /* A library preloaded by hand: one account for all processes of this user. */
-    snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
-    return fallback;
+    if (limits_ledger_is_own()) {
+        /* A library preloaded by hand: one account for all processes of this user. */
+        snprintf(fallback, sizeof fallback, "/tmp/vgpu-ledger-%u", (unsigned)geteuid());
+        return fallback;
+    }
+    return !in_force && *env.ledger ? env.ledger : VGPU_PATH_LEDGER;
 }
 
 bool limits_ledger_create(void)

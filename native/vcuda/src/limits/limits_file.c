@@ -107,18 +107,24 @@ bool limits_parse(const unsigned char *data, size_t length, struct vgpu_limits *
 
 bool limits_map(const char *path, struct limits_file *file, char *reason, size_t room)
 {
-    struct stat status;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (descriptor >= 0)
+        return limits_map_open(descriptor, file, reason, room);
+    file->missing = errno == ENOENT || errno == ENOTDIR;
+    snprintf(reason, room, "it cannot be opened: %s", strerror(errno));
+    return false;
+}
+
+bool limits_map_open(int descriptor, struct limits_file *file, char *reason, size_t room)
+{
+    struct stat status;
+    file->missing = false;
     /* By number: libc's own fstat carries GLIBC_2.33 in the symbol tables of new systems. */
-    if (descriptor < 0 || syscall(SYS_fstat, descriptor, &status) != 0) {
-        int error = errno;
-        file->missing = error == ENOENT || error == ENOTDIR;
-        snprintf(reason, room, "it cannot be opened: %s", strerror(error));
-        if (descriptor >= 0)
-            close(descriptor);
+    if (syscall(SYS_fstat, descriptor, &status) != 0) {
+        snprintf(reason, room, "its length cannot be read: %s", strerror(errno));
+        close(descriptor);
         return false;
     }
-    file->missing = false;
     if (!S_ISREG(status.st_mode) || status.st_size < (off_t)HEADER || status.st_size > (off_t)(16 << 20)) {
         why(reason, room, "its length", (unsigned long long)status.st_size, VGPU_LIMITS_FILE_SIZE);
         close(descriptor);

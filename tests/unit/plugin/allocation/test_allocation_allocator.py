@@ -93,7 +93,7 @@ def test_files_and_their_rights(node):
     names = ("limits", "ld.so.preload", page, "rw/ledger", "rw/tenant")
     modes = {name: oct((folder / name).stat().st_mode & 0o7777) for name in names}
     assert modes == dict(zip(names, ("0o444", "0o444", "0o444", "0o666", "0o666"), strict=True))
-    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "ro", "rw"])
+    assert sorted(one.name for one in folder.iterdir()) == sorted(["limits", "ld.so.preload", page, "ro", "root", "rw"])
     assert oct(node.paths.allocations.stat().st_mode & 0o7777) == "0o700"
     ledger = abi_files.parse_ledger((folder / "rw/ledger").read_bytes())
     assert (ledger["devices"], ledger["slots"]) == ([node.gpus[0].uuid], [])
@@ -110,6 +110,7 @@ def test_what_a_container_has_mounted(node):
     folder = files.folder(answer.allocation)
     share, library = folder / "ro", node.library_root / "0.1.0-aaaaaaaaaaaa"
     assert answer.mounts == [
+        ("/dev/vgpu", str(folder / "root"), True),
         ("/dev/vgpu/lib", str(library), True),
         ("/dev/vgpu/0", str(share), True),
         ("/dev/vgpu/0/ledger", str(folder / "rw/ledger"), False),
@@ -121,7 +122,9 @@ def test_what_a_container_has_mounted(node):
     assert [(share / one).samefile(folder / one) for one in ("limits", page)] == [True, True]
     assert [(share / one).stat().st_size for one in ("ledger", "tenant")] == [0, 0]
     # Any user of a container finds the files; the mount is read-only.
-    assert oct(share.stat().st_mode & 0o7777) == "0o755"
+    places = [share, folder / "root", folder / "root/lib", folder / "root/0"]
+    assert [oct(one.stat().st_mode & 0o7777) for one in places] == ["0o755"] * 4
+    assert [list(one.iterdir()) for one in places[2:]] == [[], []]
     assert (share / "ld.so.preload").read_text() == "/dev/vgpu/lib/libvgpu.so\n"
     # A container of an older version's answer has its own library, where that version mounted it.
     assert (folder / "ld.so.preload").read_text() == "/usr/local/lib/vgpu/libvgpu.so\n"
@@ -131,6 +134,8 @@ SPOILT = [
     ("an older version's", lambda share: shutil.rmtree(share)),
     ("limits of a folder before", lambda share: replace_by(share / "limits", b"other")),
     ("a page of a folder before", lambda share: replace_by(next(share.glob("gpu-*")), b"other")),
+    ("no folder above", lambda share: shutil.rmtree(share.parent / "root")),
+    ("no place for the library", lambda share: (share.parent / "root/lib").rmdir()),
     ("no page", lambda share: next(share.glob("gpu-*")).unlink()),
     ("no place for the ledger", lambda share: (share / "ledger").unlink()),
     ("no place for the tenant page", lambda share: (share / "tenant").unlink()),
@@ -223,12 +228,7 @@ def test_switch_of_the_library_is_for_new_allocations(node):
     (old,) = allocator.allocate([[slice_id(node.gpus[0], 0)]])
     node.install_library("0.2.0-bbbbbbbbbbbb")
     (new,) = allocator.allocate([[slice_id(node.gpus[0], 1)]])
-    sources = [
-        host
-        for answer in (old, new)
-        for inside, host, _read_only in answer.mounts
-        if inside == "/dev/vgpu/lib"
-    ]
+    sources = [host for answer in (old, new) for inside, host, _read_only in answer.mounts if inside == "/dev/vgpu/lib"]
     assert [Path(one).name for one in sources] == ["0.1.0-aaaaaaaaaaaa", "0.2.0-bbbbbbbbbbbb"]
 
 

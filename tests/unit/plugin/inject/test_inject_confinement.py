@@ -32,9 +32,10 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
     hosts = [host for inside, host, _read_only in answer.mounts if inside != CONTAINER_LIBRARY_FOLDER]
     hosts += [host for inside, host, _read_only in files.old_mounts(record) if inside != OLD_LIBRARY]
     share = files.folder(record.id) / "ro"
-    hosts += [str(one) for one in share.iterdir()]
-    # limits and gpu page once each, though they have two names; both files of rw, and their places; two preload files.
-    assert len({os.stat(host).st_ino for host in hosts}) == 1 + 2 + 2 + 2 + 2
+    hosts += [str(one) for one in (*share.iterdir(), *(files.folder(record.id) / "root").iterdir())]
+    # The share, its root and two places there; limits and gpu page once each, though they have two names; both files of
+    # rw, and their places; two preload files.
+    assert len({os.stat(host).st_ino for host in hosts}) == 4 + 2 + 2 + 2 + 2
     assert {os.stat(host).st_ino for host in hosts} == set(labelled)
 
 

@@ -64,7 +64,9 @@ def test_new_split_without_a_restart_and_without_a_gap(node, kubelet, daemon, mo
     until(lambda: capacity(kubelet) == slices, "the new slices")
     assert min(seen) >= min(8, slices)
     pod = kubelet.run_pod("one")
-    limits = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    limits = (
+        next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    )
     with open(limits, "rb") as stream:
         assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == (15360 // split) << 20
 
@@ -107,7 +109,9 @@ def test_slices_in_use_are_not_taken_away(node, kubelet, daemon, capsys):
     assert offered == {node.gpus[0].uuid: 4, node.gpus[1].uuid: 2}
     assert [node.gpus[0].uuid in one for one in status(node, capsys)["warnings"]] == [True]
     kubelet.restart_container("one")  # its files are made anew from what it was given
-    limits = next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    limits = (
+        next(one["host_path"] for one in held["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0") + "/limits"
+    )
     with open(limits, "rb") as stream:
         assert abi_files.parse_limits(stream.read())["devices"][0]["memory_bytes"] == 3840 << 20
 

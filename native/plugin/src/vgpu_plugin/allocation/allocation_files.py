@@ -5,6 +5,7 @@
     rw/ledger, rw/tenant       what the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
                                ld.so.preload, and empty places on which ledger and tenant are mounted
+    root/                      mounted read-only above it and above the library: two empty places
     ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
 
 A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
@@ -31,6 +32,7 @@ from ..node.paths import (
     CONTAINER_LIBRARY,
     CONTAINER_LIBRARY_FOLDER,
     CONTAINER_PRELOAD,
+    CONTAINER_ROOT,
     CONTAINER_SHARE,
     CONTAINER_TENANT,
     OLD_GPU_PAGE,
@@ -45,6 +47,8 @@ RW_SIZE = 1 << 20
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
+# Folders of ``root``.
+PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
 # Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
 STATIC = "slice-"
 # What makes an open file one that confined containers may use.
@@ -73,7 +77,7 @@ class AllocationFiles:
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
         if not fresh:
-            # The last container may have filled the tmpfs through its files; there must be room for new ones next to them.
+            # The last container may have filled the tmpfs through its files; new ones need room next to them.
             for name in WRITABLE:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(f"{rw}/{name}")
@@ -90,16 +94,17 @@ class AllocationFiles:
         self.make_share(record)
 
     def make_share(self, record: Record) -> None:
-        """Makes what of ``ro`` is not there yet, as of a folder of an older version; also while a container runs.
-        Raises OSError.
+        """Makes what is not there yet of ``ro`` and ``root``, as in a folder of an older version; also while a
+        container runs. Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
-        share, label = f"{folder}/ro", self._label
-        _made(share)
-        # A container's user, whoever that is, must find the files in it.
-        os.chmod(share, 0o755)
-        if label is not None:
-            _label_folder(share, label)
+        share, root, label = f"{folder}/ro", f"{folder}/root", self._label
+        for one in (share, root, *(f"{root}/{name}" for name in PLACES)):
+            _made(one)
+            # A container's user, whoever that is, must find what is in it.
+            os.chmod(one, 0o755)
+            if label is not None:
+                _label_folder(one, label)
         for name in _shared(record):
             if not _same_file(f"{folder}/{name}", f"{share}/{name}"):
                 with contextlib.suppress(FileNotFoundError):
@@ -125,6 +130,7 @@ class AllocationFiles:
         folder = f"{self._root}/{record.id}"
         # The version's own folder: a bind mount of `current` would follow the next switch at a container restart.
         return [
+            (CONTAINER_ROOT, f"{folder}/root", True),
             (CONTAINER_LIBRARY_FOLDER, record.library, True),
             (CONTAINER_SHARE, f"{folder}/ro", True),
             (CONTAINER_LEDGER, f"{folder}/rw/ledger", False),
@@ -168,11 +174,14 @@ class AllocationFiles:
         return ours and all(map(os.path.exists, hosts)) and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
-        """Whether ``ro`` is as a container needs it: the files of the folder itself, and places for the others."""
+        """Whether ``ro`` and ``root`` are as a container needs them: the files of the folder itself, and places for all
+        that is mounted there.
+        """
         folder = f"{self._root}/{record.id}"
         return (
             all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
             and all(os.path.exists(f"{folder}/ro/{name}") for name in WRITABLE)
+            and all(os.path.isdir(f"{folder}/root/{name}") for name in PLACES)
             and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
         )
 

@@ -11,11 +11,13 @@ from pathlib import Path
 from .._shared.config import node_config
 
 # What a container sees (contract 1 of the design); never configurable, because libvgpu.so has them built in. /dev is a
-# mount of every container's own: no image has a link there, and nobody can rename it.
-CONTAINER_LIBRARY_FOLDER = "/dev/vgpu/lib"
+# mount of every container's own: no image has a link there, and nobody can rename it. What lies in it can be renamed,
+# but for mounts: so the folder of all others is one too.
+CONTAINER_ROOT = "/dev/vgpu"
+CONTAINER_LIBRARY_FOLDER = f"{CONTAINER_ROOT}/lib"
 CONTAINER_LIBRARY = f"{CONTAINER_LIBRARY_FOLDER}/libvgpu.so"
 CONTAINER_PRELOAD = "/etc/ld.so.preload"
-CONTAINER_SHARE = "/dev/vgpu/0"
+CONTAINER_SHARE = f"{CONTAINER_ROOT}/0"
 CONTAINER_LIMITS = f"{CONTAINER_SHARE}/limits"
 CONTAINER_LEDGER = f"{CONTAINER_SHARE}/ledger"
 CONTAINER_TENANT = f"{CONTAINER_SHARE}/tenant"

@@ -31,6 +31,7 @@ def source(tmp_path):
 
 # Folders that exist on every machine, ours that exist on none, and files that are there already.
 TARGETS = ["/etc/vgpu-test-file", "/usr/local/lib/vgpu/lib.so", "/run/vgpu/deep/er/file", "/etc/hostname", "/opt/x/y"]
+TARGETS += ["/dev/vgpu/deep/file", "/dev/vgpu-test-file"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -52,13 +53,37 @@ def test_writable_mount_reaches_the_source(source):
         assert stream.read() == "content\nmore\n"
 
 
-def test_our_folders_hold_nothing_of_the_host(source, tmp_path):
-    """A container does not see the allocations of others in /run/vgpu."""
-    folder = tmp_path / "vgpu"
-    folder.mkdir()
-    (folder / "secret").write_text("of another tenant")
-    outcome = shell(f"ls {folder}", [Mount(f"{folder}/ledger", source, False)])
-    assert outcome.out.split() == ["ledger"]
+def test_what_is_mounted_in_a_mounted_folder(source, tmp_path):
+    """As a share is: a read-only folder with places, and on them files that can be written."""
+    share = tmp_path / "share"
+    share.mkdir()
+    (share / "limits").write_text("limits\n")
+    (share / "ledger").touch()
+    mounts = [Mount("/dev/vgpu/0", str(share), True), Mount("/dev/vgpu/0/ledger", source, False)]
+    done = shell("cd /dev/vgpu/0; cat limits ledger; echo more >> ledger; echo more >> limits; touch new", mounts)
+    assert done.out == "limits\ncontent\n"
+    assert done.err.count("Read-only file system") == 2, done.err
+    with open(source) as stream:
+        assert ((share / "ledger").read_text(), stream.read()) == ("", "content\nmore\n")
+
+
+# What a container of runc says to the same: test_share_mounts.py of the integration tests.
+MOVES = [
+    ("the share", "mv /dev/vgpu/0 /dev/vgpu/o", "Read-only"),
+    ("a file in the share", "mv /dev/vgpu/0/ledger /dev/vgpu/0/o", "Read-only"),
+    ("the folder above", "mv /dev/vgpu /dev/o", "busy"),
+    ("a folder that is no mount", "mkdir /dev/plain && mv /dev/plain /dev/o", ""),
+    ("/dev", "mv /dev /o", "busy"),
+]
+
+
+@pytest.mark.parametrize(("about", "command", "fault"), MOVES, ids=[one[0] for one in MOVES])
+def test_what_can_be_moved(source, tmp_path, about, command, fault):
+    (tmp_path / "ledger").touch()
+    (tmp_path / "root/0").mkdir(parents=True)
+    mounts = [Mount("/dev/vgpu", str(tmp_path / "root"), True), Mount("/dev/vgpu/0", str(tmp_path), True)]
+    done = shell(command, [*mounts, Mount("/dev/vgpu/0/ledger", source, False)])
+    assert (done.rc == 0, fault in done.err) == (not fault, True), done.err
 
 
 def test_symlinks_and_folders_of_an_opened_folder_stay(source, tmp_path):

@@ -273,11 +273,11 @@ class Taker(Neighbour):
 
     def __init__(self, log, lease, fault=""):
         super().__init__(log, "", fault=fault)
-        (self.folder,) = [one for one in lease.mounts if one.container_path == "/run/vgpu/beside"]
+        (self.folder,) = [one for one in lease.mounts if one.container_path == "/dev/vgpu-beside"]
 
     def run(self, argv, timeout, before_start):
         self.who = argv[-1]
-        assert argv[argv.index("--beside") + 1] == "/run/vgpu/beside/socket"
+        assert argv[argv.index("--beside") + 1] == "/dev/vgpu-beside/socket"
         assert os.path.isdir(self.folder.host_path) and not self.folder.read_only
         super().run([*argv, self.folder.host_path], timeout, before_start)
         one = {"name": self.who, "verdict": "passed", "expected": 0, "found": 0, "unit": "bytes", "detail": "801"}

@@ -22,7 +22,7 @@ def test_a_folder_is_there_while_two_meet(tmp_path, fails):
         with isolation_pair.meeting(str(tmp_path)) as mount:
             (made,) = tmp_path.iterdir()
             assert made.name == f"beside-{run_id.own()}"
-            assert (mount.container_path, mount.host_path, mount.read_only) == ("/run/vgpu/beside", str(made), False)
+            assert (mount.container_path, mount.host_path, mount.read_only) == ("/dev/vgpu-beside", str(made), False)
             assert stat.S_IMODE(made.stat().st_mode) == 0o777, "whoever the containers' users are"
             (made / "socket").write_text("")
             assert isolation_pair.left_behind(str(tmp_path)) == [], "its run lives"

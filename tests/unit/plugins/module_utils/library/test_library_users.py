@@ -53,9 +53,10 @@ def test_a_mapped_file_is_known_by_its_path(host, tmp_path):
     assert library_users.used(host, ROOT, ["1", "2"]) == ["2"]
 
 
-@pytest.mark.parametrize("place", [f"{ROOT}/1/libvgpu.so", "/lib/vgpu/1/libvgpu.so", "/1/libvgpu.so"])
-def test_a_mounted_file_is_known_by_the_end_of_its_place(host, tmp_path, place):
-    process(tmp_path, 7, mounts=MOUNT.format(place=place, point=f"{ROOT}/libvgpu.so"))
+@pytest.mark.parametrize("place", [f"{ROOT}/1", "/lib/vgpu/1", "/1", f"{ROOT}/1/libvgpu.so", "/1/libvgpu.so"])
+def test_what_is_mounted_is_known_by_the_end_of_its_place(host, tmp_path, place):
+    """The folder of a version, or the file alone, as older versions did."""
+    process(tmp_path, 7, mounts=MOUNT.format(place=place, point="/dev/vgpu/lib"))
     assert library_users.used(host, ROOT, ["1", "2"]) == ["1"]
 
 
