@@ -104,8 +104,9 @@ NODE = """22 1 8:1 / / rw - ext4 /dev/sda1 rw
 TOP = """40 1 0:99 / / rw - overlay overlay rw
 41 40 0:5 / /dev rw - tmpfs tmpfs rw
 """
-NEW = """50 41 8:1 {library} /dev/vgpu/lib ro - ext4 /dev/sda1 rw
-51 41 0:25 /aaaa/ro /dev/vgpu/0 ro - tmpfs tmpfs rw
+NEW = """49 41 0:25 /aaaa/root /dev/vgpu ro - tmpfs tmpfs rw
+50 49 8:1 {library} /dev/vgpu/lib ro - ext4 /dev/sda1 rw
+51 49 0:25 /aaaa/ro /dev/vgpu/0 ro - tmpfs tmpfs rw
 52 51 0:50 /ledger /dev/vgpu/0/ledger rw - tmpfs vgpu rw
 53 51 0:50 /tenant /dev/vgpu/0/tenant rw - tmpfs vgpu rw
 54 40 0:25 /aaaa/ro/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
@@ -140,13 +141,14 @@ CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("shared memory", TOP + NEW + over(41, "/dev/shm"), "", False),
     ("a file over the limits", TOP + NEW + over(51, "/dev/vgpu/0/limits"), "at /dev/vgpu/0/limits", False),
     ("a folder over ours", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
-    ("a folder over all of ours", TOP + NEW + over(41, "/dev/vgpu"), "at /dev/vgpu ", False),
-    ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace(" 41 ", " 60 "), "", False),
+    ("a folder over all of ours", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
+    ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "), "", False),
+    ("not the folder of all others", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
     ("a file over the preload", TOP + NEW + over(54, "/etc/ld.so.preload"), "at /etc/ld.so.preload", False),
     ("a folder over /etc", TOP + NEW + over(40, "/etc"), "/etc/ld.so.preload nothing of ours", False),
-    ("a folder over /dev", TOP + NEW + over(41, "/dev"), "/dev/vgpu/lib nothing of ours", False),
+    ("a folder over /dev", TOP + NEW + over(41, "/dev"), "at /dev/vgpu nothing of ours", False),
     ("another GPU's page", TOP + NEW + over(51, "/dev/vgpu/0/gpu-x"), "expected nothing", False),
-    ("a share that we did not give", TOP + NEW + over(41, "/dev/vgpu/1"), "expected nothing", False),
+    ("a share that we did not give", TOP + NEW + over(49, "/dev/vgpu/1"), "expected nothing", False),
     ("no preload", TOP + without(NEW, "/etc/ld.so.preload"), "/etc/ld.so.preload nothing of ours", False),
     ("files of another allocation", TOP + NEW.replace("/aaaa/ro /dev", "/cccc/ro /dev"), "/cccc/ro", False),
     ("old ones", TOP + OLD, "", True),
