@@ -129,6 +129,7 @@ class Admin:
                     active=one.active,
                     throttled=one.throttled,
                     violations=one.violations,
+                    memory_driver=one.memory_driver,
                 )
                 for one in self._containers.usages()
             ]
