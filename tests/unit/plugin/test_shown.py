@@ -275,6 +275,7 @@ def test_label_values_are_escaped(name):
         "library": "",
         "config_name": "",
         "config_fault": "",
+        "mounts_unchecked": 0,
     }
     (one,) = samples(metrics.text(status, []))["vgpu_gpu_healthy"]
     assert one.labels["model"] == name

@@ -387,7 +387,15 @@ FINDING = {
 
 
 def test_metrics_are_bounded_by_containers_and_reasons():
-    status = {"gpus": [], "slices": [], "registered": True, "config_fault": "", "warnings": [], "allocations": []}
+    status = {
+        "gpus": [],
+        "slices": [],
+        "registered": True,
+        "config_fault": "",
+        "mounts_unchecked": 0,
+        "warnings": [],
+        "allocations": [],
+    }
     status.update(version="1", config_name="", library="x", config_sha256="0" * 64)
     answer = {
         "findings": [FINDING],

@@ -96,6 +96,7 @@ class Admin:
             config_name=self._changes.name,
             config_fault=self._changes.fault,
             waiting=self._changes.waiting,
+            mounts_unchecked=self._allocator.sizer.mounts.unchecked,
         )
 
     def _library(self) -> str:

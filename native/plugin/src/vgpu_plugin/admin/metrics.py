@@ -57,6 +57,10 @@ TYPES = {
     "vgpu_plugin_config_refused": ("gauge", "1 where the configuration that is wanted was not taken over."),
     "vgpu_plugin_warnings": ("gauge", "Lines of warning in vgpuctl status."),
     "vgpu_plugin_allocations": ("gauge", "Allocations that exist, by kind."),
+    "vgpu_plugin_mounts_unchecked_total": (
+        "counter",
+        "Starts of containers whose pod's mounts could not be read from the API server.",
+    ),
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
 }
 
@@ -106,6 +110,7 @@ def text(
     add("vgpu_plugin_warnings", len(status["warnings"]))
     for kind in ("kubelet", "lease"):
         add("vgpu_plugin_allocations", sum(one["kind"] == kind for one in status["allocations"]), kind=kind)
+    add("vgpu_plugin_mounts_unchecked_total", status["mounts_unchecked"])
     info = {key: status[key] for key in ("version", "config_name", "library")}
     add("vgpu_plugin_info", 1, **info, config_sha256=status["config_sha256"][:12])
     return found.text()
