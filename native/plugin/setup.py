@@ -25,6 +25,7 @@ SHARED = (
     "gpu.nvml",
     "host.mount_namespace",
     "pods.annotations",
+    "pods.mounts",
     "pods.requests",
 )
 

@@ -12,6 +12,8 @@ version_added: 0.1.0
 description:
   - Applies the service account and its rights, the configuration, a Deployment of stock kube-schedulers each with
     C(vgpu-scheduler) beside it, the Service and the admission webhooks. The default scheduler is not touched.
+  - From Kubernetes 1.30 on, a ValidatingAdmissionPolicy refuses pods that ask for GPUs and mount a volume at, above or
+    below a path of vgpu.fleet's own files. Before, the webhook refuses them.
   - Server-side apply; fields of others stay, such as the certificates that the scheduler puts into its webhooks.
   - The kube-scheduler has the version of the API server. Before Kubernetes 1.28 the webhook cannot tell GPU pods from
     others, and fails open for all.
@@ -105,7 +107,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
-from ..module_utils.kube import scheduler_manifests
+from ..module_utils.kube import mount_policy, scheduler_manifests
 
 # Before, an API server drops the conditions that tell GPU pods from others.
 MATCH_CONDITIONS = (1, 28, 0)
@@ -130,6 +132,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
         tolerations=params["tolerations"],
         may_give=params["may_give"],
         wakes=WAKES[0] <= numbers < WAKES[1],
+        policies=numbers >= mount_policy.KNOWS_POLICIES,
     )
     objects = scheduler_manifests.manifests(desired)
     if params["state"] == "absent":

@@ -30,6 +30,7 @@ class Proc:
         memory: str = "VmSize:\t10 kB\n",
         groups: str = "",
         task: int = 0,
+        parent: int = 0,
     ) -> None:
         """``task``: a thread of the process instead of its first one."""
         folder = self.root / str(number)
@@ -44,7 +45,7 @@ class Proc:
         (folder / "mountinfo").write_text(rows)
         (folder / "comm").write_text(f"{name}\n")
         (folder / "cgroup").write_text(groups or f"12:pids:/\n0::{group}\n")
-        (folder / "stat").write_text(f"{number} (a ) b) {state} " + " ".join(["0"] * 18) + " 5 0 0\n")
+        (folder / "stat").write_text(f"{number} (a ) b) {state} {parent} " + " ".join(["0"] * 17) + " 5 0 0\n")
         (folder / "status").write_text(
             f"Name:\t{name}\nState:\t{state} (x)\n{memory}NStgid:\t{number}\t{inner or number}\n"
         )

@@ -124,7 +124,7 @@ class Fleet:
         group = one["apiVersion"]
         base = f"/api/{group}" if "/" not in group else f"/apis/{group}"
         kind = one["kind"].lower()
-        plural = kind + ("es" if kind.endswith("s") else "s")
+        plural = kind[:-1] + "ies" if kind.endswith("y") else kind + ("es" if kind.endswith("s") else "s")
         namespace = one["metadata"].get("namespace")
         return f"{base}/namespaces/{namespace}/{plural}" if namespace else f"{base}/{plural}"
 

@@ -84,8 +84,18 @@ static int resting(const struct gpu *gpu)
     return best;
 }
 
+/* For the watcher, which holds who was alone to no share. What the page says was so since the last look, unless the
+ * arbiter was away. */
+static void count_open(struct vgpu_gpu_page *page, uint64_t now)
+{
+    uint64_t passed = now - page->heartbeat_ns;
+    if (page->heartbeat_ns && page->gate == VGPU_GATE_OPEN && page->rate_ppm == 1000000 && passed < VGPU_ARBITER_SILENT_NS)
+        __atomic_store_n(&page->open_ns, page->open_ns + passed, __ATOMIC_RELAXED);
+}
+
 static void write_output(struct vgpu_gpu_page *page, const struct schedule_output *out, uint64_t now)
 {
+    count_open(page, now);
     /* An arbiter of an earlier version counted the neighbours here. */
     __atomic_store_n(&page->unused[0], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&page->unused[1], 0, __ATOMIC_RELAXED);

@@ -202,7 +202,8 @@ struct vgpu_gpu_page {
     uint32_t outstanding_max_us; /* predicted work that may be queued; 0: as you like */
     uint32_t unused[2];          /* 0: no tenant learns how many neighbours it has */
     uint32_t turns;              /* advice for people: turns that this tenant was given */
-    uint64_t reserved[6];
+    uint64_t open_ns; /* how long the gate was open at the rate of the whole GPU; not under the sequence */
+    uint64_t reserved[5];
     char uuid[VGPU_UUID_SIZE];
     char allocation[VGPU_ALLOCATION_SIZE];
 };

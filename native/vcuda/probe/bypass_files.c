@@ -12,6 +12,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#ifndef F_OFD_SETLK
+#define F_OFD_SETLK 37
+#endif
+
 #define SELF "/proc/self/exe"
 
 /* Opened for writing is enough: nothing is written. */
@@ -132,6 +136,68 @@ enum attempt grow_the_ledger(const struct fill *fill)
     return attempt;
 }
 
+static char *ledger_mapped(int file)
+{
+    char *start = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    return start == MAP_FAILED ? NULL : start;
+}
+
+#define HUGE_FIGURE (1ull << 60)
+#define LAST (VGPU_LEDGER_SLOTS - 1)
+#define PIECE (256 * MIB)
+
+/* Says that the own slot has that much, and that a process does which has the last slot of all and lives. */
+static void boast(int file, char *ledger, uint64_t figure)
+{
+    struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(ledger + VGPU_LEDGER_SLOT_OFFSET);
+    struct flock alive = {
+        .l_type = figure ? F_WRLCK : F_UNLCK, .l_start = (off_t)VGPU_LEDGER_ALIVE_BASE + LAST, .l_len = 1,
+    };
+    for (unsigned i = 0; i < VGPU_LEDGER_SLOTS; i++)
+        for (int device = 0; device < VGPU_MAX_DEVICES && (i == LAST || slots[i].pid == (uint32_t)getpid()); device++)
+            slots[i].used[device] = figure;
+    memset(slots[LAST].exported_mib, figure ? 0xff : 0, sizeof slots[LAST].exported_mib);
+    slots[LAST].pid = figure ? (uint32_t)getpid() : 0;
+    fcntl(file, F_OFD_SETLK, &alive);
+}
+
+/*
+ * Enough for a watcher to name in an empty slice: more than the limit by what it tolerates of one process, a sixteenth of what that
+ * holds and, where contexts do not count, a context.
+ */
+static uint64_t beyond_the_limit(const struct fill *fill)
+{
+    return slice_is_empty ? fill->limit + fill->limit / 15 + BEYOND + (contexts_count(fill) ? 0 : 1024 * MIB) : BEYOND;
+}
+
+/* Upwards, so that what the driver says is never more than the ledger: the memory is had by another way. */
+enum attempt boast_in_the_ledger(const struct fill *fill)
+{
+    struct cuda driver;
+    CUcontext context;
+    CUdeviceptr pointers[1024], pointer;
+    char reason[200];
+    uint64_t wanted = beyond_the_limit(fill), got = 0;
+    int count = 0, file = open(VGPU_PATH_LEDGER, O_RDWR | O_CLOEXEC);
+    char *ledger = file < 0 ? NULL : ledger_mapped(file);
+    const struct cuda *cuda = cuda_open(reason, sizeof reason);
+    if (!ledger || !cuda || !driver_by_symbol_table(&driver) || cuda->ctx_create(&context, 0, fill->device) != CUDA_SUCCESS ||
+        cuda->mem_alloc(&pointer, 1) != CUDA_SUCCESS)
+        return UNABLE;
+    boast(file, ledger, HUGE_FIGURE);
+    for (uint64_t piece; got < wanted && count < 1024; got += piece, count++) {
+        piece = wanted - got < PIECE ? wanted - got : PIECE;
+        if (driver.mem_alloc(&pointers[count], piece) != CUDA_SUCCESS)
+            break; /* the card has no more */
+    }
+    if (got == wanted)
+        hold_what_was_got();
+    while (count > 0)
+        driver.mem_free(pointers[--count]);
+    boast(file, ledger, 0);
+    return got == wanted ? GRANTED : UNABLE;
+}
+
 /* As a tenant would who has read our header: all that is charged becomes nothing, and the ledger stays whole. */
 void lie_in_the_ledger(const struct fill *fill)
 {
@@ -140,9 +206,9 @@ void lie_in_the_ledger(const struct fill *fill)
     fill->board->status[1] = file; /* below 0: there was nothing to lie in */
     if (file < 0)
         return;
-    char *start = mmap(NULL, VGPU_LEDGER_FILE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    char *start = ledger_mapped(file);
     close(file);
-    if (start == MAP_FAILED)
+    if (!start)
         return;
     struct vgpu_ledger *ledger = (struct vgpu_ledger *)start;
     struct vgpu_ledger_slot *slots = (struct vgpu_ledger_slot *)(start + VGPU_LEDGER_SLOT_OFFSET);

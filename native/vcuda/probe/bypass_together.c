@@ -80,7 +80,7 @@ void go_together(const struct slice *slice, struct board *board, const char *con
     fflush(stdout);
     for (int i = 0; i < count; i++) {
         const struct way *way = way_of(names[i]);
-        bool spoils = way->holder != NULL; /* what is charged to others becomes nothing too */
+        bool spoils = way->holder != NULL || way->attempt == boast_in_the_ledger; /* what is charged to others becomes nothing too */
         pids[i] = limit && !(spoils && in_use) ? fork() : -1;
         if (pids[i] == 0)
             begin(way, &fill);
@@ -90,10 +90,11 @@ void go_together(const struct slice *slice, struct board *board, const char *con
         enum attempt attempt = UNABLE; /* also for one that was ended by a signal: the policy of the node may be to end it */
         if (pids[i] > 0 && waitpid(pids[i], &status, 0) == pids[i] && WIFEXITED(status))
             attempt = (enum attempt)WEXITSTATUS(status);
-        result_set(&results[i], attempt == GRANTED ? OPEN : attempt == REFUSED ? PASSED : NOT_RUN, 0, attempt == GRANTED ? BEYOND : 0,
+        result_set(&results[i], attempt == GRANTED ? OPEN : attempt == UNABLE ? NOT_RUN : PASSED, 0, attempt == GRANTED ? BEYOND : 0,
                    "bytes", "%s: with others, %s", limit ? row->uuid : "no GPU",
-                   attempt == GRANTED   ? "memory was granted that nothing charged"
+                   attempt == GRANTED   ? "memory was granted that nothing charged, or beyond the node's limits"
                    : attempt == REFUSED ? "refused, or charged"
+                   : attempt == CLOSED  ? "the kernel refuses what this way needs"
                                         : "this way cannot be gone now");
     }
 }

@@ -116,7 +116,8 @@ GPU_PAGE_FIELDS: Fields = {
     "outstanding_max_us": (64, "I"),
     "unused": (68, "2I"),
     "turns": (76, "I"),
-    "reserved": (80, "6Q"),
+    "open_ns": (80, "Q"),
+    "reserved": (88, "5Q"),
     "uuid": (128, "48s"),
     "allocation": (176, "64s"),
 }

@@ -269,6 +269,13 @@ def _empty_ledger(uuids: Sequence[str]) -> bytes:
     return bytes(out)
 
 
+def open_shared(path: str, access: int = os.O_RDONLY) -> int:
+    """A descriptor of a file that a container has too. Raises BlockingIOError where a process of the container holds a
+    lease on it, for which a plain open would wait for 45 seconds (fcntl(2), F_SETLEASE).
+    """
+    return os.open(path, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
 def parse_ledger(data: bytes) -> dict[str, Any]:
     """Devices, the slots that hold anything, and their sums; what only the kernel knows (liveness) is in read_ledger.
 
@@ -300,7 +307,7 @@ def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
 
     Raises OSError, and LayoutError for what parse_ledger refuses.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_shared(path)
     try:
         head = os.read(fd, LEDGER_SLOT_OFFSET)
         size = os.fstat(fd).st_size
@@ -355,7 +362,7 @@ def read_ledger(path: str) -> dict[str, Any]:
     processes had exported, as long as another process holds any of them: they stay charged, and are in ``totals``. The
     library reads no slot from ``slot_high`` on, so nothing is exported there.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_shared(path)
     try:
         # A tenant can grow its file: no more is read than a ledger can hold.
         with os.fdopen(os.dup(fd), "rb") as stream:
@@ -398,7 +405,7 @@ def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
     The order of the three writes is the contract with the readers: odd sequence, body, even sequence.
     """
     offset, fmt = LIMITS_FIELDS["sequence"]
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = open_shared(path, os.O_RDWR)
     try:
         if os.fstat(fd).st_size < LIMITS_FILE_SIZE:
             raise LayoutError(f"{path} is shorter than a limits file; write it again before the start")

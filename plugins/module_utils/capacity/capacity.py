@@ -155,6 +155,7 @@ def _compare_running(seen: dict[str, Any], answer: dict[str, Any], config: dict[
         )
     drift += capacity_running.watched(seen.get("watch"))
     answer["notes"] += capacity_running.older_libraries(status, capacity_running.names(usages))
+    answer["notes"] += capacity_running.old_mounts(seen.get("watch"))
 
 
 def _use(usage: dict[str, Any]) -> dict[str, Any]:
@@ -165,7 +166,8 @@ def _use(usage: dict[str, Any]) -> dict[str, Any]:
         "uuid": usage.get("uuid"),
         "slices": list(usage.get("slice_ids") or []),
         "limit_mib": int(usage.get("memory_limit") or 0) >> 20,
-        "used_mib": int(usage.get("memory_used") or 0) >> 20,
+        # What it says of itself, or what the driver shows where that is more.
+        "used_mib": max(int(usage.get(key) or 0) for key in ("memory_used", "memory_driver")) >> 20,
         "processes": int(usage.get("processes") or 0),
     }
 

@@ -138,14 +138,38 @@ def older_libraries(status: dict[str, Any], who: dict[str, str]) -> list[dict[st
     ]
 
 
+# Reason of a finding → (what was expected, what to do); another one is of memory.
+EXPECTED = {
+    "more-time": ("its share of the GPU's time", "look at that container; no process is ended for it"),
+    "foreign-mount": ("the node's own files at their paths", "look at what that container mounts"),
+    "unplaced": ("a container with a slice, or a process of the host", "look at who started it; it has no limit"),
+}
+MEMORY = (
+    "all its GPU memory in its ledger, and within its limit",
+    "look at that container; vgpu_watch: end ends such processes",
+)
+
+
 def watched(answer: dict[str, Any] | None) -> list[dict[str, str]]:
     """The present findings of the watcher."""
     out = []
     for one in (answer or {}).get("findings") or []:
         if one.get("kind") == "lease":
             continue  # of a check that runs now
-        name = "/".join(str(one[key]) for key in ("namespace", "pod", "container") if one.get(key))
-        remedy = "look at that container; vgpu_watch: end ends such processes"
-        where = name or f"allocation {one['allocation']}"
-        out.append(entry("process", where, "all its GPU memory in its ledger", one["text"], remedy))
+        expected, remedy = EXPECTED.get(str(one.get("reason")), MEMORY)
+        out.append(entry("process", _where(one), expected, one["text"], remedy))
     return out
+
+
+def old_mounts(answer: dict[str, Any] | None) -> list[dict[str, str]]:
+    """Notes: containers that have the mounts of a former version."""
+    remedy = "it goes with its pod or container; playbooks/upgrade.yml replaces a node's pods a batch at a time"
+    return [
+        entry("mounts", _where(one), "the folders below /dev/vgpu", "single files of a former version", remedy)
+        for one in (answer or {}).get("old_mounts") or []
+    ]
+
+
+def _where(one: dict[str, Any]) -> str:
+    name = "/".join(str(one[key]) for key in ("namespace", "pod", "container") if one.get(key))
+    return name or (f"allocation {one['allocation']}" if one.get("allocation") else "no known container")

@@ -123,6 +123,8 @@ class SliceCheck:
         self._lease = lease
         self.slice = next(one for one in status["slices"] if one["id"] == lease["ids"][0])
         gpu = next(one for one in status["gpus"] if one["uuid"] == self.slice["uuid"])
+        others = [one for one in status["slices"] if one["uuid"] == gpu["uuid"] and one["id"] not in lease["ids"]]
+        self._has_neighbours = any(one["in_use"] for one in others)
         self._minors = [gpu["minor"]]
         self._expected = verdicts.Expected(self.slice["uuid"], self.slice["memory_mib"])
         every = [Mount(one["container_path"], one["host_path"], one["read_only"]) for one in lease["mounts"]]
@@ -233,13 +235,17 @@ class SliceCheck:
 
     def _try_bypasses(self, ways: list[str]) -> list[dict[str, Any]]:
         """Bypasses that must be prevented run while another process fills the slice: then none is granted anything. The
-        unpreventable ones get what they ask for, so they run in an empty slice and take no other tenant's memory.
+        unpreventable ones get what they ask for, so they run in an empty slice and take no other tenant's memory; but
+        for one, which runs alone and where there is no other tenant.
         """
         closed = [name for name in ways if name not in verdicts.MAY_BE_OPEN]
-        rest = [name for name in ways if name in verdicts.MAY_BE_OPEN]
-        at_once = self._expected.memory_mib >= ROOM_MIB * len(rest)
-        groups = [rest] if at_once else [[name] for name in rest]
+        rest = [name for name in ways if name in verdicts.MAY_BE_OPEN and name != verdicts.PAST_THE_SLICE]
+        at_once = max(1, self._expected.memory_mib // ROOM_MIB)
+        groups = [rest[first : first + at_once] for first in range(0, len(rest), at_once)]
         checks = self._try(closed) + [one for group in groups for one in self._show(group)]
+        if verdicts.PAST_THE_SLICE in ways:
+            alone = verdicts.PAST_THE_SLICE
+            checks += [verdicts.neighbours_in_use(alone)] if self._has_neighbours else self._show([alone])
         self.left_out += [one["name"] for one in checks if one["left_out"]]
         return checks
 
@@ -262,7 +268,9 @@ class SliceCheck:
         if not ways or left < 1.0:
             return [verdicts.left_out(name, self._params["duration"]) for name in ways]
         names = {name: name[len(verdicts.BYPASS) :] for name in ways}
-        observation = watcher.Observation(self._ask_watcher, self._lease["allocation"], names)
+        observation = watcher.Observation(
+            self._ask_watcher, self._lease["allocation"], names, reasons=verdicts.NAMED_FOR
+        )
         if observation.absent:
             found = self._ask_probe(ways, "--together")
             return [

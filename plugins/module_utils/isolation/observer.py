@@ -107,6 +107,16 @@ def namespace_of(pid: int, proc: str = "/proc") -> str:
         return ""
 
 
+def parent_of(pid: int, proc: str = "/proc") -> int:
+    """The pid of a process's parent, 0 where the process is gone."""
+    try:
+        with open(f"{proc}/{pid}/stat", encoding="utf-8", errors="replace") as stream:
+            # The name in parentheses may hold anything.
+            return int(stream.read().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
 def gpu_device_nodes(pid: int, proc: str = "/proc") -> list[str] | None:
     """Names of the device nodes of GPUs in the process's /dev; None where it is gone."""
     try:

@@ -38,9 +38,14 @@ PROBE_CHECKS = (
 PROBE_BYPASSES = (
     "bypass-path",
     "bypass-copy",
+    "bypass-renamed",
     "bypass-namespace",
     "bypass-symbol-table",
     "bypass-own-loader",
+    "bypass-leader",
+    "bypass-covered",
+    "bypass-covered-preload",
+    "bypass-folder",
     "bypass-no-preload",
     "bypass-other-preload",
     "bypass-own-limits",
@@ -58,6 +63,7 @@ PROBE_BYPASSES = (
     "bypass-ledger-emptied",
     "bypass-ledger-spoiled",
     "bypass-ledger-lie",
+    "bypass-ledger-boast",
 )
 # Checks that more than the probe takes part in.
 SHARE, BESIDE, PERCENT = "share", "share-beside", "percent"
@@ -85,7 +91,23 @@ OPTIONAL = ("device-nodes", "outside-memory", "nvidia-smi", "nvidia-ml-py", BESI
 # Prefix of the bypasses' names. Each has requirements of its own: a setuid program, room on the card.
 BYPASS = "bypass-"
 # The only ones that may be open, as docs/threat-model.md says; the probe is not believed about others.
-MAY_BE_OPEN = tuple(BYPASS + one for one in ("namespace", "symbol-table", "own-loader", "ledger-lie"))
+MAY_BE_OPEN = tuple(
+    BYPASS + one
+    for one in (
+        "namespace",
+        "symbol-table",
+        "own-loader",
+        "leader",
+        "covered",
+        "covered-preload",
+        "ledger-lie",
+        "ledger-boast",
+    )
+)
+# Of them the one that must take more than the slice has: it is tried alone, and where no other slice of the GPU is in use.
+PAST_THE_SLICE = BYPASS + "ledger-boast"
+# The only finding that shows a bypass: what else is found of its process may be another one's doing.
+NAMED_FOR = {BYPASS + "covered": "foreign-mount"}
 # Open too, but nothing is taken: the probe reports what can be loaded, and the watcher has nothing to name.
 GRAPHICS = "graphics"
 
@@ -309,6 +331,12 @@ def of_import(ours: str, theirs: str, said: str) -> dict[str, Any]:
     if taken["verdict"] == NOT_RUN and made:
         taken["detail"] = f"{taken['detail']}; in the other slice: {made['detail']}"
     return taken
+
+
+def neighbours_in_use(name: str) -> dict[str, Any]:
+    """A bypass that did not run because it takes memory beyond the slice, which is the neighbours'."""
+    detail = "other slices of the GPU are in use, and this takes memory beyond its own slice"
+    return check(name, NOT_RUN, "a result", "none", detail=detail)
 
 
 def open_way(name: str) -> dict[str, Any]:

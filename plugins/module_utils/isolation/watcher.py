@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether the node's watcher names a bypass while it runs: polls the plugin during the probe.
 
-A finding counts where it is of the leased allocation and one of its processes lives in the mount namespace of this very
-run, so that what was found of an earlier one proves nothing.
+A finding counts where it is of the leased allocation and one of its processes, or one above it, lives in the mount
+namespace of this very run, so that what was found of an earlier one proves nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Mapping
 
-from .observer import namespace_of
+from .observer import namespace_of, parent_of
 
 # Seconds between two polls; each starts vgpuctl.
 ASK_S = 0.5
 # Polls that the watcher gets beyond those that it needs; with fewer it is not blamed.
 MORE_LOOKS = 3
 LEAST_HOLD_S = 8.0
-
+# A bypass has a mount namespace of its own, or a first thread that has ended and shows none: then those above it tell
+# whose it is, the probe itself at the latest.
+MOST_PARENTS = 8
 
 # Of a process's name in the kernel.
 NAME_BYTES = 15
@@ -29,7 +31,7 @@ class AllNamed(Exception):
 
 class Observation:
     """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: bypass → name of its
-    process. ``named``: bypass → seconds from the begin until the watcher named it, and its text.
+    process; ``reasons``: bypass → the finding that it must be named for, any where it has none. ``named``: bypass → seconds from the begin until the watcher named it, and its text.
     """
 
     def __init__(
@@ -39,7 +41,9 @@ class Observation:
         names: Mapping[str, str],
         clock: Callable[[], float] = time.monotonic,
         proc: str = "/proc",
+        reasons: Mapping[str, str] | None = None,
     ) -> None:
+        self._reasons = reasons or {}
         self._ask, self._allocation, self._clock, self._proc = ask, allocation, clock, proc
         self._ways = {name[:NAME_BYTES]: way for way, name in names.items()}
         self.named: dict[str, tuple[float, str]] = {}
@@ -87,14 +91,18 @@ class Observation:
                 continue
             for one in finding["processes"]:
                 way = self._ways.get(self._name(one["pid"])) if self._is_inside(one["pid"], inside) else None
-                if way and way not in self.named:
+                if way and way not in self.named and self._reasons.get(way) in (None, finding.get("reason")):
                     said = f"process {one['pid']} was named: {finding['text']}"
                     self.named[way] = (self._clock() - self._begun, said)
         if len(self.named) == len(self._ways):
             raise AllNamed()
 
     def _is_inside(self, pid: int, namespace: str) -> bool:
-        return bool(namespace) and namespace_of(pid, self._proc) == namespace
+        for _generation in range(MOST_PARENTS if namespace else 0):
+            if namespace_of(pid, self._proc) == namespace:
+                return True
+            pid = parent_of(pid, self._proc)
+        return False
 
     def _name(self, pid: int) -> str:
         """The process's name; empty where it has ended since the watcher's poll."""

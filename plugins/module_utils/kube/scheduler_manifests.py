@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook.
+"""The Kubernetes objects of the scheduler, as plain data: rights, configuration, two replicas, service, webhook,
+and the policy that refuses pods which mount over our files.
 
 A replica is one pod with a stock kube-scheduler and vgpu-scheduler. The default scheduler is not touched.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 from typing import Any, NamedTuple, Sequence
+
+from . import mount_policy
 
 NAME = "vgpu-scheduler"
 # Leases: of the kube-schedulers among each other, and of the extenders.
@@ -42,6 +45,8 @@ class Desired(NamedTuple):
     may_give: Sequence[str] = ()
     # Whether the kube-scheduler knows the option of kube_options.
     wakes: bool = True
+    # Whether the API server has ValidatingAdmissionPolicy.
+    policies: bool = True
 
 
 def resource_names(config: dict[str, Any]) -> list[str]:
@@ -118,7 +123,12 @@ def manifests(desired: Desired) -> list[dict[str, Any]]:
         _deployment(desired),
         _budget(desired),
         *webhooks(desired),
+        *(_mount_policy(desired) if desired.policies else []),
     ]
+
+
+def _mount_policy(desired: Desired) -> list[dict[str, Any]]:
+    return mount_policy.manifests(mount_policy.OF_SCHEDULER, resource_names(desired.config))
 
 
 def secret(desired: Desired) -> dict[str, Any]:

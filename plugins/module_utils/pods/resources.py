@@ -155,6 +155,11 @@ def _refuse_typos(values: _Values, config: Config) -> None:
             values.fault(name, message)
 
 
+def resource_names(config: Config) -> list[str]:
+    """Every name by which a pod may ask for GPUs."""
+    return _names(config)[0]
+
+
 @lru_cache(maxsize=8)
 def _names(config: Config) -> tuple[list[str], tuple[str, ...]]:
     """Every name by which a pod may ask, and how names begin that are meant to be one of them."""

@@ -21,7 +21,16 @@ MIB = 1 << 20
 OPTIONAL = {"nvidia-smi", "device-nodes"}  # nvidia-ml-py is: the Python of the tests has it
 HOSTS_OWN = {"graphics"}  # in a namespace it is open where this machine has such libraries
 # As docs/threat-model.md says of them.
-DETECTED = {"bypass-namespace", "bypass-symbol-table", "bypass-own-loader", "bypass-ledger-lie"}
+DETECTED = {
+    "bypass-namespace",
+    "bypass-symbol-table",
+    "bypass-own-loader",
+    "bypass-leader",
+    "bypass-covered",
+    "bypass-covered-preload",
+    "bypass-ledger-lie",
+    "bypass-ledger-boast",
+}
 
 
 def verdicts(result: dict) -> dict[str, str]:

@@ -50,6 +50,11 @@ os.execvp("runc", ["runc", *words])
 """
 
 
+# In the node's folder: what a test adds to the options by which its engine starts a container.
+MORE_OPTIONS = "engine-options.json"
+READ_MORE = f"path = {{!r}} + '/{MORE_OPTIONS}'\nasked = json.load(open(path)) if os.path.exists(path) else []\n"
+
+
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """What is left over is looked for on the whole machine, where another run of these tests may be."""
@@ -82,9 +87,9 @@ def with_podman(node: RealNode) -> Iterator[dict]:
     more = [*LIMITS, *(f"--volume={path}:{path}" for path in simulated)]
     program = node.folder / "podman"
     program.write_text(
-        f"#!{sys.executable}\nimport os, sys\nwords = sys.argv[1:]\n"
+        f"#!{sys.executable}\nimport json, os, sys\nwords = sys.argv[1:]\n{READ_MORE.format(str(node.folder))}"
         f"words = [w.replace('vgpu.fleet/gpu=', '{mark}.vgpu.fleet/gpu=') for w in words]\n"
-        f"more = {more!r} if words[0] == 'create' else []\n"
+        f"more = [*{more!r}, *asked] if words[0] == 'create' else []\n"
         "os.execvp('podman', ['podman', words[0], *more, *words[1:]])\n"
     )
     program.chmod(0o755)
@@ -195,8 +200,8 @@ def with_containerd(node: RealNode, tmp_path_factory: pytest.TempPathFactory) ->
     runtime.chmod(0o755)
     ctr = node.folder / "ctr"
     ctr.write_text(
-        f"#!{sys.executable}\nimport os, sys\nwords = sys.argv[1:]\n"
-        f"if 'run' in words:\n    place = words.index('run') + 1\n    words[place:place] = {mounts!r}\n"
+        f"#!{sys.executable}\nimport json, os, sys\nwords = sys.argv[1:]\n{READ_MORE.format(str(node.folder))}"
+        f"if 'run' in words:\n    place = words.index('run') + 1\n    words[place:place] = [*{mounts!r}, *asked]\n"
         f"os.environ['PATH'] = {folders!r}\n"
         f"os.execvp('ctr', ['ctr', '--address', {socket!r}, *words])\n"
     )

@@ -88,6 +88,9 @@ class FakeGpus:
     def processes(self, uuid: str) -> dict[int, int | None]:
         return {}
 
+    def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
+        return None
+
     def driver(self) -> Driver:
         return Driver("535.261.03", (12, 2), {gpu.uuid: (7, 5) for gpu in self.listed})
 

@@ -323,6 +323,9 @@ class Source:
         self.asked.append(uuid)
         return self.on.get(uuid, {})
 
+    def utilisation(self, _uuid, _since_us):
+        return {}
+
 
 def test_watcher_asks_for_ledgers_where_somebody_is_on_a_gpu(node):
     pool, allocator, files = node.parts()

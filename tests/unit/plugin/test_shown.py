@@ -28,6 +28,8 @@ from vgpu_plugin.node.gpus import Driver, MigDevice
 from vgpu_plugin.offer.preference import preferred
 from vgpu_plugin.reconcile import labels
 from vgpu_plugin.watch import usage
+from vgpu_plugin.watch.finding import Finding, State
+from vgpu_plugin.watch.rule import Suspicion
 
 from .conftest import PLUGIN, FakeGpus
 from .samples import gpus, until
@@ -154,12 +156,30 @@ def test_violations_count_each_time_that_it_goes_over():
     seen = usage.Violations()
     rows = [(100, 0), (101, 1), (150, 1), (100, 1), (101, 2)]
     for used, expected in rows:
-        (found,) = seen.seen([dataclasses.replace(one, memory_used=used)])
+        (found,) = seen.seen([dataclasses.replace(one, memory_used=used)], watched())
         assert found.violations == expected
     unlimited = dataclasses.replace(one, memory_limit=0, memory_used=1)
-    assert [found.violations for found in usage.Violations().seen([unlimited])] == [0]
-    seen.seen([])  # an allocation that ended is forgotten
-    assert [found.violations for found in seen.seen([one])] == [0]
+    assert [found.violations for found in usage.Violations().seen([unlimited], watched())] == [0]
+    seen.seen([], watched())  # an allocation that ended is forgotten
+    assert [found.violations for found in seen.seen([one], watched())] == [0]
+
+
+def watched(*reasons: str) -> State:
+    """The watcher's findings of allocation a."""
+    findings = [Finding("a", "kubelet", "GPU-a", Suspicion(reason, ()), 2, 1.0, 2.0) for reason in reasons]
+    return State("report", 2.0, 9, "", tuple(findings), (), {}, {}, shown={("a", "GPU-a"): 200})
+
+
+@pytest.mark.parametrize(
+    ("reason", "count"), [("no-slot", 1), ("more-memory", 1), ("more-time", 0), ("foreign-mount", 0)]
+)
+def test_what_the_watcher_finds_of_memory_is_a_violation(reason, count):
+    """The ledger of a container that bypasses says nothing of it."""
+    one = usage.Usage("a", "kubelet", usage.NOBODY, (), "GPU-a", 100, 0, 0, 1, 1.0, -1.0, 0.0)
+    seen = usage.Violations()
+    for _poll in range(3):
+        (found,) = seen.seen([one], watched(reason))
+        assert (found.violations, found.memory_driver) == (count, 200)
 
 
 def test_violation_reaches_the_metrics(node, kubelet, daemon, capsys):
@@ -255,6 +275,7 @@ def test_label_values_are_escaped(name):
         "library": "",
         "config_name": "",
         "config_fault": "",
+        "mounts_unchecked": 0,
     }
     (one,) = samples(metrics.text(status, []))["vgpu_gpu_healthy"]
     assert one.labels["model"] == name

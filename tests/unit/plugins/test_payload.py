@@ -25,9 +25,10 @@ MOST = {
     "host_state": 20,
     "kube_capacity_info": 3,
     "kube_device_plugin": 4,
+    "kube_mount_policy": 4,
     "kube_node": 2,
     "kube_conflicting_plugins": 4,
-    "kube_scheduler": 3,
+    "kube_scheduler": 5,  # two of them: the policy, and the rule that it says in CEL
     "mig_geometry": 13,
     "mps_daemon": 7,
     "node_files": 1,

@@ -8,6 +8,8 @@ import copy
 import json
 
 import pytest
+from doubles.mount_cases import ASKS, PODS, container
+from doubles.mount_cases import pod as with_mounts
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.requests import Config, read_pod
 from vgpu_scheduler import webhook, wire
@@ -174,3 +176,28 @@ def test_plans_are_changed_by_those_who_write_them(user, before, after, allowed)
     settings = Settings(may_write=("sched",), may_give=("giver",))
     old, new = ({"metadata": {"annotations": one}} for one in (before, after))
     assert review(new, settings, "UPDATE", old, user)["allowed"] == allowed
+
+
+@pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])
+def test_mounts_over_our_files_are_refused(about, made, expected):
+    response = review(made)
+    assert response["allowed"] is not bool(expected)
+    words = [f'container {name}: "{path}" lies at, above or below {ours}, ' for name, path, ours in expected]
+    message = response.get("status", {}).get("message", "")
+    assert all(one in message for one in words) and message.count("mount it elsewhere") == len(expected)
+
+
+@pytest.mark.parametrize("change", [{"labels": {"vgpu.fleet/webhook": "ignore"}}, {"schedulerName": "other"}, {}])
+def test_no_label_and_no_scheduler_admits_mounts_over_our_files(change):
+    """A device plugin gives such a pod the same files."""
+    made = with_mounts(container("main", ASKS, "/dev/vgpu/0"))
+    made["metadata"]["labels"] = change.get("labels", {})
+    made["spec"]["schedulerName"] = change.get("schedulerName", "default-scheduler")
+    response = review(made)
+    assert not response["allowed"] and "/dev/vgpu/0" in response["status"]["message"]
+
+
+def test_mounts_are_judged_by_the_names_of_the_configuration():
+    settings = Settings(Config(gpu="example.com/gpu"))
+    assert review(with_mounts(container("main", ASKS, "/dev/vgpu")), settings)["allowed"]
+    assert not review(with_mounts(container("main", {"example.com/gpu": "1"}, "/dev/vgpu")), settings)["allowed"]

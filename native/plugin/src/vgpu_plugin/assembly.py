@@ -140,7 +140,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     if labeller is not None:
         changes.after.append(lambda now, _driver: labeller.write(now))
     label = _label(setup, changes, health, pool)
-    view = NodeView(pool, records, paths.checkpoint, changes.watch_policy)
+    view = NodeView(pool, records, paths.checkpoint, changes.watch_policy, allocator.library)
     watch = Watch(source, files, view, Teller(records, pods).tell, interval_s=extras.watch_s)
     containers = Containers(records, files, watch, paths.pod_resources)
     admin = Admin(pool, allocator, leases, registrations, changes, containers)

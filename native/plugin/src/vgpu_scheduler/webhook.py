@@ -2,7 +2,8 @@
 """Admission of pods: what a pod that asks for GPUs is given before it is stored, or why it is refused.
 
 Pure: a review's request in, the response out. Every replica answers, leader or not. A pod that asks for no GPU, names
-another scheduler or carries the label ``vgpu.fleet/webhook: ignore`` (or HAMi's) is left as it is.
+another scheduler or carries the label ``vgpu.fleet/webhook: ignore`` (or HAMi's) is left as it is, unless it forges a
+plan or mounts over our files (the shared core's ``pods/mounts``, for API servers without ValidatingAdmissionPolicy).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 from vgpu_plugin._shared.config.kinds import Finding
 from vgpu_plugin._shared.pods import annotations as pod_annotations
+from vgpu_plugin._shared.pods.mounts import conflicting_mounts
 from vgpu_plugin._shared.pods.requests import Config, DialectError, PodAsk, admission_findings, read_pod
-from vgpu_plugin._shared.pods.resources import MIB
+from vgpu_plugin._shared.pods.resources import MIB, resource_names
 
 from . import wire
 
@@ -58,6 +60,10 @@ def mutate(
     forged = [name for name in (pod_annotations.PLAN, pod_annotations.GIVEN) if name in annotations]
     if forged:
         return _refuse(request, [Finding("error", f'metadata.annotations["{name}"]', text) for name in forged])
+    # By labels and by the scheduler's name neither: a device plugin gives such a pod the same files.
+    conflicts = conflicting_mounts(spec, resource_names(settings.config))
+    if conflicts:
+        return _refuse(request, [Finding("error", f"container {one.container}", one.reason) for one in conflicts])
     if any(labels.get(name) == "ignore" for name in IGNORE):
         return _answer(request)
     try:

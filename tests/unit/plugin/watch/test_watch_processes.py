@@ -38,7 +38,18 @@ OWNERS: list[tuple[str, dict[str, Any], set[str] | None]] = [
     ("by systemd's driver", {"group": f"/x.slice/kubepods-pod{POD_UID.replace('-', '_')}.slice/c.scope"}, {"bbbb"}),
     ("a pod with two slices", {"group": "/kubepods/pod99999999-2222-3333-4444-555555555555/1"}, None),
     ("no group", {"group": "/"}, None),
+    ("a pod on the host's pids, below chroot", {"pid": HOST_PID, "group": f"/kubepods/pod{POD_UID}/77"}, {"bbbb"}),
+    ("a container on the host's pids, unknown", {"pid": HOST_PID, "group": "/docker/" + "0a" * 32}, None),
 ]
+# Of those above that no container is known of, the ones that are not the host's either.
+STRANGERS = (
+    "a container without a slice",
+    "the node's folders in a container (a monitor)",
+    "a group whose name only begins so",
+    "a pod with two slices",
+    "no group",
+    "a container on the host's pids, unknown",
+)
 PODS = {
     POD_UID: frozenset({"bbbb"}),
     "99999999-2222-3333-4444-555555555555": frozenset({"aaaa", "bbbb"}),
@@ -50,8 +61,10 @@ def test_whose_a_process_is(tmp_path, about, what, owner):
     proc = Proc(tmp_path)
     proc.add(20, mounts="0:50=/ledger", group=CONTAINER)
     proc.add(30, **what)
-    found = Processes(tmp_path).of([30, 4711], DEVICES, lambda: PODS)
-    assert found == ({30: frozenset(owner)} if owner else {})
+    found = Processes(tmp_path).place([30, 4711], DEVICES, lambda: PODS)
+    assert found.owners == ({30: frozenset(owner)} if owner else {})
+    assert found.strangers == ({30} if about in STRANGERS else set())
+    assert found.gone == {4711}
 
 
 def test_group_is_known_for_as_long_as_the_allocation(tmp_path):

@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
-import subprocess
-import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.proc import CONTAINER, Proc
+from doubles.watched import LIMIT, Watched
 from vgpu_plugin._shared.abi import files as abi_files
 from vgpu_plugin.admin import metrics
-from vgpu_plugin.node.gpus import GpuError
 from vgpu_plugin.watch import rule as watch_rule
 from vgpu_plugin.watch import watcher as watch
-from vgpu_plugin.watch.end import GRACE_S, Ender
-from vgpu_plugin.watch.processes import Process, Processes
-from vgpu_plugin.watch.rule import MEMORY, MIB, NO_SLOT, Account, judge, tolerance
+from vgpu_plugin.watch.processes import Process
+from vgpu_plugin.watch.rule import MEMORY, MIB, NO_SLOT, UNPLACED, Account, judge, tolerance
 
-from ..conftest import Node
 from ..samples import until
 
 
@@ -30,8 +26,6 @@ def process(pid: int = 10, space: int = 77) -> Process:
     return Process(pid, 5, "python", (space, pid))
 
 
-# What the sample allocation may hold: half of a T4.
-LIMIT = 7680 * MIB
 # Bytes by the driver of each process; slots by (namespace, pid); contexts count; the reasons.
 RULE: list[tuple[str, dict[int, int | None], dict[tuple[int, int], int], bool, list[str]]] = [
     ("charged to the byte", {10: 900 * MIB}, {(77, 10): 900 * MIB}, True, []),
@@ -97,121 +91,9 @@ def test_tolerance_is_twice_the_step_of_the_library():
     assert (tolerance(0, True), tolerance(3200 * MIB, True)) == (64 * MIB, 200 * MIB)
 
 
-class Card:
-    """A driver that says what the test says."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, dict[int, int | None]] = {}
-        self.fault = ""
-        self.before_answer = lambda: None
-
-    def processes(self, uuid: str) -> dict[int, int | None]:
-        if self.fault:
-            raise GpuError(self.fault)
-        self.before_answer()
-        return dict(self.running.get(uuid, {}))
-
-
-class Watched:
-    """A node with one allocation on GPU 0, whose process 20 the watcher sees; the ledger's liveness is the kernel's."""
-
-    def __init__(self, node: Node, proc: Path) -> None:
-        _pool, allocator, self.files = node.parts()
-        self.uuid = node.gpus[0].uuid
-        self.allocation = allocator.allocate([[f"{self.uuid}::0"]])[0].allocation
-        self.folder = self.files.folder(self.allocation)
-        self.card, self.proc, self.now = Card(), Proc(proc), 100.0
-        self.found: list[watch.Finding] = []
-        self.mode, self.kind = watch.REPORT, "kubelet"
-        self.ender = Ends()
-        self.processes = Processes(proc)
-        self.device = lambda path: "0:50" if self.allocation in str(path) else ""
-        self.watch = self.watcher()
-
-    def watcher(self, **options: Any) -> watch.Watch:
-        def device(path: Path) -> int | None:
-            return self.device(path)  # looked up at each call: tests replace it
-
-        kernel = watch.Kernel(self.processes, self.ender, lambda: self.now, device)
-        return watch.Watch(self.card, self.files, self, self.found.append, kernel, **options)
-
-    def uuids(self) -> list[str]:
-        return [self.uuid]
-
-    def kinds(self) -> dict[str, str]:
-        return {self.allocation: self.kind} if self.kind else {}
-
-    def pods(self) -> dict[str, frozenset[str]]:
-        return {}
-
-    def policy(self) -> str:
-        return self.mode
-
-    def run(self, pid: int, used: int | None) -> None:
-        self.proc.add(pid, mounts="0:50=/ledger", group=CONTAINER)
-        self.card.running.setdefault(self.uuid, {})[pid] = used
-
-    def look(self, times: int = 1) -> list[str]:
-        for _time in range(times):
-            self.now += 2
-            self.watch.look()
-        return [one.suspicion.reason for one in self.watch.state().findings]
-
-    def charge(
-        self, pid: int, used: int, slot: int = 0, alive: bool = True, exported_mib: int = 0, known: bool = True
-    ) -> int:
-        """Writes a slot, and holds its lock as a process does; the descriptor. ``known``: slot_high is above it."""
-        import struct
-
-        path = self.folder / "rw" / "ledger"
-        descriptor = os.open(path, os.O_RDWR)
-        base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
-        os.pwrite(descriptor, struct.pack("<Q", used), base)
-        os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
-        os.pwrite(descriptor, struct.pack("<I", exported_mib), base + 272)
-        if known:
-            os.pwrite(descriptor, struct.pack("<I", slot + 1), abi_files.LEDGER_FIELDS["slot_high"][0])
-        if alive:
-            self.lock(descriptor, abi_files.LEDGER_ALIVE_BASE + slot)
-        return descriptor
-
-    def imported(self) -> int:
-        """Holds a reference to exported memory, as a process that imported it does; the descriptor."""
-        descriptor = os.open(self.folder / "rw" / "ledger", os.O_RDWR)
-        self.lock(descriptor, abi_files.LEDGER_IMPORT_BASE)
-        return descriptor
-
-    @staticmethod
-    def lock(descriptor: int, byte: int) -> None:
-        import fcntl
-        import struct
-
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-        fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
-
-
-class Ends:
-    """Keeps account of who is to be ended."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-        self.victims: list[Process] = []
-        self.still: Any = None
-        self.sent: dict[str, int] = {}
-
-    def end(self, victim: Process, now: float, still: Any) -> str:
-        self.asked.append(victim.pid)
-        self.victims.append(victim)
-        self.still = still
-        return "SIGTERM" if still(victim) else ""
-
-    def forget(self) -> None:
-        self.asked.clear()
-
-
 @pytest.fixture
-def watched(node, tmp_path) -> Watched:
-    return Watched(node, tmp_path / "proc")
+def watched(tmp_path) -> Watched:
+    return Watched(tmp_path)
 
 
 def test_second_poll_names_the_process_and_reports_it_once(watched):
@@ -250,6 +132,48 @@ def test_finding_that_comes_and_goes_is_reported_once_a_minute(watched):
     watched.card.running[watched.uuid] = {20: MIB}
     watched.look(2)
     assert len(watched.found) == 2
+
+
+def test_stranger_on_the_gpu_is_a_figure_and_a_finding(watched):
+    """A container without a slice; a process of the host is none."""
+    watched.mode = watch.END
+    watched.proc.add(40, group="/docker/other")
+    watched.proc.add(41, mnt="mnt:[1]", pid="pid:[2]")
+    watched.card.running[watched.uuid] = {40: 300 * MIB, 41: 300 * MIB}
+    assert watched.look() == []
+    assert watched.watch.state().unplaced == {watched.uuid: 1}
+    assert watched.look() == [UNPLACED]
+    (finding,) = watched.found
+    assert finding.text().startswith(f"process 40 (python) is on {watched.uuid}")
+    assert (finding.allocation, finding.kind, watched.ender.asked) == ("", "unknown", [])
+    watched.card.running.clear()
+    assert watched.look() == []
+    assert watched.watch.state().unplaced == {watched.uuid: 0}
+
+
+def test_process_that_the_driver_lists_and_nobody_sees(watched):
+    """For one look it may have just ended; another one each time has."""
+    for pid in range(50, 55):
+        watched.card.running[watched.uuid] = {pid: MIB}
+        assert watched.look() == []
+        assert watched.watch.state().unplaced == {watched.uuid: 0}
+    assert watched.look(2) == [UNPLACED]
+    assert watched.watch.state().unplaced == {watched.uuid: 1}
+
+
+def test_lease_on_the_ledger_stops_no_look(watched):
+    """A plain open waits up to 45 seconds for a process that holds a lease (F_SETLEASE)."""
+    watched.run(20, 900 * MIB)
+    descriptor = os.open(watched.folder / "rw" / "ledger", os.O_RDWR)
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError):
+            abi_files.read_ledger(str(watched.folder / "rw" / "ledger"))
+        assert watched.look(2) == [NO_SLOT]
+    finally:
+        os.close(descriptor)
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
 
 
 def test_slot_of_a_dead_process_covers_nobody(watched):
@@ -329,10 +253,7 @@ def test_lie_of_a_live_slot_is_named(watched):
 
 
 def rewrite(watched: Watched, **changes: Any) -> None:
-    path = watched.folder / "limits"
-    limits = abi_files.as_packed(abi_files.parse_limits(path.read_bytes()), **changes)
-    path.chmod(0o644)
-    path.write_bytes(abi_files.pack_limits(limits))
+    watched.record = replace(watched.record, limits={**watched.record.limits, **changes})
 
 
 def test_who_may_do_without_the_library_is_not_named(watched):
@@ -342,16 +263,19 @@ def test_who_may_do_without_the_library_is_not_named(watched):
 
 
 def test_whole_gpu_without_a_limit_is_not_named(watched):
-    devices = abi_files.parse_limits((watched.folder / "limits").read_bytes())["devices"]
+    devices = watched.record.limits["devices"]
     rewrite(watched, devices=[{**one, "memory_bytes": 0, "unlimited": True} for one in devices])
     watched.run(20, 900 * MIB)
     assert watched.look(3) == []
 
 
-def test_ledger_that_was_taken_away_with_the_allocation_is_no_finding(watched):
+@pytest.mark.parametrize("kind, found", [("", []), ("kubelet", [NO_SLOT])])
+def test_ledger_that_is_not_there(watched, kind, found):
+    """It goes with its allocation, whose record is gone then; while there is a record, nobody is charged."""
+    watched.kind = kind
     watched.run(20, 900 * MIB)
     (watched.folder / "rw" / "ledger").unlink()
-    assert watched.look(3) == []
+    assert watched.look(3) == found
 
 
 def test_driver_that_does_not_answer_changes_nothing_and_is_said(watched):
@@ -422,52 +346,33 @@ def test_pid_that_is_another_process_by_now_is_spared(watched):
     assert not still(victim)
 
 
-@pytest.fixture
-def victim() -> Any:
-    """A process that ignores SIGTERM."""
-    script = "import signal, time; signal.signal(15, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
-    one = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert one.stdout is not None
-    assert one.stdout.readline()
-    yield one
-    one.kill()
-    one.wait()
+def test_process_that_takes_anothers_place_gets_no_grace(watched):
+    watched.mode = watch.END
+    watched.run(20, MIB)
+    watched.look(2)
+    watched.card.running[watched.uuid] = {}
+    watched.run(21, MIB)
+    watched.look(3)
+    assert watched.ender.begun == {20: None, 21: 104.0}
 
 
-def test_end_first_asks_then_kills(victim):
-    processes = Processes()
-    ender = Ender(processes.process)
-    found = processes.process(victim.pid)
-    assert found is not None
-    assert ender.end(found, 100.0, lambda _one: False) == ""  # not the one that was meant
-    assert ender.end(found, 100.0, lambda _one: True) == "SIGTERM"
-    assert ender.end(found, 100.0 + GRACE_S - 0.1, lambda _one: True) == ""
-    time.sleep(0.05)
-    assert victim.poll() is None
-    assert ender.end(found, 100.0 + GRACE_S, lambda _one: True) == "SIGKILL"
-    victim.wait(30)
-    assert victim.returncode == -signal.SIGKILL
-    assert ender.end(found, 200.0, lambda _one: True) == ""  # gone
-    assert ender.sent == {"SIGTERM": 1, "SIGKILL": 1}
+# Bytes by the driver of each process, in MiB; what each is charged; who is ended.
+VICTIMS: list[tuple[str, dict[int, int], dict[int, int], list[int]]] = [
+    ("one without a slot beside an honest one", {10: 7000, 11: 3000}, {10: 7000}, [11]),
+    ("two without", {10: 7000, 11: 3000, 12: 2000}, {10: 7000}, [11, 12]),
+    ("a true ledger over the limit: the largest, till the others fit", {10: 3000, 11: 9000, 12: 500}, {}, [11]),
+    ("all are needed", {10: 9000, 11: 9000}, {10: 9000, 11: 9000}, [10, 11]),
+    ("a lie in one's own favour changes the order alone", {10: 9000, 11: 500}, {10: 1 << 40, 11: 500}, [11, 10]),
+]
 
 
-def test_end_spares_who_has_the_pid_now(victim):
-    processes = Processes()
-    found = processes.process(victim.pid)
-    assert found is not None
-    older = Process(found.pid, found.start - 1, found.name, found.own)
-    assert Ender(processes.process).end(older, 1.0, lambda _one: True) == ""
-    assert victim.poll() is None
-
-
-def test_grace_ends_with_the_policy(victim):
-    processes = Processes()
-    ender = Ender(processes.process)
-    found = processes.process(victim.pid)
-    assert found is not None
-    assert ender.end(found, 1.0, lambda _one: True) == "SIGTERM"
-    ender.forget()
-    assert ender.end(found, 1000.0, lambda _one: True) == "SIGTERM"
+@pytest.mark.parametrize(("about", "used", "charged", "ended"), VICTIMS, ids=[row[0] for row in VICTIMS])
+def test_who_is_ended_for_memory(about, used, charged, ended):
+    """As many as it takes, in one look: the container is below its limit afterwards."""
+    slots = {(77, pid): size * MIB for pid, size in (charged or used).items()}
+    found = judge([(process(pid), size * MIB) for pid, size in used.items()], Account(slots, LIMIT))
+    (memory,) = [one for one in found if one.reason == MEMORY]
+    assert [one.pid for one in watch_rule.to_end(memory)] == ended
 
 
 FINDING = {
@@ -482,12 +387,22 @@ FINDING = {
 
 
 def test_metrics_are_bounded_by_containers_and_reasons():
-    status = {"gpus": [], "slices": [], "registered": True, "config_fault": "", "warnings": [], "allocations": []}
+    status = {
+        "gpus": [],
+        "slices": [],
+        "registered": True,
+        "config_fault": "",
+        "mounts_unchecked": 0,
+        "warnings": [],
+        "allocations": [],
+    }
     status.update(version="1", config_name="", library="x", config_sha256="0" * 64)
     answer = {
         "findings": [FINDING],
         "totals": [{"reason": NO_SLOT, "kind": "kubelet", "count": 3}],
         "looks": 7,
+        "old_mounts": [{"allocation": "bbbb", "namespace": "default", "pod": "q", "container": "c", "kind": "kubelet"}],
+        "unplaced": [{"uuid": "GPU-1", "processes": 2}],
         "fault": "blind",
         "sigterm": 1,
         "sigkill": 0,
@@ -496,6 +411,9 @@ def test_metrics_are_bounded_by_containers_and_reasons():
     assert 'vgpu_container_watch_finding{allocation="aaaa",uuid="GPU-1",namespace="default",pod="p",' in text
     assert 'vgpu_watch_findings_total{reason="no-slot",kind="kubelet"} 3' in text
     assert 'vgpu_watch_signals_total{signal="SIGTERM"} 1' in text
+    assert 'vgpu_watch_findings_total{reason="more-memory",kind="static"} 0' in text
+    assert 'vgpu_container_old_mounts{allocation="bbbb",namespace="default",pod="q",container="c"} 1' in text
+    assert 'vgpu_watch_unplaced{uuid="GPU-1"} 2' in text
     assert "vgpu_watch_polls_total 7" in text
     assert "vgpu_watch_incomplete 1" in text
     assert "pid" not in text.replace("GPU-1", "")

@@ -96,6 +96,7 @@ class Admin:
             config_name=self._changes.name,
             config_fault=self._changes.fault,
             waiting=self._changes.waiting,
+            mounts_unchecked=self._allocator.sizer.mounts.unchecked,
         )
 
     def _library(self) -> str:
@@ -129,6 +130,7 @@ class Admin:
                     active=one.active,
                     throttled=one.throttled,
                     violations=one.violations,
+                    memory_driver=one.memory_driver,
                 )
                 for one in self._containers.usages()
             ]

@@ -25,12 +25,13 @@ class Containers:
     def usages(self) -> list[usage.Usage]:
         """Every limited allocation, with the pods that the kubelet names."""
         return self._violations.seen(
-            usage.of_all(self._records.all(), self._files, lambda: podresources.holders(self._pod_resources))
+            usage.of_all(self._records.all(), self._files, lambda: podresources.holders(self._pod_resources)),
+            self._watch.state(),
         )
 
     def count_violations(self) -> None:
         """As ``usages``, but asks no kubelet: between two readers a violation would not be counted."""
-        self._violations.seen(usage.of_all(self._records.all(), self._files, lambda: None))
+        self._violations.seen(usage.of_all(self._records.all(), self._files, lambda: None), self._watch.state())
 
     def watched(self) -> api.WatchResponse:
         return watch_setup.answer(self._watch.state(), self._records, self._pod_resources)

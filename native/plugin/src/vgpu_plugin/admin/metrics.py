@@ -6,13 +6,18 @@ What is labelled is bounded by the GPUs and slices of the node; a container's la
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..allocation.records import KUBELET, LEASE
+from ..watch import rule
+from ..watch.finding import STATIC_KIND, UNKNOWN
 from .exposition import Exposition
 
+KINDS = (KUBELET, STATIC_KIND, LEASE, UNKNOWN)
 TYPES = {
     "vgpu_gpu_memory_bytes": ("gauge", "Memory of the GPU."),
     "vgpu_gpu_healthy": ("gauge", "1 where the GPU is healthy."),
@@ -21,7 +26,11 @@ TYPES = {
     "vgpu_slice_healthy": ("gauge", "1 where the kubelet may give the slice out."),
     "vgpu_slice_in_use": ("gauge", "1 where a container or a check holds the slice."),
     "vgpu_container_memory_limit_bytes": ("gauge", "Memory that the container may hold on the GPU."),
-    "vgpu_container_memory_used_bytes": ("gauge", "Memory that the container holds, contexts included."),
+    "vgpu_container_memory_used_bytes": ("gauge", "Memory that the container says it holds, contexts included."),
+    "vgpu_container_memory_driver_bytes": (
+        "gauge",
+        "Memory that the driver shows for the container's processes; absent where none was on the GPU.",
+    ),
     "vgpu_container_memory_context_bytes": ("gauge", "What contexts and modules take of it."),
     "vgpu_container_processes": ("gauge", "Processes of the container that hold memory on the GPU."),
     "vgpu_container_share_limit_ratio": ("gauge", "Part of the GPU's time that the container may use."),
@@ -33,9 +42,14 @@ TYPES = {
     ),
     "vgpu_container_active": ("gauge", "1 where the container launched, or waited to launch, within the last second."),
     "vgpu_container_throttled": ("gauge", "1 where it wants the GPU and is throttled to its share."),
-    "vgpu_container_memory_violations_total": ("counter", "Times that it was found with more memory than its limit."),
+    "vgpu_container_memory_violations_total": (
+        "counter",
+        "Times that it was found with more memory than its limit, by the driver or its ledger.",
+    ),
     "vgpu_container_watch_finding": ("gauge", "1 where the watcher names processes of the container, by reason."),
+    "vgpu_container_old_mounts": ("gauge", "1 where the container has the mounts of a former version."),
     "vgpu_watch_findings_total": ("counter", "Findings of the watcher since the plugin began, by reason and kind."),
+    "vgpu_watch_unplaced": ("gauge", "Processes on the GPU of no container with a slice, and not of the host."),
     "vgpu_watch_polls_total": ("counter", "Looks of the watcher at the GPUs since the plugin began."),
     "vgpu_watch_incomplete": ("gauge", "1 where the watcher's last look did not see all."),
     "vgpu_watch_signals_total": ("counter", "Signals that the watcher sent by its policy."),
@@ -43,6 +57,10 @@ TYPES = {
     "vgpu_plugin_config_refused": ("gauge", "1 where the configuration that is wanted was not taken over."),
     "vgpu_plugin_warnings": ("gauge", "Lines of warning in vgpuctl status."),
     "vgpu_plugin_allocations": ("gauge", "Allocations that exist, by kind."),
+    "vgpu_plugin_mounts_unchecked_total": (
+        "counter",
+        "Starts of containers whose pod's mounts could not be read from the API server.",
+    ),
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
 }
 
@@ -69,6 +87,8 @@ def text(
         labels = {key: use[key] for key in ("allocation", "uuid", "namespace", "pod", "container")}
         add("vgpu_container_memory_limit_bytes", use["memory_limit"], **labels)
         add("vgpu_container_memory_used_bytes", use["memory_used"], **labels)
+        if use["memory_driver"] >= 0:
+            add("vgpu_container_memory_driver_bytes", use["memory_driver"], **labels)
         add("vgpu_container_memory_context_bytes", use["memory_context"], **labels)
         add("vgpu_container_processes", use["processes"], **labels)
         add("vgpu_container_share_limit_ratio", use["share_limit"], **labels)
@@ -80,11 +100,7 @@ def text(
         add("vgpu_container_throttled", use["throttled"], **labels)
         add("vgpu_container_memory_violations_total", use["violations"], **labels)
     if watched is not None:
-        for one in watched["findings"]:
-            labels = {key: one[key] for key in ("allocation", "uuid", "namespace", "pod", "container", "reason")}
-            add("vgpu_container_watch_finding", 1, **labels)
-        for one in watched["totals"]:
-            add("vgpu_watch_findings_total", one["count"], reason=one["reason"], kind=one["kind"])
+        _findings(found, watched)
         add("vgpu_watch_polls_total", watched["looks"])
         add("vgpu_watch_incomplete", bool(watched["fault"]))
         for name in ("sigterm", "sigkill"):
@@ -94,9 +110,27 @@ def text(
     add("vgpu_plugin_warnings", len(status["warnings"]))
     for kind in ("kubelet", "lease"):
         add("vgpu_plugin_allocations", sum(one["kind"] == kind for one in status["allocations"]), kind=kind)
+    add("vgpu_plugin_mounts_unchecked_total", status["mounts_unchecked"])
     info = {key: status[key] for key in ("version", "config_name", "library")}
     add("vgpu_plugin_info", 1, **info, config_sha256=status["config_sha256"][:12])
     return found.text()
+
+
+def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
+    add = found.add
+    for one in watched["findings"]:
+        labels = {key: one[key] for key in ("allocation", "uuid", "namespace", "pod", "container", "reason")}
+        add("vgpu_container_watch_finding", 1, **labels)
+    for one in watched["old_mounts"]:
+        labels = {key: one[key] for key in ("allocation", "namespace", "pod", "container")}
+        add("vgpu_container_old_mounts", 1, **labels)
+    # Each is there from the first scrape on: what begins with 1 has not risen.
+    totals = dict.fromkeys(itertools.product(rule.REASONS, KINDS), 0)
+    totals.update({(one["reason"], one["kind"]): one["count"] for one in watched["totals"]})
+    for (reason, kind), count in totals.items():
+        add("vgpu_watch_findings_total", count, reason=reason, kind=kind)
+    for one in watched["unplaced"]:
+        add("vgpu_watch_unplaced", one["processes"], uuid=one["uuid"])
 
 
 class Server:

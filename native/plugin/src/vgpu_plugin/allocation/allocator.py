@@ -232,9 +232,11 @@ class Allocator:
                     f"slices {', '.join(ids)}: neither {self._paths.records} nor the kubelet's checkpoint knows an "
                     "allocation of them; delete the pod so that it is admitted again"
                 )
-        for record in records:
+        for record in records:  # asks the API server, so without the lock
             if record.limits.get("deny"):
-                self.sizer.size(record)  # asks the API server, so without the lock
+                self.sizer.size(record)
+            elif record.limits:
+                self.sizer.mounts.check(record)
         with self.lock:
             self.pool.refuse_unhealthy(ids)
             records = self.records.with_ids(ids)
@@ -277,6 +279,7 @@ class Allocator:
             self._remove_files(allocation)
             record = self.records.get(allocation)
             self.records.drop(allocation)
+            self.sizer.mounts.forget(allocation)
             if record is not None:
                 self.outside.deny(record.slice_ids, False)
 

@@ -20,6 +20,7 @@ from ..offer.pool import Pool
 from ..offer.preference import gpu_of
 from ..offer.settings import Settings
 from . import sizing
+from .pod_mounts import MountCheck
 from .records import KUBELET, Record, RecordStore
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Sizer:
         self._checkpoint_file = checkpoint_file
         self.settings = settings
         self._pods = pods
+        self.mounts = MountCheck(pods)
         # Allocation → its record with a size that is decided and not yet written down.
         self._reserved: dict[str, Record] = {}
 
@@ -73,12 +75,13 @@ class Sizer:
         )
 
     def size(self, record: Record) -> None:
-        """Writes down the size that the pod of a record requested. Raises Refused where it was not planned, or does not
-        fit on the GPUs that the kubelet chose. The caller does not hold the lock.
+        """Writes down the size that the pod of a record requested. Raises Refused where it was not planned, mounts over
+        our files, or does not fit on the GPUs that the kubelet chose. The caller does not hold the lock.
         """
         if self._pods is None:
             raise NotNow(f"allocation {record.id} waits for its size, and this program knows no API server")
         owner = self._pods.owner(record)
+        self.mounts.refuse(owner, record)
         plan = self._pods.plan(owner)
         planned = next(part.devices for part in plan if part.container == owner.container)
         try:

@@ -197,8 +197,9 @@ class StaticSlices:
     def _in_use(self, name: str) -> bool:
         """Whether a process holds a slot of the slice's ledger: the kernel's answer, not the tenant's."""
         try:
-            path = f"{self._paths.allocations}/{name}/rw/ledger"
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = abi_files.open_shared(f"{self._paths.allocations}/{name}/rw/ledger")
+        except BlockingIOError:
+            return True  # a process of a container holds a lease on it
         except OSError:
             return False
         try:

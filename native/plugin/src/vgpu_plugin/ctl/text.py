@@ -53,6 +53,8 @@ def top(
     for one in usages:
         name = "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else f"({one['allocation']})"
         limit = one["memory_limit"]
+        # What it says of itself, or what the driver shows where that is more.
+        used = max(one["memory_used"], one.get("memory_driver", -1))
         got = "-"
         then = (before or {}).get((one["allocation"], one["uuid"]))
         if then is not None and seconds > 0:
@@ -61,9 +63,9 @@ def top(
             (
                 name,
                 one["uuid"],
-                mib(one["memory_used"]),
+                mib(used),
                 mib(limit) if limit else "-",
-                percent(one["memory_used"] / limit) if limit else "-",
+                percent(used / limit) if limit else "-",
                 percent(one["share_limit"]),
                 percent(one["share_granted"]),
                 got,
@@ -83,6 +85,11 @@ def top(
     return "\n".join(lines)
 
 
+def container(one: dict[str, Any]) -> str:
+    """The name of a pod's container; of another allocation its kind."""
+    return "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else str(one["kind"])
+
+
 def watch(answer: dict[str, Any]) -> str:
     """The findings of now, then those that are over."""
     lines = [
@@ -92,10 +99,16 @@ def watch(answer: dict[str, Any]) -> str:
     lines += [f"warning: {answer['fault']}"] if answer["fault"] else []
     for title, findings in (("now", answer["findings"]), ("before", answer["past"])):
         for one in findings:
-            name = "/".join((one["namespace"], one["pod"], one["container"])) if one["pod"] else one["kind"]
             sent = f"; {one['action']} was sent" if one["action"] else ""
-            lines.append(f"{title}  {name}  {one['reason']}: {one['text']}{sent}")
-    return "\n".join(lines if len(lines) > 1 else [*lines, "no process bypasses the library"])
+            lines.append(f"{title}  {container(one)}  {one['reason']}: {one['text']}{sent}")
+    if not answer["findings"] and not answer["past"] and not answer["fault"]:
+        lines.append("no process bypasses the library")
+    for one in answer["old_mounts"]:
+        lines.append(
+            f"old mounts  {container(one)}  allocation {one['allocation']} has the single files of a former version; "
+            "create its pod or container again"
+        )
+    return "\n".join(lines)
 
 
 def slices(status: dict[str, Any]) -> str:

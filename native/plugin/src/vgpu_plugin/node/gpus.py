@@ -97,6 +97,11 @@ class GpuSource(Protocol):
     def processes(self, uuid: str) -> dict[int, int | None]:
         """Bytes of each process that computes or draws on a GPU, by its pid here; None: unknown. Raises GpuError."""
 
+    def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
+        """Percent of a GPU's time that each process took since a time in microseconds since 1970, the mean of its
+        samples; None where the driver has no such figures. Raises GpuError.
+        """
+
     def driver(self) -> Driver:
         """Versions and compute capabilities. Raises GpuError."""
 
@@ -330,6 +335,21 @@ class Nvml:
         except nvml.NVMLError as fault:
             raise GpuError(f"NVML does not list the processes: {fault}") from None
         return found
+
+    def utilisation(self, uuid: str, since_us: int) -> dict[int, float] | None:
+        nvml = self._nvml
+        samples: dict[int, list[int]] = {}
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            for one in nvml.nvmlDeviceGetProcessUtilization(handle, since_us):
+                samples.setdefault(int(one.pid), []).append(int(one.smUtil))
+        except nvml.NVMLError as fault:
+            if fault.value == nvml.NVML_ERROR_NOT_FOUND:  # nobody took any
+                return {}
+            if fault.value in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+                return None
+            raise GpuError(f"NVML does not say what processes take of the time: {fault}") from None
+        return {pid: sum(found) / len(found) for pid, found in samples.items()}
 
     def _graphics(self, handle: object) -> list[Any]:
         """Vulkan and OpenGL, which no library of CUDA sees. Raises NVMLError."""

@@ -27,11 +27,12 @@ class Ender:
         """Under another policy nobody's grace runs on."""
         self._signalled.clear()
 
-    def end(self, process: Process, now: float, still: Callable[[Process], bool]) -> str:
+    def end(self, process: Process, now: float, still: Callable[[Process], bool], begun: float | None = None) -> str:
         """SIGTERM the first time, SIGKILL once the grace is over; the name of what was sent, empty: nothing.
 
-        ``still`` is asked whether it is the one that is meant while the descriptor is held: from there on no other
-        process can have its pid.
+        ``begun``: when the first process got SIGTERM for the same finding: there is one grace for all, or a container
+        would live on by a new process every few seconds. ``still`` is asked whether it is the one that is meant while
+        the descriptor is held: from there on no other process can have its pid.
         """
         key = process.pid, process.start
         self._signalled = {one: then for one, then in self._signalled.items() if self._alive(one)}
@@ -39,7 +40,8 @@ class Ender:
             then = self._signalled[key]
             if then is None or now - then < GRACE_S:
                 return ""
-        number = signal.SIGKILL if key in self._signalled else signal.SIGTERM
+        late = begun is not None and now - begun >= GRACE_S
+        number = signal.SIGKILL if key in self._signalled or late else signal.SIGTERM
         try:
             descriptor = os.pidfd_open(process.pid)
         except OSError:

@@ -5,7 +5,8 @@ process's own files.
 A container's ledger is a file of a tmpfs that belongs to one allocation alone, so a process with that very mount is in
 its container: a tenant without CAP_SYS_ADMIN can neither make nor copy it. One that hides its mounts (chroot, a mount
 namespace of its own) is known by its control group, which it cannot leave. What lives in the host's mount namespace, or
-shares its pid namespace without such a mount, is a process of the host and never anybody's.
+shares its pid namespace outside a container's control group, is a process of the host and never anybody's. Any other
+process on a GPU is of no container that is known here.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from . import mounts
+from .mounts import Table
 
 # Of the mount that the container gets; its file may have been replaced on the node since.
 LEDGER_ROOTS = ("/ledger", "/ledger//deleted")
 # Of a pod's control group, with dashes or, by systemd's driver, underscores.
 POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})")
+# Of a container's control group: docker, containerd, CRI-O and podman name it by the container's id.
+CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 # Controllers of version 1 that every runtime gives a container a group of.
 CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
 MOST_GROUPS = 4096
@@ -39,16 +45,30 @@ class Process:
     own: tuple[int, int]
 
 
+@dataclass
+class Placed:
+    """Where processes belong: ``owners`` by pid; ``strangers`` live in no container that is known here; ``gone`` cannot
+    be looked at (any more). Those of the host are in none.
+    """
+
+    owners: dict[int, frozenset[str]] = field(default_factory=dict)
+    strangers: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
+
+
 class Processes:
     """``proc`` is the host's /proc."""
 
     def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
-        self._proc = proc
+        self.proc = self._proc = proc
         self._clock = clock
         # Control group → allocations of the container that it is; names of groups are not given out twice.
         self._groups: dict[str, frozenset[str]] = {}
         # Control group → when all processes were looked at for it, a container without a slice most likely.
         self._vain: dict[str, float] = {}
+        # The lists of mounts that were read last: many processes have the same, and few change between two looks.
+        self._tables: dict[bytes, Table] = {}
+        self._used: set[bytes] = set()
 
     def process(self, pid: int) -> Process | None:
         """None where it is gone or about to go: its memory is given back, its GPU perhaps not yet."""
@@ -69,7 +89,13 @@ class Processes:
     def of(
         self, pids: Iterable[int], devices: Mapping[str, str], pods: Callable[[], Mapping[str, frozenset[str]]] = dict
     ) -> dict[int, frozenset[str]]:
-        """The allocations of the container of each pid; pids of the host and of strangers are left out.
+        """The owners of ``place`` alone."""
+        return self.place(pids, devices, pods).owners
+
+    def place(
+        self, pids: Iterable[int], devices: Mapping[str, str], pods: Callable[[], Mapping[str, frozenset[str]]] = dict
+    ) -> Placed:
+        """The allocations of the container of each pid.
 
         ``devices``: major:minor of the tmpfs of each allocation → allocation; ``pods``: uid of a pod → allocations of
         its containers, asked only where somebody hides.
@@ -78,21 +104,26 @@ class Processes:
         self._groups = {group: mine for group, mine in self._groups.items() if mine <= known}
         # This program's own count as the host's too: it may not be allowed to look at process 1.
         host_mounts, host_pids = ({self._link(one, kind) for one in (1, "self")} - {""} for kind in ("mnt", "pid"))
-        found: dict[int, frozenset[str]] = {}
+        out = Placed()
         hidden = []
         for pid in pids:
-            mounts, space = self._link(pid, "mnt"), self._link(pid, "pid")
-            if not mounts or not space or mounts in host_mounts:
+            mounted, space = self._link(pid, "mnt"), self._link(pid, "pid")
+            if not mounted or not space:
+                out.gone.add(pid)
                 continue
+            if mounted in host_mounts:
+                continue
+            contained = bool(host_pids) and (space not in host_pids or _is_container(self.group(pid)))
             if mine := self._mounted(pid, devices):
-                found[pid] = mine
-                if host_pids and space not in host_pids:
+                out.owners[pid] = mine
+                if contained:
                     self._learn(pid, mine)
-            elif host_pids and space not in host_pids:
+            elif contained:
                 hidden.append(pid)
         if hidden:
-            found |= self._hidden(hidden, devices, pods, host_pids)
-        return found
+            out.owners |= self._hidden(hidden, devices, pods, host_pids)
+            out.strangers = set(hidden) - set(out.owners)
+        return out
 
     def _hidden(
         self,
@@ -158,16 +189,30 @@ class Processes:
 
     def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
         """The allocations whose ledger file is mounted for a process."""
-        rows = [line.split(" ", 4) for line in self._mounts(pid).splitlines()]
-        return frozenset(
-            devices[row[2]] for row in rows if len(row) > 4 and row[3] in LEDGER_ROOTS and row[2] in devices
-        )
+        if not devices:
+            return frozenset()
+        rows = self.table(pid).rows
+        return frozenset(devices[row.device] for row in rows if row.root in LEDGER_ROOTS and row.device in devices)
 
-    def _mounts(self, pid: int) -> str:
+    def table(self, pid: int | str) -> Table:
+        """The mounts of a process, as they are now; none where it is gone."""
         for thread in self._threads(pid):
             with contextlib.suppress(OSError):
-                return (thread / "mountinfo").read_text(errors="replace")
-        return ""
+                data = mounts.read(thread / "mountinfo")
+                if data not in self._tables:
+                    self._tables[data] = mounts.parse(data)
+                self._used.add(data)
+                return self._tables[data]
+        return Table()
+
+    def sees_own_root(self) -> bool:
+        """Whether this program lives among the mounts of the host; one in a pod does not."""
+        return self._link(1, "mnt") in ("", self._link("self", "mnt"))
+
+    def end_look(self) -> None:
+        """Forgets the lists of mounts that nobody had in this look."""
+        self._tables = {data: table for data, table in self._tables.items() if data in self._used}
+        self._used.clear()
 
     def _link(self, pid: int | str, name: str) -> str:
         for thread in self._threads(pid):
@@ -188,6 +233,11 @@ class Processes:
             return [int(name) for name in os.listdir(self._proc) if name.isdigit()]
         except OSError:
             return []
+
+
+def _is_container(group: str) -> bool:
+    """Whether a control group is one of a container, by its name."""
+    return bool(POD.search(group) or CONTAINER_ID.search(group))
 
 
 def _status(thread: Path) -> dict[str, str]:

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the watcher holds against the processes of one container on one GPU: the driver's account against the ledger's,
-and against the limit, for the tenant writes the ledger. Pure.
+"""What the watcher holds against the processes of one container on one GPU. Pure.
+
+The limit is the node's own figure, and what the driver shows is compared with it whatever else is so. The ledger, which
+the tenant writes, can only accuse: where it says less than the driver does.
 
 NO_SLOT: a process holds a context or memory on the GPU and has no live slot, so nothing of it is charged. MEMORY: the
-driver says that the processes hold more than the ledger charges, or more than the limit, by more than is tolerated.
+driver says that the processes hold more than the limit, or more than the ledger charges, by more than is tolerated.
+MORE_TIME: they took more of the GPU's time than their share. FOREIGN: something else is mounted where our files belong.
+UNPLACED: a process on the GPU is neither the host's nor of any container that is known here.
 """
 
 from __future__ import annotations
@@ -13,8 +17,12 @@ from dataclasses import dataclass
 
 from .processes import Process
 
-NO_SLOT, MEMORY = "no-slot", "more-memory"
-REASONS = (NO_SLOT, MEMORY)
+NO_SLOT, MEMORY, MORE_TIME = "no-slot", "more-memory", "more-time"
+FOREIGN, UNPLACED = "foreign-mount", "unplaced"
+REASONS = (NO_SLOT, MEMORY, MORE_TIME, FOREIGN, UNPLACED)
+# For these a process may be ended. Not for time: a program whose kernels run for many seconds cannot be held to its
+# share by anybody, and looks the same.
+ENDED_FOR = frozenset((NO_SLOT, MEMORY, FOREIGN))
 # Between two polls.
 INTERVAL_S = 2.0
 MIB = 1 << 20
@@ -30,7 +38,7 @@ class Account:
     """Of a ledger, one GPU: bytes by owner of a live slot. A namespace of 0: a library that did not write it."""
 
     slots: Mapping[tuple[int, int], int]
-    # Of the allocation on this GPU, by the node's own file.
+    # Of the allocation on this GPU, by the node's own record.
     limit: int
     # Whether contexts and code are charged.
     counted: bool = True
@@ -42,10 +50,6 @@ class Account:
         """What the tenant says of itself."""
         return sum(self.slots.values()) + self.exported
 
-    @property
-    def total(self) -> int:
-        return min(self.ledger, self.limit)
-
     def of(self, process: Process) -> int | None:
         """What a process is charged; None without a slot."""
         for key in (process.own, (0, process.own[1])):
@@ -56,16 +60,17 @@ class Account:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """Figures in bytes: by the driver, by the ledger or, where that says more, the limit (``limited``), and the
-    difference that is let pass.
+    """Figures in bytes: by the driver, by the ledger or, where that was passed, the limit (``limited``), and the
+    difference that is let pass. ``detail``: what is held against them, where it is no memory.
     """
 
     reason: str
     processes: tuple[tuple[Process, int], ...]
-    found: int
-    accounted: int
-    tolerated: int
+    found: int = 0
+    accounted: int = 0
+    tolerated: int = 0
     limited: bool = False
+    detail: str = ""
 
 
 def tolerance(used: int, counted: bool) -> int:
@@ -78,12 +83,35 @@ def judge(seen: Sequence[tuple[Process, int | None]], account: Account) -> list[
     out = []
     strangers = tuple((one, used or 0) for one, used in seen if account.of(one) is None)
     if strangers:
-        out.append(Suspicion(NO_SLOT, strangers, sum(used for _one, used in strangers), 0, 0))
-    known = [(one, used) for one, used in seen if used is not None and account.of(one) is not None]
-    found = sum(used for _one, used in known)
-    # The whole account: memory that one process made and another holds is charged to either.
-    tolerated = sum(tolerance(used, account.counted) for _one, used in known)
-    if known and found > account.total + tolerated:
-        worst = sorted(known, key=lambda pair: (account.of(pair[0]) or 0) - pair[1])
-        out.append(Suspicion(MEMORY, tuple(worst), found, account.total, tolerated, account.ledger > account.limit))
+        out.append(Suspicion(NO_SLOT, strangers, sum(used for _one, used in strangers)))
+    every = [(one, used) for one, used in seen if used is not None]
+    known = [(one, used) for one, used in every if account.of(one) is not None]
+    # All of them, with a slot or without: whatever is written into a ledger between two polls changes nothing here.
+    for limited, listed, most in ((True, every, account.limit), (False, known, account.ledger)):
+        found = sum(used for _one, used in listed)
+        # The whole account: memory that one process made and another holds is charged to either.
+        tolerated = sum(tolerance(used, account.counted) for _one, used in listed)
+        if listed and found > most + tolerated:
+            worst = sorted(listed, key=lambda pair: ((account.of(pair[0]) or 0) - pair[1], -pair[1]))
+            out.append(Suspicion(MEMORY, tuple(worst), found, most, tolerated, limited))
+            break
+    return out
+
+
+def to_end(suspicion: Suspicion, counted: bool = True) -> list[Process]:
+    """Who is to be ended, the worst first: for memory so many that the others keep within what is theirs, for another
+    reason all.
+    """
+    if suspicion.reason not in ENDED_FOR:
+        return []
+    if suspicion.reason != MEMORY:
+        return [one for one, _used in suspicion.processes]
+    out: list[Process] = []
+    found, tolerated = suspicion.found, suspicion.tolerated
+    for process, used in suspicion.processes:
+        if out and found <= suspicion.accounted + tolerated:
+            break
+        out.append(process)
+        found -= used
+        tolerated -= tolerance(used, counted)
     return out

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._proto import admin_pb2 as api
-from ..allocation.records import KUBELET, RecordStore
+from ..allocation.records import KUBELET, Record, RecordStore
 from ..errors import PluginError
 from ..node import checkpoint, podresources
 from ..node.podresources import Holder
 from ..offer.pool import Pool
 from . import watcher as watch
+from .finding import Finding, OldMounts, State
 from .usage import NOBODY
-from .watcher import Finding, State
 
 if TYPE_CHECKING:
     from ..allocation.pod_sizes import PodSizes
@@ -33,17 +33,33 @@ log = logging.getLogger(__name__)
 class NodeView:
     """The node as the watcher sees it (watcher.NodeView)."""
 
-    def __init__(self, pool: Pool, records: RecordStore, checkpoint_file: Path, policy: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        records: RecordStore,
+        checkpoint_file: Path,
+        policy: Callable[[], str],
+        library: Callable[[], Path] = Path,
+    ) -> None:
+        """``library``: the folder of the active version. Raises PluginError where there is none."""
         self._pool = pool
         self._records = records
         self._checkpoint_file = checkpoint_file
+        self._library = library
         self.policy = policy
 
     def uuids(self) -> list[str]:
         return list(self._pool.shape().limited)
 
-    def kinds(self) -> Mapping[str, str]:
-        return {record.id: record.kind for record in self._records.all()}
+    def records(self) -> Mapping[str, Record]:
+        return {record.id: record for record in self._records.all()}
+
+    def library(self) -> str:
+        try:
+            found = self._library()
+        except PluginError:
+            return ""
+        return str(found) if found.name else ""
 
     def pods(self) -> Mapping[str, frozenset[str]]:
         found = checkpoint.read(self._checkpoint_file)
@@ -82,13 +98,26 @@ class Teller:
 def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
     """What vgpuctl and the isolation check get."""
     known: Mapping[str, Holder] = {}
-    if any(one.kind == KUBELET for one in (*state.findings, *state.past)):
+    if state.findings or state.past or state.old_mounts:
         known = podresources.holders(pod_resources) or {}
 
-    def message(one: Finding) -> api.WatchFinding:
-        record = records.get(one.allocation)
+    def holder_of(allocation: str) -> Holder:
+        record = records.get(allocation)
         ids = record.kubelet_ids if record is not None else ()
-        holder = next((known[name] for name in ids if name in known), NOBODY)
+        return next((known[name] for name in ids if name in known), NOBODY)
+
+    def old(one: OldMounts) -> api.WatchOldMounts:
+        holder = holder_of(one.allocation)
+        return api.WatchOldMounts(
+            allocation=one.allocation,
+            kind=one.kind,
+            namespace=holder.namespace,
+            pod=holder.pod,
+            container=holder.container,
+        )
+
+    def message(one: Finding) -> api.WatchFinding:
+        holder = holder_of(one.allocation)
         return api.WatchFinding(
             allocation=one.allocation,
             kind=one.kind,
@@ -123,4 +152,6 @@ def answer(state: State, records: RecordStore, pod_resources: Path) -> api.Watch
         ],
         sigterm=state.ended.get("SIGTERM", 0),
         sigkill=state.ended.get("SIGKILL", 0),
+        old_mounts=[old(one) for one in state.old_mounts],
+        unplaced=[api.WatchUnplaced(uuid=uuid, processes=count) for uuid, count in sorted(state.unplaced.items())],
     )

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each limited container uses of each GPU: its ledger and tenant page against its limits, and what the arbiter
-grants. Tenants write ledger and tenant page: their figures are what they say about themselves.
+"""What each limited container uses of each GPU: its ledger, its tenant page and the driver against its limits, and what
+the arbiter grants. Tenants write ledger and tenant page: their figures are what they say about themselves.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from .._shared.abi import files as abi_files
 from ..allocation.allocation_files import AllocationFiles
 from ..allocation.records import Record
 from ..node.podresources import Holder
+from . import rule
+from .finding import State
 
 # An arbiter that was silent for longer grants nothing; the twin of VGPU_ARBITER_SILENT_NS.
 PPM = 1_000_000
@@ -23,6 +26,8 @@ PPM = 1_000_000
 MOST = 2**63 - 1
 RECENT_NS = 1_000_000_000
 NOBODY = Holder("", "", "")
+# For what the watcher names a container that holds more than it may.
+VIOLATIONS = frozenset((rule.NO_SLOT, rule.MEMORY))
 
 
 @dataclass(frozen=True)
@@ -45,26 +50,38 @@ class Usage:
     active: bool = False
     throttled: bool = False
     violations: int = 0
+    # By the driver at the watcher's last look; -1: nobody of it was on the GPU.
+    memory_driver: int = -1
 
 
 class Violations:
-    """How often each GPU of each allocation was found over its limit; one that stays over counts once. Thread-safe."""
+    """How often each GPU of each allocation was found over its limit, by its ledger or by the watcher; one that stays
+    over counts once. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._over: set[tuple[str, str]] = set()
         self._counts: dict[tuple[str, str], int] = {}
 
-    def seen(self, usages: list[Usage]) -> list[Usage]:
-        """The same with their counts; what is gone is forgotten."""
+    def seen(self, usages: list[Usage], state: State) -> list[Usage]:
+        """The same with their counts and what the driver says; what is gone is forgotten."""
         with self._lock:
             over = {(one.allocation, one.uuid) for one in usages if 0 < one.memory_limit < one.memory_used}
+            over |= {(one.allocation, one.uuid) for one in state.findings if one.suspicion.reason in VIOLATIONS}
             for key in over - self._over:
                 self._counts[key] = self._counts.get(key, 0) + 1
             self._over = over
             known = {(one.allocation, one.uuid) for one in usages}
             self._counts = {key: count for key, count in self._counts.items() if key in known}
-            return [replace(one, violations=self._counts.get((one.allocation, one.uuid), 0)) for one in usages]
+            return [
+                replace(
+                    one,
+                    violations=self._counts.get((one.allocation, one.uuid), 0),
+                    memory_driver=min(MOST, state.shown.get((one.allocation, one.uuid), -1)),
+                )
+                for one in usages
+            ]
 
 
 def of_record(record: Record, folder: Path, holder: Holder) -> list[Usage]:
@@ -113,7 +130,7 @@ def _recent(page: dict[str, Any], name: str, now: int) -> bool:
 def _tenant(path: Path) -> dict[str, dict[str, Any]]:
     """What the tenant page says of each GPU."""
     try:
-        with open(path, "rb") as stream:
+        with os.fdopen(abi_files.open_shared(str(path)), "rb") as stream:
             page = abi_files.parse_tenant_page(stream.read(abi_files.TENANT_FILE_SIZE))
     except (OSError, abi_files.LayoutError):
         return {}

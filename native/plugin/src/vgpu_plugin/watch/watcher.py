@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watcher: compares, every two seconds, what the driver says of the processes on each shared GPU with the ledgers
-of the containers that they belong to, and names the processes that bypass the library.
+"""The watcher: compares, every two seconds, what the driver says of the processes on each shared GPU with the limits in
+the node's own records and with the ledgers of the containers that they belong to, and names the processes that bypass
+the library.
 
 Named is what was found in two looks, one after the other: a process that begins or ends between the two accounts is
 not. By policy a named process is ended too: of a container of the kubelet or of a static slice, and on what was seen in
@@ -16,22 +17,24 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from .._shared.abi import files as abi_files
-from ..allocation.allocation_files import STATIC, AllocationFiles
-from ..allocation.records import KUBELET, LEASE
+from ..allocation.allocation_files import AllocationFiles
+from ..allocation.records import KUBELET, LEASE, Record
 from ..node.gpus import GpuError, GpuSource
-from . import rule as watch_rule
+from . import rule
+from .accounts import Accounts
+from .container_mounts import ContainerMounts
+from .container_shares import ContainerShares
 from .end import Ender
-from .processes import Process, Processes, device_of
+from .finding import NONE, STATIC_KIND, UNKNOWN, Finding, OldMounts, State
+from .processes import Placed, Process, Processes, device_of
 from .rule import INTERVAL_S, Account, Suspicion
 
 REPORT, END = "report", "end"
-STATIC_KIND, UNKNOWN = "static", "unknown"
 # Whose processes may be ended. A lease whose record went before its files is unknown, and no tenant's.
 ENDED = frozenset((KUBELET, STATIC_KIND))
 # A finding is named in so many looks in a row. Within one, a suspicion is looked at again at once, so often.
@@ -42,57 +45,8 @@ TELL_S = 60.0
 MOST_PAST, MOST_PROCESSES = 64, 16
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What was found of one allocation on one GPU, for one reason. Times in seconds of the monotonic clock."""
-
-    allocation: str
-    kind: str
-    uuid: str
-    suspicion: Suspicion
-    looks: int
-    since: float
-    named: float = 0.0
-    action: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.allocation, self.uuid, self.suspicion.reason
-
-    def text(self) -> str:
-        one, used = self.suspicion.processes[0]
-        more = len(self.suspicion.processes) - 1
-        who = f"process {one.pid} ({one.name})" + (f" and {more} more" if more else "")
-        if self.suspicion.reason == watch_rule.NO_SLOT:
-            return (
-                f"{who} holds {used >> 20} MiB of {self.uuid} without a live slot in the ledger of allocation "
-                f"{self.allocation}: it bypasses libvgpu.so"
-            )
-        accounted = f"{self.suspicion.accounted >> 20} MiB"
-        if self.suspicion.limited:
-            against = f"for allocation {self.allocation}, its limit is {accounted}"
-        else:
-            against = f"the ledger of allocation {self.allocation} {accounted}"
-        return (
-            f"{who}: the driver says {self.suspicion.found >> 20} MiB of {self.uuid}, {against}; up to "
-            f"{self.suspicion.tolerated >> 20} MiB more are tolerated"
-        )
-
-
-@dataclass(frozen=True)
-class State:
-    """What the watcher says of itself. ``fault``: why the last look did not see all; ``totals`` by (reason, kind)."""
-
-    policy: str
-    interval_s: float
-    looks: int
-    fault: str
-    findings: tuple[Finding, ...]
-    past: tuple[Finding, ...]
-    totals: Mapping[tuple[str, str], int]
-    ended: Mapping[str, int]
+# (allocation, uuid, reason) → kind of the allocation, and what was found in this look.
+Found = dict[tuple[str, str, str], tuple[str, Suspicion]]
 
 
 class NodeView(Protocol):
@@ -101,8 +55,11 @@ class NodeView(Protocol):
     def uuids(self) -> list[str]:
         """The GPUs that libvgpu shares now."""
 
-    def kinds(self) -> Mapping[str, str]:
-        """Allocation → kind of its record."""
+    def records(self) -> Mapping[str, Record]:
+        """What the node wrote down of each allocation."""
+
+    def library(self) -> str:
+        """The folder of the library version that new containers get; empty: none."""
 
     def pods(self) -> Mapping[str, frozenset[str]]:
         """Uid of a pod → allocations of its containers."""
@@ -114,13 +71,34 @@ class NodeView(Protocol):
 @dataclass(frozen=True)
 class Kernel:
     """What the watcher asks of the kernel. ``device``: the mount of a folder, as /proc names it; ``ender`` None: by
-    signals to ``processes``.
+    signals to ``processes``; ``wall``: seconds since 1970; ``arbiter_ns``: the clock of the arbiter's pages.
     """
 
     processes: Processes = field(default_factory=Processes)
     ender: Ender | None = None
     clock: Callable[[], float] = time.monotonic
     device: Callable[[Path], str] = device_of
+    wall: Callable[[], float] = time.time
+    arbiter_ns: Callable[[], int] = time.monotonic_ns
+
+
+@dataclass
+class Look:
+    """What one look has gathered."""
+
+    found: Found = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    # GPUs that did not answer.
+    blind: set[str] = field(default_factory=set)
+    # Allocations that somebody was seen of, with what the node knows of them.
+    records: dict[str, Record] = field(default_factory=dict)
+    shown: dict[tuple[str, str], int] = field(default_factory=dict)
+    unplaced: dict[str, int] = field(default_factory=dict)
+    gone: dict[str, set[int]] = field(default_factory=dict)
+
+    def add(self, allocation: str, kind: str, uuid: str, suspicions: list[Suspicion]) -> None:
+        for one in suspicions:
+            self.found[allocation, uuid, one.reason] = kind, one
 
 
 class Watch:
@@ -141,6 +119,9 @@ class Watch:
         self._interval_s = interval_s
         self._processes = kernel.processes
         self._ender = kernel.ender or Ender(self._processes.process)
+        self._accounts = Accounts(files, node.library)
+        self._mounts = ContainerMounts(files, self._processes)
+        self._shares = ContainerShares(source, self._accounts, kernel.clock, kernel.wall, kernel.arbiter_ns)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._seen: dict[tuple[str, str, str], Finding] = {}
@@ -149,6 +130,9 @@ class Watch:
         self._totals: dict[tuple[str, str], int] = {}
         self._looks = 0
         self._fault = ""
+        self._last = Look()
+        # Allocation → whether its container has the mounts of a former version, where that was seen.
+        self._old: dict[str, OldMounts] = {}
 
     def stop(self) -> None:
         self._stopping.set()
@@ -165,34 +149,45 @@ class Watch:
 
     def state(self) -> State:
         with self._lock:
-            named = tuple(one for one in self._seen.values() if one.named)
-            totals, ended = dict(self._totals), dict(self._ender.sent)
             return State(
-                self._node.policy(), self._interval_s, self._looks, self._fault, named, tuple(self._past), totals, ended
+                policy=self._node.policy(),
+                interval_s=self._interval_s,
+                looks=self._looks,
+                fault=self._fault,
+                findings=tuple(one for one in self._seen.values() if one.named),
+                past=tuple(self._past),
+                totals=dict(self._totals),
+                ended=dict(self._ender.sent),
+                old_mounts=tuple(self._old.values()),
+                unplaced=dict(self._last.unplaced),
+                shown=dict(self._last.shown),
             )
 
     def look(self) -> None:
         """One look at every shared GPU."""
-        found: dict[tuple[str, str, str], tuple[str, Suspicion]] = {}
-        faults = []
-        blind = set()
+        look = Look()
         # Whose each ledger is, is asked where somebody is on a GPU: most looks at an idle node find nobody.
         devices: dict[str, str] | None = None
-        kinds = self._node.kinds()
+        records = self._node.records()
         for uuid in self._node.uuids():
             try:
                 listed = self._source.processes(uuid)
                 if not listed:
+                    self._shares.forget(uuid)
+                    look.unplaced[uuid] = 0
                     continue
                 if devices is None:
                     devices = self._devices()
-                for allocation, suspicion in self._look_at(uuid, listed, devices):
-                    kind = STATIC_KIND if allocation.startswith(STATIC) else kinds.get(allocation, UNKNOWN)
-                    found[allocation, uuid, suspicion.reason] = kind, suspicion
+                    self._mounts.begin_look()
+                self._look_at(look, uuid, listed, devices, records)
             except GpuError as fault:
-                faults.append(f"{uuid}: {fault}")
-                blind.add(uuid)
-        self._take(found, blind, "; ".join(faults))
+                self._shares.forget(uuid)
+                look.faults.append(f"{uuid}: {fault}")
+                look.blind.add(uuid)
+        if devices is not None:
+            self._mounts.end_look()
+            self._processes.end_look()
+        self._take(look, records)
 
     def _devices(self) -> dict[str, str]:
         """The mount of each allocation's ledger, as /proc names it."""
@@ -203,33 +198,73 @@ class Watch:
         return out
 
     def _look_at(
-        self, uuid: str, listed: Mapping[int, int | None], devices: Mapping[str, str]
-    ) -> list[tuple[str, Suspicion]]:
-        if not devices:
-            return []
-        owners = self._processes.of(listed, devices, self._node.pods)
-        out = []
-        for allocation in sorted({one for mine in owners.values() for one in mine}):
-            pids = [pid for pid, mine in owners.items() if allocation in mine]
-            suspicions = self._judge(uuid, allocation, pids, listed)
-            for _again in range(TRIES):
-                if not suspicions:
-                    break
-                # What was freed between the two accounts is no theft. Not in step with a program's own rhythm.
-                time.sleep(TRY_S * (0.5 + random.random()))
-                before = self._account(uuid, allocation)
-                again = self._source.processes(uuid)
-                reasons = {one.reason for one in suspicions}
-                suspicions = [
-                    one for one in self._judge(uuid, allocation, pids, again, before) if one.reason in reasons
-                ]
-            out += [(allocation, one) for one in suspicions]
-        return out
+        self,
+        look: Look,
+        uuid: str,
+        listed: Mapping[int, int | None],
+        devices: Mapping[str, str],
+        records: Mapping[str, Record],
+    ) -> None:
+        placed = self._processes.place(listed, devices, self._node.pods)
+        for allocation in sorted({one for mine in placed.owners.values() for one in mine}):
+            record = look.records.get(allocation) or self._accounts.record(allocation, records)
+            if record is None:
+                continue
+            look.records[allocation] = record
+            pids = [pid for pid, mine in placed.owners.items() if allocation in mine]
+            look.shown[allocation, uuid] = sum(listed[pid] or 0 for pid in pids)
+            look.add(allocation, record.kind, uuid, self._memory(uuid, record, pids, listed))
+            seen = self._seen_of(allocation, placed, listed)
+            foreign, old = self._mounts.judge(record, [one for one, _used in seen])
+            look.add(allocation, record.kind, uuid, foreign)
+            if old:
+                self._old[allocation] = OldMounts(allocation, record.kind)
+            elif old is not None:
+                self._old.pop(allocation, None)
+        self._nobodys(look, uuid, placed, listed)
+        for allocation, took in self._shares.look(uuid, placed.owners, look.records).items():
+            if took.too_much:
+                more = Suspicion(rule.MORE_TIME, self._seen_of(allocation, placed, listed), detail=took.text())
+                look.add(allocation, look.records[allocation].kind, uuid, [more] if more.processes else [])
+
+    def _seen_of(
+        self, allocation: str, placed: Placed, listed: Mapping[int, int | None]
+    ) -> tuple[tuple[Process, int], ...]:
+        """The processes of a container that are there, with their bytes."""
+        pids = [pid for pid, mine in placed.owners.items() if allocation in mine]
+        return tuple((one, listed[pid] or 0) for pid in pids if (one := self._processes.process(pid)) is not None)
+
+    def _nobodys(self, look: Look, uuid: str, placed: Placed, listed: Mapping[int, int | None]) -> None:
+        """Who is on a GPU and in no container that is known. One that has ended is for a moment; not for two looks."""
+        look.gone[uuid] = placed.gone
+        pids = sorted(placed.strangers | (placed.gone & self._last.gone.get(uuid, set())))
+        if pids and host_is_seen(self._processes.proc):
+            pids = []  # none of them can be: that is said as a fault
+        look.unplaced[uuid] = len(pids)
+        if not pids:
+            return
+        seen = [(self._processes.process(pid) or Process(pid, 0, "?", (0, 0)), listed[pid] or 0) for pid in pids]
+        group = self._processes.group(pids[0])
+        detail = f"its control group is {group}" if group else "it has no control group of its own, or has ended"
+        look.add(NONE, UNKNOWN, uuid, [Suspicion(rule.UNPLACED, tuple(seen), detail=detail)])
+
+    def _memory(self, uuid: str, record: Record, pids: list[int], listed: Mapping[int, int | None]) -> list[Suspicion]:
+        suspicions = self._judge(uuid, record, pids, listed)
+        for _again in range(TRIES):
+            if not suspicions:
+                break
+            # What was freed between the two accounts is no theft. Not in step with a program's own rhythm.
+            time.sleep(TRY_S * (0.5 + random.random()))
+            before = self._account(record, uuid)
+            again = self._source.processes(uuid)
+            reasons = {one.reason for one in suspicions}
+            suspicions = [one for one in self._judge(uuid, record, pids, again, before) if one.reason in reasons]
+        return suspicions
 
     def _judge(
         self,
         uuid: str,
-        allocation: str,
+        record: Record,
         pids: list[int],
         listed: Mapping[int, int | None],
         before: Account | None = None,
@@ -240,61 +275,44 @@ class Watch:
             for pid in pids
             if pid in listed and (process := self._processes.process(pid)) is not None
         ]
-        account = self._account(uuid, allocation)
+        account = self._account(record, uuid)
         if account is None or not seen:
             return []
         if before is not None:
             keys = {*account.slots, *before.slots}
             most = {key: max(account.slots.get(key, 0), before.slots.get(key, 0)) for key in keys}
             account = replace(account, slots=most, exported=max(account.exported, before.exported))
-        return watch_rule.judge(seen, account)
+        return rule.judge(seen, account)
 
-    def _account(self, uuid: str, allocation: str) -> Account | None:
-        """The ledger of an allocation, one GPU. None: nothing is held against anybody there, for it is unlimited, may
-        do without the library, or is not there (any more).
-        """
-        folder = self._files.folder(allocation)
-        try:
-            limits = abi_files.parse_limits((folder / "limits").read_bytes())
-        except (OSError, abi_files.LayoutError):
-            return None
-        mine = next((one for one in limits["devices"] if one["uuid"] == uuid), None)
-        if mine is None or mine["unlimited"] or limits["allow_disable_control"]:
-            return None
-        try:
-            ledger = abi_files.read_ledger(str(folder / "rw" / "ledger"))
-        except FileNotFoundError:
-            return None
-        except (OSError, abi_files.LayoutError):
-            # Spoilt by the tenant, who alone writes it while the container runs: nobody in it is charged.
-            return Account({}, mine["memory_bytes"], limits["count_context"])
-        if uuid not in ledger["devices"]:
-            return Account({}, mine["memory_bytes"], limits["count_context"])
-        at = ledger["devices"].index(uuid)
-        slots: dict[tuple[int, int], int] = {}
-        for slot in ledger["slots"]:
-            key = slot["pid_namespace"], slot["pid"]
-            slots[key] = slots.get(key, 0) + slot["used"][at] + slot["context"][at]
-        return Account(slots, mine["memory_bytes"], limits["count_context"], ledger["exported"][at])
+    def _account(self, record: Record, uuid: str) -> Account | None:
+        return self._accounts.account(record, uuid)
 
-    def _take(self, found: Mapping[tuple[str, str, str], tuple[str, Suspicion]], blind: set[str], fault: str) -> None:
+    def _take(self, look: Look, records: Mapping[str, Record]) -> None:
         """Counts looks in a row, names, tells, ends. A GPU that was not seen stays as it was."""
         now = self._clock()
         fresh = []
         with self._lock:
             self._looks += 1
-            self._fault = fault
-            seen = {key: one for key, one in self._seen.items() if one.uuid in blind}
-            for key, (kind, suspicion) in found.items():
+            self._fault = "; ".join(look.faults)
+            for uuid in look.blind:
+                look.unplaced[uuid] = self._last.unplaced.get(uuid, 0)
+                look.shown.update({key: used for key, used in self._last.shown.items() if key[1] == uuid})
+            self._last = look
+            present = {*records, *self._files.static()} if self._old else set()
+            self._old = {allocation: one for allocation, one in self._old.items() if allocation in present}
+            seen = {key: one for key, one in self._seen.items() if one.uuid in look.blind}
+            for key, (kind, suspicion) in look.found.items():
                 before = self._seen.get(key)
-                looks, since, named = (before.looks + 1, before.since, before.named) if before else (1, now, 0.0)
                 processes = suspicion.processes[:MOST_PROCESSES]
-                one = Finding(key[0], kind, key[1], replace(suspicion, processes=processes), looks, since, named)
-                if looks >= LOOKS and not named:
+                if before is None:
+                    before = Finding(key[0], kind, key[1], suspicion, 0, now)
+                shown = replace(suspicion, processes=processes)
+                one = replace(before, kind=kind, suspicion=shown, looks=before.looks + 1)
+                if one.looks >= LOOKS and not one.named:
                     one = replace(one, named=now)
                     self._totals[one.suspicion.reason, kind] = self._totals.get((one.suspicion.reason, kind), 0) + 1
                     fresh.append(one)
-                seen[key] = replace(one, action=before.action if before else "")
+                seen[key] = one
             self._past.extend(one for key, one in self._seen.items() if one.named and key not in seen)
             self._seen = seen
             self._reported = {key: then for key, then in self._reported.items() if now - then < TELL_S}
@@ -304,28 +322,26 @@ class Watch:
                 (log.info if one.kind == LEASE else log.warning)("watcher: %s", one.text())
                 self._tell(one)
         if self._node.policy() == END:
-            self._end(now, found)
+            self._end(now, look)
         else:
             self._ender.forget()
 
-    def _end(self, now: float, found: Iterable[tuple[str, str, str]]) -> None:
-        """The worst process of each finding of this poll gets SIGTERM, then SIGKILL. What is kept of a GPU that was
-        not seen may be over, so nobody is ended for it.
+    def _end(self, now: float, look: Look) -> None:
+        """The processes that answer for a finding of this look get SIGTERM, then SIGKILL; those that take their place,
+        SIGKILL at once. What is kept of a GPU that was not seen may be over, so nobody is ended for it.
         """
-        for key in found:
+        for key, (_kind, suspicion) in look.found.items():
             one = self._seen[key]
             if not one.named or one.kind not in ENDED:
                 continue
-            # Memory of a container as a whole: the process that is furthest beyond its charge answers for it.
-            wanted = (
-                one.suspicion.processes if one.suspicion.reason == watch_rule.NO_SLOT else one.suspicion.processes[:1]
-            )
-            for process, _used in wanted:
-                sent = self._ender.end(process, now, functools.partial(self._still, finding=one))
+            counted = bool(look.records[one.allocation].limits.get("count_context", True))
+            for process in rule.to_end(suspicion, counted):
+                sent = self._ender.end(process, now, functools.partial(self._still, finding=one), one.ending)
                 if sent:
                     log.warning("watcher: sent %s to process %d (%s): %s", sent, process.pid, process.name, one.text())
-                    with self._lock:
-                        self._seen[key] = replace(self._seen[key], action=sent)
+                    one = replace(one, action=sent, ending=now if one.ending is None else one.ending)
+            with self._lock:
+                self._seen[key] = one
 
     def _still(self, process: Process, finding: Finding) -> bool:
         """Whether a process is still in that container, asked once its number can mean no other."""

@@ -139,3 +139,25 @@ def test_whose_process_goes_round_the_library(who, where):
     (one,) = running.watched({"findings": [{"allocation": "a1", "kind": "kubelet", "text": "process 7", **who}]})
     assert (one["where"], one["found"]) == (where, "process 7")
     assert running.watched(None) == [] and running.watched({"findings": None}) == []
+
+
+@pytest.mark.parametrize(
+    ("finding", "where", "expected"),
+    [
+        ({"reason": "more-memory", "allocation": "a1"}, "allocation a1", "all its GPU memory in its ledger"),
+        ({"reason": "more-time", "allocation": "a1"}, "allocation a1", "its share of the GPU's time"),
+        ({"reason": "foreign-mount", **OWNER}, "team/train/main", "the node's own files"),
+        ({"reason": "unplaced", "allocation": ""}, "no known container", "a container with a slice"),
+        ({"reason": "of a later version", "allocation": "a1"}, "allocation a1", "all its GPU memory"),
+    ],
+)
+def test_what_was_expected_of_it(finding, where, expected):
+    (one,) = running.watched({"findings": [{"kind": "kubelet", "text": "process 7", **finding}]})
+    assert one["where"] == where
+    assert one["expected"].startswith(expected)
+
+
+def test_old_mounts_are_a_note():
+    (one,) = running.old_mounts({"old_mounts": [{"allocation": "a1", "kind": "kubelet", **OWNER}]})
+    assert (one["where"], one["found"]) == ("team/train/main", "single files of a former version")
+    assert running.old_mounts(None) == [] and running.old_mounts({"findings": []}) == []

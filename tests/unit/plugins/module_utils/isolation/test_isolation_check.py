@@ -88,6 +88,41 @@ def test_a_watcher_is_blamed_only_for_what_was_held_for_it(
     assert ("had passed" in found["bypass-namespace"]["detail"]) == bool(left_out)
 
 
+GROUPS = [
+    # about, MiB of the slice, whether a neighbour's slice is in use, the runs of open ways
+    ("a large slice", 8192, False, [[*verdicts.MAY_BE_OPEN[:-1]], ["bypass-ledger-boast"]]),
+    (
+        "one for three at once",
+        1600,
+        False,
+        [
+            ["namespace", "symbol-table", "own-loader"],
+            ["leader", "covered", "covered-preload"],
+            ["ledger-lie"],
+            ["ledger-boast"],
+        ],
+    ),
+    ("one for none", 100, False, [[one] for one in verdicts.MAY_BE_OPEN]),
+    ("with a neighbour", 8192, True, [[*verdicts.MAY_BE_OPEN[:-1]]]),
+]
+
+
+@pytest.mark.parametrize(("about", "memory_mib", "in_use", "runs"), GROUPS, ids=[one[0] for one in GROUPS])
+def test_open_ways_share_what_the_slice_has(monkeypatch, about, memory_mib, in_use, runs):
+    """What takes more than the slice goes alone, and never where that would be a neighbour's."""
+    slices = [dict(STATUS["slices"][0], memory_mib=memory_mib), {"id": "s2", "uuid": "GPU-1", "in_use": in_use}]
+    slices.append({"id": "s3", "uuid": "GPU-2", "in_use": True})
+    params = {"duration": 0, "timeout": 120, "omit_mounts": [], "runtime": "namespace", "environment": {}}
+    one = isolation_check.SliceCheck(params, Watcher(), LEASE, dict(STATUS, slices=slices))
+    went = []
+    monkeypatch.setattr(one, "_show", lambda names: went.append(names) or [])
+    found = one._try_bypasses(list(verdicts.MAY_BE_OPEN))
+    assert [[name.removeprefix("bypass-") for name in names] for names in went] == [
+        [name.removeprefix("bypass-") for name in names] for names in runs
+    ]
+    assert [(check["name"], check["verdict"]) for check in found] == [("bypass-ledger-boast", "not-run")] * in_use
+
+
 class NamesAll(Watcher):
     """Names at its second look whoever is there."""
 
@@ -120,7 +155,7 @@ class Plugin(Watcher):
 
     def ask(self, *arguments):
         self.asked.append(arguments)
-        small = {**STATUS, "slices": [{**STATUS["slices"][0], "memory_mib": 1024}]}
+        small = {**STATUS, "slices": [{**STATUS["slices"][0], "memory_mib": 256}]}
         return {"lease": LEASE, "status": small, "release": {}}.get(arguments[0]) or super().ask()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.isolation import watcher
-from doubles.proc import of_slice
+from doubles.proc import Proc, of_slice
 
 
 @pytest.fixture
@@ -63,6 +63,47 @@ def test_watcher_names_the_bypasses_of_its_process(proc, about, names, answer, n
     assert sorted(observation.named) == named
     assert all(seconds == 1.5 and "was named: process x" in said for seconds, said in observation.named.values())
     assert asked.count == 2
+
+
+@pytest.mark.parametrize(("reason", "named"), [("foreign-mount", ["bypass-b"]), ("more-memory", [])])
+def test_what_a_bypass_must_be_named_for(proc, reason, named):
+    """What a neighbour of the run does to the ledger they share is found of both."""
+    found = watching(1, [10, 11])
+    found["findings"][0]["reason"] = reason
+    asked = Asked(watching(), found)
+    names = {**BOTH, "bypass-z": "nobody"}
+    observation = watcher.Observation(
+        asked.ask, "a1", names, lambda: asked.now, proc, reasons={"bypass-b": "foreign-mount"}
+    )
+    asked.now += 1.5
+    observation.poll(10)
+    assert sorted(observation.named) == ["bypass-a", *named]
+
+
+BELOW = [
+    # about, the parent of the process, whether it shows its own namespace, whether it counts
+    ("a namespace of its own, started by the run", 10, True, True),
+    ("a first thread that has ended, started by the run", 10, False, True),
+    ("started by one that the run started", 12, True, True),
+    ("a namespace of its own, started on the host", 20, True, False),
+    ("a namespace of its own, of an earlier run", 1, True, False),
+    ("its own parent, as no process is", 40, True, False),
+]
+
+
+@pytest.mark.parametrize(("about", "parent", "shows", "counts"), BELOW, ids=[one[0] for one in BELOW])
+def test_whose_a_process_is_that_hides_its_namespace(proc, tmp_path, about, parent, shows, counts):
+    tree = Proc.__new__(Proc)
+    tree.root = tmp_path
+    tree.add(12, mnt="mnt:[12]", parent=10)
+    tree.add(40, mnt="mnt:[40]", parent=parent, name="way-40")
+    if not shows:
+        (tmp_path / "40" / "ns" / "mnt").unlink()
+    asked = Asked(watching(), watching(1, [40]))
+    observation = asked.observe(proc, {"bypass-a": "way-40", "bypass-z": "nobody"})
+    asked.now += 1.5
+    observation.poll(10)
+    assert list(observation.named) == (["bypass-a"] if counts else [])
 
 
 def test_name_is_as_long_as_the_kernel_keeps_it(proc, tmp_path):

@@ -26,7 +26,7 @@ def test_every_object_has_its_place():
     found = made()
     assert len(found) == len(scheduler_manifests.manifests(DESIRED))
     for (kind, _name), one in found.items():
-        cluster = kind.startswith("Cluster") or kind.endswith("WebhookConfiguration")
+        cluster = kind.startswith(("Cluster", "Validating", "Mutating"))
         assert ("namespace" in one["metadata"]) != cluster, kind
     assert json.loads(json.dumps(list(found.values())))
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Refuses a container whose pod mounts a volume over the files of its allocation, where an API server is known.
+
+Admission refuses such a pod before it is stored (``kube/mount_policy``, the webhook of vgpu_scheduler); this is for
+clusters with neither, and for pods that are older than both. Where the API server does not answer, the container starts
+unchecked, and that is counted: an honest pod must not wait for it. The watcher judges such a container all the same,
+for it compares with the node's own limits file and not with what the container sees.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from .._shared.pods.mounts import KINDS, container_conflicts
+from ..errors import NotNow, Refused
+from .records import Record
+
+if TYPE_CHECKING:
+    from .pod_sizes import Owner, PodSizes
+
+EVENT = "VgpuMountConflict"
+
+log = logging.getLogger(__name__)
+
+
+class MountCheck:
+    """``pods`` finds the pods at the API server; None where none is known. ``unchecked``: starts without an answer."""
+
+    def __init__(self, pods: PodSizes | None) -> None:
+        self._pods = pods
+        self._counting = threading.Lock()
+        self.unchecked = 0
+        # Allocations whose pod was judged: mounts of a pod never change, and a crash loop asks nobody again.
+        self._passed: set[str] = set()
+
+    def check(self, record: Record) -> None:
+        """Raises Refused where the pod of a record conflicts. The caller does not hold the lock of the records."""
+        if self._pods is None or record.id in self._passed:
+            return
+        try:
+            owner = self._pods.owner(record)
+        except NotNow as fault:
+            with self._counting:
+                self.unchecked += 1
+            log.warning("allocation %s: it starts, and the mounts of its pod are unchecked: %s", record.id, fault)
+            return
+        self.refuse(owner, record)
+
+    def refuse(self, owner: Owner, record: Record) -> None:
+        """Raises Refused, with an event at the pod, where the container of a record conflicts."""
+        spec = owner.pod.get("spec") or {}
+        found = [
+            conflict
+            for kind in KINDS
+            for container in spec.get(kind) or ()
+            if container.get("name") == owner.container
+            for conflict in container_conflicts(container)
+        ]
+        if not found:
+            self._passed.add(record.id)
+            return
+        text = f"container {owner.container}: " + "; ".join(one.reason for one in found)
+        if self._pods is not None:
+            self._pods.report(owner, EVENT, text)
+        raise Refused(f"pod {owner.name}, {text}")
+
+    def forget(self, allocation: str) -> None:
+        self._passed.discard(allocation)

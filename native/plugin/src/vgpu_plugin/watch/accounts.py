@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node knows of an allocation, and what its container's ledger says.
+
+The limit is that of the node's own record (/var/lib/vgpu/allocations.json), which is in no container. A slice for
+containers outside Kubernetes has no record: its limits file on the node is read, which containers have read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .._shared.abi import files as abi_files
+from ..allocation.allocation_files import STATIC, AllocationFiles
+from ..allocation.records import Record
+from .finding import STATIC_KIND, UNKNOWN
+from .rule import Account
+
+
+class Accounts:
+    """``library``: the folder of the library version that new containers get, empty where there is none."""
+
+    def __init__(self, files: AllocationFiles, library: Callable[[], str]) -> None:
+        self._files = files
+        self._library = library
+        # Of allocations without a record, as last read: the plugin rewrites a limits file in place.
+        self._limits: dict[str, dict[str, Any]] = {}
+
+    def record(self, allocation: str, records: Mapping[str, Record]) -> Record | None:
+        """None: the node knows nothing of it (any more)."""
+        if (known := records.get(allocation)) is not None:
+            return known
+        limits = self._file_limits(allocation)
+        if limits is None:
+            return None
+        static = allocation.startswith(STATIC)
+        return Record(
+            allocation, STATIC_KIND if static else UNKNOWN, (), limits, library=self._library() if static else ""
+        )
+
+    def _file_limits(self, allocation: str) -> dict[str, Any] | None:
+        try:
+            data = (self._files.folder(allocation) / "limits").read_bytes()
+            self._limits[allocation] = abi_files.parse_limits(data)
+        except abi_files.LayoutError:
+            pass  # it is being written
+        except OSError:
+            self._limits.pop(allocation, None)
+        return self._limits.get(allocation)
+
+    def account(self, record: Record, uuid: str) -> Account | None:
+        """Of one GPU. None: no limit of memory binds there, or the container may do without the library."""
+        mine = device_of(record, uuid)
+        if mine is None or record.limits.get("allow_disable_control", False):
+            return None
+        limit = int(mine.get("memory_bytes", 0))
+        if not limit or mine.get("unlimited", False):
+            return None
+        counted = bool(record.limits.get("count_context", True))
+        nobody = Account({}, limit, counted)
+        try:
+            ledger = abi_files.read_ledger(str(self._files.folder(record.id) / "rw" / "ledger"))
+        except FileNotFoundError:
+            return None if record.kind == UNKNOWN else nobody
+        except (OSError, abi_files.LayoutError):
+            # Spoilt by the tenant, who alone writes it while the container runs: nobody in it is charged.
+            return nobody
+        if uuid not in ledger["devices"]:
+            return nobody
+        at = ledger["devices"].index(uuid)
+        slots: dict[tuple[int, int], int] = {}
+        for slot in ledger["slots"]:
+            key = slot["pid_namespace"], slot["pid"]
+            slots[key] = slots.get(key, 0) + slot["used"][at] + slot["context"][at]
+        return Account(slots, limit, counted, ledger["exported"][at])
+
+    def gpu_page(self, allocation: str, uuid: str) -> dict[str, Any] | None:
+        """What the arbiter says to a container; None where it cannot be read."""
+        try:
+            return abi_files.parse_gpu_page((self._files.folder(allocation) / f"gpu-{uuid}").read_bytes())
+        except (OSError, abi_files.LayoutError):
+            return None
+
+
+def device_of(record: Record, uuid: str) -> Mapping[str, Any] | None:
+    """A GPU of a record; None where it is not among those."""
+    return next((one for one in record.limits.get("devices") or [] if one["uuid"] == uuid), None)

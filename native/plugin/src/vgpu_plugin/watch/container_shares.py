@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the containers took of each GPU's time, poll by poll, by the driver's samples of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..allocation.records import Record
+from ..node.gpus import GpuSource
+from . import shares
+from .accounts import Accounts, device_of
+from .shares import Part, Took, Window
+
+
+@dataclass
+class OfGpu:
+    """``at``, ``wall_us``: when the driver was asked last; ``pages``: what the arbiter said then."""
+
+    at: float
+    wall_us: int
+    windows: dict[str, Window] = field(default_factory=dict)
+    pages: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+
+
+class ContainerShares:
+    """``clock`` of the watcher, ``wall`` of the driver's samples, ``arbiter_ns`` of the arbiter's pages."""
+
+    def __init__(
+        self,
+        source: GpuSource,
+        accounts: Accounts,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        arbiter_ns: Callable[[], int],
+    ) -> None:
+        self._source, self._accounts = source, accounts
+        self._clock, self._wall, self._arbiter_ns = clock, wall, arbiter_ns
+        self._gpus: dict[str, OfGpu] = {}
+
+    def forget(self, uuid: str) -> None:
+        """Nobody was on a GPU, or it did not answer: what was taken meanwhile is not known."""
+        self._gpus.pop(uuid, None)
+
+    def look(self, uuid: str, owners: Mapping[int, frozenset[str]], records: Mapping[str, Record]) -> dict[str, Took]:
+        """What each container took that has a share of this GPU and whose window is full. Raises GpuError."""
+        bound = {}
+        for allocation in {one for mine in owners.values() for one in mine}:
+            device = device_of(records[allocation], uuid) if allocation in records else None
+            share = shares.share_of(records[allocation].limits, device) if device else None
+            if share is not None:
+                bound[allocation] = share
+        now, wall_us = self._clock(), int(self._wall() * 1e6)
+        before = self._gpus.get(uuid)
+        if not bound:
+            self.forget(uuid)
+            return {}
+        pages = {allocation: self._accounts.gpu_page(allocation, uuid) for allocation in bound}
+        this = self._gpus[uuid] = OfGpu(now, wall_us, pages=pages)
+        if before is None or not 0 < now - before.at < shares.WINDOW_S:
+            return {}
+        samples = self._source.utilisation(uuid, before.wall_us)
+        if samples is None:
+            return {}
+        seconds = now - before.at
+        out = {}
+        for allocation, share in bound.items():
+            taken = sum(percent for pid, percent in samples.items() if allocation in owners.get(pid, ()))
+            alone = shares.open_s(before.pages.get(allocation), pages[allocation], seconds, self._arbiter_ns())
+            window = this.windows[allocation] = before.windows.get(allocation) or Window()
+            window.add(Part(seconds, min(1.0, taken / 100) * seconds, min(seconds, alone)))
+            if (took := window.took(share)) is not None:
+                out[allocation] = took
+        return out

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the watcher found: a finding of one container, in words, and what the watcher says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from . import rule
+from .rule import Suspicion
+
+STATIC_KIND, UNKNOWN = "static", "unknown"
+# An allocation's name, for what no allocation is known of.
+NONE = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one allocation on one GPU, for one reason. Times in seconds of the monotonic clock."""
+
+    allocation: str
+    kind: str
+    uuid: str
+    suspicion: Suspicion
+    looks: int
+    since: float
+    named: float = 0.0
+    action: str = ""
+    # When the first signal was sent for it.
+    ending: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.allocation, self.uuid, self.suspicion.reason
+
+    def text(self) -> str:
+        suspicion = self.suspicion
+        one, used = suspicion.processes[0]
+        more = len(suspicion.processes) - 1
+        who = f"process {one.pid} ({one.name})" + (f" and {more} more" if more else "")
+        if suspicion.reason == rule.UNPLACED:
+            where = "in no container with a slice, and not on the host"
+            return f"{who} is on {self.uuid} and lives {where}: {suspicion.detail}"
+        if suspicion.detail:
+            return f"{who} of allocation {self.allocation} on {self.uuid}: {suspicion.detail}"
+        if suspicion.reason == rule.NO_SLOT:
+            return (
+                f"{who} holds {used >> 20} MiB of {self.uuid} without a live slot in the ledger of allocation "
+                f"{self.allocation}: it bypasses libvgpu.so"
+            )
+        accounted = f"{suspicion.accounted >> 20} MiB"
+        if suspicion.limited:
+            against = f"for allocation {self.allocation}, its limit is {accounted}"
+        else:
+            against = f"the ledger of allocation {self.allocation} {accounted}"
+        return (
+            f"{who}: the driver says {suspicion.found >> 20} MiB of {self.uuid}, {against}; up to "
+            f"{suspicion.tolerated >> 20} MiB more are tolerated"
+        )
+
+
+@dataclass(frozen=True)
+class OldMounts:
+    """An allocation whose container has the single files of a former version mounted, until it is created again."""
+
+    allocation: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class State:
+    """What the watcher says of itself. ``fault``: why the last look did not see all; ``totals`` by (reason, kind);
+    ``unplaced``: processes that nobody can place, by GPU; ``shown``: bytes by the driver, by (allocation, GPU).
+    """
+
+    policy: str
+    interval_s: float
+    looks: int
+    fault: str
+    findings: tuple[Finding, ...]
+    past: tuple[Finding, ...]
+    totals: Mapping[tuple[str, str], int]
+    ended: Mapping[str, int]
+    old_mounts: tuple[OldMounts, ...] = ()
+    unplaced: Mapping[str, int] = field(default_factory=dict)
+    shown: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is mounted where a container has our files, by the kernel's list (/proc/<pid>/mountinfo), against what the node
+mounted there. Pure but for ``read``.
+
+A mount is ours where it shows the same folder of the same file system as the node's own path, and nothing lies over it.
+The numbers of both are the kernel's: they are the same in every mount namespace, and in a pod that has the node's
+folders mounted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from ..node.paths import (
+    CONTAINER_LEDGER,
+    CONTAINER_LIBRARY_FOLDER,
+    CONTAINER_PRELOAD,
+    CONTAINER_SHARE,
+    OLD_LEDGER,
+    OLD_LIBRARY,
+    OLD_LIMITS,
+)
+
+# At or below these nothing but ours may be mounted; of a container with old mounts, at or below those.
+GUARDED = (os.path.dirname(CONTAINER_SHARE), CONTAINER_PRELOAD)
+OLD_GUARDED = (*map(os.path.dirname, (OLD_LIMITS, OLD_LEDGER, OLD_LIBRARY)), CONTAINER_PRELOAD)
+# The kernel writes it behind the name of what was removed or replaced since.
+DELETED = "//deleted"
+ESCAPE = re.compile(rb"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """One line. ``root``: the folder or file of the file system ``device`` (major:minor) that is seen at ``point``."""
+
+    ident: int
+    parent: int
+    device: str
+    root: str
+    point: str
+
+
+class Place(NamedTuple):
+    """What the node mounts at ``point`` of a container. ``version``: any version of the library will do; without a
+    ``device`` anything will, for this program does not see the node's own path.
+    """
+
+    point: str
+    device: str
+    root: str
+    version: bool = False
+
+    def is_shown_by(self, mount: Mount) -> bool:
+        if not self.device:
+            return True
+        root = mount.root.removesuffix(DELETED)
+        if self.version:
+            # What runs may have an older version than new containers get; the node alone makes folders next to it.
+            return mount.device == self.device and _version_free(root) == _version_free(self.root)
+        return (mount.device, root) == (self.device, self.root)
+
+
+def _version_free(path: str) -> tuple[str, str]:
+    folder, name = os.path.split(path)
+    if name == os.path.basename(OLD_LIBRARY):
+        return os.path.dirname(folder), name
+    return folder, ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The mounts of a process."""
+
+    rows: tuple[Mount, ...] = ()
+
+    @cached_property
+    def _above(self) -> dict[tuple[int, str], Mount]:
+        """(mount, path) → what is mounted there upon it. 0: upon what this process does not see, as below chroot."""
+        known = {row.ident for row in self.rows}
+        return {
+            (row.parent if row.parent in known and row.parent != row.ident else 0, row.point): row for row in self.rows
+        }
+
+    def seen_at(self, path: str) -> Mount | None:
+        """The mount that a path leads to: the topmost one, at the path or at the nearest folder above it."""
+        found: Mount | None = None
+        for folder in _prefixes(path):
+            while (upper := self._above.get((found.ident if found else 0, folder))) is not None:
+                found = upper
+        return found
+
+    def within(self, folders: Iterable[str]) -> list[Mount]:
+        """The mounts at or below these folders that a path leads to."""
+        return [
+            row
+            for row in self.rows
+            if any(row.point == one or row.point.startswith(f"{one}/") for one in folders)
+            and self.seen_at(row.point) == row
+        ]
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.strip("/").split("/") if path.strip("/") else []
+    return ["/", *("/" + "/".join(parts[: n + 1]) for n in range(len(parts)))]
+
+
+def parse(data: bytes) -> Table:
+    """Lines that are none are left out."""
+    rows = []
+    for line in data.split(b"\n"):
+        words = line.split(b" ", 5)
+        if len(words) < 6 or not (words[0].isdigit() and words[1].isdigit()):
+            continue
+        root, point = (_plain(one) for one in words[3:5])
+        rows.append(Mount(int(words[0]), int(words[1]), os.fsdecode(words[2]), root, point))
+    return Table(tuple(rows))
+
+
+def _plain(word: bytes) -> str:
+    r"""Blanks, tabs, line ends and backslashes are written as \040 and so on."""
+    return os.fsdecode(ESCAPE.sub(lambda one: bytes([int(one[1], 8) & 0xFF]), word) if b"\\" in word else word)
+
+
+def read(path: Path | str) -> bytes:
+    """All of it; the kernel hands out a page at a time. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        out = []
+        while part := os.read(descriptor, 1 << 16):
+            out.append(part)
+        return b"".join(out)
+    finally:
+        os.close(descriptor)
+
+
+def place_of(node: Table, point: str, host_path: str, own_root: bool = True) -> Place:
+    """Where the node's own path lies, as another namespace shows it. ``host_path`` has no link in it. ``own_root``: the
+    root of this program is the node's.
+    """
+    mount = node.seen_at(host_path)
+    version = point in (CONTAINER_LIBRARY_FOLDER, OLD_LIBRARY)
+    if mount is None or (mount.point == "/" and not own_root):
+        return Place(point, "", "", version)
+    below = host_path[len(mount.point.rstrip("/")) :]
+    return Place(point, mount.device, (mount.root.rstrip("/") + below) or "/", version)
+
+
+def has_old_mounts(table: Table, ledger: Place) -> bool:
+    """Whether a container shows its ledger where it was mounted before the folders were, and there alone. What lies
+    over a mount does not hide it from this list.
+    """
+    points = ledger_points(table, ledger)
+    return OLD_LEDGER in points and CONTAINER_LEDGER not in points
+
+
+def ledger_points(table: Table, ledger: Place) -> set[str]:
+    """Where a process has the ledger of its allocation, under whatever lies over it."""
+    return {row.point for row in table.rows if ledger.device and ledger.is_shown_by(row)}
+
+
+def foreign(table: Table, places: Sequence[Place], guarded: Sequence[str], complete: bool) -> list[str]:
+    """What is not as the node mounted it, in words. ``complete``: what is not there at all is named too."""
+    found = []
+    wrong = set()
+    for one in places:
+        mount = table.seen_at(one.point)
+        if mount is not None and mount.point == one.point and one.is_shown_by(mount):
+            continue
+        # A mount over the folder around hides ours; one further up is the container's own root.
+        if mount is not None and any(mount.point == top or mount.point.startswith(f"{top}/") for top in guarded):
+            if mount.point not in wrong:
+                wrong.add(mount.point)
+                found.append(
+                    f"at {mount.point} the container has {mount.root} of file system {mount.device}, "
+                    f"expected {one.root} of {one.device} at {one.point}"
+                )
+        elif complete:
+            found.append(f"at {one.point} nothing of ours is seen, expected {one.root} of {one.device}")
+    expected = {one.point for one in places}
+    for mount in table.within(guarded):
+        # A folder that ours lie in hides nothing as long as they are seen.
+        if mount.point in expected | wrong or any(point.startswith(f"{mount.point}/") for point in expected):
+            continue
+        found.append(f"at {mount.point} the container has {mount.root} of file system {mount.device}, expected nothing")
+    return found

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ValidatingAdmissionPolicy that refuses pods whose mounts conflict with our files: the rule of pods/mounts.py in
+CEL, evaluated inside the API server, so that there is no moment without it.
+
+Two owners write one each, under names of their own: the scheduler for the names of its configuration, and the role
+device_plugin for the resources of its nodes, which it writes down in an annotation. Two that say the same do no harm.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, Sequence
+
+from ..pods import mounts
+
+API = "admissionregistration.k8s.io/v1"
+# The first version with ValidatingAdmissionPolicy in v1.
+KNOWS_POLICIES = (1, 30, 0)
+OF_DEVICE_PLUGIN = "vgpu-device-plugin-mounts"
+OF_SCHEDULER = "vgpu-scheduler-mounts"
+# Annotation of the device plugin's policy: node → resources that its containers are limited by, as JSON.
+NODES = "vgpu.fleet/nodes"
+MESSAGE = f"a volume of this pod lies at, above or below a path {mounts.ADVICE}"
+
+
+def manifests(
+    name: str, resources: Sequence[str], annotations: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The policy and its binding, in the order in which they are applied; removed in the other. ``resources``: by which
+    a container asks for a slice."""
+    meta: dict[str, Any] = {"name": name, "labels": {"app.kubernetes.io/name": name}}
+    asks = _asks(resources)
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {
+            "resourceRules": [_rule("CREATE", "pods"), _rule("UPDATE", "pods/ephemeralcontainers")],
+        },
+        "matchConditions": [{"name": "gpus", "expression": _any_container(asks)}],
+        "variables": [
+            {"name": "guarded", "expression": _texts(mounts.GUARDED)},
+            {"name": "asking", "expression": f"({_all_containers()}).filter(c, {asks})"},
+            {"name": "conflicts", "expression": _conflicts()},
+        ],
+        "validations": [
+            {
+                "expression": "size(variables.conflicts) == 0",
+                "message": MESSAGE,
+                "messageExpression": "variables.conflicts.join('; ') + " + _text(f", {mounts.ADVICE}"),
+            }
+        ],
+    }
+    return [
+        {
+            "apiVersion": API,
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": dict(meta, annotations=dict(annotations)) if annotations else meta,
+            "spec": spec,
+        },
+        {
+            "apiVersion": API,
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": meta,
+            "spec": {"policyName": name, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+    """The device plugin's policy for these nodes and the resources of each."""
+    resources = sorted({name for names in nodes.values() for name in names})
+    return manifests(OF_DEVICE_PLUGIN, resources, {NODES: json.dumps(nodes, sort_keys=True)})
+
+
+def nodes_with(policy: Mapping[str, Any] | None, nodes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The nodes of a policy that is there, None for none, with these in the place of what it says of them. A node
+    without resources is left out."""
+    annotations = ((policy or {}).get("metadata") or {}).get("annotations") or {}
+    try:
+        known = json.loads(annotations.get(NODES) or "{}")
+    except ValueError:
+        known = {}
+    merged = {**(known if isinstance(known, dict) else {}), **nodes}
+    return {name: sorted(set(names)) for name, names in merged.items() if names}
+
+
+def _rule(operation: str, resource: str) -> dict[str, Any]:
+    return {"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": [resource]}
+
+
+# ---- CEL
+
+
+def _text(text: str) -> str:
+    """A string of CEL; JSON writes it the same."""
+    return json.dumps(text)
+
+
+def _texts(texts: Sequence[str]) -> str:
+    return "[" + ", ".join(_text(one) for one in texts) + "]"
+
+
+def _asks(resources: Sequence[str]) -> str:
+    """Whether the container c names one of the resources."""
+    names = _texts(resources)
+    within = " || ".join(
+        f"(has(c.resources.{kind}) && c.resources.{kind}.exists(r, r in {names}))" for kind in ("limits", "requests")
+    )
+    return f"has(c.resources) && ({within})"
+
+
+def _containers(kind: str) -> str:
+    """Every pod has containers; a list of the other kinds may be absent."""
+    if kind == "containers":
+        return "object.spec.containers"
+    return f"(has(object.spec.{kind}) ? object.spec.{kind} : [])"
+
+
+def _any_container(condition: str) -> str:
+    return " || ".join(f"{_containers(kind)}.exists(c, {condition})" for kind in mounts.KINDS)
+
+
+def _all_containers() -> str:
+    # dyn: ephemeral containers are of another type, and the lists could not be joined.
+    return " + ".join(f"dyn({_containers(kind)})" for kind in mounts.KINDS)
+
+
+def _paths() -> str:
+    """Every path of the container c that becomes a mount point or a device."""
+    lists = [
+        f"(has(c.{kind}) ? c.{kind}.map(m, m.{field}) : [])"
+        for kind, field in (("volumeMounts", "mountPath"), ("volumeDevices", "devicePath"))
+    ]
+    lists.append("(has(c.terminationMessagePath) ? [c.terminationMessagePath] : [])")
+    return "(" + " + ".join(lists) + ")"
+
+
+def _conflicts() -> str:
+    """One sentence for each path of an asking container that meets a guarded one. [place].exists: the path is taken
+    apart once and not once for each guarded path, for the API server limits what an expression may cost."""
+    place = "'/' + p.split('/').filter(s, s != '' && s != '.').map(s, s + '/').join()"
+
+    def meets(found: str) -> str:
+        near = "q.startsWith(g + '/') || (g + '/').startsWith(q)"
+        return f"[{place}].exists(q, {found.format(near)})"
+
+    first = f"variables.guarded.filter(g, '..' in p.split('/') || {meets('{}')})[0]"
+    wrong = f"p != '' && ('..' in p.split('/') || {meets('variables.guarded.exists(g, {})')})"
+    sentence = f"'container ' + c.name + ': \"' + p + '\" lies at, above or below ' + {first}"
+    one = f"{_paths()}.filter(p, {wrong}).map(p, {sentence}).join('; ')"
+    return f"variables.asking.map(c, {one}).filter(text, text != '')"

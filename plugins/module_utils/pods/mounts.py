@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mounts of a pod conflict with the files that its container is given with a slice.
+
+A mount at or below one of our paths lies on top of our file. One above holds our mount points, so that another
+container that shares the volume can rename them. Such a sidecar needs no rule of its own: it reaches our mount points
+only through a volume that the container with the slice mounts there as well. A symbolic link in an image can bring a
+mount to our paths by another name; no rule over a pod's text sees that, and the watcher does not rely on one.
+
+kube/mount_policy.py has the same rule in CEL; one table tests both (tests/doubles/mount_cases.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, NamedTuple, Sequence
+
+# Where the library, limits and preload of an allocation are mounted. The last three are the paths of allocations that
+# were made before /dev/vgpu, which a kubelet mounts again when it restarts such a container.
+GUARDED = ("/dev/vgpu", "/etc/ld.so.preload", "/etc/vgpu", "/run/vgpu", "/usr/local/lib/vgpu")
+KINDS = ("initContainers", "containers", "ephemeralContainers")
+ADVICE = 'where vgpu.fleet mounts its own files; mount it elsewhere, by a path without ".."'
+
+
+class Conflict(NamedTuple):
+    """``path`` is as the pod has it, ``guarded`` the first of GUARDED that it lies at, above or below."""
+
+    container: str
+    path: str
+    guarded: str
+
+    @property
+    def reason(self) -> str:
+        return f'"{self.path}" lies at, above or below {self.guarded}, {ADVICE}'
+
+
+def conflicting_mounts(spec: dict[str, Any], resources: Iterable[str]) -> list[Conflict]:
+    """The conflicts of all containers of a pod's spec that name one of these resources, in limits or requests."""
+    names = frozenset(resources)
+    found: list[Conflict] = []
+    for kind in KINDS:
+        for container in _list(spec.get(kind)):
+            if names & _asked(container):
+                found += container_conflicts(container)
+    return found
+
+
+def container_conflicts(container: dict[str, Any]) -> list[Conflict]:
+    """The conflicts of one container, whatever it asks for."""
+    name = str(container.get("name") or "")
+    found = []
+    for path in _paths(container):
+        guarded = guarded_by(path)
+        if guarded:
+            found.append(Conflict(name, path, guarded))
+    return found
+
+
+def guarded_by(path: str) -> str:
+    """The first path of GUARDED that a path of a container lies at, above or below; "" for none.
+
+    A path with ``..`` counts as above all: where it leads depends on the links of the image. A relative path begins
+    at the root, as the kubelet has it.
+    """
+    parts = path.split("/")
+    if ".." in parts:
+        return GUARDED[0]
+    place = "/" + "".join(part + "/" for part in parts if part not in ("", "."))
+    for guarded in GUARDED:
+        if place.startswith(guarded + "/") or (guarded + "/").startswith(place):
+            return guarded
+    return ""
+
+
+def _paths(container: dict[str, Any]) -> list[str]:
+    """Every path that a pod's text makes a mount point or a device. The kubelet mounts a file for the termination
+    message as well."""
+    paths = [one.get("mountPath") for one in _list(container.get("volumeMounts"))]
+    paths += [one.get("devicePath") for one in _list(container.get("volumeDevices"))]
+    paths.append(container.get("terminationMessagePath"))
+    return [path for path in paths if isinstance(path, str) and path]
+
+
+def _asked(container: dict[str, Any]) -> set[str]:
+    resources = container.get("resources")
+    if not isinstance(resources, dict):
+        return set()
+    return {str(name) for kind in ("limits", "requests") for name in resources.get(kind) or ()}
+
+
+def _list(value: Any) -> Sequence[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

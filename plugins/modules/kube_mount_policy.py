@@ -1,0 +1,118 @@
+#!/usr/bin/python
+# Copyright: vgpu.fleet maintainers
+# GNU General Public License v3.0+ (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: kube_mount_policy
+short_description: Refuse pods of a Kubernetes cluster that mount over vgpu.fleet's files
+version_added: 0.1.0
+description:
+  - Applies the ValidatingAdmissionPolicy C(vgpu-device-plugin-mounts) and its binding. The API server then refuses a
+    pod with a container that asks for a resource of O(nodes) and mounts a volume at, above or below a path where
+    vgpu.fleet mounts its own files, such as C(/dev/vgpu) and C(/etc/ld.so.preload).
+  - The policy keeps the nodes and their resources in an annotation, so that a run for some nodes changes nothing for
+    the others. It is removed with the last node.
+  - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
+  - Kubernetes before 1.30 has no such policy. The module then changes nothing and warns.
+author:
+  - vgpu.fleet maintainers (@vgpu-fleet)
+extends_documentation_fragment:
+  - vgpu.fleet.attributes
+  - vgpu.fleet.kubernetes
+options:
+  nodes:
+    description:
+      - By node, the resources whose containers are limited, such as C({gpu-1: [nvidia.com/gpu]}). An empty list takes
+        the node out of the policy. Other nodes of the policy stay.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Refuse pods that mount over the files of two nodes
+  vgpu.fleet.kube_mount_policy:
+    kubeconfig: ~/.kube/config
+    nodes:
+      gpu-1: [nvidia.com/gpu]
+      gpu-2: [nvidia.com/gpu]
+  delegate_to: localhost
+  run_once: true
+
+- name: Take one of them out
+  vgpu.fleet.kube_mount_policy:
+    kubeconfig: ~/.kube/config
+    nodes:
+      gpu-1: []
+  delegate_to: localhost
+  run_once: true
+"""
+
+RETURN = r"""
+objects:
+  description: Objects that were changed, as C(Kind name).
+  returned: always
+  type: list
+  elements: str
+supported:
+  description: Whether the API server has ValidatingAdmissionPolicy.
+  returned: always
+  type: bool
+kubernetes:
+  description: Version of the API server.
+  returned: always
+  type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.kube import apply as kube_apply
+from ..module_utils.kube import client as kube_client
+from ..module_utils.kube import mount_policy
+
+
+def run(module: AnsibleModule, api: kube_client.Api) -> dict:
+    given = module.params["nodes"]
+    numbers = kube_apply.numbers(api.get("/version") or {})
+    version = "v{}.{}.{}".format(*numbers)
+    supported = numbers >= mount_policy.KNOWS_POLICIES
+    changes: list = []
+    if supported:
+        policy = api.get(kube_apply.path_of(mount_policy.of_nodes({})[0]))
+        nodes = mount_policy.nodes_with(policy, given)
+        write = kube_apply.apply if nodes else kube_apply.remove
+        changes = write(api, mount_policy.of_nodes(nodes), module.check_mode)
+    elif any(given.values()):
+        module.warn(
+            f"Kubernetes {version} has no ValidatingAdmissionPolicy (expected 1.30 or newer): pods that mount over "
+            "vgpu.fleet's files are refused by the webhook of vgpu-scheduler, where it runs, and by a device plugin "
+            "with a kubeconfig; set device_plugin_kubeconfig"
+        )
+    return {
+        "changed": bool(changes),
+        "objects": [change.title for change in changes],
+        "supported": supported,
+        "kubernetes": version,
+        "diff": kube_client.diff(changes),
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "kubeconfig": {"type": "path", "required": True},
+            "context": {"type": "str"},
+            "nodes": {"type": "dict", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    for node, names in module.params["nodes"].items():
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            module.fail_json(msg=f"nodes: {node}: expected a list of resource names, found {names!r}")
+    kube_client.answer(module, run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a tenant may write into its ledger and its tenant page, for Hypothesis; and what the watcher must make of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+from vgpu_plugin._shared.abi import fields
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.node.podresources import Holder
+from vgpu_plugin.watch import rule, usage
+from vgpu_plugin.watch import watcher as watch
+
+from .watched import LIMIT, MIB, NEIGHBOUR, UUID, Watched
+
+WORD, LONG = st.integers(0, (1 << 32) - 1), st.integers(0, (1 << 64) - 1)
+PIDS = st.sampled_from((0, 20, 21, 22, 23, 4711))
+SPACES = st.sampled_from((0, 77, 78))
+BYTES = st.one_of(st.sampled_from((0, 1, LIMIT, 1 << 42, 1 << 62, (1 << 64) - 1)), LONG)
+SLOTS = st.sampled_from((0, 1, 2, 511, 1022, 1023))
+SIZES = st.sampled_from((0, 1, 31, 4096, abi_files.LEDGER_FILE_SIZE - 1, abi_files.LEDGER_FILE_SIZE, 1 << 20))
+
+
+def _put(data: bytearray, base: int, table: Any, name: str, *values: int) -> None:
+    import struct
+
+    offset, form = table[name]
+    whole = list(struct.unpack_from("<" + form, data, base + offset))
+    whole[: len(values)] = values
+    struct.pack_into("<" + form, data, base + offset, *whole)
+
+
+@st.composite
+def forged(draw: st.DrawFn) -> bytes:
+    """A ledger with a head that may be valid, slots of any figures, some bytes anywhere, of any length."""
+    uuids = draw(st.sampled_from(([UUID], [], ["GPU-x", UUID], [UUID] * 16)))
+    data = bytearray(abi_files.pack_ledger(uuids, draw(st.sampled_from(("aaaa", "bbbb", "")))))
+    _put(data, 0, fields.LEDGER_FIELDS, "slot_high", draw(st.sampled_from((0, 1, 1024, 0xFFFFFFFF))))
+    for slot in draw(st.lists(SLOTS, max_size=4)):
+        base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
+        for name, values in (
+            ("used", (draw(BYTES), draw(BYTES))),
+            ("context", (draw(BYTES),)),
+            ("pid", (draw(PIDS),)),
+            ("pid_namespace", (draw(SPACES),)),
+            ("exported_mib", (draw(WORD),)),
+        ):
+            _put(data, base, fields.LEDGER_SLOT_FIELDS, name, *values)
+    if draw(st.booleans()):
+        name = draw(
+            st.sampled_from(("version", "min_reader", "size", "slot_count", "slot_offset", "slot_size", "device_count"))
+        )
+        _put(data, 0, fields.LEDGER_FIELDS, name, draw(WORD))
+    for at, byte in draw(st.lists(st.tuples(st.integers(0, 8191), st.integers(0, 255)), max_size=4)):
+        data[at] = byte
+    return bytes(data[: draw(SIZES)]).ljust(draw(st.sampled_from((0, 4096))), b"\xff")
+
+
+LEDGERS = st.one_of(st.binary(max_size=4096), forged())
+# One after the other, at each question to the driver: a tenant may write while the watcher reads.
+CHANGING = st.lists(LEDGERS, min_size=1, max_size=3)
+PAGES = st.one_of(st.binary(max_size=4096), st.binary(max_size=64).map(abi_files.pack_tenant_page([UUID]).__add__))
+HELD = st.sets(SLOTS, max_size=4)
+# Bytes by the driver of up to four processes.
+USED = st.lists(st.one_of(st.integers(0, 2 * LIMIT), st.sampled_from((0, MIB, LIMIT))), min_size=1, max_size=4)
+
+
+def allowed(used: list[int]) -> int:
+    """The limit, and what is tolerated beyond it."""
+    return LIMIT + sum(max(64 * MIB, one // 16) for one in used)
+
+
+class Attack:
+    """A container that writes what it likes, next to an honest neighbour, under the policy that ends."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.folder = Path(tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+        self._stack.callback(shutil.rmtree, self.folder)
+        self.node = Watched(self.folder)
+        self.node.mode = watch.END
+        self.node.add_neighbour()
+        self.node.run(30, LIMIT, device="0:51")
+        self._stack.callback(os.close, self._honest())
+
+    def __enter__(self) -> Attack:
+        return self
+
+    def __exit__(self, *_fault: object) -> None:
+        self._stack.close()
+
+    def _honest(self) -> int:
+        own, self.node.folder = self.node.folder, self.node.files.folder(NEIGHBOUR)
+        try:
+            return self.node.charge(30, LIMIT)
+        finally:
+            self.node.folder = own
+
+    def write(self, ledgers: list[bytes], page: bytes, held: set[int], imports: bool) -> None:
+        """The files, and the locks of a process that holds slots and imports."""
+        path = self.node.folder / "rw" / "ledger"
+        images: Iterator[bytes] = iter(ledgers)
+
+        def next_image() -> None:
+            nonlocal images
+            image = next(images, None)
+            if image is None:
+                images = iter(ledgers)
+                image = next(images)
+            path.write_bytes(image)
+
+        next_image()
+        self.node.card.before_answer = next_image
+        (self.node.folder / "rw" / "tenant").write_bytes(page)
+        if held or imports:
+            descriptor = os.open(path, os.O_RDWR)
+            self._stack.callback(os.close, descriptor)
+            for slot in held:
+                self.node.lock(descriptor, abi_files.LEDGER_ALIVE_BASE + slot)
+            if imports:
+                self.node.lock(descriptor, abi_files.LEDGER_IMPORT_BASE)
+
+    def verdict(self, used: list[int]) -> None:
+        """Two polls, then what must be so whatever was written."""
+        for at, one in enumerate(used):
+            self.node.run(20 + at, one)
+        self.node.look(2)
+        state = self.node.watch.state()
+        limited = [one for one in state.findings if one.suspicion.reason == rule.MEMORY and one.suspicion.limited]
+        assert state.fault == ""
+        assert all(one.allocation == self.node.allocation for one in state.findings), (
+            "the honest neighbour is not named"
+        )
+        assert 30 not in self.node.ender.asked, "nor ended"
+        if sum(used) > allowed(used):
+            (one,) = limited
+            assert (one.suspicion.found, one.suspicion.accounted) == (sum(used), LIMIT)
+            assert {20 + at for at, size in enumerate(used) if size} & set(self.node.ender.asked)
+        else:
+            assert not limited
+        known = {self.node.allocation: self.node.record}
+        usages = usage.of_all(list(known.values()), self.node.files, lambda: {"": Holder("", "", "")})
+        (shown,) = usage.Violations().seen(usages, state) or [None]
+        assert shown is None or (shown.memory_limit, shown.memory_driver) == (LIMIT, sum(used))
+        assert shown is None or shown.violations == 1 or sum(used) <= allowed(used)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is mounted at our paths, by lists of mounts as the kernel writes them; and what the watcher makes of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from doubles.proc import CONTAINER
+from doubles.watched import MIB, Watched
+from vgpu_plugin.watch import mounts
+from vgpu_plugin.watch import watcher as watch
+from vgpu_plugin.watch.mounts import Mount, Place, parse, place_of
+from vgpu_plugin.watch.processes import Processes
+from vgpu_plugin.watch.rule import FOREIGN, NO_SLOT
+
+LINES = rb"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:5 / /dev rw - tmpfs tmpfs rw
+31 30 0:25 /a\040b\134c/ro /dev/vgpu/0 ro,nosuid master:3 - tmpfs tmpfs rw
+no line of this kind
+32 x 0:25 / /dev/x rw - tmpfs tmpfs rw
+33 31 0:50 /ledger//deleted /dev/vgpu/0/ledger rw - tmpfs vgpu rw
+"""
+
+
+def test_lines_of_the_kernel_are_read():
+    assert parse(LINES).rows == (
+        Mount(22, 1, "8:1", "/", "/"),
+        Mount(30, 22, "0:5", "/", "/dev"),
+        Mount(31, 30, "0:25", "/a b\\c/ro", "/dev/vgpu/0"),
+        Mount(33, 31, "0:50", "/ledger//deleted", "/dev/vgpu/0/ledger"),
+    )
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"\xff\xfe 1 2", b"1 2 3 4", LINES[:70], bytes(range(256)) * 8])
+def test_what_is_no_line_is_left_out(data):
+    assert len(parse(data).rows) <= 1
+
+
+def test_own_list_is_read_whole():
+    """Longer than the kernel hands out at a time, as on a host with many containers."""
+    data = mounts.read("/proc/self/mountinfo")
+    assert data == Path("/proc/self/mountinfo").read_bytes()
+    assert data.endswith(b"\n")
+    root = parse(data).seen_at("/")
+    assert root is not None
+    assert root.point == "/"
+
+
+def table(*rows: tuple[int, int, str, str, str]) -> mounts.Table:
+    return mounts.Table(tuple(Mount(*row) for row in rows))
+
+
+ROOT, DEV = (1, 0, "0:9", "/", "/"), (2, 1, "0:5", "/", "/dev")
+# Mounts over those two; a path; the number of the mount that it leads to.
+SEEN: list[tuple[str, list[tuple[int, int, str, str, str]], str, int]] = [
+    ("nothing there", [], "/dev/vgpu/0", 2),
+    ("a mount at it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0", 3),
+    ("below it", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/0/limits", 3),
+    ("one that only begins so", [(3, 2, "0:7", "/x", "/dev/vgpu/0")], "/dev/vgpu/01", 2),
+    ("the later one lies on top", [(3, 1, "0:7", "/x", "/a"), (4, 3, "0:8", "/", "/a")], "/a", 4),
+    ("hidden by one over a folder above", [(3, 1, "0:7", "/x", "/b/a"), (4, 1, "0:8", "/", "/b")], "/b/a", 4),
+    ("not hidden by one that is below it", [(4, 1, "0:8", "/", "/b"), (3, 4, "0:7", "/x", "/b/a")], "/b/a", 3),
+    ("a root over the root", [(3, 1, "0:7", "/", "/")], "/b", 3),
+]
+
+
+@pytest.mark.parametrize(("about", "rows", "path", "number"), SEEN, ids=[row[0] for row in SEEN])
+def test_mount_that_a_path_leads_to(about, rows, path, number):
+    found = table(ROOT, DEV, *rows).seen_at(path)
+    assert found is not None
+    assert found.ident == number
+
+
+def test_mounts_below_a_chroot_have_no_root():
+    found = table((7, 3, "0:7", "/x", "/dev")).seen_at("/dev/vgpu")
+    assert found is not None
+    assert found.ident == 7
+    assert table((7, 3, "0:7", "/x", "/dev")).seen_at("/etc") is None
+
+
+# Where the node's own path lies, on a host and in a pod that has /run/vgpu mounted from it.
+PLACES: list[tuple[str, list[tuple[int, int, str, str, str]], bool, Place]] = [
+    ("on the host", [ROOT, (2, 1, "0:25", "/", "/run")], True, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
+    ("in a pod", [ROOT, (2, 1, "0:25", "/vgpu", "/run/vgpu")], False, Place("/p", "0:25", "/vgpu/allocations/a/ro")),
+    ("a pod that has it not", [ROOT], False, Place("/p", "", "")),
+    ("on the root of the host", [ROOT], True, Place("/p", "0:9", "/run/vgpu/allocations/a/ro")),
+]
+
+
+@pytest.mark.parametrize(("about", "rows", "own_root", "place"), PLACES, ids=[row[0] for row in PLACES])
+def test_where_the_nodes_path_lies(about, rows, own_root, place):
+    assert place_of(table(*rows), "/p", "/run/vgpu/allocations/a/ro", own_root) == place
+
+
+NODE = """22 1 8:1 / / rw - ext4 /dev/sda1 rw
+23 22 0:25 / {run} rw - tmpfs tmpfs rw
+24 23 0:50 / {folder}/rw rw - tmpfs vgpu rw
+"""
+TOP = """40 1 0:99 / / rw - overlay overlay rw
+41 40 0:5 / /dev rw - tmpfs tmpfs rw
+"""
+NEW = """49 41 0:25 /aaaa/root /dev/vgpu ro - tmpfs tmpfs rw
+50 49 8:1 {library} /dev/vgpu/lib ro - ext4 /dev/sda1 rw
+51 49 0:25 /aaaa/ro /dev/vgpu/0 ro - tmpfs tmpfs rw
+52 51 0:50 /ledger /dev/vgpu/0/ledger rw - tmpfs vgpu rw
+53 51 0:50 /tenant /dev/vgpu/0/tenant rw - tmpfs vgpu rw
+54 40 0:25 /aaaa/ro/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
+"""
+OLD = """50 40 8:1 {library}/libvgpu.so /usr/local/lib/vgpu/libvgpu.so ro - ext4 /dev/sda1 rw
+51 40 0:25 /aaaa/limits /etc/vgpu/limits ro - tmpfs tmpfs rw
+52 40 0:50 /ledger /run/vgpu/ledger rw - tmpfs vgpu rw
+53 40 0:50 /tenant /run/vgpu/tenant rw - tmpfs vgpu rw
+54 40 0:25 /aaaa/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
+55 40 0:25 /aaaa/gpu-{uuid} /run/vgpu/gpu-{uuid} ro - tmpfs tmpfs rw
+"""
+EVIL = "0:66 /evil {0} rw - tmpfs tmpfs rw\n"
+
+
+def without(text: str, point: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if f" {point} " not in line)
+
+
+def over(parent: int, point: str) -> str:
+    return f"60 {parent} " + EVIL.format(point)
+
+
+MOVED = OLD.replace(" /etc/vgpu/limits ", " /etc/o/limits ")
+OTHER_VERSION = NEW.replace("{library}", "{library}x")
+# The container's own mounts; a word of what is said of them, empty: nothing; whether they are the old ones.
+CONTAINERS: list[tuple[str, str, str, bool]] = [
+    ("as the node mounted them", TOP + NEW, "", False),
+    ("another version of the library, as before an upgrade", TOP + OTHER_VERSION, "", False),
+    ("a library that lies elsewhere", TOP + NEW.replace("{library}", "/data/0.1.0"), "/dev/vgpu/lib", False),
+    ("a ledger that was made anew since", TOP + NEW.replace("/ledger /dev", "/ledger//deleted /dev"), "", False),
+    ("a volume elsewhere", TOP + NEW + over(40, "/data"), "", False),
+    ("shared memory", TOP + NEW + over(41, "/dev/shm"), "", False),
+    ("a file over the limits", TOP + NEW + over(51, "/dev/vgpu/0/limits"), "at /dev/vgpu/0/limits", False),
+    ("a folder over ours", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
+    ("a folder over all of ours", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
+    ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "), "", False),
+    ("not the folder of all others", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
+    ("a file over the preload", TOP + NEW + over(54, "/etc/ld.so.preload"), "at /etc/ld.so.preload", False),
+    ("a folder over /etc", TOP + NEW + over(40, "/etc"), "/etc/ld.so.preload nothing of ours", False),
+    ("a folder over /dev", TOP + NEW + over(41, "/dev"), "at /dev/vgpu nothing of ours", False),
+    ("another GPU's page", TOP + NEW + over(51, "/dev/vgpu/0/gpu-x"), "expected nothing", False),
+    ("a share that we did not give", TOP + NEW + over(49, "/dev/vgpu/1"), "expected nothing", False),
+    ("no preload", TOP + without(NEW, "/etc/ld.so.preload"), "/etc/ld.so.preload nothing of ours", False),
+    ("files of another allocation", TOP + NEW.replace("/aaaa/ro /dev", "/cccc/ro /dev"), "/cccc/ro", False),
+    ("old ones", TOP + OLD, "", True),
+    ("old ones on a tmpfs at /run", TOP + over(40, "/run") + OLD.replace(" 40 0:50", " 60 0:50"), "", True),
+    ("old ones, the folder renamed from inside", TOP + MOVED, "", True),
+    ("old ones, a file over the limits", TOP + OLD + over(51, "/etc/vgpu/limits"), "at /etc/vgpu/limits", True),
+    ("old ones, and a volume next to them", TOP + OLD + over(40, "/run/vgpu/x"), "expected nothing", True),
+    ("no mount of ours, as below chroot", "", "", False),
+    ("below chroot, with one of its own", over(1, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
+]
+
+
+@pytest.fixture
+def watched(tmp_path) -> Watched:
+    out = Watched(tmp_path)
+    run = str(tmp_path / "allocations")
+    out.proc.add("self", mnt="mnt:[1]", pid="pid:[2]")
+    (out.proc.root / "self" / "mountinfo").write_text(NODE.format(run=run, folder=out.folder))
+    return out
+
+
+def run(watched: Watched, pid: int, listed: str) -> None:
+    """A process of the container with these mounts; all that it holds is charged."""
+    watched.proc.add(pid, group=CONTAINER)
+    text = listed.format(library=watched.library_folder, uuid=watched.uuid)
+    (watched.proc.root / str(pid) / "mountinfo").write_text(text)
+    watched.card.running.setdefault(watched.uuid, {})[pid] = 100 * MIB
+
+
+@pytest.mark.parametrize(("about", "listed", "said", "old"), CONTAINERS, ids=[row[0] for row in CONTAINERS])
+def test_mounts_of_a_container(watched, about, listed, said, old):
+    run(watched, 19, TOP + (OLD if old else NEW))  # another of the same container, by whom a hidden one is known
+    run(watched, 20, listed)
+    descriptors = [watched.charge(pid, 100 * MIB, slot=pid) for pid in (19, 20)]
+    found = watched.look(2)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert found == ([FOREIGN] if said else [])
+    if said:
+        (finding,) = watched.found
+        assert said in finding.text()
+        assert [one.pid for one, _used in finding.suspicion.processes] == [20]
+    assert [one.allocation for one in watched.watch.state().old_mounts] == (["aaaa"] if old else [])
+
+
+def test_what_is_mounted_later_is_seen_and_what_is_taken_away_is_over(watched):
+    run(watched, 20, TOP + NEW)
+    descriptor = watched.charge(20, 100 * MIB)
+    listed = watched.proc.root / "20" / "mountinfo"
+    before = listed.read_text()
+    assert watched.look(3) == []
+    listed.write_text(before + over(51, "/dev/vgpu/0/limits"))
+    assert watched.look() == []
+    assert watched.look() == [FOREIGN]
+    listed.write_text(before)
+    assert watched.look() == []
+    os.close(descriptor)
+
+
+def test_lists_that_stay_the_same_are_read_and_not_judged_again(watched, monkeypatch):
+    parsed, judged = [], []
+    monkeypatch.setattr(mounts, "parse", lambda data, parse=parse: parsed.append(1) or parse(data))
+    monkeypatch.setattr(mounts, "foreign", lambda *given, judge=mounts.foreign: judged.append(1) or judge(*given))
+    for pid in range(20, 30):
+        run(watched, pid, TOP + NEW)
+    watched.look(3)
+    assert (len(parsed), len(judged)) == (2, 1), "the node's list and the container's"
+
+
+def test_foreign_mount_is_ended_and_old_mounts_never(watched):
+    watched.mode = watch.END
+    run(watched, 20, TOP + OLD)
+    descriptor = watched.charge(20, 100 * MIB)
+    assert watched.look(4) == []
+    assert watched.ender.asked == []
+    (watched.proc.root / "20" / "mountinfo").open("a").write(over(51, "/etc/vgpu/limits"))
+    watched.look(2)
+    assert watched.ender.asked == [20]
+    os.close(descriptor)
+
+
+def test_old_mounts_are_said_until_the_container_is_made_again(watched):
+    run(watched, 20, TOP + OLD)
+    watched.look()
+    watched.card.running.clear()
+    watched.look(3)
+    assert [one.allocation for one in watched.watch.state().old_mounts] == ["aaaa"], "it rests"
+    run(watched, 21, TOP + NEW)
+    watched.look()
+    assert watched.watch.state().old_mounts == ()
+    watched.card.running[watched.uuid] = {20: 1}
+    watched.look()
+    watched.kind = ""  # the record goes with the pod
+    watched.card.running.clear()
+    watched.look()
+    assert watched.watch.state().old_mounts == ()
+
+
+def test_node_that_shows_no_mounts_accuses_nobody(watched):
+    (watched.proc.root / "self" / "mountinfo").unlink()
+    run(watched, 20, TOP + NEW + over(51, "/dev/vgpu/0/limits"))
+    assert watched.look(3) == [NO_SLOT]
+
+
+# In a mount namespace of its own: ours as a container has them, and what a tenant puts over them.
+LAID_OUT = """
+set -e
+mount -t tmpfs t "$1/dev"; mkdir -p "$1/dev/vgpu/0" "$1/dev/vgpu/lib"
+mount --bind "$2/ro" "$1/dev/vgpu/0"; mount --bind "$2/rw/ledger" "$1/dev/vgpu/0/ledger"
+if [ "$3" = foreign ]; then touch "$1/evil"; mount --bind "$1/evil" "$1/dev/vgpu/0/limits"; fi
+exec "$4" -c 'print("there", flush=True); import time; time.sleep(60)'
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace needs root")
+@pytest.mark.parametrize("what", ["honest", "foreign"])
+def test_real_mounts(tmp_path, what):
+    """What the kernel says of a real bind mount is the node's own path, seen from another namespace."""
+    folder, inside = tmp_path / "a b", tmp_path / "root"
+    for one in (folder / "ro", folder / "rw", inside / "dev"):
+        one.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "t", str(folder / "rw")], check=True)
+    try:
+        for name in ("ro/limits", "ro/ledger", "rw/ledger"):
+            (folder / name).touch()
+        words = ["sh", str(inside), str(folder), what, sys.executable]
+        with subprocess.Popen(["unshare", "--mount", "sh", "-c", LAID_OUT, *words], stdout=subprocess.PIPE) as one:
+            try:
+                assert one.stdout is not None
+                assert one.stdout.readline() == b"there\n"
+                processes = Processes()
+                node, found = processes.table("self"), processes.table(one.pid)
+                dev = f"{inside}/dev/vgpu"
+                listed = ((f"{dev}/0", "ro"), (f"{dev}/0/ledger", "rw/ledger"))
+                places: list[Any] = [place_of(node, point, f"{folder}/{name}") for point, name in listed]
+                said = mounts.foreign(found, places, (dev,), True)
+                assert len(said) == (what == "foreign")
+                assert all(f"at {dev}/0/limits the container has" in text for text in said)
+            finally:
+                one.kill()
+    finally:
+        subprocess.run(["umount", str(folder / "rw")], check=True)

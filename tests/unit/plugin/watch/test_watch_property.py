@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node judges by what the node knows: whatever a tenant writes, and while it is read. `make fuzz` tries more."""
+
+from __future__ import annotations
+
+import pytest
+from doubles import ledgers
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.watch import watcher as watch
+
+FULL = [3 * ledgers.LIMIT]
+EMPTY = abi_files.pack_ledger([ledgers.UUID], "aaaa")
+PAGE = abi_files.pack_tenant_page([ledgers.UUID], "aaaa")
+
+
+@pytest.fixture(autouse=True)
+def without_pauses():
+    """Between two accounts of one poll, which read the same here."""
+    before, watch.TRY_S = watch.TRY_S, 0.0
+    yield
+    watch.TRY_S = before
+
+
+@settings(max_examples=150)
+@given(ledgers.CHANGING, ledgers.PAGES, ledgers.HELD, st.booleans(), ledgers.USED)
+@example([b""], b"", set(), False, FULL)
+@example([EMPTY], PAGE, {1023}, True, FULL)
+@example([EMPTY, b"", EMPTY], PAGE, {0}, False, FULL)
+@example([EMPTY], PAGE, set(), False, [ledgers.LIMIT])
+def test_container_above_its_limit_is_named_in_two_polls(images, page, held, imports, used):
+    with ledgers.Attack() as attack:
+        attack.write(images, page, held, imports)
+        attack.verdict(used)
+
+
+def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
+    """Between two readings of one poll, and from poll to poll, it lives, and says any figure, or does not."""
+    with ledgers.Attack() as attack:
+        slot = bytearray(EMPTY)
+        ledgers._put(slot, abi_files.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "pid", 20)
+        ledgers._put(slot, abi_files.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "used", 1 << 62)
+        attack.write([bytes(slot), EMPTY], PAGE, {0}, False)
+        attack.verdict(FULL)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute share by the driver against the node's: who took too much of the time, and who used what nobody wanted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+import pynvml
+import pytest
+from doubles.watched import MIB, Watched
+from vgpu_plugin._shared.abi import fields
+from vgpu_plugin._shared.abi import files as abi_files
+from vgpu_plugin.node.gpus import GpuError, Nvml
+from vgpu_plugin.watch import shares
+from vgpu_plugin.watch import watcher as watch
+from vgpu_plugin.watch.rule import MORE_TIME
+from vgpu_plugin.watch.shares import Part, Took, Window
+
+MS = 1_000_000
+
+
+def page(watched: Watched, gate: str = "none", opened_ns: int = 0, allocation: str = "aaaa") -> None:
+    """What the arbiter says now."""
+    data = bytearray(abi_files.pack_gpu_page(watched.uuid, allocation))
+    values = {"heartbeat_ns": int(watched.now * 1e9), "gate": abi_files.GATES[gate], "rate_ppm": 10**6}
+    for name, value in {**values, "open_ns": opened_ns}.items():
+        fields.put_field(data, 0, fields.GPU_PAGE_FIELDS, name, value)
+    path = watched.files.folder(allocation) / f"gpu-{watched.uuid}"
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+def took(*parts: tuple[float, float, float], share: float = 0.2) -> Took | None:
+    window = Window()
+    for part in parts:
+        window.add(Part(*part))
+    return window.took(share)
+
+
+# Seconds, used, alone of each part; what was found and allowed; whether it is too much.
+WINDOWS: list[tuple[str, list[tuple[float, float, float]], tuple[float, float, bool] | None]] = [
+    ("not full yet", [(2, 2, 0)] * 4, None),
+    ("all of it, in company", [(2, 2, 0)] * 5, (1, 0.2, True)),
+    ("all of it, alone", [(2, 2, 2)] * 5, (1, 1, False)),
+    ("its share, in company", [(2, 0.4, 0)] * 5, (0.2, 0.2, False)),
+    ("as much as is tolerated", [(2, 0.6, 0)] * 5, (0.3, 0.2, False)),
+    ("a point more", [(2, 0.62, 0)] * 5, (0.31, 0.2, True)),
+    ("alone for half of the time, and its share else", [(2, 2, 2), (2, 0.4, 0)] * 3, (0.52, 0.52, False)),
+    ("alone for a tenth, and all of it", [(2, 2, 0.2)] * 5, (1, 0.28, True)),
+    ("what was long ago is over", [(2, 2, 0)] * 9 + [(2, 0, 0)] * 5, (0, 0.2, False)),
+]
+
+
+@pytest.mark.parametrize(("about", "parts", "found"), WINDOWS, ids=[row[0] for row in WINDOWS])
+def test_window(about, parts, found):
+    one = took(*parts)
+    if found is None:
+        assert one is None
+    else:
+        assert one is not None
+        assert (one.found, one.allowed, one.too_much) == (pytest.approx(found[0]), pytest.approx(found[1]), found[2])
+
+
+DEVICE = {"sm_percent": 20}
+SHARES: list[tuple[dict[str, Any], dict[str, Any], float | None]] = [
+    ({}, DEVICE, 0.2),
+    ({"core_policy": "force"}, DEVICE, 0.2),
+    ({"core_policy": "disable"}, DEVICE, None),
+    ({"allow_disable_control": True}, DEVICE, None),
+    ({}, {"sm_percent": 0}, None),
+    ({}, {"sm_percent": 100}, None),
+    ({}, {}, None),
+]
+
+
+@pytest.mark.parametrize(("limits", "device", "share"), SHARES)
+def test_share_that_binds(limits, device, share):
+    assert shares.share_of(limits, device) == share
+
+
+NOW = 10**12
+PAGE = {"open_ns": 500 * MS, "gate": "closed", "rate_ppm": 10**6, "heartbeat_ns": NOW - MS}
+ALONE: list[tuple[str, dict[str, Any] | None, dict[str, Any] | None, float]] = [
+    ("the arbiter counted", PAGE, {**PAGE, "open_ns": 1500 * MS}, 1.0),
+    ("and let it not", PAGE, PAGE, 0.0),
+    ("no page", PAGE, None, 2.0),
+    ("the first look", None, PAGE, 2.0),
+    ("a page that was made anew", PAGE, {**PAGE, "open_ns": 0}, 2.0),
+    ("an arbiter that does not count", {**PAGE, "gate": "open"}, {**PAGE, "gate": "open"}, 2.0),
+    ("an arbiter that ended at an open gate", PAGE, {**PAGE, "gate": "open", "heartbeat_ns": NOW - 300 * MS}, 0.0),
+    ("an open gate at the share, by policy", PAGE, {**PAGE, "gate": "open", "rate_ppm": 200_000}, 0.0),
+    ("no arbiter at all", {**PAGE, "heartbeat_ns": 0}, {**PAGE, "heartbeat_ns": 0}, 0.0),
+]
+
+
+@pytest.mark.parametrize(("about", "before", "after", "seconds"), ALONE, ids=[row[0] for row in ALONE])
+def test_time_for_which_it_might_have_all(about, before, after, seconds):
+    assert shares.open_s(before, after, 2.0, NOW) == seconds
+
+
+@pytest.fixture
+def watched(tmp_path) -> Watched:
+    """A share of 50 % in process 20, whose memory is charged."""
+    out = Watched(tmp_path)
+    out.run(20, 100 * MIB)
+    descriptor = out.charge(20, 100 * MIB)
+    page(out)
+    yield out
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(("percent", "found"), [(50, []), (67, []), (68, [MORE_TIME]), (100, [MORE_TIME])])
+def test_more_time_than_the_share_is_named(watched, percent, found):
+    """67.5 %: a quarter and five points more than 50."""
+    watched.card.taken = {20: percent}
+    assert watched.look(6) == []
+    assert watched.look() == found
+    if found:
+        (finding,) = watched.found
+        assert f"the driver says {percent} % of the time of the GPU over 10 s, its share was 50 %" in finding.text()
+
+
+def test_all_processes_of_a_container_count_and_no_others(watched):
+    watched.add_neighbour()
+    for pid in (21, 22):
+        watched.run(pid, 0)
+    watched.run(30, 0, device="0:51")
+    watched.card.taken = {20: 30, 21: 30, 22: 30, 30: 10, 4711: 90}
+    watched.look(7)
+    more = [one for one in watched.watch.state().findings if one.suspicion.reason == MORE_TIME]
+    assert [one.allocation for one in more] == ["aaaa"]
+
+
+def test_who_is_alone_may_use_all(watched):
+    watched.card.taken = {20: 100}
+    for turn in range(12):
+        page(watched, "open", int(turn * 2e9))
+        assert watched.look() == []
+    # A neighbour wakes up: the arbiter holds both to their shares from now on.
+    page(watched, "closed", int(11 * 2e9))
+    watched.card.taken = {20: 50}
+    assert watched.look(8) == []
+    watched.card.taken = {20: 100}
+    assert watched.look(5) == [MORE_TIME]
+
+
+def test_policy_that_limits_nobody(watched):
+    watched.record = replace(watched.record, limits={**watched.record.limits, "core_policy": "disable"})
+    watched.card.taken = {20: 100}
+    assert watched.look(9) == []
+
+
+def test_nobody_is_ended_for_time(watched):
+    """A kernel of half a minute cannot be held to a share by anybody, and is honest."""
+    watched.mode = watch.END
+    watched.card.taken = {20: 100}
+    assert watched.look(30) == [MORE_TIME]
+    assert watched.ender.asked == []
+
+
+def test_silence_of_the_driver_is_no_time(watched):
+    """What was taken meanwhile is not known: the ten seconds begin again."""
+    watched.card.taken = {20: 100}
+    watched.look(5)
+    watched.card.fault = "GPU is lost"
+    watched.look()
+    watched.card.fault = ""
+    assert watched.look(6) == []
+    watched.card.taken = None  # a driver that has no such figures
+    assert watched.look(9) == []
+
+
+class Sampled:
+    """The binding of NVML, which lists samples of processes."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pynvml, name)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        return uuid
+
+    def nvmlDeviceGetProcessUtilization(self, _handle: object, since: int) -> Any:
+        self.asked.append(since)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return [pynvml.c_nvmlProcessUtilizationSample_t(pid, 1, percent, 0, 0, 0) for pid, percent in self.answer]
+
+
+SAMPLES: list[tuple[str, Any, Any]] = [
+    ("one each", [(7, 30), (8, 70)], {7: 30, 8: 70}),
+    ("several of one", [(7, 30), (7, 60)], {7: 45}),
+    ("nobody", pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND), {}),
+    ("no such figures", pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED), None),
+    ("a card that is lost", pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST), GpuError),
+]
+
+
+@pytest.mark.parametrize(("about", "answer", "wanted"), SAMPLES, ids=[row[0] for row in SAMPLES])
+def test_samples_of_the_driver(about, answer, wanted):
+    source = Nvml.__new__(Nvml)
+    source._nvml = Sampled(answer)
+    if wanted is GpuError:
+        with pytest.raises(GpuError, match="NVML does not say what processes take"):
+            source.utilisation("GPU-1", 5)
+    else:
+        assert source.utilisation("GPU-1", 5) == wanted
+    assert source._nvml.asked == [5]

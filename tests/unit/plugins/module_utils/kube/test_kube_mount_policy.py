@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The policy's objects and their text; what the API server refuses by them is what tests/e2e/test_mount_policy.py
+shows, with the table that tests the rule in Python."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import mount_policy, scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import mounts
+
+NAMES = ["nvidia.com/gpu", "example.com/own"]
+
+
+def made():
+    policy, binding = mount_policy.manifests("any", NAMES)
+    return policy, binding
+
+
+def test_binding_denies_by_the_policy_and_nothing_opens_it():
+    policy, binding = made()
+    assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
+    assert policy["spec"]["failurePolicy"] == "Fail"
+    # No selector of labels: who writes a pod writes its labels.
+    assert set(policy["spec"]["matchConstraints"]) == {"resourceRules"}
+    assert [(one["operations"], one["resources"]) for one in policy["spec"]["matchConstraints"]["resourceRules"]] == [
+        (["CREATE"], ["pods"]),
+        (["UPDATE"], ["pods/ephemeralcontainers"]),
+    ]
+    assert not any("namespace" in one["metadata"] for one in (policy, binding))
+
+
+def test_rule_is_said_of_every_container_path_and_name():
+    policy, _binding = made()
+    variables = {one["name"]: one["expression"] for one in policy["spec"]["variables"]}
+    (condition,) = policy["spec"]["matchConditions"]
+    assert json.loads(variables["guarded"]) == list(mounts.GUARDED)
+    for text in (condition["expression"], variables["asking"]):
+        assert all(f"object.spec.{kind}" in text for kind in mounts.KINDS)
+        assert all(f'"{name}"' in text for name in NAMES)
+        assert "c.resources.limits" in text and "c.resources.requests" in text
+    for field in ("mountPath", "devicePath", "terminationMessagePath"):
+        assert f".{field}" in variables["conflicts"]
+    (validation,) = policy["spec"]["validations"]
+    assert validation["expression"] == "size(variables.conflicts) == 0"
+    assert "mount it elsewhere" in validation["messageExpression"]
+
+
+def test_no_expression_is_longer_than_the_api_server_takes():
+    """matchConditions and variables: 64 of 16 KiB each are its bounds; brackets pair up."""
+    policy, _binding = made()
+    spec = policy["spec"]
+    for one in [*spec["matchConditions"], *spec["variables"], *spec["validations"]]:
+        text = one["expression"]
+        assert len(text) < 16384
+        assert [text.count(a) for a in "([{"] == [text.count(b) for b in ")]}"]
+
+
+def test_scheduler_refuses_by_the_names_of_its_configuration():
+    config = {"resourceNames": {"count": "example.com/gpu"}}
+    desired = scheduler_manifests.Desired("a", "b", config=config)
+    found = [one for one in scheduler_manifests.manifests(desired) if one["kind"].startswith("Validating")]
+    policy = next(one for one in found if one["kind"] == "ValidatingAdmissionPolicy")
+    asking = next(one["expression"] for one in policy["spec"]["variables"] if one["name"] == "asking")
+    assert policy["metadata"]["name"] == mount_policy.OF_SCHEDULER
+    assert all(f'"{name}"' in asking for name in scheduler_manifests.resource_names(config))
+    assert '"nvidia.com/gpu"' not in asking
+    older = scheduler_manifests.manifests(desired._replace(policies=False))
+    assert not [one for one in older if "AdmissionPolicy" in one["kind"]]
+
+
+NODES = [
+    # what the policy says, what is given, what it says then
+    (None, {"a": ["x"]}, {"a": ["x"]}),
+    ({"a": ["x"]}, {"b": ["y", "x", "y"]}, {"a": ["x"], "b": ["x", "y"]}),
+    ({"a": ["x"], "b": ["y"]}, {"a": ["z"]}, {"a": ["z"], "b": ["y"]}),
+    ({"a": ["x"], "b": ["y"]}, {"a": []}, {"b": ["y"]}),
+    ({"a": ["x"]}, {"a": []}, {}),
+    ("no JSON", {"a": ["x"]}, {"a": ["x"]}),
+    (["a"], {"a": ["x"]}, {"a": ["x"]}),
+]
+
+
+@pytest.mark.parametrize(("known", "given", "expected"), NODES)
+def test_nodes_of_other_runs_stay(known, given, expected):
+    text = known if isinstance(known, str) else json.dumps(known)
+    policy = known and {"metadata": {"annotations": {mount_policy.NODES: text}}}
+    assert mount_policy.nodes_with(policy, given) == expected

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which mounts of a pod are refused; the same table is put to a real API server in tests/e2e."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import scheduler_manifests
+from ansible_collections.vgpu.fleet.plugins.module_utils.pods import mounts
+from doubles.mount_cases import GPU, PATHS, PODS, container, pod
+
+NAMES = scheduler_manifests.resource_names({})
+
+
+@pytest.mark.parametrize(("about", "made", "expected"), PODS, ids=[about for about, _made, _expected in PODS])
+def test_conflicts_of_a_pod(about, made, expected):
+    assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == expected
+
+
+def test_ephemeral_container_is_judged_like_the_others():
+    """The API server takes no resources there today, so this row is no row of the table."""
+    made = pod(container("main"), ephemeralContainers=[container("debug", {GPU: "1"}, "/dev/vgpu/0")])
+    assert [tuple(one) for one in mounts.conflicting_mounts(made["spec"], NAMES)] == [
+        ("debug", "/dev/vgpu/0", "/dev/vgpu")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("resources", "asks"),
+    [
+        ({"requests": {GPU: "1"}}, True),
+        ({"limits": {GPU: "0"}}, True),
+        ({"limits": {"example.com/own": "1"}}, True),
+        ({"limits": {GPU + "x": "1"}}, False),
+        ({"limits": None, "requests": {}}, False),
+        (None, False),
+    ],
+)
+def test_who_asks(resources, asks):
+    made = pod({"name": "main", "resources": resources, "volumeMounts": [{"name": "data", "mountPath": "/dev"}]})
+    assert bool(mounts.conflicting_mounts(made["spec"], [GPU, "example.com/own"])) is asks
+
+
+@pytest.mark.parametrize("spec", [{}, {"containers": None}, {"containers": ["x", {"resources": {"limits": {GPU: 1}}}]}])
+def test_what_is_no_pod_has_no_conflict(spec):
+    assert mounts.conflicting_mounts(spec, [GPU]) == []
+
+
+def test_reason_names_both_paths_and_the_next_step():
+    (found,) = mounts.container_conflicts(container("main", None, "/dev//vgpu"))
+    assert found.reason == (
+        '"/dev//vgpu" lies at, above or below /dev/vgpu, where vgpu.fleet mounts its own files; mount it elsewhere, by '
+        'a path without ".."'
+    )
+
+
+def test_no_guarded_path_is_left_without_a_row():
+    assert {guarded for _path, guarded in PATHS} - {""} == set(mounts.GUARDED)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the module decides, over an API in memory."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.vgpu.fleet.plugins.modules import kube_mount_policy as module_under_test
+from doubles.kube_api import KubeClient
+
+NAME = "vgpu-device-plugin-mounts"
+GROUP = "/apis/admissionregistration.k8s.io/v1"
+POLICY = f"{GROUP}/validatingadmissionpolicies/{NAME}"
+BINDING = f"{GROUP}/validatingadmissionpolicybindings/{NAME}"
+GPU = ["nvidia.com/gpu"]
+
+
+def call(api, nodes, check=False, warnings=None):
+    warn = ([] if warnings is None else warnings).append
+    return module_under_test.run(SimpleNamespace(params={"nodes": nodes}, check_mode=check, warn=warn), api)
+
+
+def asking(api):
+    return next(one["expression"] for one in api.objects[POLICY]["spec"]["variables"] if one["name"] == "asking")
+
+
+def test_check_apply_repeat_undo():
+    api = KubeClient("v1.34.2")
+    planned = call(api, {"n1": GPU}, check=True)
+    assert planned["changed"] and api.writes == []
+    done = call(api, {"n1": GPU})
+    assert done["objects"] == planned["objects"] and set(api.objects) == {POLICY, BINDING}
+    assert not call(api, {"n1": GPU})["changed"]
+    before = len(api.writes)
+    assert call(api, {"n1": []}, check=True)["changed"] and len(api.writes) == before
+    assert call(api, {"n1": []})["changed"] and api.objects == {}
+    assert not call(api, {"n1": []})["changed"]
+
+
+def test_run_for_some_nodes_keeps_what_the_others_need():
+    api = KubeClient("v1.30.0")
+    call(api, {"n1": GPU, "n2": ["example.com/own"]})
+    call(api, {"n1": []})
+    assert "example.com/own" in asking(api) and GPU[0] not in asking(api)
+    call(api, {"n3": GPU})
+    known = json.loads(api.objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"])
+    assert known == {"n2": ["example.com/own"], "n3": GPU}
+    assert "example.com/own" in asking(api) and GPU[0] in asking(api)
+
+
+def test_rule_of_an_older_version_is_replaced():
+    api = KubeClient("v1.34.2")
+    call(api, {"n1": GPU})
+    api.objects[POLICY]["spec"]["variables"][0]["expression"] = '["/former"]'
+    assert call(api, {"n2": GPU})["objects"] == [f"ValidatingAdmissionPolicy {NAME}"]
+    assert "/dev/vgpu" in api.objects[POLICY]["spec"]["variables"][0]["expression"]
+
+
+@pytest.mark.parametrize(("nodes", "warned"), [({"n1": GPU}, 1), ({"n1": []}, 0)])
+def test_old_kubernetes_is_left_as_it_is(nodes, warned):
+    api, warnings = KubeClient("v1.29.9"), []
+    done = call(api, nodes, warnings=warnings)
+    assert not done["changed"] and not done["supported"] and api.writes == []
+    assert len(warnings) == warned and all("expected 1.30 or newer" in text for text in warnings)
