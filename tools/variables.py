@@ -47,7 +47,7 @@ ROLES = """
 ## Of a role
 
 Set them beside the others, or with `-e`. Ansible checks their types when the role starts. From each role's
-`meta/argument_specs.yml` and `defaults/main.yml`; the role's README says more. A default "computed" is an expression in
+`meta/argument_specs.yml` and `defaults/main.yml`; its README shows its use. A default "computed" is an expression in
 that file.
 """
 

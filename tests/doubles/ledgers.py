@@ -44,7 +44,7 @@ def forged(draw: st.DrawFn) -> bytes:
     data = bytearray(abi_files.pack_ledger(uuids, draw(st.sampled_from(("aaaa", "bbbb", "")))))
     _put(data, 0, fields.LEDGER_FIELDS, "slot_high", draw(st.sampled_from((0, 1, 1024, 0xFFFFFFFF))))
     for slot in draw(st.lists(SLOTS, max_size=4)):
-        base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
+        base = abi_files.fields.LEDGER_SLOT_OFFSET + slot * abi_files.fields.LEDGER_SLOT_SIZE
         for name, values in (
             ("used", (draw(BYTES), draw(BYTES))),
             ("context", (draw(BYTES),)),
@@ -123,9 +123,9 @@ class Attack:
             descriptor = os.open(path, os.O_RDWR)
             self._stack.callback(os.close, descriptor)
             for slot in held:
-                self.node.lock(descriptor, abi_files.LEDGER_ALIVE_BASE + slot)
+                self.node.lock(descriptor, abi_files.fields.LEDGER_ALIVE_BASE + slot)
             if imports:
-                self.node.lock(descriptor, abi_files.LEDGER_IMPORT_BASE)
+                self.node.lock(descriptor, abi_files.fields.LEDGER_IMPORT_BASE)
 
     def verdict(self, used: list[int]) -> None:
         """Two polls, then what must be so whatever was written."""

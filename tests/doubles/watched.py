@@ -134,20 +134,20 @@ class Watched:
         """Writes a slot, and holds its lock as a process does; the descriptor. ``known``: slot_high is above it."""
         path = self.folder / "rw" / "ledger"
         descriptor = os.open(path, os.O_RDWR)
-        base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
+        base = abi_files.fields.LEDGER_SLOT_OFFSET + slot * abi_files.fields.LEDGER_SLOT_SIZE
         os.pwrite(descriptor, struct.pack("<Q", used), base)
         os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
         os.pwrite(descriptor, struct.pack("<I", exported_mib), base + 272)
         if known:
-            os.pwrite(descriptor, struct.pack("<I", slot + 1), abi_files.LEDGER_FIELDS["slot_high"][0])
+            os.pwrite(descriptor, struct.pack("<I", slot + 1), abi_files.fields.LEDGER_FIELDS["slot_high"][0])
         if alive:
-            self.lock(descriptor, abi_files.LEDGER_ALIVE_BASE + slot)
+            self.lock(descriptor, abi_files.fields.LEDGER_ALIVE_BASE + slot)
         return descriptor
 
     def imported(self) -> int:
         """Holds a reference to exported memory, as a process that imported it does; the descriptor."""
         descriptor = os.open(self.folder / "rw" / "ledger", os.O_RDWR)
-        self.lock(descriptor, abi_files.LEDGER_IMPORT_BASE)
+        self.lock(descriptor, abi_files.fields.LEDGER_IMPORT_BASE)
         return descriptor
 
     @staticmethod

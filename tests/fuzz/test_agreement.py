@@ -13,7 +13,9 @@ from conftest import LEDGER, compile_program
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-FIELDS = [name for name in layouts.LIMITS_FIELDS if name not in ("magic", "crc32", "allocation", "devices", "reserved")]
+FIELDS = [
+    name for name in layouts.fields.LIMITS_FIELDS if name not in ("magic", "crc32", "allocation", "devices", "reserved")
+]
 EXTREMES = st.one_of(
     st.integers(0, 20),
     st.sampled_from([48, 55, 56, 57, 58, 60, 64, 71, 72, 100, 101, 127, 128, 129, 200, 4024, 4095, 4096, 4097]),
@@ -54,7 +56,7 @@ def limits_files(draw: st.DrawFn) -> bytes:
     devices = draw(st.lists(DEVICE, max_size=4, unique_by=lambda one: one["uuid"]))
     data = bytearray(layouts.pack_limits({"allocation": "a", "devices": devices}))
     for name in draw(st.lists(st.sampled_from(FIELDS), max_size=3)):
-        offset, fmt = layouts.LIMITS_FIELDS[name]
+        offset, fmt = layouts.fields.LIMITS_FIELDS[name]
         struct.pack_into("<" + fmt, data, offset, draw(EXTREMES))
     for _unused in range(draw(st.integers(0, 3))):
         data[draw(st.one_of(st.integers(0, 300), st.integers(0, len(data) - 1)))] = draw(st.integers(0, 255))
@@ -62,7 +64,7 @@ def limits_files(draw: st.DrawFn) -> bytes:
         data = data[: draw(st.integers(0, len(data)))]
     size = struct.unpack_from("<I", data, 16)[0] if len(data) >= 128 else 0
     if 128 <= size <= len(data) and draw(st.integers(0, 5)):
-        struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data[:size]))
+        struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data[:size]))
     return bytes(data)
 
 
@@ -71,11 +73,11 @@ def node_view(data: bytes) -> list:
         found = layouts.parse_limits(data)
     except layouts.LayoutError:
         return ["no"]
-    flags = struct.unpack_from("<I", data, layouts.LIMITS_FIELDS["flags"][0])[0]
+    flags = struct.unpack_from("<I", data, layouts.fields.LIMITS_FIELDS["flags"][0])[0]
     words = [
         found["sequence"],
         flags,
-        layouts.CORE_POLICIES[found["core_policy"]],
+        layouts.fields.CORE_POLICIES[found["core_policy"]],
         found["priority"],
         found["log_level"],
     ]
@@ -99,9 +101,9 @@ def test_limits(verdicts, data: bytes) -> None:
 @st.composite
 def ledger_headers(draw: st.DrawFn) -> bytes:
     data = bytearray(layouts.pack_ledger(["GPU-0", "GPU-1"]))
-    names = [name for name, (_offset, fmt) in layouts.LEDGER_FIELDS.items() if fmt == "I"]
+    names = [name for name, (_offset, fmt) in layouts.fields.LEDGER_FIELDS.items() if fmt == "I"]
     for name in draw(st.lists(st.sampled_from(names), max_size=2)):
-        offset, fmt = layouts.LEDGER_FIELDS[name]
+        offset, fmt = layouts.fields.LEDGER_FIELDS[name]
         struct.pack_into("<" + fmt, data, offset, draw(EXTREMES))
     if not draw(st.integers(0, 4)):
         data[draw(st.integers(0, 7))] = draw(st.integers(0, 255))

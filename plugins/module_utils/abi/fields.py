@@ -8,7 +8,7 @@ two. files.py and pages.py read and write the fields. Pure.
 from __future__ import annotations
 
 import struct
-from typing import Any, Mapping, Sequence, Tuple
+from typing import Any, Callable, Mapping, NamedTuple, Sequence, Tuple
 
 MAX_DEVICES = 16
 UUID_SIZE = 48
@@ -162,6 +162,23 @@ CORE_POLICIES = {"default": 0, "force": 1, "disable": 2}
 DEVICE_UNLIMITED_MEMORY = 1 << 0
 
 
+class Kind(NamedTuple):
+    """What the header of every file of a kind says, and where its fields lie."""
+
+    what: str
+    magic: bytes
+    version: int
+    min_reader: int
+    size: int
+    fields: Fields
+
+
+LIMITS = Kind("limits file", LIMITS_MAGIC, LIMITS_VERSION, LIMITS_MIN_READER, LIMITS_FILE_SIZE, LIMITS_FIELDS)
+LEDGER = Kind("ledger", LEDGER_MAGIC, LEDGER_VERSION, LEDGER_MIN_READER, LEDGER_FILE_SIZE, LEDGER_FIELDS)
+GPU_PAGE = Kind("gpu page", GPU_PAGE_MAGIC, GPU_PAGE_VERSION, GPU_PAGE_MIN_READER, GPU_PAGE_FILE_SIZE, GPU_PAGE_FIELDS)
+TENANT = Kind("tenant page", TENANT_MAGIC, TENANT_VERSION, TENANT_MIN_READER, TENANT_FILE_SIZE, TENANT_FIELDS)
+
+
 class LayoutError(ValueError):
     """Bytes or values that cannot be a limits file or a ledger; the text is a sentence for the operator."""
 
@@ -171,9 +188,10 @@ def put_field(buffer: bytearray, base: int, fields: Fields, name: str, *values: 
     struct.pack_into("<" + fmt, buffer, base + offset, *values)
 
 
-def put_header(buffer: bytearray, fields: Fields, header: Mapping[str, Any]) -> None:
-    for name, value in header.items():
-        put_field(buffer, 0, fields, name, value)
+def put_header(buffer: bytearray, kind: Kind, **more: Any) -> None:
+    own = {"magic": kind.magic, "version": kind.version, "min_reader": kind.min_reader, "size": kind.size}
+    for name, value in {**own, **more}.items():
+        put_field(buffer, 0, kind.fields, name, value)
 
 
 def put_uuids(buffer: bytearray, start: int, uuids: Sequence[str]) -> None:
@@ -219,6 +237,21 @@ def whole_number(value: Any, top: int, what: str) -> int:
     return value
 
 
-def check_versions(what: str, version: int, min_reader: int, mine: int) -> None:
-    if min_reader > mine or version == 0:
-        raise LayoutError(f"the {what} of version {version} needs a reader of version {min_reader}, this one is {mine}")
+def header_of(data: bytes, kind: Kind, size: int) -> Callable[[str], Any]:
+    """What reads the fields of a header of so many bytes by name. LayoutError where it is of no such file, or of one
+    that this version must not read.
+    """
+    if len(data) < size:
+        raise LayoutError(f"the {kind.what} holds {len(data)} bytes, its header is {size}")
+
+    def get(name: str) -> Any:
+        return get_field(data, 0, len(data), kind.fields, name)
+
+    if get("magic") != kind.magic:
+        raise LayoutError(f"the {kind.what} begins with {get('magic')!r}, expected {kind.magic!r}")
+    version, min_reader = get("version"), get("min_reader")
+    if min_reader > kind.version or version == 0:
+        raise LayoutError(
+            f"the {kind.what} of version {version} needs a reader of version {min_reader}, this one is {kind.version}"
+        )
+    return get

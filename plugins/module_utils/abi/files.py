@@ -14,53 +14,14 @@ import struct
 import zlib
 from typing import Any, Mapping, Sequence
 
+from . import fields
 from .fields import (
-    ALLOCATION_SIZE,
-    ARBITER_DRAIN_NS,
-    ARBITER_SILENT_NS,
-    CORE_POLICIES,
-    DEVICE_UNLIMITED_MEMORY,
-    GATES,
-    GPU_PAGE_FIELDS,
-    GPU_PAGE_FILE_SIZE,
-    GPU_PAGE_FLAGS,
-    GPU_PAGE_MAGIC,
-    GPU_PAGE_MIN_READER,
-    GPU_PAGE_VERSION,
-    LEDGER_ALIVE_BASE,
-    LEDGER_FIELDS,
     LEDGER_FILE_SIZE,
-    LEDGER_IMPORT_BASE,
-    LEDGER_IMPORT_SPAN,
-    LEDGER_MAGIC,
-    LEDGER_MIN_READER,
-    LEDGER_SLOT_FIELDS,
-    LEDGER_SLOT_OFFSET,
-    LEDGER_SLOT_SIZE,
-    LEDGER_SLOTS,
-    LEDGER_VERSION,
-    LIMITS_DEVICE_FIELDS,
-    LIMITS_DEVICE_SIZE,
-    LIMITS_FIELDS,
-    LIMITS_FILE_SIZE,
-    LIMITS_FLAGS,
-    LIMITS_MAGIC,
-    LIMITS_MIN_READER,
-    LIMITS_VERSION,
-    MAX_DEVICES,
-    TENANT_DEVICE_FIELDS,
-    TENANT_DEVICE_SIZE,
-    TENANT_FIELDS,
     TENANT_FILE_SIZE,
-    TENANT_LANES,
-    TENANT_MAGIC,
-    TENANT_MIN_READER,
-    TENANT_REQUESTS,
-    TENANT_VERSION,
-    UUID_SIZE,
     LayoutError,
     encoded,
     get_field,
+    header_of,
     named,
     put_field,
     put_header,
@@ -71,27 +32,10 @@ from .fields import (
 from .ledger_locks import handle_is_open, is_locked, slot_is_alive
 from .pages import pack_gpu_page, pack_tenant_page, parse_gpu_page, parse_tenant_page
 
-# Re-exported: the callers import all names of these files from this module.
+# The callers take these names from this module too.
 __all__ = (
-    "ARBITER_DRAIN_NS",
-    "ARBITER_SILENT_NS",
-    "GATES",
-    "GPU_PAGE_FIELDS",
-    "GPU_PAGE_FILE_SIZE",
-    "GPU_PAGE_FLAGS",
-    "GPU_PAGE_MAGIC",
-    "GPU_PAGE_MIN_READER",
-    "GPU_PAGE_VERSION",
-    "LEDGER_ALIVE_BASE",
-    "TENANT_DEVICE_FIELDS",
-    "TENANT_DEVICE_SIZE",
-    "TENANT_FIELDS",
+    "LEDGER_FILE_SIZE",
     "TENANT_FILE_SIZE",
-    "TENANT_LANES",
-    "TENANT_MAGIC",
-    "TENANT_MIN_READER",
-    "TENANT_REQUESTS",
-    "TENANT_VERSION",
     "pack_gpu_page",
     "pack_tenant_page",
     "parse_gpu_page",
@@ -103,7 +47,7 @@ def limits_crc(data: bytes | bytearray) -> int:
     """The crc32 field that belongs to these bytes of a limits file."""
     clean = bytearray(data)
     for name in ("sequence", "crc32"):
-        put_field(clean, 0, LIMITS_FIELDS, name, 0)
+        put_field(clean, 0, fields.LIMITS_FIELDS, name, 0)
     return zlib.crc32(bytes(clean)) & 0xFFFFFFFF
 
 
@@ -116,39 +60,36 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
     """
     known = {"allocation", "devices", "core_policy", "priority", "log_level", "sequence", "version", "min_reader"}
     for key in limits:
-        if key not in known and key not in LIMITS_FLAGS:
+        if key not in known and key not in fields.LIMITS_FLAGS:
             raise LayoutError(f"limits have no key {key!r}")
     devices = limits.get("devices", [])
-    if len(devices) > MAX_DEVICES:
-        raise LayoutError(f"limits name {len(devices)} devices, at most {MAX_DEVICES} are possible")
+    if len(devices) > fields.MAX_DEVICES:
+        raise LayoutError(f"limits name {len(devices)} devices, at most {fields.MAX_DEVICES} are possible")
     policy = limits.get("core_policy", "default")
-    if policy not in CORE_POLICIES:
-        raise LayoutError("core_policy {!r} is none of {}".format(policy, ", ".join(sorted(CORE_POLICIES))))
+    if policy not in fields.CORE_POLICIES:
+        raise LayoutError("core_policy {!r} is none of {}".format(policy, ", ".join(sorted(fields.CORE_POLICIES))))
     flags = 0
-    for name, bit in LIMITS_FLAGS.items():
+    for name, bit in fields.LIMITS_FLAGS.items():
         if limits.get(name, name == "count_context"):
             flags |= bit
 
-    out = bytearray(LIMITS_FILE_SIZE)
-    header = {
-        "magic": LIMITS_MAGIC,
-        "version": LIMITS_VERSION,
-        "min_reader": LIMITS_MIN_READER,
-        "size": LIMITS_FILE_SIZE,
-        "sequence": whole_number(limits.get("sequence", 0), 0xFFFFFFFF, "sequence"),
-        "flags": flags,
-        "core_policy": CORE_POLICIES[policy],
-        "priority": whole_number(limits.get("priority", 1), 1, "priority"),
-        "log_level": whole_number(limits.get("log_level", 1), 5, "log_level"),
-        "device_count": len(devices),
-        "device_offset": LIMITS_FIELDS["devices"][0],
-        "device_size": LIMITS_DEVICE_SIZE,
-        "allocation": encoded(limits.get("allocation", ""), ALLOCATION_SIZE, "allocation"),
-    }
-    put_header(out, LIMITS_FIELDS, header)
+    out = bytearray(fields.LIMITS_FILE_SIZE)
+    put_header(
+        out,
+        fields.LIMITS,
+        sequence=whole_number(limits.get("sequence", 0), 0xFFFFFFFF, "sequence"),
+        flags=flags,
+        core_policy=fields.CORE_POLICIES[policy],
+        priority=whole_number(limits.get("priority", 1), 1, "priority"),
+        log_level=whole_number(limits.get("log_level", 1), 5, "log_level"),
+        device_count=len(devices),
+        device_offset=fields.LIMITS_FIELDS["devices"][0],
+        device_size=fields.LIMITS_DEVICE_SIZE,
+        allocation=encoded(limits.get("allocation", ""), fields.ALLOCATION_SIZE, "allocation"),
+    )
     seen = set()
     for i, device in enumerate(devices):
-        base = LIMITS_FIELDS["devices"][0] + i * LIMITS_DEVICE_SIZE
+        base = fields.LIMITS_FIELDS["devices"][0] + i * fields.LIMITS_DEVICE_SIZE
         what = f"devices[{i}]"
         uuid = device.get("uuid", "")
         if not uuid or uuid in seen:
@@ -161,38 +102,23 @@ def pack_limits(limits: Mapping[str, Any]) -> bytes:
                 f"{what} ({uuid}): memory_bytes is {memory} and unlimited is {unlimited}; "
                 "give a size, or 0 together with unlimited"
             )
-        put_field(out, base, LIMITS_DEVICE_FIELDS, "uuid", encoded(uuid, UUID_SIZE, what + ".uuid"))
-        put_field(out, base, LIMITS_DEVICE_FIELDS, "memory_bytes", memory)
-        put_field(
-            out,
-            base,
-            LIMITS_DEVICE_FIELDS,
-            "sm_percent",
-            whole_number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
-        )
-        put_field(out, base, LIMITS_DEVICE_FIELDS, "flags", DEVICE_UNLIMITED_MEMORY if unlimited else 0)
-    put_field(out, 0, LIMITS_FIELDS, "crc32", limits_crc(out))
+        values = {
+            "uuid": encoded(uuid, fields.UUID_SIZE, what + ".uuid"),
+            "memory_bytes": memory,
+            "sm_percent": whole_number(device.get("sm_percent", 0), 100, what + ".sm_percent"),
+            "flags": fields.DEVICE_UNLIMITED_MEMORY if unlimited else 0,
+        }
+        for name, value in values.items():
+            put_field(out, base, fields.LIMITS_DEVICE_FIELDS, name, value)
+    put_field(out, 0, fields.LIMITS_FIELDS, "crc32", limits_crc(out))
     return bytes(out)
 
 
 def parse_limits(data: bytes) -> dict[str, Any]:
     """The content of a limits file, in the keys of pack_limits; LayoutError where libvgpu.so would refuse it."""
-    if len(data) < LIMITS_FIELDS["devices"][0]:
-        raise LayoutError("limits hold {} bytes, a header is {}".format(len(data), LIMITS_FIELDS["devices"][0]))
-
-    def get(name: str) -> Any:
-        return get_field(data, 0, len(data), LIMITS_FIELDS, name)
-
-    if get("magic") != LIMITS_MAGIC:
-        raise LayoutError("limits begin with {!r}, expected {!r}".format(get("magic"), LIMITS_MAGIC))
-    if get("min_reader") > LIMITS_VERSION or get("version") == 0:
-        raise LayoutError(
-            "limits of version {} need a reader of version {}, this one is {}".format(
-                get("version"), get("min_reader"), LIMITS_VERSION
-            )
-        )
+    get = header_of(data, fields.LIMITS, fields.LIMITS_FIELDS["devices"][0])
     size = get("size")
-    if size > len(data) or size < LIMITS_FIELDS["devices"][0]:
+    if size > len(data) or size < fields.LIMITS_FIELDS["devices"][0]:
         raise LayoutError(f"limits say they are {size} bytes long, {len(data)} were read")
     if get("sequence") % 2:
         raise LayoutError("limits are being written or were torn: sequence {} is odd".format(get("sequence")))
@@ -200,10 +126,10 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         raise LayoutError(f"limits are torn: crc32 is {get('crc32'):#x}, expected {limits_crc(data[:size]):#x}")
     count, offset, stride = get("device_count"), get("device_offset"), get("device_size")
     end = offset + count * stride
-    if count > MAX_DEVICES or end > size or (count and not 56 <= stride <= size):
+    if count > fields.MAX_DEVICES or end > size or (count and not 56 <= stride <= size):
         raise LayoutError(f"limits name {count} devices of {stride} bytes at {offset}, more than fit")
 
-    policies = {number: name for name, number in CORE_POLICIES.items()}
+    policies = {number: name for name, number in fields.CORE_POLICIES.items()}
     if get("core_policy") not in policies:
         raise LayoutError("limits have the unknown core policy {}".format(get("core_policy")))
     out = {
@@ -217,23 +143,23 @@ def parse_limits(data: bytes) -> dict[str, Any]:
         "log_level": get("log_level"),
         "devices": [],
     }
-    for name, bit in LIMITS_FLAGS.items():
+    for name, bit in fields.LIMITS_FLAGS.items():
         out[name] = bool(get("flags") & bit)
     for i in range(count):
         base = offset + i * stride
-        uuid = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "uuid")
+        uuid = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "uuid")
         if uuid[0] == 0 or uuid[-1] != 0:
             raise LayoutError(f"limits give device {i} the UUID {uuid!r}, which is no name that ends")
-        flags = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "flags")
-        percent = get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "sm_percent")
+        flags = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "flags")
+        percent = get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "sm_percent")
         if percent > 100:
             raise LayoutError(f"limits give device {i} {percent} % of the SMs, at most 100 are there")
         out["devices"].append(
             {
                 "uuid": text_of(uuid, f"uuid of device {i}"),
-                "memory_bytes": get_field(data, base, stride, LIMITS_DEVICE_FIELDS, "memory_bytes"),
+                "memory_bytes": get_field(data, base, stride, fields.LIMITS_DEVICE_FIELDS, "memory_bytes"),
                 "sm_percent": percent,
-                "unlimited": bool(flags & DEVICE_UNLIMITED_MEMORY),
+                "unlimited": bool(flags & fields.DEVICE_UNLIMITED_MEMORY),
             }
         )
     return out
@@ -246,26 +172,17 @@ def pack_ledger(uuids: Sequence[str], allocation: str = "") -> bytes:
 
 def ledger_head(uuids: Sequence[str], allocation: str = "") -> bytes:
     """The bytes before the slots of an empty ledger. The rest is zero and need not be written to a new file."""
-    return named(_empty_ledger(tuple(uuids)), LEDGER_FIELDS, allocation)
+    return named(_empty_ledger(tuple(uuids)), fields.LEDGER_FIELDS, allocation)
 
 
 @functools.lru_cache(maxsize=32)
 def _empty_ledger(uuids: Sequence[str]) -> bytes:
-    if len(uuids) > MAX_DEVICES:
-        raise LayoutError(f"a ledger of {len(uuids)} devices, at most {MAX_DEVICES} are possible")
-    out = bytearray(LEDGER_SLOT_OFFSET)
-    header = {
-        "magic": LEDGER_MAGIC,
-        "version": LEDGER_VERSION,
-        "min_reader": LEDGER_MIN_READER,
-        "size": LEDGER_FILE_SIZE,
-        "slot_count": LEDGER_SLOTS,
-        "slot_offset": LEDGER_SLOT_OFFSET,
-        "slot_size": LEDGER_SLOT_SIZE,
-        "device_count": len(uuids),
-    }
-    put_header(out, LEDGER_FIELDS, header)
-    put_uuids(out, LEDGER_FIELDS["devices"][0], uuids)
+    if len(uuids) > fields.MAX_DEVICES:
+        raise LayoutError(f"a ledger of {len(uuids)} devices, at most {fields.MAX_DEVICES} are possible")
+    out = bytearray(fields.LEDGER_SLOT_OFFSET)
+    slots = {"slot_count": fields.LEDGER_SLOTS, "slot_offset": fields.LEDGER_SLOT_OFFSET}
+    put_header(out, fields.LEDGER, **slots, slot_size=fields.LEDGER_SLOT_SIZE, device_count=len(uuids))
+    put_uuids(out, fields.LEDGER_FIELDS["devices"][0], uuids)
     return bytes(out)
 
 
@@ -288,12 +205,12 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     found = []
     for slot in range(slots):
         base = offset + slot * stride
-        used = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
-        context = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
-        pid = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid")
+        used = get_field(data, base, stride, fields.LEDGER_SLOT_FIELDS, "used")[:count]
+        context = get_field(data, base, stride, fields.LEDGER_SLOT_FIELDS, "context")[:count]
+        pid = get_field(data, base, stride, fields.LEDGER_SLOT_FIELDS, "pid")
         if pid or any(used) or any(context):
-            space = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid_namespace")
-            exported = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "exported_mib") or []
+            space = get_field(data, base, stride, fields.LEDGER_SLOT_FIELDS, "pid_namespace")
+            exported = get_field(data, base, stride, fields.LEDGER_SLOT_FIELDS, "exported_mib") or []
             one = {"slot": slot, "pid": pid, "pid_namespace": space, "used": used, "context": context}
             one["exported"] = [min(mib << 20, most) for mib, most in zip([*exported, *[0] * count], used)]
             found.append(one)
@@ -309,44 +226,33 @@ def is_ledger_of(path: str, uuids: Sequence[str], allocation: str) -> bool:
     """
     fd = open_shared(path)
     try:
-        head = os.read(fd, LEDGER_SLOT_OFFSET)
+        head = os.read(fd, fields.LEDGER_SLOT_OFFSET)
         size = os.fstat(fd).st_size
     finally:
         os.close(fd)
     devices, found, slots, offset, stride = _ledger_head(head, min(size, LEDGER_FILE_SIZE))
     if (devices, found) != (list(uuids), allocation):
         return False
-    if get_field(head, 0, len(head), LEDGER_FIELDS, "version") != LEDGER_VERSION:
+    if get_field(head, 0, len(head), fields.LEDGER_FIELDS, "version") != fields.LEDGER_VERSION:
         return True
-    own = (LEDGER_SLOTS, LEDGER_SLOT_OFFSET, LEDGER_SLOT_SIZE)
-    said = get_field(head, 0, len(head), LEDGER_FIELDS, "size")
+    own = (fields.LEDGER_SLOTS, fields.LEDGER_SLOT_OFFSET, fields.LEDGER_SLOT_SIZE)
+    said = get_field(head, 0, len(head), fields.LEDGER_FIELDS, "size")
     return (slots, offset, stride) == own and said == LEDGER_FILE_SIZE <= size
 
 
 def _ledger_head(data: bytes, size: int) -> tuple[list[str], str, int, int, int]:
     """Devices, allocation, count, offset and size of the slots; ``size`` is that of the file. Raises LayoutError."""
-    if len(data) < LEDGER_SLOT_OFFSET:
-        raise LayoutError(f"the ledger holds {len(data)} bytes, its header is {LEDGER_SLOT_OFFSET}")
-
-    def get(name: str) -> Any:
-        return get_field(data, 0, len(data), LEDGER_FIELDS, name)
-
-    if get("magic") != LEDGER_MAGIC:
-        raise LayoutError("the ledger begins with {!r}, expected {!r}".format(get("magic"), LEDGER_MAGIC))
-    if get("min_reader") > LEDGER_VERSION or get("version") == 0:
-        raise LayoutError(
-            "the ledger of version {} needs a reader of version {}, this one is {}".format(
-                get("version"), get("min_reader"), LEDGER_VERSION
-            )
-        )
+    get = header_of(data, fields.LEDGER, fields.LEDGER_SLOT_OFFSET)
     count, slots, offset, stride = get("device_count"), get("slot_count"), get("slot_offset"), get("slot_size")
-    if count > MAX_DEVICES or slots > LEDGER_SLOTS or stride < 264 or offset + slots * stride > size:
+    if count > fields.MAX_DEVICES or slots > fields.LEDGER_SLOTS or stride < 264 or offset + slots * stride > size:
         raise LayoutError(
             f"the ledger names {count} devices and {slots} slots of {stride} bytes at {offset}, "
             f"more than its {size} bytes hold"
         )
     names = get("devices")
-    devices = [text_of(names[i * UUID_SIZE : (i + 1) * UUID_SIZE], f"uuid of device {i}") for i in range(count)]
+    devices = [
+        text_of(names[i * fields.UUID_SIZE : (i + 1) * fields.UUID_SIZE], f"uuid of device {i}") for i in range(count)
+    ]
     return devices, text_of(get("allocation"), "allocation"), slots, offset, stride
 
 
@@ -369,12 +275,13 @@ def read_ledger(path: str) -> dict[str, Any]:
             data = stream.read(1 << 20)
         ledger = parse_ledger(data)
         alive = [slot for slot in ledger["slots"] if slot_is_alive(fd, slot["slot"])]
-        high = get_field(data, 0, len(data), LEDGER_FIELDS, "slot_high")
+        high = get_field(data, 0, len(data), fields.LEDGER_FIELDS, "slot_high")
         dead = [slot for slot in ledger["slots"] if slot["slot"] < high and slot not in alive]
         ledger["exported"] = [sum(slot["exported"][at] for slot in dead) for at in range(len(ledger["devices"]))]
         ledger["slots"] = alive
         if any(ledger["exported"]) and not (
-            is_locked(fd, LEDGER_IMPORT_BASE, LEDGER_IMPORT_SPAN) or handle_is_open(fd, data[:LEDGER_SLOT_OFFSET])
+            is_locked(fd, fields.LEDGER_IMPORT_BASE, fields.LEDGER_IMPORT_SPAN)
+            or handle_is_open(fd, data[: fields.LEDGER_SLOT_OFFSET])
         ):
             ledger["exported"] = [0] * len(ledger["devices"])
     finally:
@@ -404,10 +311,10 @@ def rewrite_limits(path: str, limits: Mapping[str, Any]) -> None:
 
     The order of the three writes is the contract with the readers: odd sequence, body, even sequence.
     """
-    offset, fmt = LIMITS_FIELDS["sequence"]
+    offset, fmt = fields.LIMITS_FIELDS["sequence"]
     fd = open_shared(path, os.O_RDWR)
     try:
-        if os.fstat(fd).st_size < LIMITS_FILE_SIZE:
+        if os.fstat(fd).st_size < fields.LIMITS_FILE_SIZE:
             raise LayoutError(f"{path} is shorter than a limits file; write it again before the start")
         found = struct.unpack("<" + fmt, os.pread(fd, 4, offset))[0]
         busy = (found | 1) & 0xFFFFFFFF

@@ -96,9 +96,9 @@ def test_stale_ledger(node, look):
     path = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
     descriptor = os.open(path, os.O_RDWR)
     try:
-        os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.LEDGER_SLOT_OFFSET)
+        os.pwrite(descriptor, struct.pack("<Q", 900 * MIB), abi_files.fields.LEDGER_SLOT_OFFSET)
         assert look() == ([], [])  # of a dead process it charges nobody
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE, 1, 0)
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
         fcntl.fcntl(descriptor, F_OFD_SETLK, lock)
         ((one,), _notes) = look()
     finally:

@@ -14,12 +14,12 @@ from conftest import LIMIT, MIB, NOT_PERMITTED, OK, OOM, PRELOAD, Host
 
 def set_field(path: Path, name: str, value: int, crc: bool = True) -> None:
     data = bytearray(path.read_bytes())
-    offset, fmt = layouts.LIMITS_FIELDS[name]
+    offset, fmt = layouts.fields.LIMITS_FIELDS[name]
     if name == "devices":
-        offset, fmt = offset + layouts.LIMITS_DEVICE_FIELDS["sm_percent"][0], "I"
+        offset, fmt = offset + layouts.fields.LIMITS_DEVICE_FIELDS["sm_percent"][0], "I"
     struct.pack_into("<" + fmt, data, offset, value)
     if crc and name != "crc32":
-        struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
+        struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
     path.write_bytes(data)
 
 
@@ -84,7 +84,7 @@ def test_limits_of_a_later_version_are_obeyed(host: Host) -> None:
 def test_a_writer_that_dies_leaves_the_last_limits(host: Host) -> None:
     puppet = host.puppet().start()
     with host.limits.open("r+b") as limits:
-        limits.seek(layouts.LIMITS_FIELDS["sequence"][0])
+        limits.seek(layouts.fields.LIMITS_FIELDS["sequence"][0])
         limits.write(struct.pack("<I", 1))
     assert puppet.refused("alloc", LIMIT) == OOM
     puppet.get("alloc", MIB)
@@ -96,9 +96,9 @@ def test_a_writer_that_dies_leaves_the_last_limits(host: Host) -> None:
 BAD_LEDGERS: dict = {
     "foreign": lambda path: path.write_bytes(b"not a ledger" * 40000),
     "truncated": lambda path: os.truncate(path, 4096 + 320),
-    "later version": lambda path: patch(path, layouts.LEDGER_FIELDS["min_reader"][0], 9),
-    "other slots": lambda path: patch(path, layouts.LEDGER_FIELDS["slot_count"][0], 2),
-    "other stride": lambda path: patch(path, layouts.LEDGER_FIELDS["slot_size"][0], 1),
+    "later version": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["min_reader"][0], 9),
+    "other slots": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["slot_count"][0], 2),
+    "other stride": lambda path: patch(path, layouts.fields.LEDGER_FIELDS["slot_size"][0], 1),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a link": lambda path: (path.rename(path.with_suffix(".real")), path.symlink_to(path.with_suffix(".real"))),
 }
@@ -131,7 +131,7 @@ def test_a_replaced_ledger_makes_nobody_dead(host: Host) -> None:
     assert "another file" in second.errors()
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\0" * layouts.LEDGER_FILE_SIZE])
+@pytest.mark.parametrize("content", [b"", b"\0" * 100, b"\0" * layouts.fields.LEDGER_FILE_SIZE])
 def test_an_empty_ledger_is_laid_out(host: Host, content: bytes) -> None:
     host.ledger.write_bytes(content)
     puppet = host.puppet().start()

@@ -16,54 +16,54 @@ pytestmark = pytest.mark.own_build
 ROOT = Path(__file__).resolve().parents[3]
 
 TABLES = {
-    "vgpu_limits": (layouts.LIMITS_FIELDS, None),
-    "vgpu_limits_device": (layouts.LIMITS_DEVICE_FIELDS, layouts.LIMITS_DEVICE_SIZE),
-    "vgpu_ledger": (layouts.LEDGER_FIELDS, None),
-    "vgpu_ledger_slot": (layouts.LEDGER_SLOT_FIELDS, layouts.LEDGER_SLOT_SIZE),
-    "vgpu_gpu_page": (layouts.GPU_PAGE_FIELDS, None),
-    "vgpu_tenant_page": (layouts.TENANT_FIELDS, None),
-    "vgpu_tenant_device": (layouts.TENANT_DEVICE_FIELDS, layouts.TENANT_DEVICE_SIZE),
+    "vgpu_limits": (layouts.fields.LIMITS_FIELDS, None),
+    "vgpu_limits_device": (layouts.fields.LIMITS_DEVICE_FIELDS, layouts.fields.LIMITS_DEVICE_SIZE),
+    "vgpu_ledger": (layouts.fields.LEDGER_FIELDS, None),
+    "vgpu_ledger_slot": (layouts.fields.LEDGER_SLOT_FIELDS, layouts.fields.LEDGER_SLOT_SIZE),
+    "vgpu_gpu_page": (layouts.fields.GPU_PAGE_FIELDS, None),
+    "vgpu_tenant_page": (layouts.fields.TENANT_FIELDS, None),
+    "vgpu_tenant_device": (layouts.fields.TENANT_DEVICE_FIELDS, layouts.fields.TENANT_DEVICE_SIZE),
 }
 CONSTANTS = {
-    "VGPU_MAX_DEVICES": layouts.MAX_DEVICES,
-    "VGPU_UUID_SIZE": layouts.UUID_SIZE,
-    "VGPU_ALLOCATION_SIZE": layouts.ALLOCATION_SIZE,
-    "VGPU_LIMITS_VERSION": layouts.LIMITS_VERSION,
-    "VGPU_LIMITS_MIN_READER": layouts.LIMITS_MIN_READER,
-    "VGPU_LIMITS_FILE_SIZE": layouts.LIMITS_FILE_SIZE,
-    "VGPU_LEDGER_VERSION": layouts.LEDGER_VERSION,
-    "VGPU_LEDGER_MIN_READER": layouts.LEDGER_MIN_READER,
-    "VGPU_LEDGER_SLOTS": layouts.LEDGER_SLOTS,
-    "VGPU_LEDGER_SLOT_OFFSET": layouts.LEDGER_SLOT_OFFSET,
-    "VGPU_LEDGER_FILE_SIZE": layouts.LEDGER_FILE_SIZE,
-    "VGPU_LEDGER_ALIVE_BASE": layouts.LEDGER_ALIVE_BASE,
-    "VGPU_LEDGER_IMPORT_BASE": layouts.LEDGER_IMPORT_BASE,
-    "VGPU_LEDGER_IMPORT_SPAN": layouts.LEDGER_IMPORT_SPAN,
-    "VGPU_LIMITS_COUNT_CONTEXT": layouts.LIMITS_FLAGS["count_context"],
-    "VGPU_LIMITS_DENY": layouts.LIMITS_FLAGS["deny"],
-    "VGPU_LIMITS_OOM_KILLER": layouts.LIMITS_FLAGS["oom_killer"],
-    "VGPU_LIMITS_ALLOW_DISABLE_CONTROL": layouts.LIMITS_FLAGS["allow_disable_control"],
-    "VGPU_LIMITS_OVERSUBSCRIBE": layouts.LIMITS_FLAGS["oversubscribe"],
-    "VGPU_CORE_DEFAULT": layouts.CORE_POLICIES["default"],
-    "VGPU_CORE_FORCE": layouts.CORE_POLICIES["force"],
-    "VGPU_CORE_DISABLE": layouts.CORE_POLICIES["disable"],
-    "VGPU_DEVICE_UNLIMITED_MEMORY": layouts.DEVICE_UNLIMITED_MEMORY,
-    "VGPU_GPU_PAGE_VERSION": layouts.GPU_PAGE_VERSION,
-    "VGPU_GPU_PAGE_MIN_READER": layouts.GPU_PAGE_MIN_READER,
-    "VGPU_GPU_PAGE_FILE_SIZE": layouts.GPU_PAGE_FILE_SIZE,
-    "VGPU_ARBITER_SILENT_NS": layouts.ARBITER_SILENT_NS,
-    "VGPU_ARBITER_DRAIN_NS": layouts.ARBITER_DRAIN_NS,
-    "VGPU_TENANT_VERSION": layouts.TENANT_VERSION,
-    "VGPU_TENANT_MIN_READER": layouts.TENANT_MIN_READER,
-    "VGPU_TENANT_FILE_SIZE": layouts.TENANT_FILE_SIZE,
-    "VGPU_TENANT_LANES": layouts.TENANT_LANES,
-    "VGPU_TENANT_LOW": layouts.TENANT_REQUESTS["low"],
-    "VGPU_GATE_NONE": layouts.GATES["none"],
-    "VGPU_GATE_OPEN": layouts.GATES["open"],
-    "VGPU_GATE_TURN": layouts.GATES["turn"],
-    "VGPU_GATE_CLOSED": layouts.GATES["closed"],
-    "VGPU_GPU_EXCLUSIVE": layouts.GPU_PAGE_FLAGS["exclusive"],
-    "VGPU_GPU_PRIORITY": layouts.GPU_PAGE_FLAGS["priority"],
+    "VGPU_MAX_DEVICES": layouts.fields.MAX_DEVICES,
+    "VGPU_UUID_SIZE": layouts.fields.UUID_SIZE,
+    "VGPU_ALLOCATION_SIZE": layouts.fields.ALLOCATION_SIZE,
+    "VGPU_LIMITS_VERSION": layouts.fields.LIMITS_VERSION,
+    "VGPU_LIMITS_MIN_READER": layouts.fields.LIMITS_MIN_READER,
+    "VGPU_LIMITS_FILE_SIZE": layouts.fields.LIMITS_FILE_SIZE,
+    "VGPU_LEDGER_VERSION": layouts.fields.LEDGER_VERSION,
+    "VGPU_LEDGER_MIN_READER": layouts.fields.LEDGER_MIN_READER,
+    "VGPU_LEDGER_SLOTS": layouts.fields.LEDGER_SLOTS,
+    "VGPU_LEDGER_SLOT_OFFSET": layouts.fields.LEDGER_SLOT_OFFSET,
+    "VGPU_LEDGER_FILE_SIZE": layouts.fields.LEDGER_FILE_SIZE,
+    "VGPU_LEDGER_ALIVE_BASE": layouts.fields.LEDGER_ALIVE_BASE,
+    "VGPU_LEDGER_IMPORT_BASE": layouts.fields.LEDGER_IMPORT_BASE,
+    "VGPU_LEDGER_IMPORT_SPAN": layouts.fields.LEDGER_IMPORT_SPAN,
+    "VGPU_LIMITS_COUNT_CONTEXT": layouts.fields.LIMITS_FLAGS["count_context"],
+    "VGPU_LIMITS_DENY": layouts.fields.LIMITS_FLAGS["deny"],
+    "VGPU_LIMITS_OOM_KILLER": layouts.fields.LIMITS_FLAGS["oom_killer"],
+    "VGPU_LIMITS_ALLOW_DISABLE_CONTROL": layouts.fields.LIMITS_FLAGS["allow_disable_control"],
+    "VGPU_LIMITS_OVERSUBSCRIBE": layouts.fields.LIMITS_FLAGS["oversubscribe"],
+    "VGPU_CORE_DEFAULT": layouts.fields.CORE_POLICIES["default"],
+    "VGPU_CORE_FORCE": layouts.fields.CORE_POLICIES["force"],
+    "VGPU_CORE_DISABLE": layouts.fields.CORE_POLICIES["disable"],
+    "VGPU_DEVICE_UNLIMITED_MEMORY": layouts.fields.DEVICE_UNLIMITED_MEMORY,
+    "VGPU_GPU_PAGE_VERSION": layouts.fields.GPU_PAGE_VERSION,
+    "VGPU_GPU_PAGE_MIN_READER": layouts.fields.GPU_PAGE_MIN_READER,
+    "VGPU_GPU_PAGE_FILE_SIZE": layouts.fields.GPU_PAGE_FILE_SIZE,
+    "VGPU_ARBITER_SILENT_NS": layouts.fields.ARBITER_SILENT_NS,
+    "VGPU_ARBITER_DRAIN_NS": layouts.fields.ARBITER_DRAIN_NS,
+    "VGPU_TENANT_VERSION": layouts.fields.TENANT_VERSION,
+    "VGPU_TENANT_MIN_READER": layouts.fields.TENANT_MIN_READER,
+    "VGPU_TENANT_FILE_SIZE": layouts.fields.TENANT_FILE_SIZE,
+    "VGPU_TENANT_LANES": layouts.fields.TENANT_LANES,
+    "VGPU_TENANT_LOW": layouts.fields.TENANT_REQUESTS["low"],
+    "VGPU_GATE_NONE": layouts.fields.GATES["none"],
+    "VGPU_GATE_OPEN": layouts.fields.GATES["open"],
+    "VGPU_GATE_TURN": layouts.fields.GATES["turn"],
+    "VGPU_GATE_CLOSED": layouts.fields.GATES["closed"],
+    "VGPU_GPU_EXCLUSIVE": layouts.fields.GPU_PAGE_FLAGS["exclusive"],
+    "VGPU_GPU_PRIORITY": layouts.fields.GPU_PAGE_FLAGS["priority"],
 }
 
 
@@ -134,10 +134,10 @@ def test_limits_round_trip():
 def with_field(name, value, crc=True, at=None):
     """With at: a number inside a field that is text or a table."""
     data = bytearray(layouts.pack_limits(LIMITS))
-    offset, fmt = layouts.LIMITS_FIELDS[name]
+    offset, fmt = layouts.fields.LIMITS_FIELDS[name]
     struct.pack_into("<" + (fmt if at is None else "I"), data, offset + (at or 0), value)
     if crc and name != "crc32":
-        struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
+        struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
     return bytes(data)
 
 
@@ -147,7 +147,7 @@ def with_field(name, value, crc=True, at=None):
         (b"", "0 bytes"),
         (layouts.pack_limits(LIMITS)[:100], "100 bytes"),
         (layouts.pack_limits(LIMITS)[:1000], "4096 bytes long, 1000"),
-        (b"X" * 4096, "begin with"),
+        (b"X" * 4096, "begins with"),
         (with_field("min_reader", 2), "reader of version 2"),
         (with_field("version", 0), "version 0"),
         (with_field("sequence", 9), "odd"),
@@ -156,7 +156,7 @@ def with_field(name, value, crc=True, at=None):
         (with_field("device_count", 17), "17 devices"),
         (with_field("device_size", 40), "40 bytes"),
         (with_field("core_policy", 9), "core policy 9"),
-        (with_field("devices", 101, at=layouts.LIMITS_DEVICE_FIELDS["sm_percent"][0]), "device 0 101 %"),
+        (with_field("devices", 101, at=layouts.fields.LIMITS_DEVICE_FIELDS["sm_percent"][0]), "device 0 101 %"),
     ],
 )
 def test_bad_limits_are_refused_with_a_sentence(data, sentence):
@@ -168,10 +168,10 @@ def test_limits_of_the_next_version_are_read():
     """A longer device entry and a later version, still fit for readers of version 1."""
     data = bytearray(layouts.pack_limits(dict(LIMITS, devices=[])))
     for name, value in {"version": 2, "device_count": 2, "device_offset": 256, "device_size": 96}.items():
-        struct.pack_into("<I", data, layouts.LIMITS_FIELDS[name][0], value)
+        struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS[name][0], value)
     for i, memory in enumerate((1 << 30, 2 << 30)):
         struct.pack_into("<48sQI", data, 256 + i * 96, f"GPU-{i}".encode(), memory, 50)
-    struct.pack_into("<I", data, layouts.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
+    struct.pack_into("<I", data, layouts.fields.LIMITS_FIELDS["crc32"][0], layouts.limits_crc(data))
     found = layouts.parse_limits(bytes(data))
     assert [(d["uuid"], d["memory_bytes"]) for d in found["devices"]] == [("GPU-0", 1 << 30), ("GPU-1", 2 << 30)]
 
@@ -221,7 +221,7 @@ def test_an_empty_ledger_round_trips():
 def test_slots_of_a_ledger_are_summed():
     data = bytearray(layouts.pack_ledger([UUID, "MIG-5"]))
     for slot, (used, context, pid) in {0: (7, 1, 11), 1023: (5, 2, 12)}.items():
-        base = layouts.LEDGER_SLOT_OFFSET + slot * layouts.LEDGER_SLOT_SIZE
+        base = layouts.fields.LEDGER_SLOT_OFFSET + slot * layouts.fields.LEDGER_SLOT_SIZE
         struct.pack_into("<Q", data, base + 8, used)
         struct.pack_into("<Q", data, base + 128, context)
         struct.pack_into("<I", data, base + 260, pid)
@@ -250,7 +250,7 @@ def test_an_empty_gpu_page_tells_nothing():
 def test_a_gpu_page_is_read_as_the_arbiter_writes_it():
     data = bytearray(layouts.pack_gpu_page(UUID))
     for name, value in {"gate": 2, "flags": 3, "rate_ppm": 250000, "turn_end_ns": 7}.items():
-        offset, fmt = layouts.GPU_PAGE_FIELDS[name]
+        offset, fmt = layouts.fields.GPU_PAGE_FIELDS[name]
         struct.pack_into("<" + fmt, data, offset, value)
     found = layouts.parse_gpu_page(bytes(data))
     assert (found["gate"], found["flags"], found["rate_ppm"]) == ("turn", ["exclusive", "priority"], 250000)

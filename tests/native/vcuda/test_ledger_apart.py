@@ -45,7 +45,7 @@ def neighbour(host: Host) -> Puppet:
 
 def scribbled(path: Path) -> None:
     with path.open("r+b") as ledger:
-        ledger.write(b"\xff" * layouts.LEDGER_FILE_SIZE)
+        ledger.write(b"\xff" * layouts.fields.LEDGER_FILE_SIZE)
 
 
 # What the tenant does to its ledger → may its processes go on? None: the kernel ends who then touches the mapping.

@@ -312,12 +312,12 @@ def test_contexts_are_measured_where_nvml(host: Host, nvml: str) -> None:
 
 def patch_context_bytes(host: Host, size: int) -> None:
     with host.ledger.open("r+b") as ledger:
-        ledger.seek(layouts.LEDGER_FIELDS["context_bytes"][0])
+        ledger.seek(layouts.fields.LEDGER_FIELDS["context_bytes"][0])
         ledger.write(struct.pack("<Q", size))
 
 
 def context_bytes(host: Host) -> int:
-    return struct.unpack_from("<Q", host.ledger.read_bytes(), layouts.LEDGER_FIELDS["context_bytes"][0])[0]
+    return struct.unpack_from("<Q", host.ledger.read_bytes(), layouts.fields.LEDGER_FIELDS["context_bytes"][0])[0]
 
 
 @pytest.mark.parametrize("nvml", ["is missing", "shows no processes"])

@@ -237,7 +237,7 @@ def test_where_the_driver_speaks_of_other_pids_utilisation_is_not_known(clocked:
     clocked.advance(1000)
     assert ask(clocked, "rates()")[0][0] >= 90
     with clocked.ledger.open("r+b") as ledger:  # the driver's list has no such process
-        ledger.seek(layouts.LEDGER_SLOT_OFFSET + layouts.LEDGER_SLOT_FIELDS["pid"][0])
+        ledger.seek(layouts.fields.LEDGER_SLOT_OFFSET + layouts.fields.LEDGER_SLOT_FIELDS["pid"][0])
         assert struct.unpack("<I", ledger.read(4)) == (worker,)
         ledger.seek(-4, os.SEEK_CUR)
         ledger.write(struct.pack("<I", 4000001))

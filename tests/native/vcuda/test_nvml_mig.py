@@ -57,13 +57,13 @@ class Member:
 
     def __init__(self, host: Host, *used: int) -> None:
         self.stream = host.ledger.open("r+b")
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.LEDGER_ALIVE_BASE, 1, 0)
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layouts.fields.LEDGER_ALIVE_BASE, 1, 0)
         fcntl.fcntl(self.stream, 37, lock)  # F_OFD_SETLK
-        fields, slot = layouts.LEDGER_SLOT_FIELDS, layouts.LEDGER_SLOT_OFFSET
+        fields, slot = layouts.fields.LEDGER_SLOT_FIELDS, layouts.fields.LEDGER_SLOT_OFFSET
         for offset, fmt, values in (
             (slot + fields["used"][0], f"<{len(used)}Q", used),
             (slot + fields["pid"][0], "<I", (os.getpid(),)),
-            (layouts.LEDGER_FIELDS["slot_high"][0], "<I", (1,)),
+            (layouts.fields.LEDGER_FIELDS["slot_high"][0], "<I", (1,)),
         ):
             self.stream.seek(offset)
             self.stream.write(struct.pack(fmt, *values))

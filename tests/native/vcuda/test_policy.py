@@ -13,7 +13,7 @@ from conftest import ROOT, compile_program
 pytestmark = pytest.mark.own_build
 
 UUIDS = ["GPU-00000000-0000-0000-0000-000000000000", "MIG-11111111-1111-1111-1111-111111111111"]
-DEFAULT, FORCE, DISABLE = (layouts.CORE_POLICIES[name] for name in ("default", "force", "disable"))
+DEFAULT, FORCE, DISABLE = (layouts.fields.CORE_POLICIES[name] for name in ("default", "force", "disable"))
 OFF, ON = 0, 1
 SM, SM_0, SM_1 = "CUDA_DEVICE_SM_LIMIT", "CUDA_DEVICE_SM_LIMIT_0", "CUDA_DEVICE_SM_LIMIT_1"
 POLICY, PRIORITY = "GPU_CORE_UTILIZATION_POLICY", "CUDA_TASK_PRIORITY"

@@ -78,8 +78,8 @@ def slot_word(host: Host, pid: int) -> int:
     data = host.ledger.read_bytes()
     for slot in layouts.parse_ledger(data)["slots"]:
         if slot["pid"] == pid:
-            base = layouts.LEDGER_SLOT_OFFSET + slot["slot"] * layouts.LEDGER_SLOT_SIZE
-            generation = struct.unpack_from("<I", data, base + layouts.LEDGER_SLOT_FIELDS["generation"][0])[0]
+            base = layouts.fields.LEDGER_SLOT_OFFSET + slot["slot"] * layouts.fields.LEDGER_SLOT_SIZE
+            generation = struct.unpack_from("<I", data, base + layouts.fields.LEDGER_SLOT_FIELDS["generation"][0])[0]
             return generation << 32 | (slot["slot"] + 1)
     raise AssertionError(f"process {pid} has no slot")
 
@@ -91,9 +91,9 @@ def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
     os.kill(victim.process.pid, signal.SIGKILL)
     victim.process.wait()
     with host.ledger.open("r+b") as ledger:
-        ledger.seek(layouts.LEDGER_FIELDS["total"][0])
+        ledger.seek(layouts.fields.LEDGER_FIELDS["total"][0])
         ledger.write(struct.pack("<Q", 123 * MIB))
-        ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+        ledger.seek(layouts.fields.LEDGER_FIELDS["lock"][0])
         ledger.write(struct.pack("<Q", word))
     survivor.get("alloc", LIMIT - survivor_bytes(host, survivor))
     assert host.charged() == host.on_card() == LIMIT
@@ -102,7 +102,7 @@ def test_a_process_killed_inside_the_lock_holds_nobody_up(host: Host) -> None:
 def test_a_word_that_no_process_wrote_is_no_lock(host: Host) -> None:
     puppet = host.puppet().start()
     with host.ledger.open("r+b") as ledger:
-        ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+        ledger.seek(layouts.fields.LEDGER_FIELDS["lock"][0])
         ledger.write(struct.pack("<Q", 7 << 32 | 5000))
     puppet.get("alloc", MIB)
     assert host.charged() == host.on_card()
@@ -177,7 +177,9 @@ def test_every_slot_taken_means_no_context(host: Host) -> None:
     import fcntl
 
     with host.ledger.open("r+b") as ledger:
-        hold = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, layouts.LEDGER_ALIVE_BASE, layouts.LEDGER_SLOTS, 0)
+        hold = struct.pack(
+            "hhqqi4x", fcntl.F_WRLCK, 0, layouts.fields.LEDGER_ALIVE_BASE, layouts.fields.LEDGER_SLOTS, 0
+        )
         fcntl.fcntl(ledger, 37, hold)  # F_OFD_SETLK
         puppet = host.puppet()
         assert puppet.result("init") == OK
@@ -263,7 +265,7 @@ def test_a_holder_that_does_not_run_stops_nobody_for_good(host: Host) -> None:
 
     def write_lock(word: int) -> None:
         with host.ledger.open("r+b") as ledger:
-            ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+            ledger.seek(layouts.fields.LEDGER_FIELDS["lock"][0])
             ledger.write(struct.pack("<Q", word))
 
     write_lock(slot_word(host, frozen.process.pid))
@@ -282,11 +284,15 @@ def test_what_is_withdrawn_before_there_is_a_slot_admits_nobody(host: Host, line
     other, late = host.puppet().start(), host.puppet()
     assert late.result("init") == OK
     limits = plain(layouts.parse_limits(host.limits.read_bytes()))
-    generation = layouts.LEDGER_SLOT_OFFSET + layouts.LEDGER_SLOT_SIZE + layouts.LEDGER_SLOT_FIELDS["generation"][0]
+    generation = (
+        layouts.fields.LEDGER_SLOT_OFFSET
+        + layouts.fields.LEDGER_SLOT_SIZE
+        + layouts.fields.LEDGER_SLOT_FIELDS["generation"][0]
+    )
 
     def write_lock(word: int) -> None:
         with host.ledger.open("r+b") as ledger:
-            ledger.seek(layouts.LEDGER_FIELDS["lock"][0])
+            ledger.seek(layouts.fields.LEDGER_FIELDS["lock"][0])
             ledger.write(struct.pack("<Q", word))
 
     write_lock(slot_word(host, other.process.pid))

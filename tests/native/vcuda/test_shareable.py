@@ -257,7 +257,7 @@ def test_a_foreign_handle_is_refused_although_none_was_made_here(host: Host, fir
 def test_where_a_handle_shows_no_mark_an_import_is_charged_once_more(host: Host) -> None:
     """Of that container's own handles one is not marked: nobody can say whose this one is."""
     with host.ledger.open("r+b") as ledger:
-        ledger.seek(layouts.LEDGER_FIELDS["shareable_unmarked"][0])
+        ledger.seek(layouts.fields.LEDGER_FIELDS["shareable_unmarked"][0])
         ledger.write(b"\1")
     elsewhere = host.folder / "elsewhere"
     elsewhere.write_bytes(layouts.pack_ledger(host.uuids, "other"))
@@ -281,10 +281,10 @@ def test_a_maker_whose_handles_cannot_be_marked_stays_charged(host: Host) -> Non
     maker = host.puppet().start()
     before = host.on_card()
     with host.ledger.open("r+b") as ledger:
-        ledger.seek(layouts.LEDGER_FIELDS["shareable"][0])
+        ledger.seek(layouts.fields.LEDGER_FIELDS["shareable"][0])
         ledger.write(b"/dev/null\0")
     make(maker)
-    place = layouts.LEDGER_FIELDS["shareable_unmarked"][0]
+    place = layouts.fields.LEDGER_FIELDS["shareable_unmarked"][0]
     assert host.ledger.read_bytes()[place] == 1
     say(maker, f"release-handle {MEMORY}", f"close-fd {HANDLE}")
     assert host.on_card() == before

@@ -206,7 +206,7 @@ def test_half_made_folder_of_a_killed_program_is_made_whole(node):
     assert not files.is_whole(record)
     files.make(record)
     assert files.is_whole(record)
-    assert (folder / "rw/tenant").stat().st_size == abi_files.TENANT_FILE_SIZE
+    assert (folder / "rw/tenant").stat().st_size == abi_files.fields.TENANT_FILE_SIZE
 
 
 # ---- the head of a ledger
@@ -215,7 +215,7 @@ def test_half_made_folder_of_a_killed_program_is_made_whole(node):
 def with_slots_at(offset: int) -> bytes:
     """A ledger whose tenant wrote that its slots lie elsewhere."""
     data = bytearray(abi_files.pack_ledger(["GPU-1"]))
-    struct.pack_into("<I", data, abi_files.LEDGER_FIELDS["slot_offset"][0], offset)
+    struct.pack_into("<I", data, abi_files.fields.LEDGER_FIELDS["slot_offset"][0], offset)
     return bytes(data)
 
 
@@ -228,7 +228,7 @@ def with_slots_at(offset: int) -> bytes:
         b"X" + abi_files.pack_ledger(["GPU-1"])[1:],
         abi_files.pack_ledger(["GPU-1", "GPU-2"]),
         abi_files.pack_ledger(["GPU-1"]) + b"more",
-        with_slots_at(abi_files.LEDGER_FILE_SIZE) + bytes(abi_files.LEDGER_FILE_SIZE),
+        with_slots_at(abi_files.fields.LEDGER_FILE_SIZE) + bytes(abi_files.fields.LEDGER_FILE_SIZE),
     ],
 )
 def test_head_says_what_the_whole_ledger_says(tmp_path, data):
@@ -236,7 +236,7 @@ def test_head_says_what_the_whole_ledger_says(tmp_path, data):
     path.write_bytes(data)
     try:
         # What lies behind the size of a ledger is a tenant's, and read by nobody.
-        expected = abi_files.parse_ledger(data[: abi_files.LEDGER_FILE_SIZE])["devices"]
+        expected = abi_files.parse_ledger(data[: abi_files.fields.LEDGER_FILE_SIZE])["devices"]
     except abi_files.LayoutError as fault:
         with pytest.raises(abi_files.LayoutError) as found:
             abi_files.is_ledger_of(str(path), ["GPU-1"], "")
@@ -250,17 +250,17 @@ def says(**fields: int) -> bytes:
     """The ledger of GPU-1 and the allocation a, with other figures in its head."""
     data = bytearray(abi_files.pack_ledger(["GPU-1"], "a"))
     for name, value in fields.items():
-        struct.pack_into("<I", data, abi_files.LEDGER_FIELDS[name][0], value)
+        struct.pack_into("<I", data, abi_files.fields.LEDGER_FIELDS[name][0], value)
     return bytes(data)
 
 
 OTHERS = {
     "another allocation's": abi_files.pack_ledger(["GPU-1"], "b"),
     "another GPU's": abi_files.pack_ledger(["GPU-2"], "a"),
-    "fewer slots": says(slot_count=abi_files.LEDGER_SLOTS - 1),
-    "slots elsewhere": says(slot_offset=abi_files.LEDGER_SLOT_OFFSET - 8),
+    "fewer slots": says(slot_count=abi_files.fields.LEDGER_SLOTS - 1),
+    "slots elsewhere": says(slot_offset=abi_files.fields.LEDGER_SLOT_OFFSET - 8),
     "smaller slots": says(slot_size=264),
-    "another size": says(size=abi_files.LEDGER_FILE_SIZE - 1),
+    "another size": says(size=abi_files.fields.LEDGER_FILE_SIZE - 1),
 }
 
 
@@ -272,10 +272,10 @@ def test_readable_ledger_of_another_program_is_replaced(node, kind):
     record = allocator.records.get(allocator.grant([pool.slices[0].id], KUBELET).allocation)
     ledger = files.folder(record.id) / "rw/ledger"
     whole = ledger.read_bytes()
-    uuid, allocation = abi_files.LEDGER_FIELDS["devices"][0], abi_files.LEDGER_FIELDS["allocation"][0]
+    uuid, allocation = abi_files.fields.LEDGER_FIELDS["devices"][0], abi_files.fields.LEDGER_FIELDS["allocation"][0]
     data = bytearray(OTHERS[kind])
     if kind != "another GPU's":
-        data[uuid : uuid + abi_files.UUID_SIZE] = whole[uuid : uuid + abi_files.UUID_SIZE]
+        data[uuid : uuid + abi_files.fields.UUID_SIZE] = whole[uuid : uuid + abi_files.fields.UUID_SIZE]
     if kind != "another allocation's":
         data[allocation : allocation + 64] = whole[allocation : allocation + 64]
     assert files.is_whole(record)
@@ -288,10 +288,10 @@ def test_readable_ledger_of_another_program_is_replaced(node, kind):
 
 def test_ledger_of_another_version_that_can_be_read_is_kept(node):
     """Its slots may lie elsewhere and be larger; version N works with N+1."""
-    assert abi_files.LEDGER_MIN_READER <= abi_files.LEDGER_VERSION
+    assert abi_files.fields.LEDGER_MIN_READER <= abi_files.fields.LEDGER_VERSION
     path = node.paths.allocations.parent / "ledger"
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = bytearray(says(version=abi_files.LEDGER_VERSION + 1, size=abi_files.LEDGER_FILE_SIZE + 4096))
+    data = bytearray(says(version=abi_files.fields.LEDGER_VERSION + 1, size=abi_files.fields.LEDGER_FILE_SIZE + 4096))
     path.write_bytes(data)
     assert abi_files.is_ledger_of(str(path), ["GPU-1"], "a")
     assert not abi_files.is_ledger_of(str(path), ["GPU-1"], "b")

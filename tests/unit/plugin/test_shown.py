@@ -67,15 +67,15 @@ def tenant(pod, used: int, context: int, device_ns: int) -> int:
     """Writes what a process of the pod's container would write, and holds its slot; the lock is the descriptor's."""
     mounts = {one["container_path"]: one["host_path"] for one in pod["answer"]["mounts"]}
     descriptor = os.open(mounts["/dev/vgpu/0/ledger"], os.O_RDWR)
-    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE, 1, 0)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE, 1, 0)
     fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
-    fields, base = abi_files.LEDGER_SLOT_FIELDS, abi_files.LEDGER_SLOT_OFFSET
+    fields, base = abi_files.fields.LEDGER_SLOT_FIELDS, abi_files.fields.LEDGER_SLOT_OFFSET
     for name, value in (("used", used), ("context", context)):
         os.pwrite(descriptor, struct.pack("<Q", value), base + fields[name][0])
     os.pwrite(descriptor, struct.pack("<I", 4711), base + fields["pid"][0])
     with open(mounts["/dev/vgpu/0/tenant"], "r+b") as page:
         for name, value in (("used_ns", device_ns), ("throttled_ns", 3 * device_ns)):
-            page.seek(abi_files.TENANT_FIELDS["devices"][0] + abi_files.TENANT_DEVICE_FIELDS[name][0])
+            page.seek(abi_files.fields.TENANT_FIELDS["devices"][0] + abi_files.fields.TENANT_DEVICE_FIELDS[name][0])
             page.write(struct.pack("<Q", value))
     return descriptor
 
@@ -135,7 +135,7 @@ WAITS = [
 def test_throttled(node, kubelet, daemon, capsys, monkeypatch, balance, wanted, waited, active, throttled):
     pod = kubelet.run_pod("train")
     page = next(one["host_path"] for one in pod["answer"]["mounts"] if one["container_path"] == "/dev/vgpu/0/tenant")
-    base, fields = abi_files.TENANT_FIELDS["devices"][0], abi_files.TENANT_DEVICE_FIELDS
+    base, fields = abi_files.fields.TENANT_FIELDS["devices"][0], abi_files.fields.TENANT_DEVICE_FIELDS
     now = time.monotonic_ns()
     with open(page, "r+b") as stream:
         for name, form, value in (
@@ -193,7 +193,7 @@ def test_violation_reaches_the_metrics(node, kubelet, daemon, capsys):
 def test_figures_of_one_tenant_do_not_hide_those_of_others(node, kubelet, daemon, capsys, used, devices):
     first, liar = (kubelet.run_pod(name, ids=[f"{node.gpus[n].uuid}::0"]) for n, name in enumerate(("first", "liar")))
     held = [tenant(first, MIB, 0, 1), tenant(liar, used, used, 1)]
-    os.pwrite(held[1], struct.pack("<I", devices), abi_files.LEDGER_FIELDS["device_count"][0])
+    os.pwrite(held[1], struct.pack("<I", devices), abi_files.fields.LEDGER_FIELDS["device_count"][0])
     found = samples(vgpuctl(node, capsys, "metrics"))
     for descriptor in held:
         os.close(descriptor)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps the programs small and still: what gRPC and the allocator would take without being asked, and how often gRPC's
-threads wake a host that has nothing to do. Imported before grpc.
+"""Keeps the programs small and still: the memory of the allocator's arenas, and how often gRPC's threads wake an idle
+host.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import ctypes
 import importlib
 import logging
 import os
-import sys
 import threading
-import types
 from collections.abc import Callable
 
 M_ARENA_MAX = -8
@@ -22,44 +20,6 @@ CORE, COARSE_NS = ("event_engine", "grpc_global_tim"), 500_000_000
 PR_SET_TIMERSLACK, PR_GET_TIMERSLACK = 29, 30
 
 log = logging.getLogger(__name__)
-
-
-def without_asyncio() -> None:
-    """Imports grpc without its half for asyncio, and without asyncio itself, which its core imports at the top and uses
-    nowhere else: 6 MB and half of the time. Who asks for asyncio later gets the real one.
-    """
-    if "grpc" in sys.modules or "asyncio" in sys.modules:
-        return
-    sys.modules.setdefault("grpc.aio", types.ModuleType("grpc.aio"))
-    sys.modules["asyncio"] = types.ModuleType("asyncio")
-    try:
-        importlib.import_module("grpc")
-    finally:
-        del sys.modules["asyncio"]
-
-
-def without_openssl() -> None:
-    """hashlib loads OpenSSL where it finds it: 5 MB, for a digest that Python has built in. Some distributions build it
-    with OpenSSL's digests alone, which are needed then.
-    """
-    if "_hashlib" in sys.modules or not _has_digests():
-        return
-    sys.modules["_hashlib"] = None  # type: ignore[assignment]
-    try:
-        importlib.import_module("hashlib")
-    finally:
-        del sys.modules["_hashlib"]
-
-
-def _has_digests() -> bool:
-    """Whether Python has all that hashlib looks for of its own; _sha256 and _sha512 are _sha2 since 3.12."""
-    sha2 = ("_sha2",) if sys.version_info >= (3, 12) else ("_sha256", "_sha512")
-    try:
-        for name in ("_md5", "_sha1", *sha2, "_sha3", "_blake2"):
-            importlib.import_module(name)
-    except ImportError:
-        return False
-    return True
 
 
 def with_quiet_servers() -> None:

@@ -112,8 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=given.log_level.upper(), format="%(levelname)s %(message)s", stream=sys.stderr)
     # Sockets are root's alone from the moment they exist.
     os.umask(0o077)
-    lean.without_openssl()
-    lean.without_asyncio()
     lean.with_quiet_servers()
     lean.with_few_arenas()
     from .assembly import Extras, Setup

@@ -81,7 +81,7 @@ def test_flags_of_one_container_are_not_those_of_another(node):
     ids=["gpu page", "tenant page", "ledger"],
 )
 def test_pages_of_one_gpu_are_named_each_by_its_own_allocation(pack, parse):
-    long = "f" * (abi_files.ALLOCATION_SIZE - 1)
+    long = "f" * (abi_files.fields.ALLOCATION_SIZE - 1)
     for uuids in (["GPU-a"], ["GPU-b"], ["GPU-a"]):
         for name in ("a1b2", long, "c3", ""):
             found = parse(pack(uuids, name))

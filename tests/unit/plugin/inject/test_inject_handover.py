@@ -313,7 +313,7 @@ def test_without_a_driver_no_file_is_left(node):
 def hold(files, slice_id: str, slot: int = 3) -> int:
     """Holds a slot of the ledger as a process of a container does; the lock is the descriptor's."""
     descriptor = os.open(files.folder(files.static_name(slice_id)) / "rw" / "ledger", os.O_RDWR)
-    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.LEDGER_ALIVE_BASE + slot, 1, 0)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, abi_files.fields.LEDGER_ALIVE_BASE + slot, 1, 0)
     fcntl.fcntl(descriptor, 37, lock)  # F_OFD_SETLK
     return descriptor
 
@@ -339,8 +339,8 @@ def nonsense(descriptor: int) -> None:
 
 
 def slots_behind_the_end_of_a_file_that_is_grown(descriptor: int) -> None:
-    size = abi_files.LEDGER_FILE_SIZE
-    os.pwrite(descriptor, struct.pack("<I", size), abi_files.LEDGER_FIELDS["slot_offset"][0])
+    size = abi_files.fields.LEDGER_FILE_SIZE
+    os.pwrite(descriptor, struct.pack("<I", size), abi_files.fields.LEDGER_FIELDS["slot_offset"][0])
     os.ftruncate(descriptor, 2 * size)
 
 
@@ -359,7 +359,7 @@ def test_slice_whose_ledger_its_container_spoils_stays_in_use(node, spoil):
     outside.poll()
     assert [one.slice.id for one in pool.offers()[1] if not one.healthy] == []
     ledger = files.folder(files.static_name(used)) / "rw" / "ledger"
-    assert ledger.stat().st_size == abi_files.LEDGER_FILE_SIZE
+    assert ledger.stat().st_size == abi_files.fields.LEDGER_FILE_SIZE
     assert abi_files.read_ledger(str(ledger))["devices"] == [node.gpus[0].uuid]
 
 

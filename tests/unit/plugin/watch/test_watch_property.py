@@ -39,7 +39,7 @@ def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
     """Between two readings of one poll, and from poll to poll, it lives, and says any figure, or does not."""
     with ledgers.Attack() as attack:
         slot = bytearray(EMPTY)
-        ledgers._put(slot, abi_files.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "pid", 20)
-        ledgers._put(slot, abi_files.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "used", 1 << 62)
+        ledgers._put(slot, abi_files.fields.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "pid", 20)
+        ledgers._put(slot, abi_files.fields.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "used", 1 << 62)
         attack.write([bytes(slot), EMPTY], PAGE, {0}, False)
         attack.verdict(FULL)

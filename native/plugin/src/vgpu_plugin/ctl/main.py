@@ -68,8 +68,6 @@ def parser() -> argparse.ArgumentParser:
     found = commands.add_parser("watch", help="processes that bypass the library, as the watcher found them")
     for one in (status, lease, release, top, pieces, why, figures, found):
         one.add_argument("--json", action="store_true", help="for programs")
-    other = commands.add_parser("convert", help="settings of another kit as group variables; asks no device plugin")
-    other.add_argument("file", help="values of a Helm chart, NVIDIA's configuration file, or a manifest; - for stdin")
     run = commands.add_parser("exec", help="run a command in a free slice on this host (exit 3: none is free)")
     run.add_argument("--uuid", default="", help="a slice of this GPU (default: any)")
     run.add_argument("--ttl", type=_ttl, default=3600, metavar="SECONDS", help="the slice is kept for (default: 3600)")
@@ -149,22 +147,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     else:
         print(TEXTS[given.command](answer))
     return FAILED if unknown else 0
-
-
-def convert_file(given: argparse.Namespace) -> int:
-    """Prints the group variables; exit 2 where the file cannot be read or is of no kind that is known."""
-    import yaml  # of this command alone: no other asks for it
-
-    from . import convert
-
-    try:
-        text = sys.stdin.read() if given.file == "-" else Path(given.file).read_text()
-        found = convert.convert(list(yaml.safe_load_all(text)))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, convert.Unknown) as fault:
-        print(f"vgpuctl: {given.file}: {' '.join(str(fault).split())}", file=sys.stderr)
-        return 2
-    print(convert.group_vars(found, given.file), end="")
-    return 0
 
 
 def complain(fault: Fault) -> int:
@@ -351,7 +333,7 @@ COMMANDS = {
     "watch": watched,
 }
 # These print by themselves.
-PROGRAMS = {"top": top, "exec": execute, "convert": convert_file}
+PROGRAMS = {"top": top, "exec": execute}
 TEXTS = {
     "status": status_text,
     "lease": lease_text,

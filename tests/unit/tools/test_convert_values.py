@@ -3,10 +3,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import yaml
-from vgpu_plugin.ctl import convert
-from vgpu_plugin.ctl import main as ctl
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "tools" / "convert_values"
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "native" / "plugin" / "src")]
+
+from convert_values import convert  # noqa: E402
 
 POLICY = "scheduler: {defaultSchedulerPolicy"
 CHART = {"vgpu_sharing": "vcuda", "vgpu_slice_sizing": "requested", "vgpu_split_count": 10}
@@ -245,7 +254,7 @@ CHARTS_OF_NVIDIA = [
      {"vgpu_sharing": "none", "device_plugin_options": ["--labels", "--no-timestamp=true", "--sleep-interval=30s"]},
      "", ""),
     ("files elsewhere", {"config": {"name": "plugin-configs"}}, {}, "config.name",
-     "kubectl get configmap plugin-configs -o yaml | vgpuctl convert -"),
+     "kubectl get configmap plugin-configs -o yaml | python tools/convert_values -"),
     ("the operator", {**OPERATOR, "devicePlugin": {"enabled": True}, "mig": {"strategy": "single"}},
      {"vgpu_sharing": "none", "vgpu_mig_strategy": "single"}, "driver", "nvidia_driver"),
     ("the operator's file", {**OPERATOR, "devicePlugin": {"config": {"default": "any", "data": {"any": SLICED}}}},
@@ -424,24 +433,33 @@ def test_how_many_cards_a_pod_of_ack_asks_for(kind):
     )
 
 
-def test_the_program(tmp_path, capsys):
+def program(*arguments, **options):
+    """As a person starts it: from a folder of its own, with nothing of ours on the path."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, str(PROGRAM), *map(str, arguments)]
+    return subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False, **options)
+
+
+@pytest.mark.parametrize("given", ["file", "stdin"])
+def test_the_program(tmp_path, given):
     values = tmp_path / "values.yaml"
     values.write_text("devicePlugin: {deviceSplitCount: 5, pluginPath: /kubelet}\n")
-    assert ctl.main(["convert", str(values)]) == 0
-    out = capsys.readouterr().out
-    assert yaml.safe_load(out) == {**CHART, "vgpu_split_count": 5}
-    assert "# - devicePlugin.pluginPath: " in out
+    done = program(values) if given == "file" else program("-", input=values.read_text())
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout) == {**CHART, "vgpu_split_count": 5}
+    assert "# - devicePlugin.pluginPath: " in done.stdout
 
 
 @pytest.mark.parametrize("text", ["- 1\n", "kind: Service\n", "a: [\n", "colour: green\n", '"just words"\n', "\udcff"])
-def test_what_is_nothing_of_it(tmp_path, capsys, text):
+def test_what_is_nothing_of_it(tmp_path, text):
     path = tmp_path / "x.yaml"
     path.write_text(text, errors="surrogateescape")
-    assert ctl.main(["convert", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"vgpuctl: {path}: ") and said.count("\n") == 1
+    done = program(path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"convert_values: {path}: ") and done.stderr.count("\n") == 1
 
 
-def test_a_file_that_is_not_there(capsys):
-    assert ctl.main(["convert", "/nowhere.yaml"]) == 2
-    assert "/nowhere.yaml" in capsys.readouterr().err
+def test_a_file_that_is_not_there():
+    done = program("/nowhere.yaml")
+    assert done.returncode == 2
+    assert "/nowhere.yaml" in done.stderr

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import yaml
+from vgpu_plugin._shared.config import variables as schema
+from vgpu_plugin.offer.options import OPTIONS
 
-from .._shared.config import variables as schema
-from ..offer.options import OPTIONS, Option
-from . import convert_tables as tables
-from .convert_values import as_text, leaves_of, parse, plain
+from . import tables
+from .values import as_text, leaves_of, parse, plain
 
 # Path in node.yaml → the group variable that sets it.
 PLACES = {one.node: name for name, one in schema.VARIABLES.items() if one.node}
@@ -199,7 +199,7 @@ def _named_files(config: Mapping[str, Any], key: str, where: str, found: Convert
     """
     texts = config.get(key) or {}
     if not texts and config.get("name"):
-        read = f"kubectl get configmap {config['name']} -o yaml | vgpuctl convert -"
+        read = f"kubectl get configmap {config['name']} -o yaml | python tools/convert_values -"
         found.note(f"{where}.name", f"what is shared stands in that ConfigMap; convert it too: {read}")
     elif not texts:
         found.set(where, "vgpu_sharing", "none")
@@ -347,13 +347,13 @@ def _argument(word: str, path: str, found: Converted) -> None:
     if option is None:
         found.note(path, f"--{name}: {tables.FLAG_NOTES.get(name, tables.NO_MEANING)}")
     else:
-        _option(option, value if is_set else "true", path, found)
+        _place(option.place, value if is_set else "true", path, found)
 
 
 def _variable(name: str, value: Any, path: str, plugin: bool, found: Converted) -> None:
     option = ENVIRONMENT.get(name)
     if plugin and option is not None and value is not None:
-        _option(option, str(value), f"{path}.{name}", found)
+        _place(option.place, str(value), f"{path}.{name}", found)
     elif option is not None:
         known = PLACES.get(option.place, f"--{option.flag} in device_plugin_options")
         text = f"in a pod it still works, where it only tightens; for all pods of a host group: {known}"
@@ -365,10 +365,6 @@ def _variable(name: str, value: Any, path: str, plugin: bool, found: Converted) 
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
-
-
-def _option(option: Option, text: str, path: str, found: Converted) -> None:
-    _place(option.place, text, path, found)
 
 
 def _place(place: tuple[str, ...], value: Any, path: str, found: Converted) -> None:
