@@ -118,6 +118,7 @@ def test_engine_without_a_record_that_does_not_answer_is_no_warning(host, tmp_pa
         ("of a run that lives", MY_PID, 1.0, False),
         ("of a pid that is another's by now", MY_PID, time.time() + 3600, True),
     ],
+    ids=["of a pid that is gone", "of a run that lives", "of a pid that is another's by now"],
 )
 def test_clean_up_of_roots_of_former_versions(host, tmp_path, monkeypatch, about, pid, booted, goes):
     monkeypatch.setattr(run_id, "_booted", lambda _proc: booted)
