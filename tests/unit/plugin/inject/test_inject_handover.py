@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 from pathlib import Path
@@ -412,6 +413,31 @@ def test_new_library_is_for_new_containers(node):
     (first, *_rest) = specs(node)["vgpu.fleet/slice"]["devices"]
     sources = {one["containerPath"]: one["hostPath"] for one in first["containerEdits"]["mounts"]}
     assert sources["/dev/vgpu/lib"] == f"{node.library_root}/0.2.0-bbbbbbbbbbbb"
+
+
+def test_slice_in_use_of_an_older_version_gets_its_share(node, monkeypatch):
+    """Its ledger stays, which a container has mapped; the next container finds all that it mounts."""
+    outside, pool, _allocator, files = static_slices(node)
+    outside.refresh()
+    folder = files.folder(files.static_name(pool.slices[0].id))
+    for name in ("ro", "root"):
+        shutil.rmtree(folder / name)
+    before = {name: (folder / name).stat().st_ino for name in ("limits", "rw/ledger", "rw/tenant")}
+    monkeypatch.setattr(outside, "_in_use", lambda name: True)
+    outside.refresh()
+    (first, *_rest) = specs(node)["vgpu.fleet/slice"]["devices"]
+    sources = [one["hostPath"] for one in first["containerEdits"]["mounts"]]
+    assert [one for one in sources if not Path(one).exists()] == []
+    assert {name: (folder / name).stat().st_ino for name in before} == before
+
+
+def test_folders_come_before_what_lies_in_them(node):
+    """docker, podman, containerd and CRI-O sort by depth; what else reads the file may not."""
+    outside, _pool, _allocator, _files = static_slices(node)
+    outside.refresh()
+    for device in specs(node)["vgpu.fleet/slice"]["devices"]:
+        paths = [Path(one["containerPath"]) for one in device["containerEdits"]["mounts"]]
+        assert all(above not in paths[place:] for place, path in enumerate(paths) for above in path.parents)
 
 
 def test_unfinished_file_is_none_that_a_reader_takes(node, monkeypatch):
