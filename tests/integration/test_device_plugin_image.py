@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -82,7 +83,7 @@ def bring(place, node: Node, version: str):
     # The tests are root already, and Ansible would not ask sudo.
     place.write("ansible.cfg", "[privilege_escalation]\nbecome_allow_same_user = true\n")
     given = {
-        "__device_plugin_look": {"arch": os.uname().machine},
+        "__device_plugin_look": {"arch": os.uname().machine, "python": sys.executable},
         "device_plugin_version": version,
         "device_plugin_cache": str(place.folder / "cache"),
         "device_plugin_image": TAG,

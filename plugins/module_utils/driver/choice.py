@@ -26,8 +26,8 @@ blacklist nova_drm
 """
 GRIDD_FILE = "/etc/nvidia/gridd.conf"
 TOKEN_FILE = "/etc/nvidia/ClientConfigToken/client_configuration_token_vgpu.tok"
-# NVIDIA's documentation has its owner execute it, too.
-TOKEN_MODE = "0744"
+# NVIDIA's documentation says 0744, which lets every user of the host take it. nvidia-gridd, which reads it, is root.
+TOKEN_MODE = "0600"
 # Ubuntu's unit starts the daemon with persistence mode off, so that it keeps no driver loaded.
 PERSISTENCE_FILE = "/etc/systemd/system/nvidia-persistenced.service.d/vgpu.conf"
 PERSISTENCE_TEXT = """\

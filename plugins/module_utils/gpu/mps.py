@@ -87,8 +87,8 @@ def files(
         # By UUID: an index would be one of those that the daemon sees, not the host's.
         f"Environment=CUDA_VISIBLE_DEVICES={uuids}",
         f"ExecStartPre=/bin/mkdir -p {pipe} {log} {root}/shm",
-        # Clients in containers share this folder as their /dev/shm.
-        f"ExecStartPre=-/bin/mount -t tmpfs -o mode=1777,size=1g vgpu-mps {root}/shm",
+        # Clients in containers share this folder as their /dev/shm. Its options are those of a container's own.
+        f"ExecStartPre=-/bin/mount -t tmpfs -o mode=1777,size=1g,nosuid,nodev,noexec vgpu-mps {root}/shm",
         *(mode if exclusive else []),
         "ExecStart=/usr/bin/nvidia-cuda-mps-control -f",
         f"ExecStartPost=/bin/sh {START_PATH}",

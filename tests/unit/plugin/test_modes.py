@@ -80,7 +80,7 @@ def test_mps_gives_the_pipe_of_its_daemon(node, tmp_path):
     (answer,) = allocator.allocate([wanted])
     assert answer.envs["CUDA_MPS_PIPE_DIRECTORY"] == "/mps/nvidia.com/gpu/pipe"
     assert answer.mounts == [
-        ("/mps/nvidia.com/gpu/pipe", str(pipe), False),
+        ("/mps/nvidia.com/gpu/pipe", str(pipe), True),
         ("/dev/shm", str(root / "shm"), False),
     ]
     with pytest.raises(Refused, match="more than one gives no more"):

@@ -19,7 +19,10 @@ RESOURCE = "nvidia.com/gpu"
 
 # DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS, Xids that are critical, Xids that are not
 VARIABLES = [
-    (None, None, (48, 74, 79, 94), (13, 31, 43, 45, 68, 109)),
+    (None, None, (46, 48, 62, 64, 74, 79, 92, 94, 95, 119, 120), (13, 31, 43, 45, 68, 109)),
+    (None, None, (), (8, 11, 25, 32, 69)),  # a program's own stream of commands
+    (None, None, (), (39, 60, 70, 77, 82, 85, 88, 96, 105, 126, 135, 139)),  # engines that a program drives
+    (None, "8 32 69", (8, 32, 69), (13, 70)),
     ("all", None, (), (48, 79, 13)),
     ("xids", None, (), (48, 79)),
     ("ALL", None, (), (79,)),

@@ -156,8 +156,12 @@ def mps_environment(resource: str) -> dict[str, str]:
 
 
 def mps_mounts(root: Path, resource: str, host_root: Path = Path("/")) -> list[tuple[str, str, bool]]:
-    """The pipes of the resource's control daemon, and the shared memory that its clients and server use."""
+    """The pipes of the resource's control daemon, and the shared memory that its clients and server use.
+
+    The pipes read-only: a client connects to sockets there and makes no file. Where it could, root of one container
+    would put a socket of its own in the daemon's place for all others.
+    """
     pipe = root / resource / "pipe"
     if not (host_root / str(pipe).lstrip("/")).is_dir():
         raise Refused(f"{pipe} does not exist: the MPS control daemon of {resource} does not run on this node")
-    return [(f"{MPS_ROOT}/{resource}/pipe", str(pipe), False), ("/dev/shm", str(root / "shm"), False)]
+    return [(f"{MPS_ROOT}/{resource}/pipe", str(pipe), True), ("/dev/shm", str(root / "shm"), False)]

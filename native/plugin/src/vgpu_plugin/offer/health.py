@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from ..node.gpus import GpuError, GpuSource
 from .pool import Pool
 
-# Faults of the application and not of the GPU, by NVIDIA's list of Xid errors.
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
+# Faults of one program and not of the GPU. A tenant may provoke them, and must not make a card unhealthy for others:
+# those that NVIDIA's device plugin ignores, and those whose only step in NVIDIA's catalogue of Xids is to restart the
+# application (its stream of commands, its engines for copies and video). 94 has that step too, but is memory's fault.
+APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109}) | frozenset(
+    {8, 11, 25, 32, 69, 80}
+    | {39, 40, 41, 60, 70, 71, 72, 75, 76, 77, 82, 83, 84, 85, 86, 88, 89, 139}
+    | {*range(96, 106), *range(126, 136)}
+)
 DISABLE, ENABLE = "DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS"
 # Also how long a stop may wait for the driver.
 WAIT_MS = 1000

@@ -92,6 +92,8 @@ def test_the_unit(exclusive, tmp_path):
     assert "CUDA_VISIBLE_DEVICES=GPU-0,GPU-1" in text
     assert text.count("-c EXCLUSIVE_PROCESS") == text.count("-c DEFAULT") == (2 if exclusive else 0)
     assert "ExecStart=/usr/bin/nvidia-cuda-mps-control -f\n" in text
+    (mount,) = (line for line in text.splitlines() if "/bin/mount" in line)
+    assert {"mode=1777", "nosuid", "nodev", "noexec"} <= set(mount.split(" -o ")[1].split()[0].split(","))
 
 
 CONTROL = """\

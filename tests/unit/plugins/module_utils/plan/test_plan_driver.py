@@ -150,7 +150,7 @@ THERE = {
         "sha256": sha256(driver_choice.gridd_conf(driver_choice.DEFAULTS)),
         "mtime": 1.0,
     },
-    ("files", TOKEN): {"sha256": sha256("token"), "mode": "0744", "mtime": 2.0},
+    ("files", TOKEN): {"sha256": sha256("token"), "mode": "0600", "mtime": 2.0},
     ("units", GRIDD): {"present": True, "enabled": True, "active": True, "started": 3.0},
 }
 # What differs of a vGPU guest, of the desired state -> changes
@@ -164,7 +164,7 @@ GUESTS = [
         [],
     ),
     ({("files", TOKEN, "sha256"): sha256("another")}, {}, [f"change {TOKEN}"]),
-    ({("files", TOKEN, "mode"): "0644"}, {}, [f"change the mode of {TOKEN} from 0644 to 0744"]),
+    ({("files", TOKEN, "mode"): "0644"}, {}, [f"change the mode of {TOKEN} from 0644 to 0600"]),
     ({("files", TOKEN, "mtime"): 4.0}, {}, [f"restart {GRIDD}, which has not read {TOKEN}"]),
     ({("files", driver_choice.GRIDD_FILE): None}, {}, [f"write {driver_choice.GRIDD_FILE}"]),
     ({("units", GRIDD, "active"): False}, {}, [f"enable and start {GRIDD}"]),
@@ -253,7 +253,7 @@ REPLACES = [
     ("change kmod-nvidia-open-dkms from 3:580.1-1 to 590.*", True),
     ("change kernel-devel from 5.14.0-570 to 5.14.0-427", False),
     ("change /etc/nvidia/gridd.conf", False),
-    (f"change the mode of {driver_choice.TOKEN_FILE} from 0600 to 0744", False),
+    (f"change the mode of {driver_choice.TOKEN_FILE} from 0744 to 0600", False),
     ("install nvidia-smi", False),
 ]
 
