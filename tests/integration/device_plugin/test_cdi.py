@@ -146,6 +146,18 @@ def test_whole_gpu_is_not_limited(node, image, served):
     assert report["devices"][0]["total_cuda"] == gpu["memory_mib"] * MIB
 
 
+def test_volumes_in_any_order_are_the_same_mounts(node, image, served):
+    """An answer's mounts by hand, the innermost first: the engine lays folders out before what lies in them."""
+    answer = node.kubelet.run_pod("one")["answer"]
+    volumes = [(one["container_path"], one["host_path"], one["read_only"]) for one in reversed(answer["mounts"])]
+    options = [f"--volume={host}:{inside}:{'ro' if ro else 'rw'}" for inside, host, ro in volumes]
+    gpu = node.vgpuctl("status")["gpus"][0]
+    wanted = (PROGRAM, "--json", "--checks", "totals,limit-exact")
+    report = probe(run(node, image, [f"{served}/gpu={gpu['uuid']}"], *wanted, options=tuple(options)))
+    assert report["devices"][0]["total_cuda"] == SLICE_MIB * MIB
+    assert {one["name"]: one["verdict"] for one in report["checks"]} == {"totals": "passed", "limit-exact": "passed"}
+
+
 def test_container_that_asks_for_nothing_finds_no_driver(node, image, served):
     found = run(node, image, [], "/bin/sh", "-c", "ls /usr/lib64 /dev/vgpu /dev/vgpu/0 2>&1; echo")
     assert "libcuda" not in found.stdout

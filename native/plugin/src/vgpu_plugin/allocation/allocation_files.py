@@ -101,7 +101,7 @@ class AllocationFiles:
         share, root, label = f"{folder}/ro", f"{folder}/root", self._label
         for one in (share, root, *(f"{root}/{name}" for name in PLACES)):
             _made(one)
-            # A container's user, whoever that is, must find what is in it.
+            # Every user of a container must find what is in it.
             os.chmod(one, 0o755)
             if label is not None:
                 _label_folder(one, label)
