@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 SOURCE = ROOT / "native" / "vcuda" / "src"
+PLUGIN = ROOT / "native" / "plugin"
 sys.path.insert(0, str(ROOT / "plugins"))
 
 from module_utils.abi import files as abi_files  # noqa: E402
@@ -55,3 +56,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fuzzer_clang() -> None:
     if not shutil.which("clang"):
         pytest.skip("clang is not installed: libFuzzer comes with it")
+
+
+@pytest.fixture(scope="session")
+def plugin_path() -> None:
+    """The device plugin's packages, and the doubles of its node."""
+    subprocess.run(["make", "-s", "-C", str(PLUGIN), "proto", f"PYTHON={sys.executable}"], check=True)
+    sys.path[:0] = [str(PLUGIN / "src"), str(ROOT / "tests")]

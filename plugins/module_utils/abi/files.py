@@ -286,8 +286,12 @@ def parse_ledger(data: bytes) -> dict[str, Any]:
     devices, allocation, slots, offset, stride = _ledger_head(data, len(data))
     count = len(devices)
     found = []
+    # Most slots were never used; the watcher reads every ledger every two seconds.
+    empty = bytes(stride if slots else 0)
     for slot in range(slots):
         base = offset + slot * stride
+        if data[base : base + stride] == empty:
+            continue
         used = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "used")[:count]
         context = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "context")[:count]
         pid = get_field(data, base, stride, LEDGER_SLOT_FIELDS, "pid")

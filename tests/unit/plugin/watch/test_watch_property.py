@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from doubles import ledgers
 from hypothesis import example, given, settings
@@ -43,3 +45,15 @@ def test_slot_that_comes_and_goes_does_not_escape(tmp_path):
         ledgers._put(slot, abi_files.LEDGER_SLOT_OFFSET, ledgers.fields.LEDGER_SLOT_FIELDS, "used", 1 << 62)
         attack.write([bytes(slot), EMPTY], PAGE, {0}, False)
         attack.verdict(FULL)
+
+
+def test_ledger_of_no_slots_of_any_size_costs_nothing():
+    head = bytearray(EMPTY)
+    for name, value in (("slot_count", 0), ("slot_size", 0xFFFFFFFF)):
+        ledgers._put(head, 0, ledgers.fields.LEDGER_FIELDS, name, value)
+    tracemalloc.start()
+    try:
+        assert abi_files.parse_ledger(bytes(head))["slots"] == []
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

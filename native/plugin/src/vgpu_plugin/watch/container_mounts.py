@@ -17,23 +17,14 @@ from .rule import FOREIGN, Suspicion
 
 
 @dataclass(frozen=True)
-class Places:
-    """What the node mounts for one allocation, now and by a former version."""
-
-    node: Table
-    new: tuple[Place, ...]
-    old: tuple[Place, ...]
-    ledger: Place
-
-
-@dataclass(frozen=True)
 class Verdict:
     """Of one list of mounts: what is foreign there, and whether the container has the mounts of a former version."""
 
     table: Table
-    places: Places
+    places: tuple[Place, ...]
     foreign: tuple[str, ...]
     old: bool
+    shows_ledger: bool
 
 
 class ContainerMounts:
@@ -44,7 +35,10 @@ class ContainerMounts:
         self._processes = processes
         self._node = Table()
         self._own_root = True
-        self._places: dict[tuple[str, str], Places] = {}
+        # (allocation, library) → the node's list by which they were found, and what the node mounts for it.
+        self._places: dict[tuple[str, str], tuple[Table, tuple[Place, ...]]] = {}
+        # Path of the node → without links. What an allocation's lie in changes with the node's set-up alone.
+        self._real: dict[str, str] = {}
         # (identity of the list, allocation) → its verdict, which keeps the list.
         self._verdicts: dict[tuple[int, str], Verdict] = {}
         self._used: set[tuple[int, str]] = set()
@@ -57,7 +51,11 @@ class ContainerMounts:
     def end_look(self) -> None:
         self._verdicts = {key: one for key, one in self._verdicts.items() if key in self._used}
         known = {allocation for _table, allocation in self._used}
-        self._places = {key: one for key, one in self._places.items() if key[0] in known}
+        gone = [key for key in self._places if key[0] not in known]
+        for key in gone:
+            del self._places[key]
+        if gone:
+            self._real.clear()
         self._used.clear()
 
     def judge(self, record: Record, processes: Iterable[Process]) -> tuple[list[Suspicion], bool | None]:
@@ -67,49 +65,56 @@ class ContainerMounts:
         if not record.library or not self._node.rows:
             return [], None
         places = self._of(record)
+        ledger = next(one for one in places if one.point == CONTAINER_LEDGER)
         wrong: list[Process] = []
         texts: list[str] = []
         old: bool | None = None
         for process in processes:
             table = self._processes.table(process.pid)
-            verdict = self._verdict(table, record.id, places)
+            verdict = self._verdict(table, record, places, ledger)
             if verdict.foreign:
                 wrong.append(process)
                 texts += [one for one in verdict.foreign if one not in texts]
-            if mounts.ledger_points(table, places.ledger):
+            if verdict.shows_ledger:
                 old = verdict.old
         if not wrong:
             return [], old
         more = f"; and {len(texts) - 1} more" if len(texts) > 1 else ""
         return [Suspicion(FOREIGN, tuple((one, 0) for one in wrong), detail=texts[0] + more)], old
 
-    def _verdict(self, table: Table, allocation: str, places: Places) -> Verdict:
-        key = id(table), allocation
+    def _verdict(self, table: Table, record: Record, places: tuple[Place, ...], ledger: Place) -> Verdict:
+        key = id(table), record.id
         self._used.add(key)
         known = self._verdicts.get(key)
         if known is not None and known.table is table and known.places is places:
             return known
-        old = mounts.has_old_mounts(table, places.ledger)
+        old = mounts.has_old_mounts(table, ledger)
         # One that shows no ledger has left the container's folders, as below chroot: what it does not have is no
         # fault. A container of a former version may have its files elsewhere, where its image had links.
-        complete = bool(mounts.ledger_points(table, places.ledger)) and not old
-        expected, guarded = (places.old, mounts.OLD_GUARDED) if old else (places.new, mounts.GUARDED)
-        foreign = tuple(mounts.foreign(table, expected, guarded, complete))
-        self._verdicts[key] = Verdict(table, places, foreign, old)
+        shows_ledger = bool(mounts.ledger_points(table, ledger))
+        if old:
+            expected = self._places_of(self._files.old_mounts(record))
+            foreign = mounts.foreign(table, expected, mounts.OLD_GUARDED, complete=False)
+        else:
+            foreign = mounts.foreign(table, places, mounts.GUARDED, complete=shows_ledger)
+        self._verdicts[key] = Verdict(table, places, tuple(foreign), old, shows_ledger)
         return self._verdicts[key]
 
-    def _of(self, record: Record) -> Places:
+    def _of(self, record: Record) -> tuple[Place, ...]:
+        """The same object as long as nothing changed."""
         key = record.id, record.library
-        known = self._places.get(key)
-        if known is not None and known.node is self._node:
-            return known
-        new, old = (
-            tuple(self._place(inside, host) for inside, host, _read_only in listed)
-            for listed in (self._files.expected_mounts(record), self._files.old_mounts(record))
-        )
-        ledger = next(one for one in new if one.point == CONTAINER_LEDGER)
-        self._places[key] = Places(self._node, new, old, ledger)
-        return self._places[key]
+        node, before = self._places.get(key, (None, ()))
+        if node is self._node:
+            return before
+        now = self._places_of(self._files.expected_mounts(record))
+        self._places[key] = self._node, before if now == before else now
+        return self._places[key][1]
+
+    def _places_of(self, listed: Iterable[tuple[str, str, bool]]) -> tuple[Place, ...]:
+        return tuple(self._place(inside, host) for inside, host, _read_only in listed)
 
     def _place(self, inside: str, host: str) -> Place:
-        return mounts.place_of(self._node, inside, os.path.realpath(host), self._own_root)
+        real = self._real.get(host)
+        if real is None:
+            real = self._real[host] = os.path.realpath(host)
+        return mounts.place_of(self._node, inside, real, self._own_root)

@@ -136,6 +136,7 @@ def answer(state: State, records: RecordStore, pod_resources: Path) -> api.Watch
             ],
             action=one.action,
             text=one.text(),
+            looks=one.looks,
         )
 
     return api.WatchResponse(

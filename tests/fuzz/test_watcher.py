@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The watcher on any bytes of ledger and tenant page, written while it reads: a container above its limit is named and
+ended, and nobody else. Seconds here, minutes by `make fuzz`; the same property with few examples is in tests/unit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+import pytest
+from conftest import PLUGIN
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.skipif(not (PLUGIN / "src").is_dir(), reason="without the device plugin")
+# Examples of one run of Hypothesis; it forgets them between two.
+EXAMPLES = 50
+
+
+def test_watcher_is_not_deceived(plugin_path: None, request: pytest.FixtureRequest) -> None:
+    from doubles import ledgers
+    from vgpu_plugin.watch import watcher
+
+    watcher.TRY_S = 0.0
+    watcher.log.setLevel(logging.ERROR)  # each finding is a line
+    deadline = time.monotonic() + request.config.getoption("--seconds")
+    tried = over = 0
+
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(ledgers.CHANGING, ledgers.PAGES, ledgers.HELD, st.booleans(), ledgers.USED)
+    def property_(images: list, page: bytes, held: set, imports: bool, used: list) -> None:
+        nonlocal tried, over
+        with ledgers.Attack() as attack:
+            attack.write(images, page, held, imports)
+            attack.verdict(used)
+        tried += 1
+        over += sum(used) > ledgers.allowed(used)
+
+    before = len(os.listdir("/proc/self/fd"))
+    while time.monotonic() < deadline:
+        property_()
+    print(f"watcher: {tried} ledgers, {over} of them over the limit")
+    assert over > tried // 10
+    assert len(os.listdir("/proc/self/fd")) == before
