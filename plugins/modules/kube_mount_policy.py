@@ -25,8 +25,8 @@ extends_documentation_fragment:
 options:
   nodes:
     description:
-      - By node, the resources whose containers are limited, such as C({gpu-1: [nvidia.com/gpu]}). An empty list takes
-        the node out of the policy. Other nodes of the policy stay.
+      - By node, a list of the resources whose containers are limited. An empty list takes the node out of the policy.
+        Other nodes of the policy stay.
     type: dict
     required: true
 """

@@ -5,6 +5,7 @@ exactly those that come there, and nobody goes on where it failed. No cluster is
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -30,7 +31,7 @@ CAME = [
 ]
 
 
-@pytest.mark.parametrize("tasks", ["conflicting_plugins", "objects"])
+@pytest.mark.parametrize("tasks", ["conflicting_plugins", "objects", "mount_policy"])
 @pytest.mark.parametrize(("came", "files", "stopped"), CAME)
 def test_one_of_those_that_came_asks_for_all_of_them(place, tasks, came, files, stopped):
     place.hosts({"a": ["a1", "a2"], "b": ["b1", "b2"]})
@@ -98,7 +99,8 @@ def test_removal_is_asked_for_by_one_that_came(place, api):
     said = re.findall(
         r"^(?:changed|ok): \[(\w+) -> localhost\] => .*\"objects\": (\[[^]]*\])", run.output, re.MULTILINE
     )
-    assert len(said) == 2 and {host for host, _objects in said} <= {"a2", "b1"}, run.output
+    # The DaemonSet twice, and the policy for mounts.
+    assert len(said) == 3 and {host for host, _objects in said} <= {"a2", "b1"}, run.output
 
 
 OWN_NAME = Path("/proc/sys/kernel/hostname").read_text().strip().lower()
@@ -163,6 +165,47 @@ def test_configurations_are_removed_only_by_a_run_of_all_hosts(place, hosts, exa
     run = place.play([play], "-vvv")
     said = re.findall(r'"exact_configs": (true|false)', run.output)
     assert set(said) == {str(exact).lower()}, run.output
+
+
+POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
+OWN = {"count": "example.com/own"}
+SHARED = [
+    # how it is deployed, variables of group a and of group b, resources by node in the policy
+    ("systemd", {}, {"vgpu_resource_names": OWN}, {"a1": ["nvidia.com/gpu"], "b1": ["example.com/own"]}),
+    ("daemonset", {}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
+    ("systemd", {"vgpu_configs": {"whole": {"sharing": "none"}}}, {"vgpu_sharing": "none"}, {"a1": ["nvidia.com/gpu"]}),
+    ("systemd", {"vgpu_sharing": "none"}, {"vgpu_sharing": "time-slicing"}, None),
+]
+
+
+@pytest.mark.parametrize(("deploy", "first", "second", "expected"), SHARED)
+def test_policy_has_the_limited_resources_of_every_node(place, api, deploy, first, second, expected):
+    file, objects = api
+    place.hosts({"a": ["a1"], "b": ["b1"]})
+    for host in ("a1", "b1"):
+        place.host(host, device_plugin_node_name=host)
+    place.group("a", **first)
+    place.group("b", **second)
+    role = {"name": "vgpu.fleet.device_plugin", "tasks_from": "mount_policy"}
+    steps = [DESIRED, {"name": "Refuse", "ansible.builtin.import_role": role}]
+    common = {**COMMON, "device_plugin_deploy": deploy, "device_plugin_api_kubeconfig": file}
+    play = {"name": "Ask", "hosts": "gpu_nodes", "gather_facts": False, "vars": common, "tasks": steps}
+    predicted = place.play([play], "--check")
+    assert predicted.code == 0 and POLICY not in objects, predicted.output
+    run = place.play([play])
+    assert run.code == 0, run.output
+    if expected is None:
+        assert POLICY not in objects
+        return
+    assert json.loads(objects[POLICY]["metadata"]["annotations"]["vgpu.fleet/nodes"]) == expected
+    # One host of a play alone, and then the other.
+    steps[1]["vars"] = {"__device_plugin_limits": []}  # as absent.yml has it
+    place.play([play], "--limit", "a1")
+    left = {node: names for node, names in expected.items() if node != "a1"}
+    found = objects.get(POLICY)
+    assert (json.loads(found["metadata"]["annotations"]["vgpu.fleet/nodes"]) if found else {}) == left
+    run = place.play([play], "--limit", "b1")
+    assert run.code == 0 and POLICY not in objects, run.output
 
 
 VERIFIED = [

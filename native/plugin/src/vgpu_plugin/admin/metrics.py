@@ -57,10 +57,7 @@ TYPES = {
     "vgpu_plugin_config_refused": ("gauge", "1 where the configuration that is wanted was not taken over."),
     "vgpu_plugin_warnings": ("gauge", "Lines of warning in vgpuctl status."),
     "vgpu_plugin_allocations": ("gauge", "Allocations that exist, by kind."),
-    "vgpu_plugin_mounts_unchecked_total": (
-        "counter",
-        "Starts of containers whose pod's mounts could not be read from the API server.",
-    ),
+    "vgpu_plugin_mounts_unchecked_total": ("counter", "Starts of containers whose pod could not be read at the API."),
     "vgpu_plugin_info": ("gauge", "1, with version, configuration and library as labels."),
 }
 
