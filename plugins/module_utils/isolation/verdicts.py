@@ -104,7 +104,7 @@ MAY_BE_OPEN = tuple(
         "ledger-boast",
     )
 )
-# Of them the one that must take more than the slice has: it is tried alone, and where no other slice of the GPU is in use.
+# The one of them that must take more than the slice has: it is tried alone, where no other slice of the GPU is in use.
 PAST_THE_SLICE = BYPASS + "ledger-boast"
 # The only finding that shows a bypass: what else is found of its process may be another one's doing.
 NAMED_FOR = {BYPASS + "covered": "foreign-mount"}

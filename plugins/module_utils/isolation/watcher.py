@@ -31,7 +31,8 @@ class AllNamed(Exception):
 
 class Observation:
     """One run of the probe. ``ask`` answers ``vgpuctl watch``, None where that fails; ``names``: bypass → name of its
-    process; ``reasons``: bypass → the finding that it must be named for, any where it has none. ``named``: bypass → seconds from the begin until the watcher named it, and its text.
+    process; ``reasons``: bypass → the finding that it must be named for, any where it has none. ``named``: bypass →
+    seconds from the begin until the watcher named it, and its text.
     """
 
     def __init__(

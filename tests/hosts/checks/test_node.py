@@ -141,14 +141,16 @@ def test_the_probe_breaks_out_nowhere(node: Node, pods: Any) -> None:
         (uuid, mib << 20, mib << 20)
     ]
     assert found["checks"], "the probe checked nothing"
-    # What docs/threat-model.md says is not stopped. Whether the watcher names it is not the probe's to know.
-    assert {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"} == {
+    # What docs/threat-model.md says is not prevented. Whether the watcher names it is not the probe's to know.
+    others = {check["name"]: check["verdict"] for check in found["checks"] if check["verdict"] != "passed"}
+    # Docker's profile of seccomp prevents mounts of one's own, where the kernel of this machine has seccomp.
+    mounting = {others.pop(f"bypass-{name}", "passed") for name in ("covered", "covered-preload")}
+    assert mounting in ({"passed"}, {"open"})
+    assert others == {
         "bypass-namespace": "open",
         "bypass-symbol-table": "open",
         "bypass-own-loader": "open",
         "bypass-leader": "open",
-        "bypass-covered": "open",
-        "bypass-covered-preload": "open",
         "bypass-ledger-lie": "open",
         "bypass-ledger-boast": "open",
     }
