@@ -69,7 +69,9 @@ CHANGING = st.lists(LEDGERS, min_size=1, max_size=3)
 PAGES = st.one_of(st.binary(max_size=4096), st.binary(max_size=64).map(abi_files.pack_tenant_page([UUID]).__add__))
 HELD = st.sets(SLOTS, max_size=4)
 # Bytes by the driver of up to four processes.
-USED = st.lists(st.one_of(st.integers(0, 2 * LIMIT), st.sampled_from((0, MIB, LIMIT, 2 * LIMIT, 3 * LIMIT))), min_size=1, max_size=4)
+USED = st.lists(
+    st.one_of(st.integers(0, 2 * LIMIT), st.sampled_from((0, MIB, LIMIT, 2 * LIMIT, 3 * LIMIT))), min_size=1, max_size=4
+)
 
 
 def allowed(used: list[int]) -> int:

@@ -129,14 +129,21 @@ class Watched:
         return [one.suspicion.reason for one in self.watch.state().findings]
 
     def charge(
-        self, pid: int, used: int, slot: int = 0, alive: bool = True, exported_mib: int = 0, known: bool = True
+        self,
+        pid: int,
+        used: int,
+        slot: int = 0,
+        alive: bool = True,
+        exported_mib: int = 0,
+        known: bool = True,
+        space: int = 77,
     ) -> int:
         """Writes a slot, and holds its lock as a process does; the descriptor. ``known``: slot_high is above it."""
         path = self.folder / "rw" / "ledger"
         descriptor = os.open(path, os.O_RDWR)
         base = abi_files.LEDGER_SLOT_OFFSET + slot * abi_files.LEDGER_SLOT_SIZE
         os.pwrite(descriptor, struct.pack("<Q", used), base)
-        os.pwrite(descriptor, struct.pack("<IQ", pid, 77), base + 260)
+        os.pwrite(descriptor, struct.pack("<IQ", pid, space), base + 260)
         os.pwrite(descriptor, struct.pack("<I", exported_mib), base + 272)
         if known:
             os.pwrite(descriptor, struct.pack("<I", slot + 1), abi_files.LEDGER_FIELDS["slot_high"][0])

@@ -202,6 +202,32 @@ def test_who_is_alone_gets_all_unless_it_is_forced(node: Node) -> None:
     assert near(found[0], 30), found
 
 
+COUNTED = [
+    # policy of the busy container, whether a neighbour is busy, the part of the time for which it might have all
+    ({}, False, (0.8, 1.0)),
+    ({"core_policy": "force"}, False, (0.0, 0.0)),
+    ({}, True, (0.0, 0.1)),
+]
+
+
+@pytest.mark.parametrize(("policy", "company", "part"), COUNTED, ids=["alone", "forced", "in company"])
+def test_the_arbiter_counts_how_long_a_container_might_have_all(
+    node: Node, policy: dict, company: bool, part: tuple
+) -> None:
+    """By its own clock, the heartbeat: the watcher holds nothing against a container for that time."""
+    one, other = Container(node, "one", 30, **policy), Container(node, "other", 30)
+    node.arbiter()
+    one.start(us=100)
+    if company:
+        other.start(us=100)
+    time.sleep(0.7)
+    before = one.page()
+    time.sleep(1.0)
+    after = one.page()
+    counted = (after["open_ns"] - before["open_ns"]) / (after["heartbeat_ns"] - before["heartbeat_ns"])
+    assert part[0] <= counted <= part[1] + 0.01
+
+
 def test_a_killed_tenant_frees_the_gpu(node: Node) -> None:
     """It dies in the middle of its turn, with work queued and its demand written."""
     containers = [Container(node, "dies", 50), Container(node, "stays", 50)]

@@ -143,7 +143,7 @@ CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("a folder over ours", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
     ("a folder over all of ours", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
     ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "), "", False),
-    ("not the folder of all others", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
+    ("not the folder of all", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
     ("a file over the preload", TOP + NEW + over(54, "/etc/ld.so.preload"), "at /etc/ld.so.preload", False),
     ("a folder over /etc", TOP + NEW + over(40, "/etc"), "/etc/ld.so.preload nothing of ours", False),
     ("a folder over /dev", TOP + NEW + over(41, "/dev"), "at /dev/vgpu nothing of ours", False),

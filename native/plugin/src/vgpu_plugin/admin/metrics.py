@@ -27,10 +27,7 @@ TYPES = {
     "vgpu_slice_in_use": ("gauge", "1 where a container or a check holds the slice."),
     "vgpu_container_memory_limit_bytes": ("gauge", "Memory that the container may hold on the GPU."),
     "vgpu_container_memory_used_bytes": ("gauge", "Memory that the container says it holds, contexts included."),
-    "vgpu_container_memory_driver_bytes": (
-        "gauge",
-        "Memory that the driver shows for the container's processes; absent where none was on the GPU.",
-    ),
+    "vgpu_container_memory_driver_bytes": ("gauge", "Memory that the driver shows of it; absent where it shows none."),
     "vgpu_container_memory_context_bytes": ("gauge", "What contexts and modules take of it."),
     "vgpu_container_processes": ("gauge", "Processes of the container that hold memory on the GPU."),
     "vgpu_container_share_limit_ratio": ("gauge", "Part of the GPU's time that the container may use."),
@@ -42,10 +39,7 @@ TYPES = {
     ),
     "vgpu_container_active": ("gauge", "1 where the container launched, or waited to launch, within the last second."),
     "vgpu_container_throttled": ("gauge", "1 where it wants the GPU and is throttled to its share."),
-    "vgpu_container_memory_violations_total": (
-        "counter",
-        "Times that it was found with more memory than its limit, by the driver or its ledger.",
-    ),
+    "vgpu_container_memory_violations_total": ("counter", "Times that it held more than it may, by driver or ledger."),
     "vgpu_container_watch_finding": ("gauge", "1 where the watcher names processes of the container, by reason."),
     "vgpu_container_old_mounts": ("gauge", "1 where the container has the mounts of a former version."),
     "vgpu_watch_findings_total": ("counter", "Findings of the watcher since the plugin began, by reason and kind."),

@@ -95,16 +95,22 @@ class Teller:
             self._waiting.release()
 
 
-def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
-    """What vgpuctl and the isolation check get."""
-    known: Mapping[str, Holder] = {}
-    if state.findings or state.past or state.old_mounts:
-        known = podresources.holders(pod_resources) or {}
+def _holders(records: RecordStore, pod_resources: Path) -> Callable[[str], Holder]:
+    """Whose an allocation is; the kubelet is asked once."""
+    known: Mapping[str, Holder] = podresources.holders(pod_resources) or {}
 
     def holder_of(allocation: str) -> Holder:
         record = records.get(allocation)
         ids = record.kubelet_ids if record is not None else ()
         return next((known[name] for name in ids if name in known), NOBODY)
+
+    return holder_of
+
+
+def answer(state: State, records: RecordStore, pod_resources: Path) -> api.WatchResponse:
+    """What vgpuctl and the isolation check get."""
+    anybody = state.findings or state.past or state.old_mounts
+    holder_of = _holders(records, pod_resources) if anybody else lambda _allocation: NOBODY
 
     def old(one: OldMounts) -> api.WatchOldMounts:
         holder = holder_of(one.allocation)
