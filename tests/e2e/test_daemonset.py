@@ -31,6 +31,7 @@ CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
 BIG = {"version": "v1", "sharing": {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": 2}}}
 SYSTEM = "/api/v1/namespaces/kube-system"
 DAEMON_SET = "/apis/apps/v1/namespaces/kube-system/daemonsets/vgpu-device-plugin"
+MOUNT_POLICY = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/vgpu-device-plugin-mounts"
 OTHER = "/api/v1/nodes/other-1"
 LABEL = "nvidia.com/device-plugin.config"
 # The simulated driver is a file of the host's, which the plugin sees below /host.
@@ -379,11 +380,13 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     # Where a first run would ask the network for packages; what follows is as ever.
     subprocess.run(["/usr/bin/python3", str(archive), "--root", "/opt/vgpu/plugin"], check=True, capture_output=True)
     play(cluster, version, "--check")
-    assert cluster.api.get_or_none(DAEMON_SET) is None
+    assert cluster.api.get_or_none(DAEMON_SET) is None and cluster.api.get_or_none(MOUNT_POLICY) is None
     _said, changed = play(cluster, version)
     assert changed > 0
     assert serves(cluster, deployed, SLICES)
     assert list(cluster.api.get(f"{SYSTEM}/configmaps/vgpu-configs")["data"]) == ["big.yaml"]
+    annotations = cluster.api.get(MOUNT_POLICY)["metadata"]["annotations"]
+    assert json.loads(annotations["vgpu.fleet/nodes"]) == {"gpu-1": ["nvidia.com/gpu"]}
     said, changed = play(cluster, version)
     assert changed == 0, said
     with ThreadPoolExecutor(1) as other:
@@ -394,6 +397,7 @@ def test_role_check_apply_repeat_undo(cluster, deployed):
     for one in ("/etc/vgpu/daemonset.json", "/opt/vgpu/plugin", "/usr/local/bin/vgpuctl"):
         assert not Path(one).exists(), one
     assert "vgpu.fleet/device-plugin" not in cluster.node_object()["metadata"]["labels"]
+    assert cluster.api.get_or_none(MOUNT_POLICY) is None
 
 
 def test_service_of_the_node_comes_back(cluster, deployed):
