@@ -24,7 +24,7 @@ MS = 1_000_000
 def page(watched: Watched, gate: str = "none", opened_ns: int = 0, allocation: str = "aaaa") -> None:
     """What the arbiter says now."""
     data = bytearray(abi_files.pack_gpu_page(watched.uuid, allocation))
-    values = {"heartbeat_ns": int(watched.now * 1e9), "gate": abi_files.GATES[gate], "rate_ppm": 10**6}
+    values = {"heartbeat_ns": int(watched.now * 1e9), "gate": abi_files.fields.GATES[gate], "rate_ppm": 10**6}
     for name, value in {**values, "open_ns": opened_ns}.items():
         fields.put_field(data, 0, fields.GPU_PAGE_FIELDS, name, value)
     path = watched.files.folder(allocation) / f"gpu-{watched.uuid}"

@@ -86,6 +86,6 @@ def open_s(before: Mapping[str, Any] | None, page: Mapping[str, Any] | None, sec
     if before is None or page is None:
         return seconds
     passed = int(page["open_ns"]) - int(before["open_ns"])
-    speaks = now_ns - int(page["heartbeat_ns"]) < abi_files.ARBITER_SILENT_NS
+    speaks = now_ns - int(page["heartbeat_ns"]) < abi_files.fields.ARBITER_SILENT_NS
     uncounted = speaks and passed == 0 and page["gate"] == "open" and page["rate_ppm"] == WHOLE_PPM
     return seconds if passed < 0 or uncounted else passed / 1e9
