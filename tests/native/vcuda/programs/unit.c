@@ -32,6 +32,15 @@ bool limits_of_an_allocation(void)
 {
     return false;
 }
+bool limits_same_allocation(const char allocation[VGPU_ALLOCATION_SIZE])
+{
+    (void)allocation;
+    return true;
+}
+bool limits_ledger_is_own(void)
+{
+    return false;
+}
 int limits_devices(char uuids[VGPU_MAX_DEVICES][VGPU_UUID_SIZE])
 {
     (void)uuids;
