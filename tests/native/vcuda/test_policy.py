@@ -22,7 +22,10 @@ KILLER, OVERSUBSCRIBE, LEVEL = "ACTIVE_OOM_KILLER", "CUDA_OVERSUBSCRIBE", "LIBCU
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sources = [str(ROOT / f"native/vcuda/src/limits/{name}.c") for name in ("limits", "limits_file", "share_folder", "env", "log")]
+    sources = [
+        str(ROOT / f"native/vcuda/src/limits/{name}.c")
+        for name in ("limits", "limits_file", "share_folder", "env", "log")
+    ]
     return compile_program(tmp_path_factory.mktemp("policy"), "policy", "policy.c", *sources)
 
 
