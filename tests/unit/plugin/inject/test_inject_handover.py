@@ -415,15 +415,18 @@ def test_new_library_is_for_new_containers(node):
     assert sources["/dev/vgpu/lib"] == f"{node.library_root}/0.2.0-bbbbbbbbbbbb"
 
 
-def test_slice_in_use_of_an_older_version_gets_its_share(node, monkeypatch):
-    """Its ledger stays, which a container has mapped; the next container finds all that it mounts."""
+@pytest.mark.parametrize("in_use", [True, False])
+def test_slice_of_an_older_version_gets_its_share(node, monkeypatch, in_use):
+    """Its files stay: a container has them mounted, also one that has not begun to use its GPU, and its ledger says
+    when it does. The next container finds all that it mounts.
+    """
     outside, pool, _allocator, files = static_slices(node)
     outside.refresh()
     folder = files.folder(files.static_name(pool.slices[0].id))
     for name in ("ro", "root"):
         shutil.rmtree(folder / name)
     before = {name: (folder / name).stat().st_ino for name in ("limits", "rw/ledger", "rw/tenant")}
-    monkeypatch.setattr(outside, "_in_use", lambda name: True)
+    monkeypatch.setattr(outside, "_in_use", lambda name: in_use)
     outside.refresh()
     (first, *_rest) = specs(node)["vgpu.fleet/slice"]["devices"]
     sources = [one["hostPath"] for one in first["containerEdits"]["mounts"]]

@@ -9,6 +9,7 @@ allocated it, its limits here say deny.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -166,11 +167,12 @@ class StaticSlices:
         """The folder of one slice, where it is not whole yet; its edits. ``flags``: of its GPU's limits."""
         record = Record(self._files.static_name(piece.id), "slice", (piece.id,), self._limits(piece, flags), library)
         desired = {**record.limits, "deny": denied}
-        # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
-        whole = self._files.is_whole(record)
-        if whole or self._in_use(record.id):
-            if not whole and not self._files.has_share(record):
+        # First what a folder of an older version lacks: nothing else of it is made again, for a container may have it.
+        if not self._files.has_share(record):
+            with contextlib.suppress(FileNotFoundError):
                 self._files.make_share(record)
+        # A container that runs keeps its ledger, also where it spoilt it: with a new one it would not be seen to run.
+        if self._files.is_whole(record) or self._in_use(record.id):
             path = self._files.folder(record.id) / "limits"
             found = path.read_bytes()
             if self._written.get(record.id) != (found, desired):

@@ -10,6 +10,7 @@ import mmap
 import os
 import platform
 import tarfile
+from pathlib import Path
 
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.host.host import Host
@@ -119,6 +120,22 @@ def test_a_wrong_archive_is_refused_and_leaves_nothing_visible(root, tmp_path, s
         library_store.deploy(root, "1", archive)
     assert words in str(caught.value)
     assert versions.library(Host(), root)["versions"] == []
+
+
+@pytest.mark.parametrize("found", ["nothing", "of an older version"])
+def test_every_user_of_a_container_may_look_into_a_version(root, tmp_path, found):
+    """It is mounted into containers as a folder, whose users need not be root."""
+    archive = pack(tmp_path / "1.tgz", "1")
+    folder = Path(root) / "1"
+    before = os.umask(0o077)
+    try:
+        if found != "nothing":
+            library_store.deploy(root, "1", archive)
+            folder.chmod(0o700)
+        library_store.deploy(root, "1", archive)
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o755
 
 
 def test_an_archive_of_another_digest_is_refused(root, tmp_path):
