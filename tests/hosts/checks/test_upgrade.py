@@ -179,7 +179,7 @@ def test_a_new_container_gets_the_new_version(nodes: dict[str, Node], names: dic
     pod = node.json("vgpu-kubelet-double", "run-pod", "--name", "next", "--json", "--count", "1")
     try:
         mounts = {mount["container_path"]: mount["host_path"] for mount in pod["answer"]["mounts"]}
-        assert mounts[f"{LIBRARY}/libvgpu.so"] == f"{LIBRARY}/{names['new']}/libvgpu.so"
+        assert mounts["/dev/vgpu/lib"] == f"{LIBRARY}/{names['new']}"
     finally:
         node.run("vgpu-kubelet-double", "delete-pod", "--name", "next")
 
