@@ -39,6 +39,13 @@ def test_what_bypasses_pages():
         assert any(re.search(rf"{name}\b", one) for one in paging)
 
 
+@pytest.mark.parametrize("rule", [one for one in rules() if "unplaced" not in one["expr"]], ids=lambda one: one["alert"])
+def test_isolation_check_rouses_nobody(rule):
+    """It tries every bypass with a lease, each week on each node."""
+    for expr in re.findall(r"vgpu_(?:container_memory_violations|(?:container_)?watch_finding)\w*\S*", rule["expr"]):
+        assert 'kind!="lease"' in rule["expr"], expr
+
+
 def metrics_labels(name: str) -> set[str]:
     """Of a metric, as a node writes it."""
     status = dict.fromkeys(("version", "config_name", "library", "config_sha256", "config_fault"), "")

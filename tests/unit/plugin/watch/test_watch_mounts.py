@@ -194,6 +194,44 @@ def test_mounts_of_a_container(watched, about, listed, said, old):
     assert [one.allocation for one in watched.watch.state().old_mounts] == (["aaaa"] if old else [])
 
 
+STACKED = "".join(f"{n} {n - 1} " + EVIL.format("/dev/vgpu") for n in range(100, 5100)).replace("100 99 ", "100 49 ", 1)
+NEXT = "".join(f"{n} 51 " + EVIL.format(f"/dev/vgpu/0/{n}") for n in range(100, 5100))
+ELSEWHERE = "".join(f"{n} {n - 1} " + EVIL.format("/dev") for n in range(100, 5100)).replace("100 99 ", "100 41 ", 1)
+# What a tenant mounts in a user namespace of its own to keep the watcher busy; a word of what is said of it.
+MANY = [("one over the other", STACKED, "5006 mounts"), ("side by side", NEXT, "5006 mounts"), ("above", ELSEWHERE, "at ")]
+
+
+@pytest.mark.parametrize(("about", "more", "said"), MANY, ids=[row[0] for row in MANY])
+def test_thousands_of_mounts_are_named_without_following_each(watched, monkeypatch, about, more, said):
+    followed = []
+
+    class Counting(dict):
+        def get(self, *given):
+            followed.append(1)
+            return super().get(*given)
+
+    made = mounts.Table.__dict__["_above"].func
+    monkeypatch.setattr(mounts.Table, "_above", property(lambda one: one.__dict__.setdefault("a", Counting(made(one)))))
+    run(watched, 19, TOP + NEW)
+    run(watched, 20, TOP + NEW + more)
+    assert sorted(watched.look(2)) == [FOREIGN, NO_SLOT]
+    found = next(one for one in watched.found if one.suspicion.reason == FOREIGN)
+    assert said in found.text()
+    # Of each list the stack is climbed once, and each look has two lists.
+    assert len(followed) < 2 * 5006
+
+
+def test_list_of_mounts_that_is_too_long_is_named_and_not_read_whole(watched, monkeypatch):
+    monkeypatch.setattr(mounts, "LONGEST", 20_000)
+    run(watched, 19, TOP + NEW)
+    run(watched, 20, TOP + NEW + "".join(f"{n} 40 " + EVIL.format(f"/data/{n}") for n in range(100, 5100)))
+    assert sorted(watched.look(2)) == [FOREIGN, NO_SLOT]
+    found = next(one for one in watched.found if one.suspicion.reason == FOREIGN)
+    assert "longer than 20000 bytes" in found.text()
+    assert [one.pid for one, _used in found.suspicion.processes] == [20]
+    assert len(watched.watch._processes.table(20).rows) < 2000
+
+
 def test_what_is_mounted_later_is_seen_and_what_is_taken_away_is_over(watched):
     run(watched, 20, TOP + NEW)
     descriptor = watched.charge(20, 100 * MIB)
@@ -210,7 +248,7 @@ def test_what_is_mounted_later_is_seen_and_what_is_taken_away_is_over(watched):
 
 def test_lists_that_stay_the_same_are_read_and_not_judged_again(watched, monkeypatch):
     parsed, judged = [], []
-    monkeypatch.setattr(mounts, "parse", lambda data, parse=parse: parsed.append(1) or parse(data))
+    monkeypatch.setattr(mounts, "parse", lambda *given, parse=parse: parsed.append(1) or parse(*given))
     foreign = mounts.foreign
     monkeypatch.setattr(mounts, "foreign", lambda *given, **more: judged.append(1) or foreign(*given, **more))
     for pid in range(20, 30):

@@ -33,6 +33,11 @@ OLD_GUARDED = (*map(os.path.dirname, (OLD_LIMITS, OLD_LEDGER, OLD_LIBRARY)), CON
 # The kernel writes it behind the name of what was removed or replaced since.
 DELETED = "//deleted"
 ESCAPE = re.compile(rb"\\([0-7]{3})")
+# A user namespace may hold 100 000 mounts, and following each would keep the watcher from everybody else. Ours are at
+# most a page for each GPU and six; a container with so many more, or with a longer list, is named for that alone.
+MOST_MORE, LONGEST = 32, 4 << 20
+# Of a path: what leads to shorter ones is kept, so that a stack of mounts at one is climbed once.
+SHORT = 64
 
 
 class Mount(NamedTuple):
@@ -74,9 +79,10 @@ def _version_free(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """The mounts of a process."""
+    """The mounts of a process. ``cut``: its list is longer than LONGEST, and the rest is not here."""
 
     rows: tuple[Mount, ...] = ()
+    cut: bool = False
 
     @cached_property
     def _above(self) -> dict[tuple[int, str], Mount]:
@@ -86,22 +92,28 @@ class Table:
             (row.parent if row.parent in known and row.parent != row.ident else 0, row.point): row for row in self.rows
         }
 
+    @cached_property
+    def _seen(self) -> dict[str, Mount | None]:
+        """Short path → the mount that it leads to."""
+        return {}
+
     def seen_at(self, path: str) -> Mount | None:
         """The mount that a path leads to: the topmost one, at the path or at the nearest folder above it."""
         found: Mount | None = None
         for folder in _prefixes(path):
+            if folder in self._seen:
+                found = self._seen[folder]
+                continue
             while (upper := self._above.get((found.ident if found else 0, folder))) is not None:
                 found = upper
+            if len(folder) < SHORT:
+                self._seen[folder] = found
         return found
 
     def within(self, folders: Iterable[str]) -> list[Mount]:
-        """The mounts at or below these folders that a path leads to."""
-        return [
-            row
-            for row in self.rows
-            if any(row.point == one or row.point.startswith(f"{one}/") for one in folders)
-            and self.seen_at(row.point) == row
-        ]
+        """The mounts at or below these folders, under whatever lies over them."""
+        tops = tuple(folders)
+        return [row for row in self.rows if any(row.point == top or row.point.startswith(f"{top}/") for top in tops)]
 
 
 def _prefixes(path: str) -> list[str]:
@@ -109,8 +121,8 @@ def _prefixes(path: str) -> list[str]:
     return ["/", *("/" + "/".join(parts[: n + 1]) for n in range(len(parts)))]
 
 
-def parse(data: bytes) -> Table:
-    """Lines that are none are left out."""
+def parse(data: bytes, most: int = 0) -> Table:
+    """Lines that are none are left out. ``most``: as of ``read``."""
     rows = []
     for line in data.split(b"\n"):
         words = line.split(b" ", 5)
@@ -118,7 +130,7 @@ def parse(data: bytes) -> Table:
             continue
         root, point = (_plain(one) for one in words[3:5])
         rows.append(Mount(int(words[0]), int(words[1]), os.fsdecode(words[2]), root, point))
-    return Table(tuple(rows))
+    return Table(tuple(rows), cut=0 < most < len(data))
 
 
 def _plain(word: bytes) -> str:
@@ -126,13 +138,14 @@ def _plain(word: bytes) -> str:
     return os.fsdecode(ESCAPE.sub(lambda one: bytes([int(one[1], 8) & 0xFF]), word) if b"\\" in word else word)
 
 
-def read(path: Path | str) -> bytes:
-    """All of it; the kernel hands out a page at a time. Raises OSError."""
+def read(path: Path | str, most: int = 0) -> bytes:
+    """All of it, or a little more than ``most`` bytes; the kernel hands out a page at a time. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        out = []
-        while part := os.read(descriptor, 1 << 16):
+        out, size = [], 0
+        while (not most or size <= most) and (part := os.read(descriptor, 1 << 16)):
             out.append(part)
+            size += len(part)
         return b"".join(out)
     finally:
         os.close(descriptor)
@@ -165,6 +178,11 @@ def ledger_points(table: Table, ledger: Place) -> set[str]:
 
 def foreign(table: Table, places: Sequence[Place], guarded: Sequence[str], complete: bool) -> list[str]:
     """What is not as the node mounted it, in words. ``complete``: what is not there at all is named too."""
+    within = table.within(guarded)
+    if table.cut:
+        return [f"the list of its mounts is longer than {LONGEST} bytes, expected some hundred lines"]
+    if len(within) > len(places) + MOST_MORE:
+        return [f"{len(within)} mounts lie at or below {' and '.join(guarded)}, expected {len(places)}"]
     found = []
     wrong = set()
     for one in places:
@@ -182,7 +200,9 @@ def foreign(table: Table, places: Sequence[Place], guarded: Sequence[str], compl
         elif complete:
             found.append(f"at {one.point} nothing of ours is seen, expected {one.root} of {one.device}")
     expected = {one.point for one in places}
-    for mount in table.within(guarded):
+    for mount in within:
+        if table.seen_at(mount.point) != mount:
+            continue
         # A folder that ours lie in hides nothing as long as they are seen.
         if mount.point in expected | wrong or any(point.startswith(f"{mount.point}/") for point in expected):
             continue

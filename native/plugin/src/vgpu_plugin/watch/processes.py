@@ -146,7 +146,10 @@ class Processes:
                     self._vain.clear()
                 self._vain[group] = self._clock()
                 for one in self._all():
-                    if self._link(one, "pid") not in {"", *host_pids} and (shown := self._mounted(one, devices)):
+                    if self._link(one, "pid") in {"", *host_pids}:
+                        continue
+                    # Of hundreds of containers: none of these lists is kept.
+                    if shown := self._mounted(one, devices, keep=False):
                         self._learn(one, shown)
                 mine = self._of_group(group)
             if not mine and (pod := POD.search(group)):
@@ -187,22 +190,24 @@ class Processes:
             group = group.rpartition("/")[0]
         return frozenset()
 
-    def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
+    def _mounted(self, pid: int, devices: Mapping[str, str], keep: bool = True) -> frozenset[str]:
         """The allocations whose ledger file is mounted for a process."""
         if not devices:
             return frozenset()
-        rows = self.table(pid).rows
+        rows = self.table(pid, keep).rows
         return frozenset(devices[row.device] for row in rows if row.root in LEDGER_ROOTS and row.device in devices)
 
-    def table(self, pid: int | str) -> Table:
-        """The mounts of a process, as they are now; none where it is gone."""
+    def table(self, pid: int | str, keep: bool = True) -> Table:
+        """The mounts of a process, as they are now; none where it is gone. This program's own are read whole."""
+        most = 0 if pid == "self" else mounts.LONGEST
         for thread in self._threads(pid):
             with contextlib.suppress(OSError):
-                data = mounts.read(thread / "mountinfo")
-                if data not in self._tables:
-                    self._tables[data] = mounts.parse(data)
-                self._used.add(data)
-                return self._tables[data]
+                data = mounts.read(thread / "mountinfo", most)
+                table = self._tables.get(data) or mounts.parse(data, most)
+                if keep:
+                    self._tables[data] = table
+                    self._used.add(data)
+                return table
         return Table()
 
     def sees_own_root(self) -> bool:
