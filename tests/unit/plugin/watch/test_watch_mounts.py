@@ -198,7 +198,11 @@ STACKED = "".join(f"{n} {n - 1} " + EVIL.format("/dev/vgpu") for n in range(100,
 NEXT = "".join(f"{n} 51 " + EVIL.format(f"/dev/vgpu/0/{n}") for n in range(100, 5100))
 ELSEWHERE = "".join(f"{n} {n - 1} " + EVIL.format("/dev") for n in range(100, 5100)).replace("100 99 ", "100 41 ", 1)
 # What a tenant mounts in a user namespace of its own to keep the watcher busy; a word of what is said of it.
-MANY = [("one over the other", STACKED, "5006 mounts"), ("side by side", NEXT, "5006 mounts"), ("above", ELSEWHERE, "at ")]
+MANY = [
+    ("one over the other", STACKED, "5006 mounts"),
+    ("side by side", NEXT, "5006 mounts"),
+    ("above", ELSEWHERE, "at "),
+]
 
 
 @pytest.mark.parametrize(("about", "more", "said"), MANY, ids=[row[0] for row in MANY])

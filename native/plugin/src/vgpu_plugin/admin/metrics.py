@@ -89,7 +89,7 @@ def text(
         add("vgpu_container_throttled_seconds_total", use["throttled_seconds"], **labels)
         add("vgpu_container_active", use["active"], **labels)
         add("vgpu_container_throttled", use["throttled"], **labels)
-        add("vgpu_container_memory_violations_total", use["violations"], **labels)
+        add("vgpu_container_memory_violations_total", use["violations"], **labels, kind=use["kind"])
     if watched is not None:
         _findings(found, watched)
         add("vgpu_watch_polls_total", watched["looks"])
@@ -111,7 +111,7 @@ def _findings(found: Exposition, watched: Mapping[str, Any]) -> None:
     add = found.add
     for one in watched["findings"]:
         labels = {key: one[key] for key in ("allocation", "uuid", "namespace", "pod", "container", "reason")}
-        add("vgpu_container_watch_finding", 1, **labels)
+        add("vgpu_container_watch_finding", 1, **labels, kind=one["kind"])
     for one in watched["old_mounts"]:
         labels = {key: one[key] for key in ("allocation", "namespace", "pod", "container")}
         add("vgpu_container_old_mounts", 1, **labels)
