@@ -13,6 +13,7 @@ from doubles.kube_api import write_kubeconfig
 from doubles.mount_cases import ASKS, container
 from vgpu_kubelet_double import podresources
 from vgpu_kubelet_double.manager import PodError
+from vgpu_plugin import assembly
 from vgpu_plugin._shared.pods import annotations as pod_annotations
 from vgpu_plugin._shared.pods.annotations import Device, Part
 from vgpu_plugin.allocation.pod_mounts import MountCheck
@@ -20,6 +21,7 @@ from vgpu_plugin.allocation.pod_sizes import Owner
 from vgpu_plugin.assembly import Extras
 from vgpu_plugin.ctl import main as ctl
 from vgpu_plugin.daemon import Daemon
+from vgpu_plugin.node import kube_api
 
 from .conftest import FakeGpus
 from .node_api import NodeApi, pod_path
@@ -38,7 +40,8 @@ def api():
 @pytest.fixture
 def start(node, kubelet, api, running, tmp_path, monkeypatch):
     monkeypatch.setattr("vgpu_plugin.node.kube_api.TIMEOUT_S", 1.0)
-    monkeypatch.setattr("vgpu_plugin.assembly.POD_ANSWER_S", 0.3)
+    monkeypatch.setattr("vgpu_plugin.assembly.POD_ANSWER_S", 0.6)
+    monkeypatch.setattr("vgpu_plugin.assembly.MOUNTS_ANSWER_S", 0.3, raising=False)
     server = podresources.serve(kubelet, node.paths.pod_resources)
     kubeconfig = write_kubeconfig(tmp_path / "kubeconfig", api.url)
 
@@ -133,6 +136,16 @@ def test_api_server_that_does_not_answer_stops_no_pod(node, kubelet, api, start,
     with pytest.raises(PodError, match=OVER):
         kubelet.restart_container("one")
     assert unchecked() == 1
+
+
+def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api, start, unchecked, monkeypatch):
+    start()
+    waits = []
+    connect = kube_api.Api._connect
+    monkeypatch.setattr(kube_api.Api, "_connect", lambda one, wait: waits.append(wait) or connect(one, wait))
+    put(node, api, container("main", ASKS, FINE))
+    run(kubelet)
+    assert waits == [assembly.MOUNTS_ANSWER_S] and unchecked() == 0
 
 
 def test_without_credentials_nobody_is_asked(node, kubelet, api, start, unchecked):

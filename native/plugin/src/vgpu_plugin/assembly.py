@@ -16,6 +16,7 @@ from .allocation.allocation_files import AllocationFiles
 from .allocation.allocator import Allocator
 from .allocation.collector import Collector
 from .allocation.leases import Leases
+from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 # The kubelet waits 30 s for PreStartContainer; two questions about its pod must fit.
 POD_ANSWER_S = 8.0
+# A container starts without the check of its mounts where the server does not connect, or answer, within this time.
+MOUNTS_ANSWER_S = 1.5
 
 
 class Extras(NamedTuple):
@@ -112,8 +115,9 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     records = RecordStore(paths.records)
     records.load()
     files = AllocationFiles(paths.allocations, setup.mounter)
-    pods = _pod_sizes(setup)
+    pods = _pod_sizes(setup, POD_ANSWER_S)
     allocator = Allocator(paths, settings, pool, records, files, pods)
+    allocator.sizer.mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
     driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
     allocator.configure(settings, driver)
     static_slices = StaticSlices(paths, settings, pool, allocator, files, driver)
@@ -171,14 +175,15 @@ def _registrations(paths: Paths, pool: Pool, allocator: Allocator) -> Registrati
     return Registrations(make)
 
 
-def _pod_sizes(setup: Setup) -> PodSizes | None:
+def _pod_sizes(setup: Setup, answer_s: float) -> PodSizes | None:
+    """``answer_s``: how long the API server may take for one step of an answer."""
     if not setup.extras.kubeconfig:
         return None
     from .allocation.pod_sizes import PodSizes
     from .node import kube_access, kube_api
 
     paths = setup.paths
-    api = kube_api.Api(kube_access.read(setup.extras.kubeconfig), POD_ANSWER_S)
+    api = kube_api.Api(kube_access.read(setup.extras.kubeconfig), answer_s)
     return PodSizes(api, setup.extras.node, paths.checkpoint, lambda: podresources.holders(paths.pod_resources))
 
 
