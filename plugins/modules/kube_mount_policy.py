@@ -17,6 +17,7 @@ description:
     the others. It is removed with the last node.
   - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
   - Kubernetes before 1.30 has no such policy. The module then changes nothing and warns.
+  - A user without the right to read it is a failure where O(nodes) has resources, else a warning.
 author:
   - vgpu.fleet maintainers (@vgpu-fleet)
 extends_documentation_fragment:
@@ -72,6 +73,30 @@ from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
 from ..module_utils.kube import mount_policy
 
+RIGHTS = (
+    "this user needs get, create, patch, delete of validatingadmissionpolicies and validatingadmissionpolicybindings "
+    "(admissionregistration.k8s.io)"
+)
+
+
+def _change(module: AnsibleModule, api: kube_client.Api) -> list:
+    """Raises ValueError where the user may not do it, and a container of the nodes is limited."""
+    given = module.params["nodes"]
+    may_read = False
+    try:
+        policy = api.get(kube_apply.path_of(mount_policy.of_nodes({})[0]))
+        may_read = True
+        nodes = mount_policy.nodes_with(policy, given)
+        write = kube_apply.apply if nodes else kube_apply.remove
+        return write(api, mount_policy.of_nodes(nodes), module.check_mode)
+    except kube_client.ApiException as fault:
+        if fault.status != 403:
+            raise
+        if may_read or any(given.values()):
+            raise ValueError(f"it answered 403 Forbidden: {RIGHTS}") from None
+    module.warn(f"whether the policy for mounts names {', '.join(sorted(given))} is not known: {RIGHTS}")
+    return []
+
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     given = module.params["nodes"]
@@ -80,10 +105,7 @@ def run(module: AnsibleModule, api: kube_client.Api) -> dict:
     supported = numbers >= mount_policy.KNOWS_POLICIES
     changes: list = []
     if supported:
-        policy = api.get(kube_apply.path_of(mount_policy.of_nodes({})[0]))
-        nodes = mount_policy.nodes_with(policy, given)
-        write = kube_apply.apply if nodes else kube_apply.remove
-        changes = write(api, mount_policy.of_nodes(nodes), module.check_mode)
+        changes = _change(module, api)
     elif any(given.values()):
         module.warn(
             f"Kubernetes {version} has no ValidatingAdmissionPolicy (expected 1.30 or newer): pods that mount over "

@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from ansible_collections.vgpu.fleet.plugins.module_utils.kube import client as kube_client
 from ansible_collections.vgpu.fleet.plugins.modules import kube_mount_policy as module_under_test
 from doubles.kube_api import KubeClient
 
@@ -64,3 +65,31 @@ def test_old_kubernetes_is_left_as_it_is(nodes, warned):
     done = call(api, nodes, warnings=warnings)
     assert not done["changed"] and not done["supported"] and api.writes == []
     assert len(warnings) == warned and all("expected 1.30 or newer" in text for text in warnings)
+
+
+class Forbidden(Exception):
+    """As the client's: the API server's answer to a user without the right."""
+
+    status = 403
+
+
+@pytest.mark.parametrize(("nodes", "goes_on"), [({"n1": []}, True), ({"n1": GPU}, False)])
+def test_user_without_the_right_hears_which_one_is_missing(monkeypatch, nodes, goes_on):
+    """Where no container is limited there is nothing to refuse: a kubeconfig that reads alone is enough."""
+    api, warnings = KubeClient("v1.34.2"), []
+    monkeypatch.setattr(kube_client, "ApiException", Forbidden, raising=False)
+
+    def refuse(path):
+        if "validatingadmissionpolicies" in path:
+            raise Forbidden
+        return KubeClient.get(api, path)
+
+    monkeypatch.setattr(api, "get", refuse)
+    if goes_on:
+        assert not call(api, nodes, warnings=warnings)["changed"] and api.writes == []
+        (said,) = warnings
+    else:
+        with pytest.raises(ValueError, match="403") as fault:
+            call(api, nodes)
+        said = str(fault.value)
+    assert "get, create, patch, delete" in said and "validatingadmissionpolicybindings" in said
