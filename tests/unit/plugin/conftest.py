@@ -25,6 +25,7 @@ from vgpu_kubelet_double.manager import Manager  # noqa: E402
 from vgpu_plugin.allocation.allocation_files import AllocationFiles  # noqa: E402
 from vgpu_plugin.allocation.allocator import Allocator  # noqa: E402
 from vgpu_plugin.allocation.records import RecordStore  # noqa: E402
+from vgpu_plugin.allocation.sizer import Sizer  # noqa: E402
 from vgpu_plugin.assembly import Extras, Setup  # noqa: E402
 from vgpu_plugin.node.gpus import Driver, Gpu  # noqa: E402
 from vgpu_plugin.node.paths import Paths  # noqa: E402
@@ -152,7 +153,8 @@ class Node:
         records = RecordStore(self.paths.records)
         records.load()
         files = AllocationFiles(self.paths.allocations, self.mounter)
-        return pool, Allocator(self.paths, settings, pool, records, files), files
+        sizer = Sizer(records, pool, self.paths.checkpoint, settings)
+        return pool, Allocator(self.paths, settings, pool, records, files, sizer), files
 
 
 @pytest.fixture

@@ -141,8 +141,15 @@ def test_api_server_that_does_not_answer_stops_no_pod(node, kubelet, api, start,
 def test_start_does_not_wait_for_mounts_as_long_as_for_a_size(node, kubelet, api, start, unchecked, monkeypatch):
     start()
     waits = []
-    connect = kube_api.Api._connect
-    monkeypatch.setattr(kube_api.Api, "_connect", lambda one, wait: waits.append(wait) or connect(one, wait))
+    get = kube_api.Api.get
+
+    # By path: the node's label is followed at the same time, and a watch waits longer.
+    def noted(one, path):
+        if path == pod_path("one"):
+            waits.append(one._timeout)
+        return get(one, path)
+
+    monkeypatch.setattr(kube_api.Api, "get", noted)
     put(node, api, container("main", ASKS, FINE))
     run(kubelet)
     assert waits == [assembly.MOUNTS_ANSWER_S] and unchecked() == 0

@@ -18,6 +18,7 @@ from .allocation.collector import Collector
 from .allocation.leases import Leases
 from .allocation.pod_mounts import MountCheck
 from .allocation.records import RecordStore
+from .allocation.sizer import Sizer
 from .allocation.static_slices import StaticSlices
 from .inject import driver_files
 from .inject.driver_files import DriverFiles
@@ -116,8 +117,9 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     records.load()
     files = AllocationFiles(paths.allocations, setup.mounter)
     pods = _pod_sizes(setup, POD_ANSWER_S)
-    allocator = Allocator(paths, settings, pool, records, files, pods)
-    allocator.sizer.mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
+    mounts = MountCheck(_pod_sizes(setup, MOUNTS_ANSWER_S))
+    sizer = Sizer(records, pool, paths.checkpoint, settings, pods, mounts)
+    allocator = Allocator(paths, settings, pool, records, files, sizer)
     driver = driver_files.find(settings.driver_root, settings.dev_root, host_root=paths.seen_root)
     allocator.configure(settings, driver)
     static_slices = StaticSlices(paths, settings, pool, allocator, files, driver)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .._shared.config.sharing import VCUDA, Piece
 from ..errors import NotNow, Refused
@@ -29,9 +29,6 @@ from .limit_devices import limit_devices
 from .records import KUBELET, Record, RecordStore
 from .sizer import Sizer
 from .substitution import on_gpus, substitute
-
-if TYPE_CHECKING:
-    from .pod_sizes import PodSizes
 
 log = logging.getLogger(__name__)
 
@@ -66,16 +63,15 @@ class Allocator:
         pool: Pool,
         records: RecordStore,
         files: AllocationFiles,
-        pods: PodSizes | None = None,
+        sizer: Sizer,
     ) -> None:
-        """``pods``: what pods requested (pod_sizes.py); None where no API server is known."""
         self._paths = paths
         self.settings = settings
         self.pool = pool
         self.records = records
         self.lock = records.lock
         self._files = files
-        self.sizer = Sizer(records, pool, paths.checkpoint, settings, pods)
+        self.sizer = sizer
         self._answers = Answers(paths, pool, files)
         self.hand_over = settings.hand_over(paths.host_root, can_cdi=False)
         # Keeps a slice from being used on two sides (static_slices.py).

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Sizer:
-    """``pods`` finds the pods and plans at the API server; None where no API server is known. ``settings`` are replaced
-    under the lock of the records.
+    """``pods`` finds the pods and plans at the API server; None where no API server is known. ``mounts``: with a server
+    of its own where it waits for another time. ``settings`` are replaced under the lock of the records.
     """
 
     def __init__(
@@ -41,13 +41,14 @@ class Sizer:
         checkpoint_file: Path,
         settings: Settings,
         pods: PodSizes | None = None,
+        mounts: MountCheck | None = None,
     ) -> None:
         self._records = records
         self._pool = pool
         self._checkpoint_file = checkpoint_file
         self.settings = settings
         self._pods = pods
-        self.mounts = MountCheck(pods)
+        self.mounts = mounts or MountCheck(pods)
         # Allocation → its record with a size that is decided and not yet written down.
         self._reserved: dict[str, Record] = {}
 
