@@ -8,7 +8,6 @@ from typing import Any, Sequence
 
 from ..host.host import NVIDIA_VENDOR, Host
 from . import support as driver_support
-from .packages import PREBUILT
 
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 # Where the tools that build modules keep the key that they sign with: dkms, and Ubuntu's.
@@ -143,9 +142,9 @@ def signed_modules(host: Host) -> list[str] | None:
     system = host.os_release()
     if system["id"] != "ubuntu":
         return None
-    names = host.run(["apt-cache", "pkgnames", PREBUILT]).out.split()
+    names = host.run(["apt-cache", "pkgnames", driver_support.PREBUILT]).out.split()
     ending = "-" + system["kernel"]
-    found = [name[len(PREBUILT) : -len(ending)] for name in names if name.endswith(ending)]
+    found = [name[len(driver_support.PREBUILT) : -len(ending)] for name in names if name.endswith(ending)]
     return sorted(found) if names else None
 
 

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from ..host.distribution import System
-from .support import OPEN_FIRST
+from .support import OPEN_FIRST, PREBUILT
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # Where the repository of CUDA keeps its key; NVIDIA revoked the one before (7fa2af80) in 2022.
@@ -26,8 +26,6 @@ UBUNTU_SERVER = {
     "24.04": (470, 535, 550, 565, 570, 575, 580, 590, 595, 615),
     "26.04": (580, 595, 615),
 }
-# Modules that Ubuntu built and signed for one kernel.
-PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
 UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8.", "26.04": "7.0."}
 # Sources whose package names do not contain the branch.

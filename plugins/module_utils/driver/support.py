@@ -20,6 +20,8 @@ DEFAULT_BRANCH = 580
 OPEN_FIRST = 515
 OPEN_RECOMMENDED = 560
 OPEN_ONLY = 620
+# Packages of modules that Ubuntu built and signed for one kernel.
+PREBUILT = "linux-modules-nvidia-"
 
 
 class Generation(NamedTuple):
