@@ -64,6 +64,7 @@ DEFAULTS: dict[str, Any] = {
     "persistenced": True,
     "fabric_manager": "auto",
     "hold": True,
+    "hold_kernel": False,
     "vgpu_guest": False,
     "vgpu_feature": "vcs",
     "vgpu_license_server": "",
@@ -179,13 +180,20 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         refusals += driver_support.unsupported(branch, found)
     if kind != "none":
         refusals += driver_support.wrong_modules(kind, branch, found)
+    if kind != "none" and not gpus:
+        refusals.append(
+            "no NVIDIA GPU is on the PCI bus of this host, so a driver has nothing to drive; take the host out of the "
+            "group, or set nvidia_driver_kernel_module: none where the GPU comes by another way"
+        )
     refusals += _in_the_way(host, driver)
     refusals += _sources(host, wanted, kind, branch)
     prebuilt = _prebuilt(host, wanted)
-    if not refusals:
-        more, less = _secure_boot(host, driver, kind, prebuilt)
+    if prebuilt and kind != "none" and not refusals:
+        prebuilt, more, less = _signed(host, wanted, driver, driver_packages.ubuntu_flavour(branch, kind))
         refusals += more
         warnings += less
+    if not refusals:
+        refusals += _secure_boot(host, driver, kind, prebuilt)
     names = _pinned(wanted)
     if not names and wanted["files"]:
         names = [package_of(path) for path in wanted["files"]]
@@ -216,7 +224,7 @@ def _install(host: System, state: dict[str, Any], wanted: dict[str, Any]) -> Cho
         files_of_packages=list(wanted["files"]),
         module_stream=driver_packages.module_stream(host, branch, kind) if wanted["source"] == "cuda" else "",
         components=_components(host, wanted),
-        holds=driver_packages.hold_patterns(host, names) if wanted["hold"] else [],
+        holds=driver_packages.hold_patterns(host, names, bool(wanted["hold_kernel"])) if wanted["hold"] else [],
         files=files,
         initramfs=initramfs,
         kernel_arguments=arguments,
@@ -318,15 +326,36 @@ def _prebuilt(host: System, wanted: dict[str, Any]) -> bool:
     return wanted["prebuilt"] in ("auto", True)
 
 
-def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> tuple[list[str], list[str]]:
+def _signed(
+    host: System, wanted: dict[str, Any], driver: dict[str, Any], flavour: str
+) -> tuple[bool, list[str], list[str]]:
+    """Whether Ubuntu has a module of a flavour, signed, for the kernel that runs; refusals, warnings.
+
+    Its archive keeps them for kernels of some months. None: the host has not read the archive's lists.
+    """
+    there = driver.get("signed_modules")
+    if there is None or flavour in there:
+        return True, [], []
+    missing = f"{host.name} has no signed module of {flavour} for kernel {host.kernel}"
+    kernel = "install a kernel that has one and reboot"
+    if wanted["prebuilt"] is True:
+        return True, [f"{missing}: {kernel}, or set nvidia_driver_prebuilt to auto or false to build it by DKMS"], []
+    if driver.get("secure_boot") and driver.get("signing_key") != "enrolled":
+        key = "/var/lib/shim-signed/mok/MOK.der"
+        way_out = f"{kernel}; or mokutil --import {key}, reboot, and confirm it on the console"
+        return True, [f"{missing}, and Secure Boot is on, which refuses one that DKMS builds: {way_out}"], []
+    return False, [], [f"{missing}, so DKMS builds it on the host; for a signed one {kernel}"]
+
+
+def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool) -> list[str]:
     """With Secure Boot a kernel loads only modules whose signer it knows: found out before anything is installed."""
     if kind == "none" or not driver.get("secure_boot") or prebuilt:
-        return [], []
+        return []
     if host.family == "sles" and kind == "open":
-        return [], []
+        return []
     signing = driver.get("signing_key")
     if signing == "enrolled":
-        return [], []
+        return []
     key = "/var/lib/shim-signed/mok/MOK.der" if host.family == "ubuntu" else "/var/lib/dkms/mok.pub"
     enrol = f"mokutil --import {key}, reboot, and confirm it on the console"
     if host.family == "ubuntu":
@@ -337,7 +366,7 @@ def _secure_boot(host: System, driver: dict[str, Any], kind: str, prebuilt: bool
     return [
         f"Secure Boot is on, the kernel modules are built on the host, and {state}; the kernel would refuse them. "
         f"{enrol}; or switch Secure Boot off"
-    ], []
+    ]
 
 
 def _wants_fabric_manager(state: dict[str, Any], wanted: dict[str, Any]) -> bool:
@@ -359,7 +388,9 @@ def _fabric_manager(
     if host.manager != "apt" and (not version or "*" in version):
         return [], [f"{why}; set nvidia_driver_version to an exact one"]
     user = names[0].partition("=")[0] if names else ""
-    return driver_packages.fabric_manager(host, branch, user, version if "*" not in version else ""), []
+    return driver_packages.fabric_manager(
+        host, wanted["source"], branch, user, version if "*" not in version else ""
+    ), []
 
 
 def _host_files(host: System, wanted: dict[str, Any], kind: str) -> tuple[dict[str, str], list[str], list[str]]:

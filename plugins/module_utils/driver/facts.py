@@ -53,6 +53,7 @@ def read(host: Host) -> dict[str, Any]:
         "runfile": host.file(RUNFILE) is not None,
         "initramfs_old": initramfs_old(host, NOUVEAU_FILE),
         "nvlink5": nvlink5(host),
+        "signed_modules": signed_modules(host),
         # The link is there with the kernel, what it points to with the headers.
         "headers": bool(host.names(f"/lib/modules/{host.os_release()['kernel']}/build")),
     }
@@ -131,6 +132,20 @@ def signing_key(host: Host) -> str | None:
             answer = host.run(["mokutil", "--test-key", path])
             return "enrolled" if "already enrolled" in answer.out + answer.err else "missing"
     return None
+
+
+def signed_modules(host: Host) -> list[str] | None:
+    """The driver flavours of Ubuntu's archive with a module for the kernel that runs, such as ``580-server-open``.
+
+    None on other systems, and where the package lists name no such module for any kernel: nobody has read them yet.
+    """
+    system = host.os_release()
+    if system["id"] != "ubuntu":
+        return None
+    names = host.run(["apt-cache", "pkgnames", driver_support.PREBUILT]).out.split()
+    ending = "-" + system["kernel"]
+    found = [name[len(driver_support.PREBUILT) : -len(ending)] for name in names if name.endswith(ending)]
+    return sorted(found) if names else None
 
 
 def nvswitches(host: Host) -> int:

@@ -11,22 +11,23 @@ import re
 from typing import Any
 
 from ..host.distribution import System
-from .support import OPEN_FIRST
+from .support import OPEN_FIRST, PREBUILT
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 # Where the repository of CUDA keeps its key; NVIDIA revoked the one before (7fa2af80) in 2022.
 CUDA_DEB_KEY, CUDA_RPM_KEY = "3bf863cc.pub", "D42D0685.pub"
 # Branches that Debian carries, with the part of the package names that tells one from the other.
 DEBIAN = {"12": {535: "", 470: "tesla-470-"}, "13": {550: "", 535: "tesla-535-"}}
+# Ubuntu's -server branches, as its archive had them on 2026-11-23, without those whose packages are empty and bring a
+# later branch.
 UBUNTU_SERVER = {
-    "20.04": (390, 418, 450, 470, 515, 525, 535, 550, 570),
-    "22.04": (390, 418, 450, 470, 515, 525, 535, 550, 570, 580),
-    "24.04": (470, 535, 550, 570, 580),
+    "20.04": (418, 450, 470, 525, 535, 550, 565, 570),
+    "22.04": (418, 450, 470, 525, 535, 550, 565, 570, 575, 580, 590, 595, 615),
+    "24.04": (470, 535, 550, 565, 570, 575, 580, 590, 595, 615),
+    "26.04": (580, 595, 615),
 }
-# Modules that Ubuntu built and signed for one kernel.
-PREBUILT = "linux-modules-nvidia-"
 # Kernel series of each release; another one is a hardware-enablement kernel, whose packages have other names.
-UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8."}
+UBUNTU_KERNEL = {"20.04": "5.4.", "22.04": "5.15.", "24.04": "6.8.", "26.04": "7.0."}
 # Sources whose package names do not contain the branch.
 REPOSITORIES = ("cuda", "mirror", "file")
 ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "sbsa", "arm64": "sbsa"}
@@ -78,13 +79,18 @@ def _ubuntu(host: System, source: str, branch: int | None, kind: str, prebuilt: 
     user = [f"nvidia-utils{suffix}", f"libnvidia-compute{suffix}"]
     if kind == "none":
         return user, []
-    flavour = "-open" if kind == "open" else ""
+    flavour = ubuntu_flavour(branch, kind).partition("-server")[2]
     # nvidia-persistenced and nvidia-cuda-mps-control are in nvidia-compute-utils.
     user.append(f"nvidia-compute-utils{suffix}")
     if not prebuilt:
         return [*user, f"nvidia-headless{suffix}{flavour}"], [f"linux-headers-{host.kernel}"] if host.kernel else []
     metas = [f"{PREBUILT}{suffix[1:]}{flavour}-{host.kernel}", _ubuntu_meta(host, suffix, flavour)]
     return [*user, f"nvidia-headless-no-dkms{suffix}{flavour}"], metas
+
+
+def ubuntu_flavour(branch: int | None, kind: str) -> str:
+    """How Ubuntu names the modules of a branch: ``580-server-open``."""
+    return f"{branch}-server" + ("-open" if kind == "open" else "")
 
 
 def other_branches(host: System, source: str, branch: int | None) -> list[str]:
@@ -155,9 +161,13 @@ def module_stream(host: System, branch: int | None, kind: str) -> str:
     return f"{branch}-dkms" if branch else "latest-dkms"
 
 
-def fabric_manager(host: System, branch: int, user_space: str, version: str) -> list[str]:
-    """Fabric manager and its library at exactly the driver's version; ``user_space``: a package that has it."""
-    suffix = f"-{branch}" if branch < 580 and host.manager == "apt" else ""
+def fabric_manager(host: System, source: str, branch: int, user_space: str, version: str) -> list[str]:
+    """Fabric manager and its library at exactly the driver's version; ``user_space``: a package that has it.
+
+    Ubuntu's archive names both by the branch; so does NVIDIA's repository for apt before 580.
+    """
+    by_branch = source == "distribution" or branch < 580
+    suffix = f"-{branch}" if by_branch and host.manager == "apt" else ""
     manager = "nvidia-fabricmanager" if host.manager == "apt" else "nvidia-fabric-manager"
     pin = f"{version}*" if version and host.manager == "apt" and "*" not in version else version or f"@{user_space}"
     return [f"{manager}{suffix}={pin}", f"libnvidia-nscq{suffix}={pin}"]
@@ -172,17 +182,19 @@ def cuda_repository(host: System) -> dict[str, Any]:
     return {"baseurl": base, "key_url": base + CUDA_RPM_KEY}
 
 
-def hold_patterns(host: System, names: list[str]) -> list[str]:
+def hold_patterns(host: System, names: list[str], kernel: bool) -> list[str]:
     """The packages to hold: exact names for apt and zypper, for dnf patterns that include dependencies.
 
-    The container toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
+    ``kernel``: also the kernel that modules were built for; without it these modules follow the kernel. The container
+    toolkit has NVIDIA's name as well, and versions of its own: another role's to hold and to change.
     """
     if host.manager == "apt":
         held = {name.partition("=")[0] for name in names if not name.startswith("linux-headers-")}
-        if any(name.startswith(PREBUILT) for name in held):
+        prebuilt = {name for name in held if name.startswith(PREBUILT)}
+        if not kernel:
             # A newer kernel without its module, which is held, boots without GPUs.
-            held |= {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-")}
-        return sorted(held)
+            return sorted(held - prebuilt)
+        return sorted(held | {f"linux-{part}{_ubuntu_kernel(host)}" for part in ("", "image-", "headers-") if prebuilt})
     if host.manager == "dnf":
         return ["*nvidia*", "!*nvidia-container*", "!nvidia-docker2"]
     return sorted({name.partition("=")[0] for name in names})

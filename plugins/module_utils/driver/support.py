@@ -13,13 +13,15 @@ from typing import Any, Iterable, NamedTuple, Sequence
 # The first driver of the GPUs and interfaces that this product relies on.
 OLDEST_DRIVER = (384, 81)
 # Branches that NVIDIA maintains for data centres or that a supported distribution carries, oldest first.
-BRANCHES = (390, 418, 450, 470, 510, 515, 525, 535, 550, 560, 565, 570, 575, 580, 590, 595, 610)
+BRANCHES = (390, 418, 450, 470, 510, 515, 525, 535, 550, 560, 565, 570, 575, 580, 590, 595, 610, 615)
 # The default branch: the newest that still supports Maxwell, Pascal and Volta.
 DEFAULT_BRANCH = 580
 # Open kernel modules: first for data-centre GPUs, then recommended, then the only ones.
 OPEN_FIRST = 515
 OPEN_RECOMMENDED = 560
 OPEN_ONLY = 620
+# Packages of modules that Ubuntu built and signed for one kernel.
+PREBUILT = "linux-modules-nvidia-"
 
 
 class Generation(NamedTuple):

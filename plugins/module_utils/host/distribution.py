@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 DEBIAN = ("12", "13")
-UBUNTU = ("20.04", "22.04", "24.04")
+UBUNTU = ("20.04", "22.04", "24.04", "26.04")
 EL_LIKE = {"rhel", "rocky", "almalinux", "centos", "ol"}
 
 
@@ -32,7 +32,7 @@ class System(NamedTuple):
         return family + self.release.replace(".", "")
 
 
-SUPPORTED = "Debian 12 and 13, Ubuntu 20.04, 22.04 and 24.04, RHEL and Rocky 8 to 10, SLES 15"
+SUPPORTED = "Debian 12 and 13, Ubuntu 20.04, 22.04, 24.04 and 26.04, RHEL and Rocky 8 to 10, SLES 15"
 
 
 def system(host: dict[str, Any]) -> System | None:

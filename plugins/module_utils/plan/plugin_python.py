@@ -16,7 +16,7 @@ OLDEST = (3, 11)
 SYSTEM_PYTHON = "/usr/bin/python3"
 # Pythons that may run the modules of a play, and their folders.
 OLDEST_OF_MODULES = (3, 8)
-CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(13, 7, -1))]
+CANDIDATES = [SYSTEM_PYTHON, *(f"/usr/bin/python3.{minor}" for minor in range(14, 7, -1))]
 
 
 class Choice(NamedTuple):
@@ -43,6 +43,7 @@ TABLE = {
     ("ubuntu", "20.04"): Row("", (), "", "3.8"),
     ("ubuntu", "22.04"): Row("/usr/bin/python3.11", ("python3.11", "python3.11-venv"), "3.11", "3.10"),
     ("ubuntu", "24.04"): Row(SYSTEM_PYTHON, ("python3-venv",), "3.12", "3.12"),
+    ("ubuntu", "26.04"): Row(SYSTEM_PYTHON, ("python3-venv",), "3.14", "3.14"),
     ("el", "8"): Row("/usr/bin/python3.12", ("python3.12",), "3.12", "3.6"),
     ("el", "9"): Row("/usr/bin/python3.12", ("python3.12",), "3.12", "3.9"),
     ("el", "10"): Row(SYSTEM_PYTHON, ("python3",), "3.12", "3.12"),

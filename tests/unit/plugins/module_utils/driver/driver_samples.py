@@ -18,6 +18,8 @@ HOSTS = {
     "ubuntu22": ("ubuntu", "debian", "22.04", "Ubuntu 22.04.5 LTS", "5.15.0-153-generic"),
     "ubuntu22hwe": ("ubuntu", "debian", "22.04", "Ubuntu 22.04.5 LTS", "6.8.0-84-generic"),
     "ubuntu24": ("ubuntu", "debian", "24.04", "Ubuntu 24.04.3 LTS", "6.8.0-84-generic"),
+    "ubuntu24new": ("ubuntu", "debian", "24.04", "Ubuntu 24.04.4 LTS", "7.0.0-44-generic"),
+    "ubuntu26": ("ubuntu", "debian", "26.04", "Ubuntu 26.04 LTS", "7.0.0-44-generic"),
     "ubuntu24aws": ("ubuntu", "debian", "24.04", "Ubuntu 24.04.3 LTS", "6.8.0-1035-aws"),
     "rhel8": ("rhel", "fedora", "8.10", "Red Hat Enterprise Linux 8.10 (Ootpa)", "4.18.0-553.el8_10.x86_64"),
     "rocky8": ("rocky", "rhel centos fedora", "8.10", "Rocky Linux 8.10", "4.18.0-553.el8_10.x86_64"),

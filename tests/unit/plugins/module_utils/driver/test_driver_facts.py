@@ -16,6 +16,10 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.163.01  Rel
 IDLE = "nvidia_uvm 4 0 - Live 0x0\nnvidia_modeset 3 0 - Live 0x0\nnvidia 2 2 nvidia_uvm,nvidia_modeset, Live 0x0\n"
 DRM = "nvidia_drm 5 0 - Live 0x0\nnvidia_modeset 3 1 nvidia_drm, Live 0x0\nnvidia 2 1 nvidia_modeset, Live 0x0\n"
 BUSY = IDLE.replace("nvidia 2 2", "nvidia 2 5")
+SIGNED, MODULE = (
+    "apt-cache pkgnames linux-modules-nvidia-",
+    f"linux-modules-nvidia-580-server-open-{platform.release()}",
+)
 EFI = driver_facts.SECURE_BOOT.lstrip("/")
 
 
@@ -58,6 +62,14 @@ FACTS = [
     ({"usr/bin/nvidia-uninstall": ""}, {}, {"container": False, "runfile": True}),
     ({f"lib/modules/{platform.release()}/build/Makefile": ""}, {}, {"headers": True}),
     ({"lib/modules/1.2.3/build/Makefile": ""}, {}, {"headers": False}),
+    ({"etc/os-release": "ID=debian\n"}, {SIGNED: Answer(0, f"{MODULE}\n", "")}, {"signed_modules": None}),
+    ({"etc/os-release": "ID=ubuntu\n"}, {SIGNED: Answer(0, "", "")}, {"signed_modules": None}),
+    ({"etc/os-release": "ID=ubuntu\n"}, {SIGNED: Answer(0, f"{MODULE}-hwe\n", "")}, {"signed_modules": []}),
+    (
+        {"etc/os-release": "ID=ubuntu\n"},
+        {SIGNED: Answer(0, f"{MODULE}\n{MODULE.replace('580', '595')}\nlinux-modules-nvidia-590-server-generic\n", "")},
+        {"signed_modules": ["580-server-open", "595-server-open"]},
+    ),
 ]
 
 

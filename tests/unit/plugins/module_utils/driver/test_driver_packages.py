@@ -124,6 +124,46 @@ PACKAGES = [
         "nvidia-headless-550-server "
         "linux-headers-5.15.0-153-generic",
     ),
+    # The archive has a signed module of this branch for the kernel that runs, and none: built by DKMS instead.
+    (
+        "ubuntu24",
+        [H100],
+        {"driver": {"signed_modules": ["580-server-open", "595-server"]}},
+        580,
+        "open",
+        "nvidia-utils-580-server libnvidia-compute-580-server nvidia-compute-utils-580-server "
+        "nvidia-headless-no-dkms-580-server-open linux-modules-nvidia-580-server-open-6.8.0-84-generic "
+        "linux-modules-nvidia-580-server-open-generic",
+    ),
+    (
+        "ubuntu24",
+        [H100],
+        {"driver": {"signed_modules": ["580-server", "595-server-open"]}},
+        580,
+        "open",
+        "nvidia-utils-580-server libnvidia-compute-580-server nvidia-compute-utils-580-server "
+        "nvidia-headless-580-server-open linux-headers-6.8.0-84-generic",
+    ),
+    (
+        "ubuntu24new",
+        [B200],
+        {"branch": "615"},
+        615,
+        "open",
+        "nvidia-utils-615-server libnvidia-compute-615-server nvidia-compute-utils-615-server "
+        "nvidia-headless-no-dkms-615-server-open linux-modules-nvidia-615-server-open-7.0.0-44-generic "
+        "linux-modules-nvidia-615-server-open-generic-hwe-24.04",
+    ),
+    (
+        "ubuntu26",
+        [H100],
+        {},
+        580,
+        "open",
+        "nvidia-utils-580-server libnvidia-compute-580-server nvidia-compute-utils-580-server "
+        "nvidia-headless-no-dkms-580-server-open linux-modules-nvidia-580-server-open-7.0.0-44-generic "
+        "linux-modules-nvidia-580-server-open-generic",
+    ),
     (
         "ubuntu20",
         [P100],
@@ -215,6 +255,35 @@ def test_packages(host, gpus, wanted, branch, kind, packages):
     assert (found.branch, found.kernel_module, " ".join(found.packages)) == (branch, kind, packages)
 
 
+# what the archive has for the kernel that runs, nvidia_driver_prebuilt, Secure Boot -> words of the refusal, of the
+# warning
+NO_MODULE = [
+    (["580-server-open"], "auto", False, "", ""),
+    (None, "auto", False, "", ""),
+    (None, True, False, "", ""),
+    (["595-server-open"], "auto", False, "", "has no signed module of 580-server-open for kernel 6.8.0-84-generic"),
+    (["595-server-open"], False, False, "", ""),
+    (["595-server-open"], True, False, "install a kernel that has one and reboot, or set nvidia_driver_prebuilt", ""),
+    (
+        ["595-server-open"],
+        "auto",
+        True,
+        "and Secure Boot is on, which refuses one that DKMS builds: install",
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize("signed, prebuilt, secure, refusal, warning", NO_MODULE)
+def test_kernel_without_a_signed_module_names_the_ways_out(signed, prebuilt, secure, refusal, warning):
+    driver = {"signed_modules": signed, "secure_boot": secure}
+    found = chosen("ubuntu24", [H100], driver=driver, prebuilt=prebuilt)
+    assert (refusal in " | ".join(found.refusals)) and bool(found.refusals) == bool(refusal)
+    assert not warning or warning in " | ".join(found.warnings)
+    dkms = any(name.startswith("nvidia-headless-580") for name in found.packages)
+    assert dkms == (not refusal and (prebuilt is False or bool(warning)))
+
+
 # kernel that runs, architecture, whether its headers are there -> packages of headers of an RPM system
 EL_HEADERS = [
     ("4.18.0-553.el8_10.x86_64", "x86_64", False, ["kernel-devel=4.18.0-553.el8_10"]),
@@ -268,6 +337,21 @@ FABRIC = [
         {"branch": "535", "version": "535.216.01"},
         6,
         "nvidia-fabricmanager-535=535.216.01* libnvidia-nscq-535=535.216.01*",
+        "",
+    ),
+    # The archive puts the branch into these names at every branch; the CUDA repository up to 570.
+    (
+        "ubuntu24",
+        {},
+        4,
+        "nvidia-fabricmanager-580=@nvidia-utils-580-server libnvidia-nscq-580=@nvidia-utils-580-server",
+        "",
+    ),
+    (
+        "ubuntu22",
+        {"branch": "595"},
+        8,
+        "nvidia-fabricmanager-595=@nvidia-utils-595-server libnvidia-nscq-595=@nvidia-utils-595-server",
         "",
     ),
     (
@@ -349,28 +433,30 @@ def test_holds_name_the_packages_and_not_the_headers():
     assert chosen("debian12", [T4], hold=False).holds == []
 
 
+HELD = {"hold_kernel": True}
 # Ubuntu's host, desired state -> what is held of its kernel
 KERNEL_HOLDS = [
-    ("ubuntu24", {}, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
+    ("ubuntu24", {}, []),
+    ("ubuntu24", HELD, ["linux-generic", "linux-headers-generic", "linux-image-generic"]),
     (
         "ubuntu22hwe",
-        {"branch": "535"},
+        {"branch": "535", **HELD},
         ["linux-generic-hwe-22.04", "linux-headers-generic-hwe-22.04", "linux-image-generic-hwe-22.04"],
     ),
-    ("ubuntu24aws", {}, ["linux-aws", "linux-headers-aws", "linux-image-aws"]),
-    ("ubuntu24", {"prebuilt": False}, []),  # DKMS builds a module for each kernel that comes
-    ("ubuntu24", {"kernel_module": "none"}, []),
-    ("ubuntu24", {"hold": False}, []),
+    ("ubuntu24aws", HELD, ["linux-aws", "linux-headers-aws", "linux-image-aws"]),
+    ("ubuntu24", {"prebuilt": False, **HELD}, []),  # DKMS builds a module for each kernel that comes
+    ("ubuntu24", {"kernel_module": "none", **HELD}, []),
+    ("ubuntu24", {"hold": False, **HELD}, []),
 ]
 
 
 @pytest.mark.parametrize("host, wanted, kernel", KERNEL_HOLDS)
-def test_a_kernel_is_held_with_the_module_that_was_built_for_it(host, wanted, kernel):
+def test_a_kernel_is_held_where_asked_for_with_the_module_that_was_built_for_it(host, wanted, kernel):
     found = chosen(host, [T4], **wanted)
     assert [name for name in found.holds if name.startswith("linux-") and "nvidia" not in name] == kernel
     modules = [name for name in found.packages if name.startswith("linux-modules-nvidia-")]
-    assert set(modules) <= set(found.holds) or not wanted.get("hold", True)
-    assert bool(kernel) <= bool(modules)
+    # A module that is held while its kernel goes on leaves the next kernel without one.
+    assert [name for name in modules if name in found.holds] == (modules if kernel else [])
 
 
 def test_what_is_locked_on_rhel_is_the_driver_and_not_the_container_toolkit():

@@ -388,7 +388,7 @@ def test_persistence_mode_on_ubuntu(state, changes):
 def test_of_ubuntus_kernel_what_is_there_is_held():
     there = {"linux-generic": "6.8.0-84.84", "linux-image-generic": "6.8.0-84.84", "linux-image-6.8.0-84-generic": "1"}
     state = changed(GOOD, {**UBUNTU, "packages": there})
-    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present"}
+    whole = {**desired.INPUTS["nvidia_driver"], "kernel_module": "auto", "state": "present", "hold_kernel": True}
     changes = plan_driver.nvidia_driver(whole, state, {}).changes
     assert [text for text in changes if text.startswith("hold ")] == ["hold linux-generic", "hold linux-image-generic"]
 
