@@ -14,7 +14,8 @@ description:
     pod with a container that asks for a resource of O(nodes) and mounts a volume at, above or below a path where
     vgpu.fleet mounts its own files, such as C(/dev/vgpu) and C(/etc/ld.so.preload).
   - The policy keeps the nodes and their resources in an annotation, so that a run for some nodes changes nothing for
-    the others. It is removed with the last node.
+    the others. It is removed with the last node. Controllers that run at once lose none; one that others forestall six
+    times fails.
   - Server-side apply, and dry runs of the API server in check mode; fields of others stay.
   - Kubernetes before 1.30 has no such policy. The module then changes nothing and warns.
   - A user without the right to read it is a failure where O(nodes) has resources, else a warning.
@@ -73,29 +74,69 @@ from ..module_utils.kube import apply as kube_apply
 from ..module_utils.kube import client as kube_client
 from ..module_utils.kube import mount_policy
 
+NAME = mount_policy.OF_DEVICE_PLUGIN
 RIGHTS = (
     "this user needs get, create, patch, delete of validatingadmissionpolicies and validatingadmissionpolicybindings "
     "(admissionregistration.k8s.io)"
 )
+# How often the policy is read again where another controller wrote it meanwhile.
+TRIES = 6
 
 
 def _change(module: AnsibleModule, api: kube_client.Api) -> list:
     """Raises ValueError where the user may not do it, and a container of the nodes is limited."""
     given = module.params["nodes"]
-    may_read = False
+    path = kube_apply.path_of(mount_policy.of_nodes({})[0])
+    may_read = made = False
     try:
-        policy = api.get(kube_apply.path_of(mount_policy.of_nodes({})[0]))
-        may_read = True
-        nodes = mount_policy.nodes_with(policy, given)
-        write = kube_apply.apply if nodes else kube_apply.remove
-        return write(api, mount_policy.of_nodes(nodes), module.check_mode)
+        for _attempt in range(TRIES):
+            policy = api.get(path)
+            may_read = True
+            nodes = mount_policy.nodes_with(policy, given)
+            if policy is None and nodes and not module.check_mode:
+                # Two controllers may both be the first: only a policy that is there has a version to write by.
+                made = api.post(path.rpartition("/")[0], mount_policy.ground(), (409,)) == 201 or made
+                continue
+            changes = _write(module, api, policy, nodes)
+            if changes is not None:
+                # What this run made as a ground was not there before.
+                return [
+                    one._replace(before=None) if made and one.title.endswith(" " + NAME) else one for one in changes
+                ]
     except kube_client.ApiException as fault:
         if fault.status != 403:
             raise
         if may_read or any(given.values()):
             raise ValueError(f"it answered 403 Forbidden: {RIGHTS}") from None
+    else:
+        raise ValueError(
+            f"policy {NAME}: expected to write it as it was read, and others changed it {TRIES} times meanwhile; "
+            "let one controller at a time work on a cluster, and run it again"
+        )
     module.warn(f"whether the policy for mounts names {', '.join(sorted(given))} is not known: {RIGHTS}")
     return []
+
+
+def _write(module: AnsibleModule, api: kube_client.Api, policy: dict | None, nodes: dict) -> list | None:
+    """The policy for these nodes, or none, if it is still the one that was read; None where it is another by now."""
+    objects = mount_policy.of_nodes(nodes)
+    version = _version(policy)
+    if version:
+        objects[0]["metadata"]["resourceVersion"] = version
+    try:
+        # The policy last, for its version says whether anybody else was here. A binding without one does nothing.
+        if nodes:
+            return kube_apply.apply(api, objects[::-1], module.check_mode)
+        return kube_apply.remove(api, objects, module.check_mode)
+    except kube_client.ApiException as fault:
+        # By what is there and not by the status: one that is gone by now is answered in another way.
+        if fault.status == 403 or _version(api.get(kube_apply.path_of(objects[0]))) == version:
+            raise
+    return None
+
+
+def _version(policy: dict | None) -> str:
+    return str(((policy or {}).get("metadata") or {}).get("resourceVersion") or "")
 
 
 def run(module: AnsibleModule, api: kube_client.Api) -> dict:

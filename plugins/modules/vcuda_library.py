@@ -104,6 +104,8 @@ def predict(params: dict, before: dict) -> list[str]:
     actions = []
     if version not in before["whole"]:
         actions.append(f"would deploy {root}/{version}")
+    elif version in before["closed"]:
+        actions.append(f"would let every user look into {root}/{version}")
     if before["current"] != version:
         actions.append(f"would switch {root}/current to {version}")
     return actions

@@ -159,6 +159,8 @@ class Cluster:
         if method == "GET" and not place.name:
             return 200, self._list(path, query)
         if method == "PATCH" and kind == APPLY:
+            if refused := conflict(self.objects.get(path), body["metadata"]):
+                return refused
             return self._apply(path, body, "dryRun" in query)
         if path not in self.objects:
             return failure(404, f"{path} not found")
@@ -166,14 +168,14 @@ class Cluster:
         if method == "GET":
             return 200, found
         if method == "DELETE":
+            if refused := conflict(found, (body or {}).get("preconditions") or {}):
+                return refused
             self.remove(path)
             return 200, {"kind": "Status", "status": "Success"}
         if method == "POST":
             return self._evict(path) if place.subresource == "eviction" else self._bind(path, found, body)
-        metadata = body.get("metadata") or {}
-        for key in ("resourceVersion", "uid"):
-            if metadata.get(key) not in (None, found["metadata"].get(key)):
-                return failure(409, f"the {key} in the precondition does not match: {found['metadata'].get(key)}")
+        if refused := conflict(found, body.get("metadata") or {}):
+            return refused
         return 200, self.put(path, body if method == "PUT" else merge(found, body, kind == STRATEGIC))
 
     def _list(self, path: str, query: dict[str, str]) -> Object:
@@ -186,6 +188,7 @@ class Cluster:
 
     def _apply(self, path: str, body: Object, dry_run: bool) -> tuple[int, Object]:
         found = self.objects.get(path)
+        body = dict(body, metadata={key: one for key, one in body["metadata"].items() if key != "resourceVersion"})
         made = merge(without(found or {}, self._applied.get(path, {}), body), body)
         made["metadata"]["managedFields"] = [{"operation": "Apply", "time": str(len(self.calls) + len(self.writes))}]
         if dry_run:
@@ -249,12 +252,29 @@ class Cluster:
                 return
 
 
+class Refusal(Exception):
+    """The client's ApiException."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 class KubeClient(Cluster):
-    """The cluster as the modules' client shows it: no server, objects by path."""
+    """The cluster as the modules' client shows it: no server, objects by path. Raises Refusal for a 409.
+
+    ``meanwhile``: called with (method, path) before each request, as what others do meanwhile.
+    """
+
+    meanwhile: Callable[[str, str], None] | None = None
 
     def _answer(self, method: str, target: str, body: Any = None, kind: str = MERGE) -> Object | None:
         self.calls.append((method, target.partition("?")[0]))
+        if self.meanwhile is not None:
+            self.meanwhile(method, target.partition("?")[0])
         status, document = self.request(method, target, body, kind)
+        if status == 409:
+            raise Refusal(status)
         assert status in (200, 201, 404), document
         return None if status == 404 else document
 
@@ -267,8 +287,17 @@ class KubeClient(Cluster):
     def patch(self, path: str, body: Object) -> Object | None:
         return self._answer("PATCH", path, body, STRATEGIC)
 
-    def delete(self, path: str) -> None:
-        self._answer("DELETE", path)
+    def post(self, path: str, body: Object, refusals: tuple[int, ...] = ()) -> int:
+        try:
+            self._answer("POST", path, body)
+        except Refusal as fault:
+            if fault.status in refusals:
+                return fault.status
+            raise
+        return 201
+
+    def delete(self, path: str, version: str = "") -> None:
+        self._answer("DELETE", path, {"preconditions": {"resourceVersion": version}} if version else None)
 
 
 class KubeApi(Cluster):
@@ -356,6 +385,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *_arguments: Any) -> None:
         return
+
+
+def conflict(found: Object | None, expected: Object) -> tuple[int, Object] | None:
+    """The refusal of a write whose precondition an object does not meet."""
+    known = (found or {}).get("metadata") or {}
+    for key in ("resourceVersion", "uid"):
+        if expected.get(key) not in (None, known.get(key)):
+            return failure(409, f"the {key} in the precondition does not match: {known.get(key)}")
+    return None
 
 
 def failure(code: int, message: str, reason: str = "") -> tuple[int, Object]:

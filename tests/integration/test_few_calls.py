@@ -113,6 +113,13 @@ def test_the_library_is_sent_only_where_it_lacks(place: Workplace, tmp_path: Pat
     mended = task(place, "vcuda_library", desired)
     assert (changed(mended), mended.calls) == (True, {"one": 2})
     assert (root / "current" / "libvgpu.so").read_text() == "int vgpu;\n"
+    # Containers mount the folder, and their users need not be root.
+    (root / "1").chmod(0o700)
+    predicted = task(place, "vcuda_library", desired, "--check")
+    assert (changed(predicted), (root / "1").stat().st_mode & 0o777) == (True, 0o700)
+    opened = task(place, "vcuda_library", desired)
+    assert (changed(opened), opened.calls, (root / "1").stat().st_mode & 0o777) == (True, {"one": 1}, 0o755)
+    assert not changed(task(place, "vcuda_library", desired, "--check"))
     # Switched without any archive, as the way back of an upgrade does it.
     (root / "current").unlink()
     back = task(place, "vcuda_library", {"version": "1", "root": str(root)})

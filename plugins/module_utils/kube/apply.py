@@ -3,8 +3,9 @@
 API object that is handed in.
 
 The API object has ``get(path)`` (None where there is no such object), ``apply(path, body, dry_run)`` and
-``delete(path)``, and returns mappings as the API server sends them. Server-side apply leaves fields that others own
-alone, such as the certificates that the scheduler puts into its webhooks.
+``delete(path, version)``, and returns mappings as the API server sends them. A ``resourceVersion`` of an object is a
+condition of its write and its removal: the API server refuses where the object is another by now. Server-side apply
+leaves fields that others own alone, such as the certificates that the scheduler puts into its webhooks.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def remove(api: Any, objects: Sequence[dict[str, Any]], check: bool = False) -> 
         before = api.get(path)
         if before is not None:
             if not check:
-                api.delete(path)
+                api.delete(path, one["metadata"].get("resourceVersion", ""))
             former = shown(before)
             if former is not None and one["kind"] == "Secret":
                 # A diff goes to screens and logs.

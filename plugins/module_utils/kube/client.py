@@ -79,9 +79,11 @@ class Api:
     def patch(self, path: str, body: dict) -> dict:
         return self._call("PATCH", path, body, "application/strategic-merge-patch+json")
 
-    def delete(self, path: str) -> None:
+    def delete(self, path: str, version: str = "") -> None:
+        """``version``: the resourceVersion that it must have."""
+        body = {"preconditions": {"resourceVersion": version}} if version else None
         try:
-            self._call("DELETE", path)
+            self._call("DELETE", path, body, "application/json" if version else "")
         except ApiException as fault:
             if fault.status != 404:
                 raise

@@ -71,6 +71,14 @@ def of_nodes(nodes: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     return manifests(OF_DEVICE_PLUGIN, resources, {NODES: json.dumps(nodes, sort_keys=True)})
 
 
+def ground() -> dict[str, Any]:
+    """A policy that refuses nothing and names no node. It is made first, so that all else is written by its version:
+    of two that make it at once one is refused."""
+    policy = of_nodes({})[0]
+    spec = {"matchConstraints": policy["spec"]["matchConstraints"], "validations": [{"expression": "true"}]}
+    return {**policy, "metadata": {"name": OF_DEVICE_PLUGIN}, "spec": spec}
+
+
 def nodes_with(policy: Mapping[str, Any] | None, nodes: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     """The nodes of a policy that is there, None for none, with these in the place of what it says of them. A node
     without resources is left out."""

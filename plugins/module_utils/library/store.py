@@ -43,8 +43,8 @@ def deploy(root: str, version: str, archive: str, checksum: str | None = None) -
         os.rename(unpacked, folder)
         _sync(root)
         done.append(f"deployed {folder}")
-    # Containers mount the folder, and their users need not be root: it is open whatever the umask was that made it.
-    if os.stat(folder).st_mode & 0o777 != 0o755:
+    # Whatever the umask was that made it.
+    if not versions.is_open(Host(), folder):
         os.chmod(folder, 0o755)
         done.append(f"let every user look into {folder}")
     if switch(root, version):

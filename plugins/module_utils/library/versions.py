@@ -23,6 +23,8 @@ def library(host: Host, root: str) -> dict[str, Any]:
         "real_root": host.real(root),
         "versions": versions,
         "whole": [version for version in versions if is_whole(host, os.path.join(root, version))],
+        # Those that not every user of a container may look into.
+        "closed": [version for version in versions if not is_open(host, os.path.join(root, version))],
         "unused": unused(host, root, [current or ""]),
     }
 
@@ -32,6 +34,14 @@ def unused(host: Host, root: str, keep: Sequence[str]) -> list[str]:
     others = [version for version in folders(host, root) if version not in keep]
     held = library_users.used(host, root, others) if others else []
     return [version for version in others if version not in held]
+
+
+def is_open(host: Host, folder: str) -> bool:
+    """Whether a version's folder has the mode that all do: containers mount it, and their users need not be root."""
+    try:
+        return os.stat(host.path(folder)).st_mode & 0o777 == 0o755
+    except OSError:  # it has gone meanwhile
+        return True
 
 
 def is_whole(host: Host, folder: str) -> bool:

@@ -187,6 +187,9 @@ def vcuda(wanted: dict[str, Any], state: dict[str, Any], desired: dict[str, Any]
     elif version not in found["whole"]:
         changes.append(f"deploy {root}/{version} again, its files differ from its manifest")
         reason = "the library is damaged"
+    elif version in found["closed"]:
+        changes.append(f"let every user look into {root}/{version}")
+        reason = "users of containers cannot look into the library's folder"
     if found["current"] != version:
         changes.append("switch current from {} to {}".format(found["current"] or "nothing", version))
     text, path = wanted["arbiter_unit_text"], wanted["arbiter_unit_path"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_container_that_asks_for_nothing_finds_no_driver(told: Node) -> None:
     report = measured(told, "", "totals")
     assert report["devices"] == []
     assert "libcuda.so.1: cannot open" in report["checks"][0]["detail"]
+
+
+def test_isolation_in_a_container_of_docker(told: Node, tmp_path: Path) -> None:
+    """Also the ways around the library: each is tried in a container of this daemon, and named."""
+    # As long as all ways take, each shown to the watcher.
+    words = f"image={IMAGE_NAME} duration=40"
+    module = ("-m", "vgpu.fleet.vgpu_isolation", "-a", words, "--tree", str(tmp_path))
+    command = [str(Path(sys.executable).parent / "ansible"), HOST, "-i", str(INVENTORY), *module]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads((tmp_path / HOST).read_text())
+    assert answer["verdict"] == "passed", answer
+    assert {one["runtime"] for one in answer["results"]} == {"docker"}
+    checks = {check["name"]: check["verdict"] for one in answer["results"] for check in one["checks"]}
+    ways = {f"bypass-{way}" for way in ("folder", "covered", "renamed", "leader", "ledger-boast")}
+    assert ways <= set(checks), checks
+    assert {checks[way] for way in ways} <= {"passed", "detected"}, checks
 
 
 @pytest.fixture

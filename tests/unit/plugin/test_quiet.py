@@ -188,10 +188,10 @@ def test_limits_come_last_and_whole(node, monkeypatch):
         monkeypatch.setattr(f"vgpu_plugin.allocation.allocation_files.os.{name}", seen)
     answer = allocator.grant([pool.slices[0].id], KUBELET)
     uuid = pool.slices[0].uuid
-    made_first = ["ld.so.preload", f"gpu-{uuid}", "ledger", "tenant", "limits.new", "limits"]
+    made_first = [f"gpu-{uuid}", "ledger", "tenant", "limits.new", "limits"]
     assert [one for one in order if "allocations" not in one][: len(made_first)] == made_first
     assert sorted(one.name for one in files.folder(answer.allocation).iterdir()) == sorted(
-        ["ld.so.preload", f"gpu-{uuid}", "limits", "ro", "root", "rw"]
+        [f"gpu-{uuid}", "limits", "ro", "root", "rw"]
     )
 
 

@@ -86,6 +86,7 @@ class Parts:
     """The objects that the daemon starts, asks and stops. ``label`` and ``labeller``: None where not asked for."""
 
     pool: Pool
+    files: AllocationFiles
     leases: Leases
     collector: Collector
     static_slices: StaticSlices
@@ -152,6 +153,7 @@ def build(setup: Setup, settings: Settings, pieces: list[Piece], source: GpuSour
     admin = Admin(pool, allocator, leases, registrations, changes, containers)
     return Parts(
         pool=pool,
+        files=files,
         leases=leases,
         collector=collector,
         static_slices=static_slices,

@@ -96,6 +96,11 @@ class Daemon:
     def _serve(self, parts: Parts, pieces: list[Piece]) -> None:
         settings = parts.changes.settings
         self._health = parts.health
+        try:
+            parts.files.prepare()
+        except OSError as fault:
+            run = self._setup.paths.run_dir
+            raise Fatal(f"{run}: the folder of all containers cannot be made there: {fault}; is it writable?") from None
         parts.static_slices.refresh()
         parts.leases.restore()
         servers = self._servers(parts.admin)
@@ -144,7 +149,7 @@ class Daemon:
 
     def _housekeeping(self, parts: Parts) -> None:
         static = parts.static_slices
-        tasks: list[Callable[[], object]] = [parts.leases.expire, parts.collector.collect]
+        tasks: list[Callable[[], object]] = [parts.files.prepare, parts.leases.expire, parts.collector.collect]
         tasks += [static.refresh_if_changed, static.poll, parts.containers.count_violations]
         while not self._stopping.wait(HOUSEKEEPING_S):
             self._attempt(*tasks)

@@ -24,6 +24,7 @@ def purge(setup: Setup) -> None:
         files = AllocationFiles(paths.allocations, setup.mounter)
         for allocation in [*files.present(), *files.static()]:
             files.remove(allocation)
+        files.leave()
         if paths.cdi_dir is not None:
             cdi.leave(paths.cdi_dir)
         if extras.labels:

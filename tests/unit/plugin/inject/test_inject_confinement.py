@@ -26,6 +26,8 @@ def test_every_file_of_an_allocation_is_labelled(node, before):
         labelled.append(os.fstat(descriptor).st_ino)
 
     files = AllocationFiles(node.paths.allocations, node.mounter, label)
+    files.leave()
+    files.prepare()
     if not before:
         files.remove(record.id)
     files.make(record)

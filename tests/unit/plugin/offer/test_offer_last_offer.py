@@ -125,5 +125,6 @@ def test_purge_leaves_nothing_of_it(node):
     node.paths.run_dir.mkdir(parents=True, exist_ok=True)
     for name in ("plugin.sock", "new.sock"):
         (node.paths.run_dir / name).touch()
+    (node.paths.run_dir / "root/lib").mkdir(parents=True)
     purge(node.setup())
     assert not node.paths.state_dir.exists() and not node.paths.run_dir.exists()

@@ -100,23 +100,24 @@ def test_where_the_nodes_path_lies(about, rows, own_root, place):
 NODE = """22 1 8:1 / / rw - ext4 /dev/sda1 rw
 23 22 0:25 / {run} rw - tmpfs tmpfs rw
 24 23 0:50 / {folder}/rw rw - tmpfs vgpu rw
+25 23 8:1 {run}/lib {run}/lib rw - ext4 /dev/sda1 rw
 """
 TOP = """40 1 0:99 / / rw - overlay overlay rw
 41 40 0:5 / /dev rw - tmpfs tmpfs rw
 """
-NEW = """49 41 0:25 /aaaa/root /dev/vgpu ro - tmpfs tmpfs rw
+NEW = """49 41 0:25 /root /dev/vgpu ro - tmpfs tmpfs rw
 50 49 8:1 {library} /dev/vgpu/lib ro - ext4 /dev/sda1 rw
-51 49 0:25 /aaaa/ro /dev/vgpu/0 ro - tmpfs tmpfs rw
+51 49 0:25 /allocations/aaaa/ro /dev/vgpu/0 ro - tmpfs tmpfs rw
 52 51 0:50 /ledger /dev/vgpu/0/ledger rw - tmpfs vgpu rw
 53 51 0:50 /tenant /dev/vgpu/0/tenant rw - tmpfs vgpu rw
-54 40 0:25 /aaaa/ro/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
+54 40 0:25 /allocations/aaaa/ro/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
 """
 OLD = """50 40 8:1 {library}/libvgpu.so /usr/local/lib/vgpu/libvgpu.so ro - ext4 /dev/sda1 rw
-51 40 0:25 /aaaa/limits /etc/vgpu/limits ro - tmpfs tmpfs rw
+51 40 0:25 /allocations/aaaa/limits /etc/vgpu/limits ro - tmpfs tmpfs rw
 52 40 0:50 /ledger /run/vgpu/ledger rw - tmpfs vgpu rw
 53 40 0:50 /tenant /run/vgpu/tenant rw - tmpfs vgpu rw
-54 40 0:25 /aaaa/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
-55 40 0:25 /aaaa/gpu-{uuid} /run/vgpu/gpu-{uuid} ro - tmpfs tmpfs rw
+54 40 0:25 /allocations/aaaa/ld.so.preload /etc/ld.so.preload ro - tmpfs tmpfs rw
+55 40 0:25 /allocations/aaaa/gpu-{uuid} /run/vgpu/gpu-{uuid} ro - tmpfs tmpfs rw
 """
 EVIL = "0:66 /evil {0} rw - tmpfs tmpfs rw\n"
 
@@ -130,6 +131,8 @@ def over(parent: int, point: str) -> str:
 
 
 MOVED = OLD.replace(" /etc/vgpu/limits ", " /etc/o/limits ")
+# Of a version that made a root for each allocation.
+OWN_ROOT = NEW.replace(" /root /dev", " /allocations/aaaa/root /dev")
 OTHER_VERSION = NEW.replace("{library}", "{library}x")
 # The container's own mounts; a word of what is said of them, empty: nothing; whether they are the old ones.
 CONTAINERS: list[tuple[str, str, str, bool]] = [
@@ -143,6 +146,7 @@ CONTAINERS: list[tuple[str, str, str, bool]] = [
     ("a folder over ours", TOP + NEW + over(51, "/dev/vgpu/0"), "at /dev/vgpu/0 ", False),
     ("a folder over all of ours", TOP + NEW + over(49, "/dev/vgpu"), "at /dev/vgpu ", False),
     ("below ours", TOP + over(41, "/dev/vgpu") + NEW.replace("49 41 ", "49 60 "), "", False),
+    ("a root that the node does not have", TOP + OWN_ROOT, "at /dev/vgpu ", False),
     ("not the folder of all", TOP + without(NEW, "/dev/vgpu").replace(" 49 ", " 41 "), "/dev/vgpu nothing", False),
     ("a file over the preload", TOP + NEW + over(54, "/etc/ld.so.preload"), "at /etc/ld.so.preload", False),
     ("a folder over /etc", TOP + NEW + over(40, "/etc"), "/etc/ld.so.preload nothing of ours", False),
@@ -164,7 +168,7 @@ CONTAINERS: list[tuple[str, str, str, bool]] = [
 @pytest.fixture
 def watched(tmp_path) -> Watched:
     out = Watched(tmp_path)
-    run = str(tmp_path / "allocations")
+    run = str(tmp_path)
     out.proc.add("self", mnt="mnt:[1]", pid="pid:[2]")
     (out.proc.root / "self" / "mountinfo").write_text(NODE.format(run=run, folder=out.folder))
     return out
@@ -192,6 +196,28 @@ def test_mounts_of_a_container(watched, about, listed, said, old):
         assert said in finding.text()
         assert [one.pid for one, _used in finding.suspicion.processes] == [20]
     assert [one.allocation for one in watched.watch.state().old_mounts] == (["aaaa"] if old else [])
+
+
+OWN = [
+    ("as the node mounted them", TOP + OWN_ROOT, ""),
+    ("the node's", TOP + NEW, "at /dev/vgpu "),
+    ("another allocation's", TOP + OWN_ROOT.replace("aaaa/root", "cccc/root"), "at /dev/vgpu "),
+]
+
+
+@pytest.mark.parametrize(("about", "listed", "said"), OWN, ids=[row[0] for row in OWN])
+def test_mounts_of_an_allocation_with_a_root_of_its_own(watched, about, listed, said):
+    """As a container has them that began before an upgrade."""
+    root = watched.folder / "root"
+    root.unlink()
+    for name in ("lib", "0"):
+        (root / name).mkdir(parents=True)
+    watched.files.make_share(watched.record)  # as this version does with a folder that is there
+    run(watched, 20, listed)
+    descriptor = watched.charge(20, 100 * MIB, slot=20)
+    assert watched.look(2) == ([FOREIGN] if said else [])
+    os.close(descriptor)
+    assert all(said in one.text() for one in watched.found)
 
 
 STACKED = "".join(f"{n} {n - 1} " + EVIL.format("/dev/vgpu") for n in range(100, 5100)).replace("100 99 ", "100 49 ", 1)

@@ -16,7 +16,8 @@ import pytest
 from doubles.nvml import Pynvml
 from doubles.proc import CONTAINER, HOST_MNT, HOST_PID, Proc
 from vgpu_plugin.node.gpus import GpuError, Nvml
-from vgpu_plugin.watch.processes import Process, Processes
+from vgpu_plugin.watch import mounts
+from vgpu_plugin.watch.processes import LONGEST_OF_OTHERS, MOST_OF_OTHERS, Process, Processes
 
 from ..samples import until
 
@@ -111,6 +112,60 @@ def test_all_processes_are_looked_at_once_in_a_while_for_a_stranger(tmp_path):
     proc.add(31, mounts="0:50=/ledger", group="/docker/other")  # its container has one after all
     now[0] = 161.0
     assert processes.of([30], DEVICES) == {30: frozenset({"aaaa"})}
+
+
+CROWD = 200
+# The groups of a container's processes: one for all, or one for each below it.
+CROWDED = [
+    ("one group", "/docker/" + "0a" * 32, lambda n: "", 1),
+    ("a group each", "/docker/" + "0a" * 32, lambda n: f"/{n}", 1),
+    ("a group each, in a pod", f"/kubepods/pod{POD_UID}/" + "0a" * 32, lambda n: f"/{n}", 1),
+    ("containers in a container", "/docker/" + "0a" * 32, lambda n: f"/docker/{n:064x}", 1),
+    ("containers of a pod, named in no known way", f"/kubepods/pod{POD_UID}", lambda n: f"/{n}", 1),
+]
+
+
+@pytest.mark.parametrize(("about", "group", "below", "groups"), CROWDED, ids=[row[0] for row in CROWDED])
+def test_a_crowd_with_long_lists_does_not_keep_the_watcher(tmp_path, monkeypatch, about, group, below, groups):
+    """Each process of a tenant may have as many mounts as the kernel lets it; the rest of the machine is looked at."""
+    proc, read = Proc(tmp_path), []
+    long = "".join(f"{n} 22 0:66 /x /m/{n} rw - tmpfs tmpfs rw\n" for n in range(100, 30_000))
+    for n in range(CROWD):
+        proc.add(1000 + n, group=group + below(n))
+        path = tmp_path / str(1000 + n) / "mountinfo"
+        path.unlink()
+        if n:
+            os.link(tmp_path / "1000" / "mountinfo", path)
+        else:
+            path.write_text(long)
+    proc.add(5000, mounts="0:50=/ledger", group=CONTAINER)
+    proc.add(5001, group=CONTAINER)
+    whole = mounts.read
+
+    def counted(path, most=0):
+        data = whole(path, most)
+        if 1000 <= int(Path(path).parent.name) < 1000 + CROWD:
+            read.append(len(data))
+        return data
+
+    monkeypatch.setattr(mounts, "read", counted)
+    place = Processes(tmp_path).place([1000, 5001], DEVICES, dict)
+    assert place.owners == {5001: frozenset({"aaaa"})}  # named all the same: whose nobody knows
+    assert place.strangers == {1000}
+    # The first read is of the process that is on the GPU.
+    assert sum(read[1:]) <= groups * (MOST_OF_OTHERS + LONGEST_OF_OTHERS + (1 << 16))
+
+
+def test_one_of_a_crowd_that_shows_its_ledger_speaks_for_all(tmp_path):
+    """Ours are mounted before a container's first process runs, so they come first in its list."""
+    proc = Proc(tmp_path)
+    proc.add(30, group=CONTAINER)
+    for n in range(CROWD):
+        proc.add(1000 + n, group=CONTAINER)
+    proc.add(1000 + CROWD, group=CONTAINER, mounts="0:50=/ledger")
+    with open(tmp_path / str(1000 + CROWD) / "mountinfo", "a") as stream:
+        stream.writelines(f"{n} 22 0:66 /x /m/{n} rw - tmpfs tmpfs rw\n" for n in range(100, 30_000))
+    assert Processes(tmp_path).of([30], DEVICES) == {30: frozenset({"aaaa"})}
 
 
 @pytest.mark.parametrize("gone", [{"state": "Z"}, {"state": "X"}, {"memory": ""}])

@@ -78,6 +78,7 @@ CONVERGED = {
         "real_root": "/usr/local/lib/vgpu",
         "versions": ["0.1.0-new", "0.1.0-old"],
         "whole": ["0.1.0-new", "0.1.0-old"],
+        "closed": [],
         "unused": [],
     },
     "plugin": {
@@ -96,7 +97,14 @@ BARE = {
     "files": {},
     "units": {},
     "docker": {"config_text": None, "info": None, "kinds": {"snap": False, "podman": False, "rootless": []}},
-    "vcuda": {"current": None, "real_root": "/usr/local/lib/vgpu", "versions": [], "whole": [], "unused": []},
+    "vcuda": {
+        "current": None,
+        "real_root": "/usr/local/lib/vgpu",
+        "versions": [],
+        "whole": [],
+        "closed": [],
+        "unused": [],
+    },
     "plugin": {"current": None, "versions": [], "status": None},
     "node_config": {"text": None},
 }

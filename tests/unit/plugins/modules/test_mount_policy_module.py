@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.vgpu.fleet.plugins.module_utils.kube import client as kube_client
 from ansible_collections.vgpu.fleet.plugins.modules import kube_mount_policy as module_under_test
-from doubles.kube_api import KubeClient
+from doubles.kube_api import KubeClient, Refusal
 
 NAME = "vgpu-device-plugin-mounts"
 GROUP = "/apis/admissionregistration.k8s.io/v1"
@@ -65,6 +65,65 @@ def test_old_kubernetes_is_left_as_it_is(nodes, warned):
     done = call(api, nodes, warnings=warnings)
     assert not done["changed"] and not done["supported"] and api.writes == []
     assert len(warnings) == warned and all("expected 1.30 or newer" in text for text in warnings)
+
+
+def nodes_of(api):
+    found = api.objects.get(POLICY)
+    return json.loads(found["metadata"]["annotations"]["vgpu.fleet/nodes"]) if found else {}
+
+
+TWO = ["example.com/own"]
+RACES = [
+    ("both are the first", {}, {"n1": GPU}, {"n2": TWO}, {"n1": GPU, "n2": TWO}),
+    ("one more each", {"n0": GPU}, {"n1": GPU}, {"n2": TWO}, {"n0": GPU, "n1": GPU, "n2": TWO}),
+    ("the last leaves, one comes", {"n1": GPU}, {"n1": []}, {"n2": TWO}, {"n2": TWO}),
+    ("one comes, the last leaves", {"n1": GPU}, {"n2": TWO}, {"n1": []}, {"n2": TWO}),
+    ("two leave", {"n1": GPU, "n2": TWO}, {"n1": []}, {"n2": []}, {}),
+]
+
+
+@pytest.mark.parametrize("at", range(8), ids=lambda at: f"at request {at}")
+@pytest.mark.parametrize(
+    ("before", "mine", "theirs", "after"), [row[1:] for row in RACES], ids=[row[0] for row in RACES]
+)
+def test_two_controllers_at_once_lose_no_node(monkeypatch, before, mine, theirs, after, at):
+    """The other's whole run comes between two requests of ours, at each place."""
+    monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
+    api = KubeClient("v1.34.2")
+    if before:
+        call(api, before)
+    first, done = len(api.calls), []
+
+    def between(_method, _path):
+        if len(api.calls) - first > at and not done:
+            done.append(True)
+            call(api, theirs)
+
+    api.meanwhile = between
+    call(api, mine)
+    api.meanwhile = None
+    if not done:  # fewer requests than that
+        call(api, theirs)
+    assert nodes_of(api) == after
+    assert set(api.objects) == ({POLICY, BINDING} if after else set())
+    assert all(name in asking(api) for names in after.values() for name in names)
+
+
+def test_controllers_that_never_rest_are_named(monkeypatch):
+    """Bounded: a run ends, and says what it saw."""
+    monkeypatch.setattr(kube_client, "ApiException", Refusal, raising=False)
+    api = KubeClient("v1.34.2")
+    call(api, {"n0": GPU})
+
+    def touch(method, path):
+        if (method, path) == ("PATCH", POLICY):
+            with api.edit(POLICY) as found:
+                found["metadata"]["annotations"]["theirs"] = str(api.version)
+
+    api.meanwhile = touch
+    with pytest.raises(ValueError, match=NAME + ".*run it again"):
+        call(api, {"n1": GPU})
+    assert api.count("PATCH", POLICY) < 30
 
 
 class Forbidden(Exception):

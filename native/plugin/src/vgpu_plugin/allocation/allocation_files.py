@@ -5,7 +5,8 @@
     rw/ledger, rw/tenant       what the container writes; mounted into it
     ro/                        mounted into the container as a whole, read-only: hard links to limits and gpu-<uuid>,
                                ld.so.preload, and empty places on which ledger and tenant are mounted
-    root/                      mounted read-only above it and above the library: two empty places
+    root                       leads to /run/vgpu/root, one for all containers of the node, mounted read-only above ro
+                               and above the library: two empty places. In a folder of an older version, its own
     ld.so.preload              for containers that were admitted when single files were mounted (``old_mounts``)
 
 A container gets folders, not files: a mount point cannot be renamed from inside, but the folder of a mounted file can.
@@ -21,7 +22,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .._shared.abi import files as abi_files
@@ -47,6 +49,9 @@ RW_SIZE = 1 << 20
 LIBRARY_FILE = "libvgpu.so"
 # Files of ``rw``, and places of ``ro``.
 WRITABLE = ("ledger", "tenant")
+# The root of the node, in the folder that the allocations are in; and where ``root`` of each leads to.
+ROOT = "root"
+TO_ROOT = f"../../{ROOT}"
 # Folders of ``root``.
 PLACES = tuple(one.rpartition("/")[2] for one in (CONTAINER_LIBRARY_FOLDER, CONTAINER_SHARE))
 # Folders of slices for containers outside Kubernetes (static_slices.py); an allocation's name is hexadecimal.
@@ -64,15 +69,44 @@ class AllocationFiles:
     def folder(self, allocation: str) -> Path:
         return self._root / allocation
 
-    def make(self, record: Record) -> None:
-        """Makes every file again; safe to repeat. Only while no container of it runs. Raises OSError."""
+    def prepare(self) -> None:
+        """Makes the root of the node and the folder of all allocations. What is as it must be stays, for containers
+        have it mounted; a root with anything else, or that others own or cannot enter, is made again. Raises OSError.
+        """
+        folder = str(self._root)
+        os.makedirs(folder, 0o700, exist_ok=True)
+        if stat.S_IMODE(os.lstat(folder).st_mode) != 0o700:
+            os.chmod(folder, 0o700)
+        root = self._node_root()
+        places = [f"{root}/{name}" for name in PLACES]
+        if _is_place(root, PLACES) and all(map(_is_place, places)):
+            return
+        _removed(root)
+        for one in (root, *places):
+            self._open_folder(one)
+
+    def _node_root(self) -> str:
+        return f"{self._root.parent}/{ROOT}"
+
+    def leave(self) -> None:
+        """Removes the root of the node, after the last allocation. Raises OSError."""
+        _removed(self._node_root())
+
+    def make(self, record: Record, new: bool = False) -> None:
+        """Makes every file again; safe to repeat. Only while no container of it runs. ``new``: nobody was answered with
+        this allocation yet, so none has the mounts of a former version. Raises OSError.
+        """
         # As text: a dozen Paths would take a third of the time of an Allocate.
         root = str(self._root)
         folder = f"{root}/{record.id}"
         rw = f"{folder}/rw"
         # None but root reaches the files by this path; containers get bind mounts. So the ledger can be writable
         # for every user that a container may run as.
-        fresh = self._folder_is_new(root, folder)
+        try:
+            fresh = _made(folder)
+        except FileNotFoundError:  # no folder of all, as where /run was emptied
+            self.prepare()
+            fresh = _made(folder)
         if _made(rw) or not self._mounter.is_mount(Path(rw)):
             self._mounter.mount_tmpfs(Path(rw), RW_SIZE)
         uuids = [device["uuid"] for device in record.limits["devices"]]
@@ -85,7 +119,8 @@ class AllocationFiles:
         # No process has a file of a new folder yet, so each is written where it belongs. A reader that comes before all
         # are there, the arbiter or the watcher, reads the limits first: they come last, and all at once.
         write, label = _write if fresh else _replace, self._label
-        write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
+        if not new:
+            write(f"{folder}/ld.so.preload", _preload(OLD_LIBRARY), 0o444, label)
         for uuid in uuids:
             write(f"{folder}/{_gpu_page(uuid)}", abi_files.pack_gpu_page(uuid, record.id), 0o444, label)
         write(f"{rw}/ledger", abi_files.ledger_head(uuids, record.id), 0o666, label, abi_files.LEDGER_FILE_SIZE)
@@ -98,30 +133,40 @@ class AllocationFiles:
         container runs. Raises OSError.
         """
         folder = f"{self._root}/{record.id}"
-        share, root, label = f"{folder}/ro", f"{folder}/root", self._label
-        for one in (share, root, *(f"{root}/{name}" for name in PLACES)):
-            _made(one)
-            # Every user of a container must find what is in it.
-            os.chmod(one, 0o755)
-            if label is not None:
-                _label_folder(one, label)
+        share, label = f"{folder}/ro", self._label
+        self._lead_to_root(f"{folder}/root")
+        fresh = self._open_folder(share)
         for name in _shared(record):
-            if not _same_file(f"{folder}/{name}", f"{share}/{name}"):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{share}/{name}")
-                os.link(f"{folder}/{name}", f"{share}/{name}")
+            _linked(f"{folder}/{name}", f"{share}/{name}")
         for name in WRITABLE:
             with contextlib.suppress(FileExistsError):
-                _write(f"{share}/{name}", b"", 0o444, label)
+                _empty(f"{share}/{name}", label)
+        preload, text = f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)
+        if fresh:
+            _write(preload, text, 0o444, label)
         # One that is whole stays: a container may have it mounted. One of a program that was killed may be cut short.
-        if not _says(f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY)):
-            _replace(f"{share}/ld.so.preload", _preload(CONTAINER_LIBRARY), 0o444, label)
+        elif not _says(preload, text):
+            _replace(preload, text, 0o444, label)
+
+    def _open_folder(self, path: str) -> bool:
+        """A folder that every user of a container may enter; False where it was there."""
+        made = _made(path)
+        os.chmod(path, 0o755)
+        if self._label is not None:
+            _label_folder(path, self._label)
+        return made
 
     @staticmethod
-    def _folder_is_new(root: str, folder: str) -> bool:
-        if not _made(root, parents=True):
-            os.chmod(root, 0o700)
-        return _made(folder)
+    def _lead_to_root(path: str) -> None:
+        """A link, by which the watcher and a former version find what a container has mounted. A folder of a former
+        version stays where it is whole, for a container may have that.
+        """
+        try:
+            os.symlink(TO_ROOT, path)
+        except FileExistsError:
+            if not _has_places(path):
+                _removed(path)
+                os.symlink(TO_ROOT, path)
 
     def expected_mounts(self, record: Record) -> list[tuple[str, str, bool]]:
         """(container path, host path, read-only) of what the container gets, each folder before what lies in it;
@@ -170,7 +215,7 @@ class AllocationFiles:
             ours = abi_files.is_ledger_of(f"{folder}/rw/ledger", uuids, record.id)
         except (OSError, abi_files.LayoutError):
             return False
-        hosts = [host for _inside, host, _ro in (*self.expected_mounts(record), *self.old_mounts(record))]
+        hosts = [host for _inside, host, _ro in self.expected_mounts(record)]
         return ours and all(map(os.path.exists, hosts)) and self.has_share(record)
 
     def has_share(self, record: Record) -> bool:
@@ -181,7 +226,7 @@ class AllocationFiles:
         return (
             all(_same_file(f"{folder}/{name}", f"{folder}/ro/{name}") for name in _shared(record))
             and all(os.path.exists(f"{folder}/ro/{name}") for name in WRITABLE)
-            and all(os.path.isdir(f"{folder}/root/{name}") for name in PLACES)
+            and _has_places(f"{folder}/root")
             and _says(f"{folder}/ro/ld.so.preload", _preload(CONTAINER_LIBRARY))
         )
 
@@ -220,6 +265,51 @@ def _preload(library: str) -> bytes:
     return f"{library}\n".encode()
 
 
+def _has_places(root: str) -> bool:
+    return all(os.path.isdir(f"{root}/{name}") for name in PLACES)
+
+
+def _is_place(path: str, content: Iterable[str] = ()) -> bool:
+    """Whether a path is a folder of this program's user that all may enter, with nothing but ``content``."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o755)
+        and set(os.listdir(path)) == set(content)
+    )
+
+
+def _removed(path: str) -> None:
+    """Removes a folder with all in it, a file or a link; nothing there is no fault."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        shutil.rmtree(path)
+
+
+def _linked(target: str, name: str) -> None:
+    """Gives a file another name, in place of any other file there."""
+    try:
+        os.link(target, name)
+    except FileExistsError:
+        if not _same_file(target, name):
+            os.unlink(name)
+            os.link(target, name)
+
+
+def _empty(path: str, label: Label | None) -> None:
+    """A file to mount another on, whose own mode nobody sees. Raises FileExistsError."""
+    if label is None:
+        os.mknod(path, stat.S_IFREG | 0o444)
+    else:
+        _write(path, b"", 0o444, label)
+
+
 def _same_file(one: str, other: str) -> bool:
     try:
         return os.path.samestat(os.lstat(one), os.lstat(other))
@@ -243,16 +333,12 @@ def _label_folder(folder: str, label: Label) -> None:
         os.close(descriptor)
 
 
-def _made(folder: str, parents: bool = False) -> bool:
+def _made(folder: str) -> bool:
     """Makes a folder; False where it was there. The mode is 0700 from its first moment."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         return False
-    except FileNotFoundError:
-        if not parents:
-            raise
-        os.makedirs(folder, 0o700)
     return True
 
 

@@ -160,7 +160,7 @@ class Allocator:
     def _persist(self, record: Record) -> None:
         """Makes the files and writes the record down, or neither."""
         if record.limits:
-            self._make_files(record)
+            self._make_files(record, new=True)
         try:
             self.records.put(record)
         except BaseException:
@@ -202,9 +202,9 @@ class Allocator:
         """The version folder that ``current`` names now. Raises Refused where there is no library."""
         return self._library.folder(self.settings.library_root)
 
-    def _make_files(self, record: Record) -> None:
+    def _make_files(self, record: Record, new: bool = False) -> None:
         try:
-            self._files.make(record)
+            self._files.make(record, new)
         except OSError as fault:
             self._remove_files(record.id)
             raise NotNow(f"allocation {record.id}: its files cannot be made: {fault}") from fault

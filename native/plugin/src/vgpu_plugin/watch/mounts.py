@@ -79,10 +79,13 @@ def _version_free(path: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Table:
-    """The mounts of a process. ``cut``: its list is longer than LONGEST, and the rest is not here."""
+    """The mounts of a process. ``cut``: its list is longer than LONGEST, and the rest is not here. ``size``: of what
+    was read, in bytes.
+    """
 
     rows: tuple[Mount, ...] = ()
     cut: bool = False
+    size: int = 0
 
     @cached_property
     def _above(self) -> dict[tuple[int, str], Mount]:
@@ -130,7 +133,7 @@ def parse(data: bytes, most: int = 0) -> Table:
             continue
         root, point = (_plain(one) for one in words[3:5])
         rows.append(Mount(int(words[0]), int(words[1]), os.fsdecode(words[2]), root, point))
-    return Table(tuple(rows), cut=0 < most < len(data))
+    return Table(tuple(rows), cut=0 < most < len(data), size=len(data))
 
 
 def _plain(word: bytes) -> str:

@@ -33,6 +33,9 @@ CONTROLLERS = ("memory", "pids", "devices", "name=systemd")
 MOST_GROUPS = 4096
 # A look at every process of a machine takes some 20 ms; it is not repeated sooner for the same container.
 VAIN_S = 30.0
+# Of such a look, in bytes: of the list of one process, where ours come first, for they are there before its container
+# runs; and of all lists of one container, whose tenant may have thousands of processes with the longest lists.
+LONGEST_OF_OTHERS, MOST_OF_OTHERS = 64 << 10, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -145,12 +148,7 @@ class Processes:
                 if len(self._vain) >= MOST_GROUPS:
                     self._vain.clear()
                 self._vain[group] = self._clock()
-                for one in self._all():
-                    if self._link(one, "pid") in {"", *host_pids}:
-                        continue
-                    # Of hundreds of containers: none of these lists is kept.
-                    if shown := self._mounted(one, devices, keep=False):
-                        self._learn(one, shown)
+                self._look_at_all(devices, host_pids)
                 mine = self._of_group(group)
             if not mine and (pod := POD.search(group)):
                 of_pod = pods().get(pod.group(1).replace("_", "-"), frozenset())
@@ -158,6 +156,22 @@ class Processes:
             if mine:
                 found[pid] = mine
         return found
+
+    def _look_at_all(self, devices: Mapping[str, str], host_pids: set[str]) -> None:
+        """Learns the groups of all processes in containers that show a ledger."""
+        read: dict[str, int] = {}
+        for one in self._all():
+            if self._link(one, "pid") in {"", *host_pids}:
+                continue
+            group = self.group(one)
+            container = _outermost(group)
+            if read.get(container, 0) >= MOST_OF_OTHERS or group in self._groups:
+                continue
+            # Of hundreds of containers: none of these lists is kept.
+            table = self.table(one, keep=False, most=LONGEST_OF_OTHERS)
+            read[container] = read.get(container, 0) + table.size
+            if shown := _shown(table, devices):
+                self._learn(one, shown)
 
     def group(self, pid: int) -> str:
         """The control group of a process, empty where it is the root group or none.
@@ -190,16 +204,15 @@ class Processes:
             group = group.rpartition("/")[0]
         return frozenset()
 
-    def _mounted(self, pid: int, devices: Mapping[str, str], keep: bool = True) -> frozenset[str]:
+    def _mounted(self, pid: int, devices: Mapping[str, str]) -> frozenset[str]:
         """The allocations whose ledger file is mounted for a process."""
-        if not devices:
-            return frozenset()
-        rows = self.table(pid, keep).rows
-        return frozenset(devices[row.device] for row in rows if row.root in LEDGER_ROOTS and row.device in devices)
+        return _shown(self.table(pid), devices) if devices else frozenset()
 
-    def table(self, pid: int | str, keep: bool = True) -> Table:
-        """The mounts of a process, as they are now; none where it is gone. This program's own are read whole."""
-        most = 0 if pid == "self" else mounts.LONGEST
+    def table(self, pid: int | str, keep: bool = True, most: int = 0) -> Table:
+        """The mounts of a process, as they are now; none where it is gone. ``most``: bytes of the list, 0: LONGEST.
+        This program's own are read whole.
+        """
+        most = 0 if pid == "self" else most or mounts.LONGEST
         for thread in self._threads(pid):
             with contextlib.suppress(OSError):
                 data = mounts.read(thread / "mountinfo", most)
@@ -238,6 +251,17 @@ class Processes:
             return [int(name) for name in os.listdir(self._proc) if name.isdigit()]
         except OSError:
             return []
+
+
+def _shown(table: Table, devices: Mapping[str, str]) -> frozenset[str]:
+    """The allocations whose ledger file is in a list of mounts."""
+    return frozenset(devices[row.device] for row in table.rows if row.root in LEDGER_ROOTS and row.device in devices)
+
+
+def _outermost(group: str) -> str:
+    """The container that a control group is of, without what it made below its own; else the pod, or the group."""
+    found = CONTAINER_ID.search(group) or POD.search(group)
+    return group[: found.end()] if found else group
 
 
 def _is_container(group: str) -> bool:

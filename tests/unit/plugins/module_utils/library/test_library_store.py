@@ -71,7 +71,14 @@ def test_a_running_container_keeps_its_file(root, tmp_path):
 def test_what_a_killed_run_left_is_swept_and_not_seen(root, tmp_path):
     os.makedirs(os.path.join(root, ".1.new"))
     os.symlink("1", os.path.join(root, ".current.77"))
-    nothing = {"current": None, "real_root": os.path.realpath(root), "versions": [], "whole": [], "unused": []}
+    nothing = {
+        "current": None,
+        "real_root": os.path.realpath(root),
+        "versions": [],
+        "whole": [],
+        "closed": [],
+        "unused": [],
+    }
     assert versions.library(Host(), root) == nothing
     library_store.deploy(root, "1", pack(tmp_path / "1.tgz", "1"))
     assert sorted(os.listdir(root)) == ["1", "current"]

@@ -39,7 +39,14 @@ def test_a_bare_host_is_all_empty_and_no_failure(root):
         "info": None,
         "kinds": {"snap": False, "podman": False, "rootless": []},
     }
-    nothing = {"current": None, "real_root": "/usr/local/lib/vgpu", "versions": [], "whole": [], "unused": []}
+    nothing = {
+        "current": None,
+        "real_root": "/usr/local/lib/vgpu",
+        "versions": [],
+        "whole": [],
+        "closed": [],
+        "unused": [],
+    }
     assert state["vcuda"] == nothing
     assert state["plugin"] == {"current": None, "versions": [], "status": None, "conflicting_plugins": []}
     assert state["node_config"] == {"text": None, "named": {}}
@@ -55,7 +62,7 @@ def test_versions_of_the_library(root):
     (root / "usr/local/lib/vgpu/current").symlink_to("1")
     found = versions.library(host(root), "/usr/local/lib/vgpu")
     assert found.pop("real_root") == "/usr/local/lib/vgpu"
-    assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "unused": ["2", "3"]}
+    assert found == {"current": "1", "versions": ["1", "2", "3"], "whole": ["1"], "closed": [], "unused": ["2", "3"]}
 
 
 def test_a_root_behind_a_link_is_resolved(root):

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one folder of a node that every container has at /dev/vgpu: what makes it whole, and older allocations."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from vgpu_plugin.allocation.allocation_files import AllocationFiles
+
+
+def slice_id(gpu) -> str:
+    return f"{gpu.uuid}::0"
+
+
+def whole(root: Path) -> bool:
+    """Folders of this user that anybody can enter, and nothing else below them."""
+    folders = [root, root / "lib", root / "0"]
+    return (
+        all(one.is_dir() and not one.is_symlink() for one in folders)
+        and [oct(one.stat().st_mode) for one in folders] == ["0o40755"] * 3
+        and {one.stat().st_uid for one in folders} == {os.geteuid()}
+        and sorted(root.rglob("*")) == sorted(folders[1:])
+    )
+
+
+def instead(path: Path) -> None:
+    """A link to a folder that somebody else may write."""
+    shutil.rmtree(path)
+    elsewhere = path.parent / "elsewhere"
+    for name in ("lib", "0"):
+        (elsewhere / name).mkdir(parents=True)
+    path.symlink_to(elsewhere)
+
+
+def a_file(path: Path) -> None:
+    shutil.rmtree(path)
+    path.touch()
+
+
+SPOILT = [
+    ("nothing", lambda _root: None),
+    ("gone", shutil.rmtree),
+    ("a file", a_file),
+    ("a link", instead),
+    ("no place for the library", lambda root: (root / "lib").rmdir()),
+    ("no place for the share", lambda root: (root / "0").rmdir()),
+    ("a place that is a file", lambda root: a_file(root / "0")),
+    ("a place that is a link", lambda root: instead(root / "lib")),
+    ("closed to users of containers", lambda root: root.chmod(0o700)),
+    ("open to all users of the node", lambda root: root.chmod(0o777)),
+    ("a place that all may write", lambda root: (root / "lib").chmod(0o1777)),
+    ("something else there", lambda root: (root / "limits").touch()),
+    ("something in a place", lambda root: (root / "lib/libvgpu.so").touch()),
+]
+if os.geteuid() == 0:
+    SPOILT += [
+        ("of another user", lambda root: os.chown(root, 1000, 0)),
+        ("a place of another user", lambda root: os.chown(root / "0", 1000, 0)),
+    ]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o000])
+@pytest.mark.parametrize(("about", "spoil"), SPOILT, ids=[one[0] for one in SPOILT])
+def test_root_of_the_node_is_made_whole(node, about, spoil, umask):
+    files = AllocationFiles(node.paths.allocations, node.mounter)
+    before = os.umask(umask)
+    try:
+        files.prepare()
+        made = node.paths.run_dir / "root"
+        assert whole(made)
+        inode = made.stat().st_ino
+        spoil(made)
+        assert whole(made) == (about == "nothing")
+        files.prepare()
+    finally:
+        os.umask(before)
+    assert whole(made)
+    # Containers have it mounted: it is not made again without need.
+    assert about != "nothing" or made.stat().st_ino == inode
+    assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
+
+
+def test_folder_of_all_allocations_is_closed(node):
+    node.paths.allocations.mkdir(mode=0o755)
+    AllocationFiles(node.paths.allocations, node.mounter).prepare()
+    assert oct(node.paths.allocations.stat().st_mode) == "0o40700"
+
+
+def allocation(node, folder_of_its_own: str):
+    """An allocation as this version makes it, or as a version did that made a root for each."""
+    _pool, allocator, files = node.parts()
+    (answer,) = allocator.allocate([[slice_id(node.gpus[0])]])
+    (record,) = allocator.records.all()
+    root = files.folder(record.id) / "root"
+    if folder_of_its_own:
+        root.unlink()
+        for name in ("lib", "0") if folder_of_its_own == "whole" else ("lib",):
+            (root / name).mkdir(parents=True)
+    (source,) = (Path(host) for inside, host, _read_only in answer.mounts if inside == "/dev/vgpu")
+    return allocator, files, record, source
+
+
+def test_allocations_have_the_nodes_root(node):
+    _allocator, files, record, source = allocation(node, "")
+    assert source == files.folder(record.id) / "root"
+    # A former version that is rolled back to makes what it does not find at this name, and finds this.
+    assert os.readlink(source) == "../../root"
+    assert source.samefile(node.paths.run_dir / "root")
+    assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
+
+
+AGAIN = [(how, own) for how in ("make", "make_share") for own in ("", "whole", "half")]
+
+
+@pytest.mark.parametrize(("how", "own"), AGAIN, ids=[f"{how}, {own or 'of the node'}" for how, own in AGAIN])
+def test_root_of_an_older_allocation_stays(node, how, own):
+    """A container has it mounted, and the watcher judges by where this name leads; one cut short nobody can mount."""
+    _allocator, files, record, source = allocation(node, own)
+    before = os.stat(source).st_ino
+    getattr(files, how)(record)
+    assert (os.stat(source).st_ino == before) == (own != "half")
+    assert source.is_symlink() == (own != "whole")
+    assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
+    assert files.is_whole(record)
+
+
+@pytest.mark.parametrize("own", ["", "whole"])
+def test_root_is_there_after_a_reboot(node, own):
+    """The kubelet keeps the answer of an older version too, and /run is empty."""
+    allocator, _files, _record, source = allocation(node, own)
+    shutil.rmtree(node.paths.run_dir)
+    node.mounter.mounted.clear()
+    allocator.prestart([slice_id(node.gpus[0])])
+    assert [(source / name).is_dir() for name in ("lib", "0")] == [True, True]
+
+
+def test_root_of_the_node_outlives_an_allocation(node):
+    _allocator, files, record, _source = allocation(node, "")
+    files.remove(record.id)
+    assert whole(node.paths.run_dir / "root")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_nothing_is_left_of_it(node, there):
+    files = AllocationFiles(node.paths.allocations, node.mounter)
+    if there:
+        files.prepare()
+    files.leave()
+    assert not (node.paths.run_dir / "root").exists()
