@@ -45,12 +45,14 @@ class Work:
         self.client.stdin.flush()
         return self._line()
 
-    def fill(self) -> tuple[str, int]:
-        """Takes all that it gets and frees it. (error of the last piece, bytes by the driver's account)"""
+    def take(self) -> tuple[str, int]:
+        """Takes all that it gets, and keeps it. (error of the last piece, bytes by the driver's account)"""
         said = self._ask("take")
         (had,) = [one["total"] for one in driver_account(self._node)]
-        assert self._ask("free") == "free"
         return said, had
+
+    def free(self) -> None:
+        assert self._ask("free") == "free"
 
     def keep_busy(self) -> None:
         assert self._ask("busy") == "busy 0"

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from former import NO_HISTORY, Former, check_out, has_history
+from vgpu_plugin._shared.abi import files as abi_files
 
-from . import former as release
 from .conftest import SLICE_MIB, SOURCES, RealNode, until
-from .former import FORMER, NEW, Former, OldNode
+from .old_node import FORMER, NEW, OldNode
 from .slice_containers import ENGINES, Mounts, Place, Work, driver_account
 from .test_cdi import FOLDER
 from .test_watch import looks
@@ -54,7 +55,9 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def former(tmp_path_factory: pytest.TempPathFactory) -> Former:
-    return release.check_out(tmp_path_factory.mktemp("former"))
+    if not has_history():
+        pytest.skip(NO_HISTORY)
+    return check_out(tmp_path_factory.mktemp("former"))
 
 
 @pytest.fixture
@@ -163,7 +166,8 @@ def tenant(old_node: OldNode, request: pytest.FixtureRequest) -> Iterator[Tenant
 def is_limited(work: Work) -> None:
     """It gets its slice, to the last piece, and no more: by the driver's account."""
     assert work.context == 0
-    error, had = work.fill()
+    error, had = work.take()
+    work.free()
     assert error == OUT_OF_MEMORY
     assert (SLICE_MIB - 64) * MIB < had <= SLICE_MIB * MIB
 
@@ -213,6 +217,29 @@ def test_a_container_of_an_old_answer(tenant: Tenant) -> None:
     assert work.ledgers() == {LEDGER}
     until(lambda: named(node) == [], "an end of old mounts")
     assert work.end()[1] == 0
+
+
+@pytest.mark.parametrize("tenant", [("kubelet", "runc")], ids="-".join, indirect=True)
+def test_limits_that_a_container_of_an_old_answer_forges_are_found(tenant: Tenant) -> None:
+    """Its folders can be renamed, as ever: it gets the card, and the new watcher names it by the node's own limit."""
+    tenant.create()
+    tenant.host.upgrade()
+    forge(tenant, Path(tenant.created) / "rootfs" / "evil")
+    work = tenant.start_again()
+    assert work.take()[1] > (SLICE_MIB + 64) * MIB, "nothing was forged"
+    (found,) = until(lambda: tenant.node.vgpuctl("watch")["findings"], "it to be named")
+    assert (found["allocation"], found["reason"]) == (tenant.allocation, "more-memory")
+    work.free()
+    assert work.end()[1] == 0
+
+
+def forge(tenant: Tenant, folder: Path) -> None:
+    """A folder with limits of the whole card, right in all else."""
+    own = tenant.node.folder / "run/allocations" / tenant.allocation / "limits"
+    found = abi_files.parse_limits(own.read_bytes())
+    devices = [{**one, "memory_bytes": 16000 * MIB} for one in found["devices"]]
+    folder.mkdir()
+    (folder / "limits").write_bytes(abi_files.pack_limits(abi_files.as_packed(found, devices=devices)))
 
 
 @pytest.mark.parametrize("tenant", [("cdi", "podman")], ids="-".join, indirect=True)

@@ -1,47 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The release before folders were mounted, out of this repository's history: its device plugin, its library and its
-arbiter, and a node that is upgraded from it.
-"""
+"""A node of the release before folders were mounted, which is upgraded under its containers."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from former import VERSION as FORMER
+from former import Former
 
-from .conftest import BUILD, ROOT, SOURCES, RealNode
+from .conftest import BUILD, SOURCES, RealNode
 
-COMMIT = "bf48933"
-# Folders of the library's versions.
-FORMER, NEW = f"0.1.0-{COMMIT}", "0.1.0-aaaaaaaaaaaa"
-NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
-
-
-@dataclass(frozen=True)
-class Former:
-    """``sources``: of the device plugin. ``build``: folder of libvgpu.so, vgpu-probe and vgpu-arbiter."""
-
-    sources: Path
-    build: Path
-
-
-def check_out(folder: Path) -> Former:
-    """Builds it in a folder; skips where the checkout has no history."""
-    git = ["git", "-C", str(ROOT)]
-    if subprocess.run([*git, "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True, check=False).returncode:
-        pytest.skip(f"this checkout has no commit {COMMIT}; a clone with its history has")
-    archive = subprocess.run([*git, "archive", COMMIT, *NEEDED], capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
-    # Variables that the make around this test was given are not for another release.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
-    for target in (["native/vcuda"], ["native/plugin", "proto", f"PYTHON={sys.executable}"]):
-        subprocess.run(["make", "-s", "-C", *target], cwd=folder, env=environment, check=True)
-    return Former(folder / "native/plugin/src", folder / "native/build")
+# The folder of this version's library.
+NEW = "0.1.0-aaaaaaaaaaaa"
 
 
 class OldNode:
