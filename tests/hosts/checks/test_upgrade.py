@@ -13,15 +13,18 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import former
 import pytest
 from conftest import INVENTORY, ROOT, Node, environment, play, play_command
 from simhosts.slice import docker_command
 
 FIRST, SECOND = "gpu-t4-1", "gpu-v100-1"
 LIBRARY = "/usr/local/lib/vgpu"
+FORMER = f"{LIBRARY}/{former.VERSION}"
 CACHE = ROOT / ".build" / "cache"
 # Long enough for the plugin to see that a pod is gone.
 LIMIT = 150.0
@@ -98,8 +101,78 @@ def work(nodes: dict[str, Node], churn: Path) -> Iterator[subprocess.Popen[str]]
     node.run("rm", "-f", "/root/churn")
 
 
-def started(node: Node) -> str:
-    return node.run("docker", "inspect", "--format", "{{.State.StartedAt}} {{.State.Pid}}", "work").strip()
+@dataclass
+class OldWork:
+    """The same program in a container as a release that mounted single files had it: its mounts, and its library."""
+
+    node: Node
+    allocation: str
+    program: subprocess.Popen[str]
+
+    @classmethod
+    def make(cls, node: Node, library: Path, churn: Path) -> OldWork:
+        node.run("mkdir", "--mode=0755", FORMER)
+        node.copy(library, f"{FORMER}/libvgpu.so")
+        node.copy(churn, "/root/old-churn")
+        answer = node.json("vgpu-kubelet-double", "run-pod", "--name", "old", "--json", "--count", "1")["answer"]
+        ledger = next(one["host_path"] for one in answer["mounts"] if one["container_path"] == "/dev/vgpu/0/ledger")
+        folder = Path(ledger).parent.parent
+        mounts = [
+            ("/usr/local/lib/vgpu/libvgpu.so", f"{FORMER}/libvgpu.so", True),
+            ("/etc/ld.so.preload", f"{folder}/ld.so.preload", True),
+            ("/etc/vgpu/limits", f"{folder}/limits", True),
+            ("/run/vgpu/ledger", f"{folder}/rw/ledger", False),
+            ("/run/vgpu/tenant", f"{folder}/rw/tenant", False),
+        ]
+        pages = [name for name in node.run("ls", str(folder)).split() if name.startswith("gpu-")]
+        mounts += [(f"/run/vgpu/{name}", f"{folder}/{name}", True) for name in pages]
+        keys = ("container_path", "host_path", "read_only")
+        old = {**answer, "mounts": [dict(zip(keys, one, strict=True)) for one in mounts]}
+        options = ("--interactive", "--name", "old", "--volume", "/root/old-churn:/churn:ro")
+        run, container = docker_command(old, ["/churn"], *options), ["docker", "create"]
+        assert run[:3] == ["docker", "run", "--rm"]
+        node.run(*container, *run[3:])
+        return cls(node, folder.name, cls.start(node))
+
+    @staticmethod
+    def start(node: Node) -> subprocess.Popen[str]:
+        program = node.start("docker", "start", "--attach", "--interactive", "old")
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        return program
+
+    @staticmethod
+    def remove(node: Node) -> None:
+        node.run("docker", "rm", "--force", "old", check=False)
+        node.run("vgpu-kubelet-double", "delete-pod", "--name", "old", check=False)
+        node.run("rm", "-rf", "/root/old-churn", FORMER)
+
+
+@pytest.fixture(scope="module")
+def old_work(nodes: dict[str, Node], churn: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OldWork | None]:
+    """From before the upgrade; None where the checkout has no history to build that library from."""
+    if not former.has_history():
+        yield None
+        return
+    built = former.check_out(tmp_path_factory.mktemp("former")).build
+    try:
+        yield OldWork.make(nodes[FIRST], built / "libvgpu.so", churn)
+    finally:
+        OldWork.remove(nodes[FIRST])
+
+
+def named_as_old(node: Node) -> list[str]:
+    """The allocations that the watcher names as old mounts, three looks from now; it finds no fault with any."""
+    end = time.monotonic() + LIMIT
+    goal = node.json("vgpuctl", "watch", "--json")["looks"] + 3
+    while (found := node.json("vgpuctl", "watch", "--json"))["looks"] < goal and time.monotonic() < end:
+        time.sleep(1)
+    assert (found["looks"] >= goal, found["findings"], found["fault"]) == (True, [], "")
+    return [one["allocation"] for one in found["old_mounts"]]
+
+
+def started(node: Node, container: str = "work") -> str:
+    return node.run("docker", "inspect", "--format", "{{.State.StartedAt}} {{.State.Pid}}", container).strip()
 
 
 def configurations(node: Node) -> dict[str, str]:
@@ -154,7 +227,7 @@ def test_check_mode_shows_the_plan_and_changes_nothing(
 
 
 def test_a_new_version_ends_nothing_and_fails_nothing(
-    nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str]
+    nodes: dict[str, Node], names: dict[str, str], work: subprocess.Popen[str], old_work: OldWork | None
 ) -> None:
     node = nodes[FIRST]
     before = started(node), advertised(node)
@@ -169,9 +242,26 @@ def test_a_new_version_ends_nothing_and_fails_nothing(
         assert status(one)["version"] == names["new plugin"]
         assert arbiter(one) == f"{LIBRARY}/{names['new']}/vgpu-arbiter"
     # The container maps the old one; on the other host nobody does.
-    assert versions(nodes[FIRST]) == sorted([names["library"], names["new"]])
+    held = [former.VERSION] if old_work is not None else []
+    assert versions(nodes[FIRST]) == sorted([names["library"], names["new"], *held])
     assert versions(nodes[SECOND]) == [names["new"]]
     assert work.poll() is None
+
+
+def test_a_container_with_old_mounts_runs_on_and_starts_again(old_work: OldWork | None) -> None:
+    if old_work is None:
+        pytest.skip(former.NO_HISTORY)
+    node, before = old_work.node, started(old_work.node, "old")
+    assert old_work.program.poll() is None, "it ended with the upgrade"
+    for _start in range(2):
+        assert named_as_old(node) == [old_work.allocation]
+        out = old_work.program.communicate(timeout=60)[0]
+        rounds, *failures = (int(word) for word in out.split())
+        assert (rounds > 100, failures) == (True, [0, 0, 0]), "refused, granted, failed"
+        old_work.program = old_work.start(node)
+        assert started(node, "old") != before
+    old_work.program.communicate(timeout=60)
+    old_work.remove(node)
 
 
 def test_a_new_container_gets_the_new_version(nodes: dict[str, Node], names: dict[str, str]) -> None:

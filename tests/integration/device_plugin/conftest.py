@@ -141,7 +141,8 @@ class RealNode:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[RealNode]:
+def node_at_rest(tmp_path: Path) -> Iterator[RealNode]:
+    """Its kubelet runs; its device plugin was never started."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a tmpfs for each allocation")
     library = tmp_path / "lib" / "0.1.0-aaaaaaaaaaaa"
@@ -170,7 +171,6 @@ def node(tmp_path: Path) -> Iterator[RealNode]:
     kubelet.start()
     out = RealNode(tmp_path, environment, kubelet)
     try:
-        out.start()
         yield out
     finally:
         out.end()
@@ -179,3 +179,9 @@ def node(tmp_path: Path) -> Iterator[RealNode]:
         for mount in reversed(out.mounts()):
             subprocess.run(["umount", "--lazy", mount], check=False)
         state.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def node(node_at_rest: RealNode) -> RealNode:
+    node_at_rest.start()
+    return node_at_rest

@@ -55,6 +55,20 @@ def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess:
     return subprocess.run(["podman", *arguments], capture_output=True, text=True, timeout=300, check=check)
 
 
+def fill_root(root: str) -> None:
+    """A root folder gets what its programs need, out of this machine's files."""
+    for program in ("/bin/sh", "/bin/sleep", "/bin/ls", "/bin/cat"):
+        needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+        paths = {word for word in needed.split() if word.startswith("/")} | {program}
+        for extra in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
+            paths.add(f"/lib/{os.uname().machine}-linux-gnu/{extra}")
+        for path in paths:
+            target = root + path
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if not os.path.exists(target):
+                shutil.copy(os.path.realpath(path), target)
+
+
 @pytest.fixture(scope="module")
 def image():
     """A root with nothing but this machine's loader, libc and a shell."""
@@ -63,16 +77,7 @@ def image():
     name = f"localhost/vgpu-cdi-{uuid.uuid4().hex[:12]}"
     root = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
     try:
-        for program in ("/bin/sh", "/bin/sleep", "/bin/ls", "/bin/cat"):
-            needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
-            paths = {word for word in needed.split() if word.startswith("/")} | {program}
-            for extra in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
-                paths.add(f"/lib/{os.uname().machine}-linux-gnu/{extra}")
-            for path in paths:
-                target = root + path
-                os.makedirs(os.path.dirname(target), exist_ok=True)
-                if not os.path.exists(target):
-                    shutil.copy(os.path.realpath(path), target)
+        fill_root(root)
         pack = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
         subprocess.run(["podman", "import", "-q", "-", name], stdin=pack.stdout, check=True, capture_output=True)
         assert pack.wait() == 0

@@ -54,13 +54,13 @@ static bool is_read_only(int descriptor)
 
 static int fail(char *reason, size_t room, const char *what)
 {
-    snprintf(reason, room, "%s: %s; expected the node's own; start the container again", what, strerror(errno));
+    snprintf(reason, room, "%s: %s; expected the node's own; create the pod or container again", what, strerror(errno));
     return -1;
 }
 
 static int differ(char *reason, size_t room, const char *what)
 {
-    snprintf(reason, room, "%s; start the container again, without volumes below " VGPU_PATH_ROOT, what);
+    snprintf(reason, room, "%s; create the pod or container again, without volumes below " VGPU_PATH_ROOT, what);
     return -1;
 }
 

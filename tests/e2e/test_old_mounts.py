@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An upgrade from the release that mounted single files, under a pod of a real kubelet, which keeps that release's
+answer for every start of the pod's container.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import former
+import pytest
+from kubebox.cluster import Cluster
+from kubebox.gpunode import LIBRARIES, LIBRARY_VERSION, MIB, GpuNode
+from kubebox.pods import WORKER, Pod
+from kubebox.process import until
+
+GPUS = ["T4"]
+SPLIT = SLICES = 4
+SLICE = 15360 // SPLIT * MIB
+CONFIGURATION = {"vcuda": {"libraryRoot": str(LIBRARIES), "splitCount": SPLIT}}
+OLD_LEDGER, LEDGER = "/run/vgpu/ledger", "/dev/vgpu/0/ledger"
+# Of what is gone: a minute of grace, and the pace of the plugin's housekeeping.
+FORGOTTEN_S = 240
+
+
+def use(cluster: Cluster, node: GpuNode, version: str, environment: dict[str, str]) -> None:
+    """Library, arbiter and device plugin of a release, as an upgrade exchanges them."""
+    node.stop()
+    fresh = LIBRARIES / ".current.new"
+    fresh.symlink_to(version)
+    fresh.replace(LIBRARIES / "current")
+    node.plugin.environment = environment
+    node.start()
+    until(lambda: cluster.allocatable() == SLICES, f"all slices of {version}")
+
+
+@pytest.fixture
+def upgrade(cluster, node, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], None]]:
+    """The node has the former release; what is yielded upgrades it."""
+    if not former.has_history():
+        pytest.skip(former.NO_HISTORY)
+    built = former.check_out(tmp_path_factory.mktemp("former"))
+    folder = LIBRARIES / former.VERSION
+    folder.mkdir()
+    for name in ("libvgpu.so", "vgpu-probe", "vgpu-arbiter"):
+        shutil.copy2(built.build / name, folder / name)
+    mine = node.plugin.environment
+    try:
+        use(cluster, node, former.VERSION, {**mine, "PYTHONPATH": str(built.sources)})
+        yield lambda: use(cluster, node, LIBRARY_VERSION, mine)
+    finally:
+        use(cluster, node, LIBRARY_VERSION, mine)
+
+
+def ledgers(one: Pod) -> set[str]:
+    """Where the pod's container has a ledger, by the kernel."""
+    rows = [line.split() for line in Path(f"/proc/{one.pids()[0]}/mountinfo").read_text().splitlines()]
+    return {row[4] for row in rows if row[3].endswith("/ledger")}
+
+
+def is_limited(node: GpuNode, one: Pod, start: int = 0) -> None:
+    """The container's start of this number has its whole slice and no more: by its word, and the driver's."""
+    until(lambda: "took 1: 2\n" in one.logs().get(start, ""), f"start {start} with a full slice")
+    assert f"total {SLICE}\n" in one.logs()[start]
+    usage = node.gpusimctl("usage", "--json")["gpus"]
+    (used,) = [process["total"] for gpu in usage for process in gpu["processes"]]
+    assert used == SLICE
+
+
+def named(node: GpuNode) -> list[str]:
+    """The pods that the watcher names as old mounts, three looks from now; it finds no fault with any."""
+    goal = node.vgpuctl("watch")["looks"] + 3
+    found = until(lambda: (now := node.vgpuctl("watch"))["looks"] >= goal and now, "three looks of the watcher")
+    assert (found["findings"], found["fault"]) == ([], "")
+    return [one["pod"] for one in found["old_mounts"]]
+
+
+def test_a_pod_of_an_old_answer(upgrade, node, pod):
+    fill = [WORKER, "fill", "take", "1"]
+    one = pod("old", fill, restart="Always").wait_running()
+    is_limited(node, one)
+    assert ledgers(one) == {OLD_LEDGER}, "this is none of the former release"
+
+    upgrade()
+
+    is_limited(node, one)
+    assert (one.restarts(), named(node)) == (0, ["old"])
+    for pid in one.pids():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: one.restarts() == 1 and one.running(), "a restart of the container")
+    is_limited(node, one, start=1)
+    assert ledgers(one) == {OLD_LEDGER}
+    assert named(node) == ["old"]
+
+    one.delete()
+    again = pod("again", fill, restart="Always").wait_running()
+    is_limited(node, again)
+    assert ledgers(again) == {LEDGER}
+    until(lambda: named(node) == [], "an end of old mounts", limit_s=FORGOTTEN_S)

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The release before folders were mounted, out of this repository's history: what an upgrade starts from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMIT = "bf48933"
+# The folder of its library's version.
+VERSION = f"0.1.0-{COMMIT}"
+NEEDED = ("native/plugin", "native/vcuda", "plugins/module_utils")
+NO_HISTORY = f"this checkout has no commit {COMMIT}; a clone with its history has"
+GIT = ["git", "-C", str(ROOT)]
+
+
+@dataclass(frozen=True)
+class Former:
+    """``sources``: of the device plugin. ``build``: folder of libvgpu.so, vgpu-probe and vgpu-arbiter."""
+
+    sources: Path
+    build: Path
+
+
+def has_history() -> bool:
+    found = subprocess.run([*GIT, "cat-file", "-e", f"{COMMIT}^{{commit}}"], capture_output=True, check=False)
+    return found.returncode == 0
+
+
+def check_out(folder: Path) -> Former:
+    """Builds it in a folder."""
+    archive = subprocess.run([*GIT, "archive", COMMIT, *NEEDED], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
+    # Variables that the make around this test was given are not for another release.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    for target in (["native/vcuda"], ["native/plugin", "proto", f"PYTHON={sys.executable}"]):
+        subprocess.run(["make", "-s", "-C", *target], cwd=folder, env=environment, check=True)
+    return Former(folder / "native/plugin/src", folder / "native/build")

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a container of test_upgrade.py does: takes and frees memory all the while. Linked to libc alone, as
+ * tests/hosts/checks/churn.c. Lines of its standard input: "take" takes pieces until one is refused, and keeps them;
+ * "free" frees them; "busy" launches kernels of 2 ms from now on. At the end of its input it prints how often it took and
+ * freed, and how many calls failed. A folder /evil takes the place of /etc/vgpu first.
+ */
+#include <dlfcn.h>
+#include <poll.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define PIECE ((size_t)64 << 20)
+#define MOST 4096
+
+static void *driver, *kernel;
+static uint64_t kept[MOST];
+
+static int load(void)
+{
+    int (*image)(void **, const void *), (*find)(void **, void *, const char *);
+    void *module;
+    *(void **)&image = dlsym(driver, "cuModuleLoadData");
+    *(void **)&find = dlsym(driver, "cuModuleGetFunction");
+    int code = image(&module, "// .gpusim kernel spin 2000\n");
+    return code ? code : find(&kernel, module, "spin");
+}
+
+/* Several in flight, so that the GPU does not wait for this process on a machine that does much else. */
+static int launch(void)
+{
+    int (*run)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    int (*synchronize)(void), code = 0;
+    *(void **)&run = dlsym(driver, "cuLaunchKernel");
+    *(void **)&synchronize = dlsym(driver, "cuCtxSynchronize");
+    for (int i = 0; i < 8 && code == 0; i++)
+        code = run(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
+    return code ? code : synchronize();
+}
+
+/* A line, byte by byte: what stdio reads ahead poll() does not see. False at the end of the input. */
+static int line_of(char *line, size_t room)
+{
+    size_t length = 0;
+    while (length + 1 < room && read(STDIN_FILENO, line + length, 1) == 1 && line[length] != '\n')
+        length++;
+    line[length] = 0;
+    return length > 0;
+}
+
+int main(void)
+{
+    int (*init)(unsigned), (*create)(void **, unsigned, int), (*take)(uint64_t *, size_t), (*give)(uint64_t);
+    void *context = NULL;
+    /* As a tenant who is root of its container puts limits of its own where single files were mounted. */
+    if (access("/evil", F_OK) == 0 && (rename("/etc/vgpu", "/etc/moved") != 0 || rename("/evil", "/etc/vgpu") != 0)) {
+        perror("work: rename");
+        return 1;
+    }
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!driver) {
+        fprintf(stderr, "work: %s\n", dlerror());
+        return 1;
+    }
+    *(void **)&init = dlsym(driver, "cuInit");
+    *(void **)&create = dlsym(driver, "cuCtxCreate_v2");
+    *(void **)&take = dlsym(driver, "cuMemAlloc_v2");
+    *(void **)&give = dlsym(driver, "cuMemFree_v2");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int code = init(0);
+    if (code == 0)
+        code = create(&context, 0, 0);
+    printf("context %d\n", code);
+    if (code)
+        return 1;
+    unsigned long rounds = 0, failed = 0, count = 0;
+    char line[16];
+    for (;;) {
+        struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+        if (poll(&input, 1, kernel ? 0 : 1) > 0) {
+            if (!line_of(line, sizeof line))
+                break;
+            if (!strcmp(line, "take")) {
+                while (count < MOST && (code = take(&kept[count], PIECE)) == 0)
+                    count++;
+                printf("error %d\n", code);
+            } else if (!strcmp(line, "free")) {
+                while (count)
+                    failed += give(kept[--count]) != 0;
+                printf("free\n");
+            } else {
+                printf("busy %d\n", load());
+            }
+        } else if (count == 0) {
+            uint64_t piece;
+            code = take(&piece, PIECE);
+            failed += code ? 1 : give(piece) != 0;
+            failed += kernel && launch() != 0;
+            rounds++;
+        }
+    }
+    printf("%lu %lu\n", rounds, failed);
+    return 0;
+}
