@@ -90,6 +90,10 @@ class Host:
     def usage(self, gpu: int = 0) -> dict:
         return json.loads(self.ctl("usage", "--json").stdout)["gpus"][gpu]
 
+    def counter(self, name: str) -> int:
+        """Of the whole host."""
+        return json.loads(self.ctl("usage", "--json").stdout)[name]
+
     def log(self, *options: str, gpu: int = 0) -> dict:
         return json.loads(self.ctl("log", "--json", *options).stdout)["gpus"][gpu]
 
