@@ -28,6 +28,22 @@ void context_pass(CUcontext context)
     context_unlock(context, context_lock(context));
 }
 
+/* ---- waiting-frees ------------------------------------------------------------------------------------------------------ */
+
+CUresult free_wait(CUcontext context)
+{
+    CUresult result = context_wait(context);
+    if (result != CUDA_SUCCESS || !hostile(SIM_HOSTILE_WAITING_FREES))
+        return result;
+    pthread_mutex_lock(&driver.mutex);
+    CUcontext other = driver.contexts; /* none is ever taken off the list */
+    pthread_mutex_unlock(&driver.mutex);
+    for (; other; other = other->next)
+        if (other != context && other->device == context->device && !other->home && atomic_load(&other->alive))
+            context_wait(other);
+    return context_check(context);
+}
+
 /* ---- callbacks ---------------------------------------------------------------------------------------------------------- */
 
 static struct {

@@ -19,6 +19,9 @@ bool context_lock(CUcontext context);
 void context_unlock(CUcontext context, bool held);
 void context_pass(CUcontext context); /* waits while another thread holds it */
 
+/* waiting-frees: waits until what is freed is not in use: for this context, or for all of them on its device */
+CUresult free_wait(CUcontext context);
+
 /* callbacks */
 void tool_call(enum gpusim_moment moment, void *handle);
 

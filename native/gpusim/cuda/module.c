@@ -2,6 +2,7 @@
 /* Modules: loading an image into a context, what it costs there, and its functions and globals. */
 #include "module.h"
 
+#include "capture.h"
 #include "hostile.h"
 
 #include <stdlib.h>
@@ -171,6 +172,7 @@ static CUresult load(CUmodule *out, const void *data)
 {
     ENTER_CONTEXT(context);
     REQUIRE(out && data, CUDA_ERROR_INVALID_VALUE);
+    REQUIRE(capture_forbids_also() == CUDA_SUCCESS, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     bool held = context_lock(context);
     CUresult result = load_into(context, out, data);
     context_unlock(context, held);

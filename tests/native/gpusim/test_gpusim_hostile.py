@@ -194,3 +194,122 @@ def test_a_forked_child_that_exits_tears_nothing_down(hostile):
     assert a.ask("__import__('os').waitpid(pid, 0)[1]") == 0
     a.end()
     assert a.process.returncode == 0
+
+
+# ---- capture-query -------------------------------------------------------------------------------------------------
+
+CAPTURE = ("cu.context()", "k = cu.kernel(1); stream = cu.stream(1); before = cu.event(); pointer = PTR()")
+GLOBAL, RELAXED = 0, 2
+# What is done during a capture → its mode, the answer on a polite driver and on a hostile one, which voids the capture.
+MISUSE = {
+    "cu.raw('cuEventQuery', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
+    "cu.raw('cuEventSynchronize', inside)": (RELAXED, CAPTURED_EVENT, CAPTURED_EVENT),
+    "cu.raw('cuEventRecord', foreign, stream)": (RELAXED, 400, 400),
+    "cu.raw('cuModuleLoadData', ctypes.byref(pointer), b'.gpusim kernel k 1')": (GLOBAL, 0, UNSUPPORTED),
+    "cu.raw('cuMemHostAlloc', ctypes.byref(pointer), 4096, 0)": (GLOBAL, 0, UNSUPPORTED),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSE)
+@pytest.mark.parametrize("what", ["", "capture-query"])
+def test_misuse_of_a_capture_voids_it(hostile, what, misuse):
+    mode, polite, refused = MISUSE[misuse]
+    a = hostile(what).start()
+    for line in (*CAPTURE, "first = cu.out(PTR, 'cuCtxGetCurrent'); cu.context(1); foreign = cu.event()"):
+        a.ask(line)
+    a.ask("cu.cuCtxSetCurrent(first)")
+    a.ask(f"cu.cuStreamBeginCapture_v2(stream, {mode})")
+    a.ask("cu.launch(k, stream); inside = cu.event(stream); graph = PTR()")
+    assert a.ask(misuse) == (refused if what else polite)
+    assert a.ask("cu.raw('cuStreamEndCapture', stream, ctypes.byref(graph))") == (INVALIDATED if what else 0)
+
+
+def test_an_event_of_an_ended_capture_spoils_no_other(hostile):
+    a = hostile("capture-query").start()
+    for line in CAPTURE:
+        a.ask(line)
+    for again in range(2):
+        a.ask("graph = PTR(); cu.cuStreamBeginCapture_v2(stream, 2)")
+        a.ask("cu.launch(k, stream)")
+        if again:
+            assert a.ask("cu.raw('cuEventQuery', inside)") == CAPTURED_EVENT
+        else:
+            a.ask("inside = cu.event(stream)")
+        a.ask("cu.cuStreamEndCapture(stream, ctypes.byref(graph))")
+
+
+# ---- waiting-frees, slow-nvml, rounding ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("free", ["cu.cuMemFree_v2(pointer)", "cu.cuMemFreeHost(page)"])
+@pytest.mark.parametrize("what, waits", [("waiting-frees", True), ("", False)])
+def test_frees_wait_for_the_whole_device(hostile, what, waits, free):
+    """The work is another context's, of the same GPU."""
+    a = hostile(what).start()
+    a.ask("cu.context(); cu.launch(cu.kernel(900000), cu.stream(1))")
+    a.ask("cu.context(); pointer = cu.alloc(MIB); page = cu.out(PTR, 'cuMemHostAlloc', MIB, 0)")
+    assert (a.ask(f"cu.seconds(lambda: {free})") > 0.4) == waits
+
+
+@pytest.mark.parametrize("what, slow", [("slow-nvml", True), ("", False)])
+def test_a_question_to_nvml_takes_five_milliseconds(hostile, what, slow):
+    a = hostile(what).start()
+    a.ask(f"nvml = ctypes.CDLL('{BUILD / 'libnvidia-ml.so.1'}'); nvml.nvmlInit_v2()")
+    took = a.ask("cu.seconds(lambda: [nvml.nvmlDeviceGetCount_v2(ctypes.byref(U32())) for i in range(40)])")
+    assert took >= 0.2 if slow else took < 0.2
+
+
+@pytest.mark.parametrize("what, charged", [("rounding", 2 * MIB), ("", 1)])
+def test_sizes_are_rounded_up(hostile, what, charged):
+    host = hostile(what)
+    a = host.start()
+    a.ask("cu.context()")
+    before = host.usage()["used"]
+    a.ask("cu.alloc(1)")
+    assert host.usage()["used"] - before == charged
+
+
+# ---- what CUDA 13.5 has beyond ---------------------------------------------------------------------------------------
+
+NEWER = BUILD.parent / "gpusim-615" / "libcuda.so.1"
+LOOK_UP = "f = PTR(); cu.cuGetProcAddress(b'{0}', ctypes.byref(f), {1}, 0)"
+CALL = "f = ctypes.CFUNCTYPE(ctypes.c_int, PTR, PTR, PTR, PTR, PTR)(f.value)"
+
+
+def test_recapture_runs_the_newer_work(hostile):
+    a = hostile().start(library=NEWER)
+    for line in (*CAPTURE, "long = cu.kernel(300000); graph = PTR(); cu.cuStreamBeginCapture_v2(stream, 2)"):
+        a.ask(line)
+    a.ask("cu.launch(k, stream); cu.cuStreamEndCapture(stream, ctypes.byref(graph)); first = graph.value")
+    a.ask(LOOK_UP.format("cuStreamBeginRecaptureToGraph", 13030))
+    a.ask(CALL)
+    assert a.ask("f(stream, 2, graph, None, None)") == 0
+    a.ask("cu.launch(long, stream); cu.cuStreamEndCapture(stream, ctypes.byref(graph))")
+    assert a.ask("graph.value == first") is True
+    a.ask("run = cu.out(PTR, 'cuGraphInstantiateWithFlags', graph, 0); cu.cuGraphLaunch(run, stream)")
+    assert a.ask("cu.seconds(cu.cuCtxSynchronize)") > 0.2
+    # One node more than the graph has.
+    a.ask("f(stream, 2, graph, None, None); cu.launch(k, stream, 2)")
+    assert a.ask("cu.raw('cuStreamEndCapture', stream, ctypes.byref(graph))") == INVALIDATED
+
+
+def test_capture_to_graphics_runs_nothing_here(hostile):
+    a = hostile().start(library=NEWER)
+    for line in (*CAPTURE, LOOK_UP.format("cuStreamBeginCaptureToCig", 13010), CALL):
+        a.ask(line)
+    a.ask("inner = PTR(1); outer = ctypes.cast(ctypes.pointer(inner), PTR)")
+    assert a.ask("f(stream, ctypes.byref(outer), None, None, None)") == 0
+    a.ask("cu.launch(cu.kernel(900000), stream)")
+    assert a.ask("cu.raw('cuStreamEndCaptureToCig', stream)") == 0
+    assert a.ask("cu.seconds(cu.cuCtxSynchronize)") < 0.4
+
+
+@pytest.mark.parametrize(
+    "name, version", [("cuGraphAddNode", 13040), ("cuMulticastBindMem", 13010), ("cuLaunchHostFunc", 13010)]
+)
+def test_newer_forms_are_found(hostile, name, version):
+    a = hostile().start(library=NEWER)
+    a.ask("cu.cuInit(0)")
+    a.ask(LOOK_UP.format(name, version) + "; newer = f.value")
+    a.ask(LOOK_UP.format(name, version - 10))
+    assert a.ask("f.value not in (None, newer)") is True
