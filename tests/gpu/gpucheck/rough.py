@@ -127,7 +127,7 @@ def capture(host: Host, report: Report) -> None:
 
 def leave(host: Host, report: Report) -> None:
     """Processes that end with launches open: no status but 0, and nothing said."""
-    rounds = 10 if host.quick else 100
+    rounds = 10 if host.quick else 50
     for name, env in {
         "without the library": host.base_env,
         "with a limit": host.slice(host.limit(), sm=30).env(),
