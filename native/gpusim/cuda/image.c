@@ -48,10 +48,13 @@ static CUresult declaration(struct image *image, const char *line)
     unsigned long long bytes;
     int fields = sscanf(line, ".gpusim %15s %255s %47s %u", kind, name, duration, &sms);
     if (fields >= 3 && strcmp(kind, "kernel") == 0) {
-        char *end = duration;
+        char *end = duration, *range = strstr(duration, "..");
+        if (range)
+            *range = 0; /* strtod would take the first dot */
         double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end), most = 0;
-        if (us > 0 && strncmp(end, "..", 2) == 0) {
-            most = strtod(end + 2, &end);
+        if (range) {
+            REQUIRE(us > 0 && end == range, CUDA_ERROR_INVALID_IMAGE);
+            most = strtod(range + 2, &end);
             REQUIRE(most >= us && most < 1e12, CUDA_ERROR_INVALID_IMAGE);
         }
         struct image_entry *entry = entry_of(image, name);
