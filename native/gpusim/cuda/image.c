@@ -2,9 +2,10 @@
 /*
  * Module images. What a kernel costs is declared in text, alone or inside PTX comments:
  *
- *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, or inf; SMS: 0 or left out = all of the GPU
+ *     .gpusim kernel NAME DURATION_US [SMS]     DURATION_US: decimal, LOW..HIGH, or inf; SMS: 0 or left out = all of the GPU
  *     .gpusim global NAME BYTES                 or managed: a variable in unified memory
  *     .gpusim bytes N                           device memory that the code takes
+ *     .gpusim load MILLISECONDS                 how long the code takes to load (or, loaded lazily, its first use)
  *
  * PTX without declarations has its .entry names at a default cost; of cubins and fat binaries any name is a kernel.
  */
@@ -42,18 +43,26 @@ static struct image_entry *entry_of(struct image *image, const char *name)
 
 static CUresult declaration(struct image *image, const char *line)
 {
-    char kind[16] = "", name[WORD], duration[32] = "";
+    char kind[16] = "", name[WORD], duration[48] = "";
     unsigned sms = 0;
     unsigned long long bytes;
-    int fields = sscanf(line, ".gpusim %15s %255s %31s %u", kind, name, duration, &sms);
+    int fields = sscanf(line, ".gpusim %15s %255s %47s %u", kind, name, duration, &sms);
     if (fields >= 3 && strcmp(kind, "kernel") == 0) {
-        char *end = duration;
-        double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end);
+        char *end = duration, *range = strstr(duration, "..");
+        if (range)
+            *range = 0; /* strtod would take the first dot */
+        double us = strcmp(duration, "inf") == 0 ? 0 : strtod(duration, &end), most = 0;
+        if (range) {
+            REQUIRE(us > 0 && end == range, CUDA_ERROR_INVALID_IMAGE);
+            most = strtod(range + 2, &end);
+            REQUIRE(most >= us && most < 1e12, CUDA_ERROR_INVALID_IMAGE);
+        }
         struct image_entry *entry = entry_of(image, name);
         REQUIRE(entry, CUDA_ERROR_OUT_OF_MEMORY);
         REQUIRE(strcmp(duration, "inf") == 0 || (end != duration && *end == 0 && us >= 0 && us < 1e12),
                 CUDA_ERROR_INVALID_IMAGE);
-        entry->cost = (struct kernel_cost){.ns = end == duration ? SIM_COST_FOREVER : (uint64_t)(us * 1000), .sms = sms};
+        entry->cost = (struct kernel_cost){.ns = end == duration ? SIM_COST_FOREVER : (uint64_t)(us * 1000),
+                                            .most = (uint64_t)(most * 1000), .sms = sms};
         entry->declared = true;
         return CUDA_SUCCESS;
     }
@@ -63,6 +72,10 @@ static CUresult declaration(struct image *image, const char *line)
         REQUIRE(entry, CUDA_ERROR_OUT_OF_MEMORY);
         entry->bytes = bytes;
         entry->managed = managed;
+        return CUDA_SUCCESS;
+    }
+    if (sscanf(line, ".gpusim load %llu", &bytes) == 1) {
+        image->load_ns = (uint64_t)bytes * 1000000u;
         return CUDA_SUCCESS;
     }
     if (sscanf(line, ".gpusim bytes %llu", &bytes) == 1) {
