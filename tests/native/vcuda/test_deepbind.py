@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A library that was opened with RTLD_DEEPBIND, as taichi opens its own, finds libc's dlsym and the driver before ours."""
+"""Libraries opened with RTLD_DEEPBIND, as taichi opens its own, find libc's dlsym and the driver before ours."""
 
 from __future__ import annotations
 
