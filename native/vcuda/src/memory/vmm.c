@@ -30,6 +30,8 @@ static void end(struct physical *object)
         ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
         if (object->exported)
             ledger_export(object->device->ledger, object->bytes, false);
+        if (object->host)
+            host_memory_freed(object->device->ledger, object->bytes);
     }
     ledger_import_end(object->import);
     free(object);
@@ -141,6 +143,22 @@ static void drop_handle(const struct physical *object, uint64_t handle)
         block_put(&vgpu_handles, &block);
 }
 
+/* On the card, or, where the card was sold more than once and is full, in host memory. */
+static CUresult create(struct physical *object, CUmemGenericAllocationHandle *handle, const CUmemAllocationProp *properties,
+                       unsigned long long flags)
+{
+    bool wanted = host_memory_physical_wanted(object->device, properties, object->bytes);
+    object->host = wanted && host_memory_create(object->device, handle, object->bytes, properties) == CUDA_SUCCESS;
+    if (object->host)
+        return CUDA_SUCCESS;
+    CUresult status = REAL(cuMemCreate)(handle, object->bytes, properties, flags);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && limits_oversubscribe() && !wanted) {
+        status = host_memory_create(object->device, handle, object->bytes, properties);
+        object->host = status == CUDA_SUCCESS;
+    }
+    return status;
+}
+
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
                             unsigned long long flags)
 {
@@ -148,11 +166,11 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     CUresult status;
     if (control == CONTROL_BROKEN)
         return memory_broken();
-    if (!properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!properties)
         return REAL(cuMemCreate)(handle, bytes, properties, flags);
-    const struct device *device = device_of(properties->location.id, &status);
+    const struct device *device = device_at(&properties->location, &status);
     if (!device)
-        return status;
+        return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
     if (limits_denied()) /* the one allocation that needs no context */
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
@@ -167,7 +185,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
         return status;
     }
     *object = (struct physical){.device = device, .bytes = bytes, .calls = 1};
-    status = REAL(cuMemCreate)(handle, bytes, properties, flags);
+    status = create(object, handle, properties, flags);
     if (status == CUDA_SUCCESS)
         status = vmm_remember(object, *handle, true);
     vmm_done(object);

@@ -16,6 +16,7 @@ struct physical {
     unsigned handles, mappings;
     unsigned calls; /* of the driver, that use it now */
     int exporting;  /* of those, that make a shareable handle */
+    bool host; /* not on the card: host_memory.c */
     bool kept; /* by something that nobody counts, see above: charged as long as this process lives */
     bool exported; /* its slot says that others may have it */
 };

@@ -48,6 +48,24 @@ CUresult memory_broken(void) { return CUDA_ERROR_NOT_PERMITTED; }
 CUresult memory_meet(void) { return CUDA_SUCCESS; }
 CUresult memory_refuse(const char *what) { (void)what; return CUDA_ERROR_NOT_SUPPORTED; }
 const struct device *device_of(CUdevice ordinal, CUresult *status) { *status = CUDA_SUCCESS; return &devices[ordinal]; }
+const struct device *device_at(const CUmemLocation *location, CUresult *status) { return device_of(location->id, status); }
+bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes)
+{
+    (void)device;
+    (void)properties;
+    (void)bytes;
+    return false;
+}
+CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
+                            const CUmemAllocationProp *properties)
+{
+    (void)device;
+    (void)handle;
+    (void)bytes;
+    (void)properties;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+void host_memory_freed(int device, uint64_t bytes) { (void)device; (void)bytes; }
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes)
 {
     (void)account;
