@@ -108,7 +108,7 @@ def test_nobody_is_ended_while_it_fits(host: Host, pair) -> None:
 
 
 def test_a_refusal_ends_nobody(host: Host) -> None:
-    """As frameworks do: ask for all, be refused, give back what is cached, ask again. Nothing of it is over the limit."""
+    """As frameworks do: ask for all, be refused, give back, ask again. Nothing of it is over the limit."""
     host.write_limits(oom_killer=True)
     puppet = host.puppet(ACTIVE_OOM_KILLER="true").start()
     cached = puppet.get("alloc", 3000 * MIB)
