@@ -22,7 +22,7 @@ APT_E2E   := openssl iproute2 util-linux podman mmdebstrap containernetworking-p
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-down
-.PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page
+.PHONY: test test-fast test-slow gate lint unit sanity native-test integration molecule native-slow native-hostile page clients
 .PHONY: molecule-all molecule-ubuntu packages-rpm e2e e2e-scheduler fuzz bench bench-long bench-hosts gpu-check
 .PHONY: docs execution-environment lock native clean venv collection apt-base apt-hosts apt-test
 
@@ -62,7 +62,8 @@ molecule: ## the scenario default: site.yml on two simulated hosts
 native-slow: ## the tests that are marked slow
 native-hostile: ## the library on a driver that blocks, calls back and tears down
 page: ## the fleet report in a headless Chromium
-lint unit sanity integration molecule native-slow native-hostile page: apt-test venv collection
+clients: ## numba, cuda-core, taichi and others in a slice; fetches two gigabytes once
+lint unit sanity integration molecule native-slow native-hostile page clients: apt-test venv collection
 	@$(GATES) $@
 
 native-test: apt-test venv collection ## tests/native without its slow tests
@@ -126,7 +127,7 @@ execution-environment: apt-base ## the build context of an execution environment
 
 lock: apt-base ## resolve requirements/*.in again
 	@test -x $(BUILD)/uv/bin/uv || { $(PYTHON) -m venv $(BUILD)/uv && $(BUILD)/uv/bin/pip -q install uv; }
-	@for name in controller docs plugin scheduler test; do \
+	@for name in clients clients12 controller docs plugin scheduler test; do \
 	    $(BUILD)/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 	        --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	        requirements/$$name.in -o requirements/$$name.txt; \

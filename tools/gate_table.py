@@ -128,6 +128,18 @@ SWEEPS = [
     molecule("airgapped", 7, group=3),
     Gate("bench", {}, ["tests/bench"], lane="native", minutes=3, group=4),
     Gate("native-hostile", {}, ["tests/native/vcuda"], ["--hostile=all", *QUICK], "native", 9, 4),
+    # Two environments of a gigabyte each the first time.
+    Gate(
+        "clients",
+        {
+            f"environment {name}": ["tools/venv.sh", f".build/{name}", f"requirements/{name}.txt", "/usr/bin/python3"]
+            for name in ("clients", "clients12")
+        },
+        ["tests/clients"],
+        lane="native",
+        minutes=5,
+        group=4,
+    ),
     # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
     Gate(
         "workloads",

@@ -23,7 +23,7 @@ struct sim_gpu_config {
     uint32_t pci_domain, pci_bus, pci_device;
     bool has_pci;
     int minor; /* -1: derived */
-    uint32_t memory_mib, sm_count, cc_major, cc_minor, context_mib, reserved_mib;
+    uint32_t memory_mib, sm_count, cc_major, cc_minor, context_mib, reserved_mib, numa_node;
     bool has_cc, has_context;
 };
 

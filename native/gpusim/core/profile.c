@@ -166,6 +166,8 @@ static bool gpu_key(struct parser *p, const char *key, const char *value)
         return whole(p, key, value, 1, 1u << 24, &g->memory_mib);
     if (!strcmp(key, "reserved_mib"))
         return whole(p, key, value, 0, 1u << 24, &g->reserved_mib);
+    if (!strcmp(key, "numa_node"))
+        return whole(p, key, value, 1, 1023, &g->numa_node);
     if (!strcmp(key, "sm_count"))
         return whole(p, key, value, 1, 1024, &g->sm_count);
     if (!strcmp(key, "context_mib")) {
@@ -177,8 +179,8 @@ static bool gpu_key(struct parser *p, const char *key, const char *value)
         return g->has_cc || fault(p, key, value, "major.minor, like 8.0");
     }
     return fault(p, "key in [gpu]", key,
-                 "model, count, uuid, name, pci, minor, memory_mib, reserved_mib, sm_count, context_mib or "
-                 "compute_capability");
+                 "model, count, uuid, name, pci, minor, memory_mib, reserved_mib, sm_count, context_mib, "
+                 "numa_node or compute_capability");
 }
 
 static bool section_end(struct parser *p)
@@ -293,6 +295,7 @@ static void apply_gpu(const struct sim_gpu_config *c, struct sim_gpu *gpu, uint6
     gpu->total = (uint64_t)(c->memory_mib ? c->memory_mib : m->memory_mib) << 20;
     gpu->reserved_bytes = (uint64_t)c->reserved_mib << 20;
     gpu->context_bytes = (uint64_t)(c->has_context ? c->context_mib : m->context_mib) << 20;
+    gpu->numa_node = c->numa_node;
     gpu->sm_count = c->sm_count ? c->sm_count : m->sm_count;
     gpu->cc_major = c->has_cc ? c->cc_major : m->cc_major;
     gpu->cc_minor = c->has_cc ? c->cc_minor : m->cc_minor;

@@ -23,7 +23,7 @@
 #include <sys/types.h>
 
 #define SIM_MAGIC "GPUSIM01"
-#define SIM_VERSION 5u
+#define SIM_VERSION 6u
 #define SIM_MAX_GPUS 16
 #define SIM_MAX_PROCS 1024
 #define SIM_MAX_CHANNELS 512       /* contexts of all processes on one GPU */
@@ -239,6 +239,7 @@ struct sim_gpu {
     uint64_t total; /* bytes, NVML's total */
     uint64_t reserved_bytes; /* held by the driver itself */
     uint64_t context_bytes;
+    uint64_t numa_node; /* that its memory is for the host, 0: none */
     uint32_t sm_count, cc_major, cc_minor, arch;
 
     /* guarded by lock */

@@ -50,7 +50,8 @@ static void drop(struct physical *physical)
         struct block block;
         arena_touch(driver.devices[physical->device].arena, physical->base);
         arena_free(driver.devices[physical->device].arena, physical->base, 1u << BLOCK_BACKING, &block);
-        sim_uncharge(driver.devices[physical->device].gpu, SIM_MEMORY, physical->bytes);
+        if (!physical->host)
+            sim_uncharge(driver.devices[physical->device].gpu, SIM_MEMORY, physical->bytes);
     }
     physical->magic = 0;
     free(physical);
@@ -67,19 +68,34 @@ CUresult vmm_import(int device, int fd, const struct sim_shared *shared, void *h
     return CUDA_SUCCESS;
 }
 
+/* The device whose memory is meant, -1 for memory of the host, -2: there is no such place. A node of the host may be a GPU's. */
+static int place(const CUmemLocation *location)
+{
+    if (location->type == 1)
+        return device_valid(location->id) ? location->id : -2;
+    for (int device = 0; location->type == 3 && device < driver.count; device++)
+        if (location->id > 0 && sim_state()->gpus[driver.devices[device].gpu].numa_node == (uint64_t)location->id)
+            return device;
+    return location->type == 2 || location->type == 4 || (location->type == 3 && location->id == 0) ? -1 : -2;
+}
+
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
                             unsigned long long flags)
 {
     ENTER();
     struct block block;
     REQUIRE(handle && prop && bytes && aligned(bytes) && flags == 0, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(prop->type == 1 && prop->location.type == 1, CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(device_valid(prop->location.id), CUDA_ERROR_INVALID_DEVICE);
-    int device = prop->location.id, gpu = driver.devices[device].gpu;
+    REQUIRE(prop->type == 1 && prop->location.type >= 1 && prop->location.type <= 4, CUDA_ERROR_INVALID_VALUE);
+    int device = place(&prop->location);
+    bool host = device == -1;
+    REQUIRE(device != -2, CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE(!host || (sim_state()->cuda_version >= 12020 && !prop->handle_types), CUDA_ERROR_INVALID_VALUE);
+    device = host ? 0 : device; /* whose addresses it gets */
+    int gpu = driver.devices[device].gpu;
     struct arena *arena = device_arena(device);
     struct physical *physical = calloc(1, sizeof *physical);
     REQUIRE(arena && physical, CUDA_ERROR_OUT_OF_MEMORY);
-    enum sim_status status = sim_charge(gpu, SIM_MEMORY, bytes);
+    enum sim_status status = host ? SIM_OK : sim_charge(gpu, SIM_MEMORY, bytes);
     if (status == SIM_ERR_MEMORY && pools_trim(device, true))
         status = sim_charge(gpu, SIM_MEMORY, bytes);
     if (status != SIM_OK) {
@@ -87,11 +103,12 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
         return status_to_result(status);
     }
     if (!arena_alloc(arena, bytes, BLOCK_BACKING, physical, &block)) {
-        sim_uncharge(gpu, SIM_MEMORY, bytes);
+        if (!host)
+            sim_uncharge(gpu, SIM_MEMORY, bytes);
         free(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    *physical = (struct physical){.magic = PHYSICAL_MAGIC, .device = device, .bytes = bytes, .handles = 1,
+    *physical = (struct physical){.magic = PHYSICAL_MAGIC, .device = device, .bytes = bytes, .handles = 1, .host = host,
                                   .base = block.base, .fd = arena_fd(arena), .offset = arena_offset(arena, block.base),
                                   .prop = *prop};
     *handle = (uintptr_t)physical;
@@ -291,7 +308,7 @@ EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAl
 {
     ENTER();
     REQUIRE(granularity && prop && (option == 0 || option == 1), CUDA_ERROR_INVALID_VALUE);
-    REQUIRE(prop->location.type == 1 && device_valid(prop->location.id), CUDA_ERROR_INVALID_DEVICE);
+    REQUIRE(place(&prop->location) != -2, CUDA_ERROR_INVALID_DEVICE);
     *granularity = VMM_GRANULARITY;
     return CUDA_SUCCESS;
 }

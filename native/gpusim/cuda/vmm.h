@@ -17,6 +17,7 @@ struct physical {
     int fd;                   /* the memory file … */
     uint64_t offset;          /* … and where in it */
     bool imported;            /* another process's, charged there */
+    bool host;                /* in host memory, charged nowhere */
     int shared;               /* index + 1 of its shareable handle, 0: none */
     void *hold;               /* of an import */
     CUmemAllocationProp prop;

@@ -23,6 +23,16 @@ void nvml_memory(const struct nvml_target *target, nvmlMemory_v2_t *memory)
     memory->free = taken < memory->total ? memory->total - taken : 0;
 }
 
+/* Where the memory of a GPU is a node of the host (Grace). */
+NVML_API nvmlReturn_t nvmlDeviceGetNumaNodeId(nvmlDevice_t device, unsigned *node)
+{
+    struct nvml_target target;
+    NVML_TRY(nvml_open(device, NVML_ANY_DEVICE, &target));
+    NVML_NEED(node != NULL);
+    *node = (unsigned)target.gpu->numa_node;
+    return *node ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+}
+
 /* Version 1 has no word for what the driver itself holds and counts it as used. */
 NVML_API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {

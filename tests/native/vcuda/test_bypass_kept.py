@@ -29,8 +29,8 @@ MUTANTS = {
     "an export ends with its maker": ("ipc.c", EXPORTED, ";", IPC, ENDED),
     "nobody looks for handles": ("vmm.c", "return object->shared && (", "return false && (", HANDLE, RELEASED),
     "a handle ends with its maker": (
-        "vmm.c",
-        "ledger_export(object->device->ledger, object->bytes, true);",
+        "vmm_shared.c",
+        "ledger_export(object->device->ledger, object->bytes, exported);",
         ";",
         HANDLE,
         ENDED,

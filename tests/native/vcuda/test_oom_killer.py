@@ -107,6 +107,19 @@ def test_nobody_is_ended_while_it_fits(host: Host, pair) -> None:
     assert [ended(one) for one in puppets] == [False, False]
 
 
+def test_a_refusal_ends_nobody(host: Host) -> None:
+    """As frameworks do: ask for all, be refused, give back, ask again. Nothing of it is over the limit."""
+    host.write_limits(oom_killer=True)
+    puppet = host.puppet(ACTIVE_OOM_KILLER="true").start()
+    cached = puppet.get("alloc", 3000 * MIB)
+    for size in (LIMIT, LIMIT // 2, 3000 * MIB):
+        assert puppet.refused("alloc", size) == OOM
+        assert host.on_card() <= LIMIT
+    assert puppet.result(f"free {cached}") == OK
+    puppet.get("alloc", 4000 * MIB)
+    assert not ended(puppet)
+
+
 def test_what_a_pool_keeps_for_later_is_given_back_before_anybody_ends(host: Host) -> None:
     host.write_limits(oom_killer=True)
     puppet = host.puppet().start()

@@ -35,16 +35,18 @@ context_mib = 4
 class Tenant:
     """A program of its own container: ask() evaluates Python with the driver API at hand."""
 
-    def __init__(self, host: Host, name: str, sold: int = SOLD, oversubscribe: bool = True, **options: object) -> None:
+    def __init__(
+        self, host: Host, name: str, oversubscribe: bool = True, gpus: int = 2, wrapper: tuple = (), **options: object
+    ) -> None:
         self.ledger, limits = host.folder / f"ledger.{name}", host.folder / f"limits.{name}"
-        devices = [{"uuid": uuid, "memory_bytes": sold} for uuid in host.uuids]
+        devices = [{"uuid": uuid, "memory_bytes": SOLD} for uuid in host.uuids[:gpus]]
         limits.write_bytes(
             layouts.pack_limits({"allocation": name, "devices": devices, "oversubscribe": oversubscribe})
         )
         self.ledger.write_bytes(layouts.pack_ledger(host.uuids, name))
         files = {"CUDA_DEVICE_MEMORY_SHARED_CACHE": str(self.ledger), "VGPU_LIMITS_FILE": str(limits)}
         self.process = subprocess.Popen(
-            [sys.executable, PROGRAM, SIMULATOR / "libcuda.so.1"],
+            [*wrapper, sys.executable, PROGRAM, SIMULATOR / "libcuda.so.1"],
             env=dict(host.env(**dict(files, **options)), **files),  # type: ignore[arg-type]
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -77,6 +79,17 @@ HELPERS = [
     "def later(size): return cu.raw('cuMemAllocAsync', ctypes.byref(p), SIZE(size), 0), p.value",
     "def pitched(size): return cu.raw('cuMemAllocPitch_v2', ctypes.byref(p), ctypes.byref(s), 512, size // 512, 4), "
     "p.value",
+    "class Prop(ctypes.Structure): _fields_ = [('type', U32), ('handles', U32), ('place', U32), ('id', U32), "
+    "('win32', U64), ('flags', U64)]",
+    "class Access(ctypes.Structure): _fields_ = [('place', U32), ('id', U32), ('flags', U32)]",
+    "def create(size, handles=0, place=1, node=0): return cu.raw('cuMemCreate', ctypes.byref(p), SIZE(size), "
+    "ctypes.byref(Prop(1, handles, place, node)), U64(0))",
+    "def mapped(size): status = create(size); handle = p.value; return (status, 0) if status else "
+    "(map_at(handle, size), p.value)",
+    "def map_at(handle, size): return [cu.cuMemAddressReserve(ctypes.byref(p), SIZE(size), SIZE(0), U64(0), U64(0)), "
+    "cu.cuMemMap(p, SIZE(size), SIZE(0), U64(handle), U64(0)), "
+    "cu.cuMemSetAccess(p, SIZE(size), ctypes.byref(Access(1, 0, 3)), SIZE(1)), cu.cuMemRelease(U64(handle)), 0][-1]",
+    "def unmap(at, size): cu.cuMemUnmap(U64(at), SIZE(size)); cu.cuMemAddressFree(U64(at), SIZE(size))",
     "p, s = U64(), SIZE()",
     "def one(way, size): status, at = way(size); status or (held.append((at, size)), cu.write(at, pattern(at, size))); "
     "return status",
@@ -85,6 +98,9 @@ HELPERS = [
     "def whole(): return all(copy(at, size) == pattern(at, size) for at, size in held)",
 ]
 WAYS = ["plain", "later", "pitched"]
+MAPPED = [*WAYS, "mapped"]
+# A driver of CUDA 12.1 makes no physical memory of the host's.
+FORMER = "driver_version = 530.41.03\ncuda_version = 12.1\n" + SMALL.split("\n", 2)[2]
 
 
 @pytest.fixture
@@ -112,7 +128,7 @@ def tenant(host: Host):
         one.process.wait()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MAPPED)
 def test_a_slice_gets_its_whole_limit_after_another_filled_the_card(host: Host, tenant, way: str) -> None:
     first = tenant("first")
     assert first.fill("plain", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
@@ -182,6 +198,40 @@ def test_any_legal_call_gives_it_back(host: Host, tenant, way: str, free: str) -
         one.ask("held.clear()")
         assert one.charged() == CONTEXT
     assert host.physical()[one.process.pid] == CONTEXT
+
+
+def test_what_was_mapped_is_given_back(host: Host, tenant) -> None:
+    stranger = host.puppet(preload=False).start()
+    one = tenant("one")
+    stranger.get("alloc", CARD - host.on_card())
+    for _unused in range(2):
+        assert one.fill("mapped", 2 * MIB, SOLD) == (SOLD - CONTEXT) // (2 * MIB)
+        assert one.charged() == SOLD and host.physical()[one.process.pid] == CONTEXT
+        assert one.ask("create(2 * MIB)") == OOM, "it is held to its limit as ever"
+        one.ask("[unmap(at, size) for at, size in held]")
+        one.ask("held.clear()")
+        assert one.charged() == CONTEXT
+
+
+def test_what_others_may_have_lies_on_the_card(host: Host, tenant) -> None:
+    """A handle for other processes (1: a descriptor) of memory that is the host's is asked of no driver."""
+    one = tenant("one")
+    host.puppet(preload=False).start().get("alloc", CARD - host.on_card() - 8 * CONTEXT)
+    assert one.fill("mapped", 2 * MIB, 100 * MIB) == 50
+    assert [one.ask("create(2 * MIB, 1)") for _unused in range(40)][-1] == OOM
+    assert one.fill("mapped", 2 * MIB, 20 * MIB) == 10
+
+
+@pytest.mark.parametrize(("profile", "shown"), [(SMALL, SOLD - CONTEXT), (FORMER, None)])
+def test_free_is_what_can_be_had_by_every_call(host: Host, tenant, profile: str, shown: int | None) -> None:
+    """Where the driver makes no host memory for cuMemCreate, what is shown as free is what the card has."""
+    host.become(profile)
+    stranger = host.puppet(preload=False).start()
+    one = tenant("one")
+    stranger.get("alloc", CARD - host.on_card() - 20 * MIB)
+    assert one.ask("cu.info()[0]") == (shown or 20 * MIB)
+    granted = one.fill("mapped", 2 * MIB, SOLD)
+    assert granted * 2 * MIB == (shown or 20 * MIB)
 
 
 def test_the_pointer_is_a_device_pointer(host: Host, tenant) -> None:

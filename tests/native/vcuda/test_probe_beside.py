@@ -26,8 +26,8 @@ REFUSED = "if (origin == SHAREABLE_FOREIGN)\n"
 FOREIGN = 'return memory_refuse("an import of memory that another container made");'
 KEPT = "if (object->import || !open_elsewhere(object))"
 MUTANTS = {
-    "nothing": (OURS, "vmm.c", REFUSED, REFUSED, "passed", 0),
-    "a descriptor from elsewhere": (OURS, "vmm.c", REFUSED, "if (0)\n", "violated", PIECE),
+    "nothing": (OURS, "vmm_shared.c", REFUSED, REFUSED, "passed", 0),
+    "a descriptor from elsewhere": (OURS, "vmm_shared.c", REFUSED, "if (0)\n", "violated", PIECE),
     "it comes as another interface's": (OURS, "external.c", FOREIGN, "return CUDA_SUCCESS;", "violated", PIECE),
     "a pool from elsewhere": (OURS, "pool.c", "bool foreign = ", "bool foreign = 0 && ", "violated", PIECE),
     "an IPC handle from elsewhere": (OURS, "ipc.c", "return ours ? opened", "return 1 ? opened", "violated", PIECE),

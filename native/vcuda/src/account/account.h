@@ -88,6 +88,9 @@ struct device {
 };
 /* The device of a CUDA ordinal; NULL: the driver does not know it (*status says how) or the ledger has no room. */
 const struct device *device_of(CUdevice device, CUresult *status);
+/* The device that memory at a location is on. NULL and CUDA_SUCCESS: the host's own. A node of the host that is no GPU's of this
+ * container and has no processors may be another's: that is refused. */
+const struct device *device_at(const CUmemLocation *location, CUresult *status);
 /* The place of a GPU in NVML's order, of a MIG device that of its GPU (its own counts within that one); -1 */
 int nvml_gpu_index(nvmlDevice_t handle, const char *uuid);
 /* A device by its index in the ledger; NULL: none of this process. */
@@ -171,6 +174,12 @@ bool oom_check(void);
 bool host_memory_wanted(const struct device *device, uint64_t bytes);
 /* As much unified memory that lives in host memory; the caller has charged it and keeps it as BLOCK_HOST. */
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes);
+/* The same for physical memory of virtual addresses, of the device that the properties name. Handles of it are for this process
+ * alone. */
+bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes);
+CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
+                            const CUmemAllocationProp *properties);
+bool host_memory_complete(void); /* does this driver make physical memory of the host's? A context is current */
 void host_memory_freed(int device, uint64_t bytes);
 uint64_t host_memory_held(int device); /* by this process: charged as used, and not on the card */
 void host_memory_reset(void);

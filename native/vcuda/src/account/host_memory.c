@@ -20,6 +20,7 @@
 #define LARGEST_SCALING 2 /* S that the reserve is made for */
 
 static _Atomic uint64_t held[VGPU_MAX_DEVICES];
+static _Atomic int complete; /* does the driver make physical memory there? 0 not tried, 1 yes, 2 no */
 
 uint64_t host_memory_held(int device)
 {
@@ -35,6 +36,7 @@ void host_memory_reset(void)
 {
     for (int device = 0; device < VGPU_MAX_DEVICES; device++)
         atomic_store_explicit(&held[device], 0, memory_order_relaxed);
+    atomic_store_explicit(&complete, 0, memory_order_relaxed);
 }
 
 /* A context for each slice of this size that the card may have been sold in, at most a quarter of the card. */
@@ -54,6 +56,51 @@ bool host_memory_wanted(const struct device *device, uint64_t bytes)
         return false;
     uint64_t kept = reserve(device, card);
     return unused < kept || bytes > unused - kept;
+}
+
+/* --- for cuMemCreate --------------------------------------------------------------------------------------- */
+
+/* A driver of CUDA 12.2 or later makes such memory; the GPU reads it over the bus once the program has set its access. */
+static CUresult create(CUmemGenericAllocationHandle *handle, uint64_t bytes, const CUmemAllocationProp *properties)
+{
+    CUmemAllocationProp host = {.type = properties->type, .location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0}};
+    int node;
+    if (properties->requestedHandleTypes)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    if (REAL_HAS(cuDeviceGetAttribute) && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+        REAL(cuDeviceGetAttribute)(&node, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, properties->location.id) == CUDA_SUCCESS && node > 0)
+        host.location.id = node;
+    return REAL(cuMemCreate)(handle, bytes, &host, 0) == CUDA_SUCCESS ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+bool host_memory_complete(void)
+{
+    static const CUmemAllocationProp here = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+    CUmemGenericAllocationHandle handle;
+    if (!atomic_load_explicit(&complete, memory_order_relaxed)) {
+        bool made = REAL_HAS(cuMemCreate) && REAL_HAS(cuMemRelease) && create(&handle, 2 * MIB, &here) == CUDA_SUCCESS;
+        if (made)
+            REAL(cuMemRelease)(handle);
+        atomic_store_explicit(&complete, made ? 1 : 2, memory_order_relaxed);
+    }
+    return atomic_load_explicit(&complete, memory_order_relaxed) == 1;
+}
+
+bool host_memory_physical_wanted(const struct device *device, const CUmemAllocationProp *properties, uint64_t bytes)
+{
+    CUdevice current; /* the card that can be asked for its room */
+    return limits_oversubscribe() && !properties->requestedHandleTypes &&
+           properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && REAL(cuCtxGetDevice)(&current) == CUDA_SUCCESS &&
+           current == properties->location.id && host_memory_wanted(device, bytes);
+}
+
+CUresult host_memory_create(const struct device *device, CUmemGenericAllocationHandle *handle, uint64_t bytes,
+                            const CUmemAllocationProp *properties)
+{
+    CUresult status = create(handle, bytes, properties);
+    if (status == CUDA_SUCCESS)
+        atomic_fetch_add_explicit(&held[device->ledger], bytes, memory_order_relaxed);
+    return status;
 }
 
 CUresult host_memory_take(const struct device *device, CUdeviceptr *pointer, uint64_t bytes)

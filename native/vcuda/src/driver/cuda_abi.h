@@ -53,7 +53,8 @@ typedef struct {
     char reserved[64];
 } CUipcMemHandle;
 
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3 };
+enum { CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID = 134 };
 enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
 typedef struct {
     int type;

@@ -113,11 +113,9 @@ void pool_freed(uint64_t key, uint64_t bytes)
  */
 static CUresult place_of(const CUmemLocation *location, int type, const struct device **device)
 {
-    CUresult status = CUDA_SUCCESS;
-    *device = NULL;
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-        *device = device_of(location->id, &status);
-    else if (type == CU_MEM_ALLOCATION_TYPE_MANAGED)
+    CUresult status;
+    *device = device_at(location, &status);
+    if (!*device && status == CUDA_SUCCESS && type == CU_MEM_ALLOCATION_TYPE_MANAGED)
         status = memory_refuse("a pool of managed memory without a device");
     return status;
 }

@@ -3,38 +3,21 @@
  * Virtual memory management. Physical memory made by cuMemCreate lives until its last handle is released and its last
  * mapping is gone, in whatever order; only then is it uncharged. Memory that was bound to a multicast object or a sparse
  * array, which keep it as long as they please, stays charged until exit. It is charged to the device of its location, which
- * need not be the current one.
+ * need not be the current one. What is shared with other processes is vmm_shared.c.
  *
- * Memory that was exported lives until its last shareable handle is closed and its last import is gone, in whatever
- * process. Its maker stays charged until then, once for the container: handles are marked (shareable.c), and who imports one
- * holds a byte of the ledger that stands for it, as with IPC handles (ipc.c). If the maker dies, its slot keeps what it had
- * exported as long as any of both is left. A handle from elsewhere than this container is refused; only where the container has
- * made handles that show no mark, and this may be one of them, its memory is charged to the importer too, once it is mapped.
+ * No lock is held while the driver works: one GPU's call must not wait for another's. A call holds the object that it uses, so it
+ * is not uncharged meanwhile, and what ends is booked after the driver has ended it. The driver may hand the same handle or
+ * address out again before that: who is given it books for the other.
  */
-#include "memory.h"
+#include "vmm.h"
 
 #include "process.h"
 
 #include <stdlib.h>
 
-struct physical {
-    struct physical *next;       /* of those that wait */
-    const struct device *device; /* NULL: imported, charged to its maker */
-    uint64_t bytes;              /* that this process is charged */
-    uint64_t shared;             /* the object that its shareable handles stand for; 0: there are none */
-    void *import;                  /* of an import: the byte of the ledger that says so */
-    unsigned handles, mappings;
-    bool kept; /* by something that nobody counts, see above: charged as long as this process lives */
-    bool exported; /* its slot says that others may have it */
-};
-
-static struct lock vmm_lock;
+struct lock vmm_lock; /* of these structures and the two tables; never held in the driver */
 static struct physical *waiting; /* let go here, open elsewhere */
-
-static struct physical *physical_of(uint64_t owner)
-{
-    return (struct physical *)(uintptr_t)owner;
-}
+static uint32_t mapping_number;  /* of the last mapping: the kind of its block, never 0 */
 
 static bool open_elsewhere(const struct physical *object)
 {
@@ -47,6 +30,8 @@ static void end(struct physical *object)
         ledger_uncharge(object->device->ledger, ACCOUNT_USED, object->bytes);
         if (object->exported)
             ledger_export(object->device->ledger, object->bytes, false);
+        if (object->host)
+            host_memory_freed(object->device->ledger, object->bytes);
     }
     ledger_import_end(object->import);
     free(object);
@@ -54,7 +39,7 @@ static void end(struct physical *object)
 
 static void let_go(struct physical *object)
 {
-    if (object->handles || object->mappings || object->kept)
+    if (object->handles || object->mappings || object->calls || object->kept)
         return;
     if (object->import || !open_elsewhere(object)) {
         end(object);
@@ -88,27 +73,90 @@ void vmm_settle(bool trim)
     lock_drop(&vmm_lock);
 }
 
-/* Where the object behind a handle or mapping is charged; -1: nowhere. */
-static int charged_at(struct block_map *map, uint64_t key)
+struct physical *vmm_begin(struct block_map *map, uint64_t key)
 {
     struct block block;
     lock_take(&vmm_lock);
-    const struct physical *object = block_get(map, key, &block) ? physical_of(block.owner) : NULL;
-    int device = object && object->device ? object->device->ledger : -1;
+    struct physical *object = block_get(map, key, &block) ? physical_of(block.owner) : NULL;
+    if (object)
+        object->calls++;
     lock_drop(&vmm_lock);
-    return device;
+    return object;
 }
 
-/* The block of a handle counts in `kind` how often that value was handed out. */
-static void add_handle(struct physical *object, uint64_t handle)
+void vmm_done(struct physical *object)
+{
+    if (!object)
+        return;
+    lock_take(&vmm_lock);
+    object->calls--;
+    let_go(object);
+    lock_drop(&vmm_lock);
+}
+
+static int charged_at(const struct physical *object)
+{
+    return object && object->device ? object->device->ledger : -1;
+}
+
+/* The block of a handle counts in `kind` how often that value was handed out. `fresh`: no other handle of that value is open in
+ * the driver. Lock held; false: no host memory. */
+static bool add_handle(struct physical *object, uint64_t handle, bool fresh)
 {
     struct block block;
-    if (block_take(&vgpu_handles, handle, &block))
-        block.kind++;
-    else
-        block = (struct block){.key = handle, .owner = (uintptr_t)object, .kind = 1};
-    object->handles++;
-    block_put(&vgpu_handles, &block);
+    if (!block_get(&vgpu_handles, handle, &block))
+        block = (struct block){.key = handle, .owner = (uintptr_t)object};
+    struct physical *former = physical_of(block.owner);
+    if (former != object && fresh) { /* the driver has released that one, and its caller has not booked it yet */
+        former->handles -= (unsigned)block.kind;
+        let_go(former);
+        block = (struct block){.key = handle, .owner = (uintptr_t)object};
+    }
+    block.kind++;
+    if (!block_put(&vgpu_handles, &block))
+        return false;
+    physical_of(block.owner)->handles++;
+    return true;
+}
+
+CUresult vmm_remember(struct physical *object, CUmemGenericAllocationHandle handle, bool fresh)
+{
+    lock_take(&vmm_lock);
+    bool added = add_handle(object, handle, fresh);
+    lock_drop(&vmm_lock);
+    if (added)
+        return CUDA_SUCCESS;
+    if (REAL_HAS(cuMemRelease))
+        REAL(cuMemRelease)(handle);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+/* Lock held. */
+static void drop_handle(const struct physical *object, uint64_t handle)
+{
+    struct block block;
+    if (!block_get(&vgpu_handles, handle, &block) || physical_of(block.owner) != object)
+        return; /* booked by who was given the same value */
+    physical_of(block.owner)->handles--;
+    block_take(&vgpu_handles, handle, &block); /* makes the room for what is put back */
+    if (--block.kind > 0)
+        block_put(&vgpu_handles, &block);
+}
+
+/* On the card, or, where the card was sold more than once and is full, in host memory. */
+static CUresult create(struct physical *object, CUmemGenericAllocationHandle *handle, const CUmemAllocationProp *properties,
+                       unsigned long long flags)
+{
+    bool wanted = host_memory_physical_wanted(object->device, properties, object->bytes);
+    object->host = wanted && host_memory_create(object->device, handle, object->bytes, properties) == CUDA_SUCCESS;
+    if (object->host)
+        return CUDA_SUCCESS;
+    CUresult status = REAL(cuMemCreate)(handle, object->bytes, properties, flags);
+    if (status == CUDA_ERROR_OUT_OF_MEMORY && limits_oversubscribe() && !wanted) {
+        status = host_memory_create(object->device, handle, object->bytes, properties);
+        object->host = status == CUDA_SUCCESS;
+    }
+    return status;
 }
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -118,11 +166,11 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     CUresult status;
     if (control == CONTROL_BROKEN)
         return memory_broken();
-    if (!properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    if (!properties)
         return REAL(cuMemCreate)(handle, bytes, properties, flags);
-    const struct device *device = device_of(properties->location.id, &status);
+    const struct device *device = device_at(&properties->location, &status);
     if (!device)
-        return status;
+        return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
     if (limits_denied()) /* the one allocation that needs no context */
         return memory_broken();
     if ((status = memory_meet()) != CUDA_SUCCESS)
@@ -136,135 +184,72 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
         free(object);
         return status;
     }
-    *object = (struct physical){.device = device, .bytes = bytes};
-    lock_take(&vmm_lock);
-    status = REAL(cuMemCreate)(handle, bytes, properties, flags);
+    *object = (struct physical){.device = device, .bytes = bytes, .calls = 1};
+    status = create(object, handle, properties, flags);
     if (status == CUDA_SUCCESS)
-        add_handle(object, *handle);
-    else
-        let_go(object);
-    lock_drop(&vmm_lock);
+        status = vmm_remember(object, *handle, true);
+    vmm_done(object);
     return status;
 }
 
 EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     ENTER(cuMemRelease, (handle));
-    struct block block;
-    FLIGHT(charged_at(&vgpu_handles, handle));
-    lock_take(&vmm_lock);
+    (void)control;
+    struct physical *object = vmm_begin(&vgpu_handles, handle);
+    FLIGHT(charged_at(object));
     CUresult status = REAL(cuMemRelease)(handle);
-    if (status == CUDA_SUCCESS && block_take(&vgpu_handles, handle, &block)) {
-        struct physical *object = physical_of(block.owner);
-        object->handles--;
-        if (--block.kind > 0)
-            block_put(&vgpu_handles, &block);
+    if (status == CUDA_SUCCESS && object) {
+        lock_take(&vmm_lock);
+        drop_handle(object, handle);
+        lock_drop(&vmm_lock);
+    }
+    vmm_done(object);
+    return status;
+}
+
+/* What an import of unknown origin is charged before it is mapped up to `end`. */
+static uint64_t grows(const struct physical *object, uint64_t end)
+{
+    return object && object->import && object->device && end > object->bytes ? end - object->bytes : 0;
+}
+
+/* Lock held. */
+static void drop_mapping(const struct block *mapping)
+{
+    struct block block;
+    struct physical *object = physical_of(mapping->owner);
+    block_take(&vgpu_mappings, mapping->key, &block);
+    if (object) {
+        object->mappings--;
         let_go(object);
     }
-    lock_drop(&vmm_lock);
-    return status;
 }
 
-EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle, int type,
-                                             unsigned long long flags)
+/* The driver has unmapped a range, in a call that began when `number` was the last mapping. What was mapped there since has
+ * been booked by who did it. Lock held. */
+static void drop_mappings(CUdeviceptr pointer, size_t bytes, uint32_t number)
 {
-    ENTER(cuMemExportToShareableHandle, (shareable, handle, type, flags));
-    (void)control;
-    struct block block;
-    lock_take(&vmm_lock);
-    struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
-    /* Before the handle is there: a maker that is killed in between has exported it. */
-    bool first = object && object->device && !object->exported;
-    if (first)
-        ledger_export(object->device->ledger, object->bytes, true);
-    CUresult status = REAL(cuMemExportToShareableHandle)(shareable, handle, type, flags);
-    if (status == CUDA_SUCCESS && object) {
-        object->exported = object->device != NULL;
-        if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
-            object->kept = true;
-            shareable_unmarked();
-        } else if (!shareable_mark(*(const int *)shareable, &object->shared)) {
-            object->kept = true;
-        }
-    } else if (first) {
-        ledger_export(object->device->ledger, object->bytes, false);
+    struct block mapping;
+    for (CUdeviceptr at = pointer; at - pointer < bytes;) {
+        bool found = block_get(&vgpu_mappings, at, &mapping) && mapping.bytes;
+        if (found && (int32_t)(number - (uint32_t)mapping.kind) >= 0)
+            drop_mapping(&mapping);
+        at += found ? mapping.bytes : 2 * MIB;
     }
-    lock_drop(&vmm_lock);
-    return status;
 }
 
-/* --- imports ------------------------------------------------------------------------------------------------- */
-
-/* The device that memory is on which came by a handle; NULL: the driver does not say. */
-static const struct device *place_of(CUmemGenericAllocationHandle handle)
+static bool add_mapping(struct physical *object, CUdeviceptr pointer, size_t bytes)
 {
-    CUmemAllocationProp properties;
-    CUresult status;
-    if (!REAL_HAS(cuMemGetAllocationPropertiesFromHandle) ||
-        REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS ||
-        properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return NULL;
-    return device_of(properties.location.id, &status);
-}
-
-/* The driver is asked all the same: what is no handle at all is its own to refuse. */
-static CUresult refuse_import(CUmemGenericAllocationHandle *handle, void *shareable, int type)
-{
-    CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
-    if (status != CUDA_SUCCESS)
-        return status;
-    if (REAL_HAS(cuMemRelease))
-        REAL(cuMemRelease)(*handle);
-    return memory_refuse("an import of memory that another container made");
-}
-
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable, int type)
-{
-    ENTER(cuMemImportFromShareableHandle, (handle, shareable, type));
-    uint64_t shared = 0;
-    struct block block;
-    if (control == CONTROL_BROKEN)
-        return memory_broken();
-    if (!ledger_join())
-        return CUDA_ERROR_NOT_PERMITTED;
-    bool descriptor = type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    enum shareable_origin origin = shareable_origin(descriptor ? (int)(intptr_t)shareable : -1, &shared);
-    if (origin == SHAREABLE_FOREIGN)
-        return refuse_import(handle, shareable, type);
-    struct physical *object = calloc(1, sizeof *object);
-    void *import = ledger_import(shareable_import_byte(shared));
-    if (!object || !import) {
-        ledger_import_end(import);
-        free(object);
-        return object ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_OUT_OF_MEMORY;
-    }
-    *object = (struct physical){.shared = shared, .import = import};
     lock_take(&vmm_lock);
-    CUresult status = REAL(cuMemImportFromShareableHandle)(handle, shareable, type);
-    if (status == CUDA_SUCCESS && block_get(&vgpu_handles, *handle, &block)) {
-        add_handle(physical_of(block.owner), *handle); /* the same value again */
-        end(object);
-    } else if (status == CUDA_SUCCESS) {
-        if (origin == SHAREABLE_UNKNOWN)
-            object->device = place_of(*handle);
-        add_handle(object, *handle);
-    } else {
-        end(object);
-    }
+    drop_mappings(pointer, bytes, mapping_number); /* of calls that have unmapped them and not booked it yet */
+    mapping_number += mapping_number == UINT32_MAX ? 2 : 1;
+    struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = (int32_t)mapping_number};
+    bool added = block_put(&vgpu_mappings, &mapping);
+    if (added && object)
+        object->mappings++;
     lock_drop(&vmm_lock);
-    return status;
-}
-
-/* What an import of unknown origin is charged before it is mapped up to `end`; NULL: nothing. */
-static const struct device *import_grows(CUmemGenericAllocationHandle handle, uint64_t end, uint64_t *more)
-{
-    struct block block;
-    lock_take(&vmm_lock);
-    const struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
-    const struct device *device = object && object->import && end > object->bytes ? object->device : NULL;
-    *more = device ? end - object->bytes : 0;
-    lock_drop(&vmm_lock);
-    return device;
+    return added;
 }
 
 EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
@@ -272,47 +257,46 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
 {
     ENTER(cuMemMap, (pointer, bytes, offset, handle, flags));
     (void)control;
-    struct block block;
-    uint64_t more;
-    const struct device *grows = import_grows(handle, offset + bytes, &more);
-    CUresult status = grows ? memory_charge(grows, ACCOUNT_USED, more) : CUDA_SUCCESS;
-    if (status != CUDA_SUCCESS)
+    struct physical *object = vmm_begin(&vgpu_handles, handle);
+    uint64_t more = grows(object, offset + bytes), needed = 0;
+    CUresult status = more ? memory_charge(object->device, ACCOUNT_USED, more) : CUDA_SUCCESS;
+    if (status != CUDA_SUCCESS) {
+        vmm_done(object);
         return status;
-    lock_take(&vmm_lock);
-    status = REAL(cuMemMap)(pointer, bytes, offset, handle, flags);
-    struct physical *object = block_get(&vgpu_handles, handle, &block) ? physical_of(block.owner) : NULL;
-    if (grows && object && status == CUDA_SUCCESS)
-        object->bytes += more;
-    else if (grows)
-        ledger_uncharge(grows->ledger, ACCOUNT_USED, more);
-    if (status == CUDA_SUCCESS) {
-        struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = 1};
-        if (object)
-            object->mappings++;
-        block_put(&vgpu_mappings, &mapping);
     }
-    lock_drop(&vmm_lock);
+    status = REAL(cuMemMap)(pointer, bytes, offset, handle, flags);
+    if (status == CUDA_SUCCESS && !add_mapping(object, pointer, bytes)) {
+        REAL(cuMemUnmap)(pointer, bytes);
+        status = CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    if (more) {
+        lock_take(&vmm_lock);
+        if (status == CUDA_SUCCESS)
+            needed = grows(object, offset + bytes); /* less where another thread has mapped it too */
+        object->bytes += needed;
+        lock_drop(&vmm_lock);
+        ledger_uncharge(object->device->ledger, ACCOUNT_USED, more - needed);
+    }
+    vmm_done(object);
     return status;
 }
 
 EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
 {
     ENTER(cuMemUnmap, (pointer, bytes));
-    struct block mapping;
-    FLIGHT(charged_at(&vgpu_mappings, pointer));
+    (void)control;
+    struct physical *object = vmm_begin(&vgpu_mappings, pointer);
     lock_take(&vmm_lock);
-    CUresult status = REAL(cuMemUnmap)(pointer, bytes);
-    /* The driver unmaps whole mappings only, so they follow each other through the range. */
-    for (CUdeviceptr at = pointer; status == CUDA_SUCCESS && at - pointer < bytes; at += mapping.bytes) {
-        if (!block_take(&vgpu_mappings, at, &mapping) || !mapping.bytes)
-            break;
-        struct physical *object = physical_of(mapping.owner);
-        if (object) {
-            object->mappings--;
-            let_go(object);
-        }
-    }
+    uint32_t number = mapping_number;
     lock_drop(&vmm_lock);
+    FLIGHT(charged_at(object));
+    CUresult status = REAL(cuMemUnmap)(pointer, bytes);
+    if (status == CUDA_SUCCESS) {
+        lock_take(&vmm_lock);
+        drop_mappings(pointer, bytes, number);
+        lock_drop(&vmm_lock);
+    }
+    vmm_done(object);
     return status;
 }
 
@@ -338,12 +322,16 @@ static struct physical *mapped_at(uint64_t address)
 EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
 {
     ENTER(cuMemRetainAllocationHandle, (handle, address));
+    (void)control;
     lock_take(&vmm_lock);
-    CUresult status = REAL(cuMemRetainAllocationHandle)(handle, address);
-    struct physical *physical = status == CUDA_SUCCESS ? mapped_at((uintptr_t)address) : NULL;
-    if (physical)
-        add_handle(physical, *handle);
+    struct physical *object = mapped_at((uintptr_t)address);
+    if (object)
+        object->calls++;
     lock_drop(&vmm_lock);
+    CUresult status = REAL(cuMemRetainAllocationHandle)(handle, address);
+    if (status == CUDA_SUCCESS && object)
+        status = vmm_remember(object, *handle, false);
+    vmm_done(object);
     return status;
 }
 
@@ -352,51 +340,52 @@ EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle
 static void keep_handle(CUmemGenericAllocationHandle handle)
 {
     struct block block;
+    lock_take(&vmm_lock);
     if (block_get(&vgpu_handles, handle, &block))
         physical_of(block.owner)->kept = true;
-}
-
-EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory,
-                                   size_t offset, size_t bytes, unsigned long long flags)
-{
-    ENTER(cuMulticastBindMem, (object, place, memory, offset, bytes, flags));
-    (void)control;
-    lock_take(&vmm_lock);
-    CUresult status = REAL(cuMulticastBindMem)(object, place, memory, offset, bytes, flags);
-    if (status == CUDA_SUCCESS)
-        keep_handle(memory);
     lock_drop(&vmm_lock);
-    return status;
 }
 
-EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes,
-                                    unsigned long long flags)
+/* Several mappings may lie behind one another. */
+static void keep_range(uintptr_t start, size_t bytes)
 {
-    ENTER(cuMulticastBindAddr, (object, place, pointer, bytes, flags));
-    (void)control;
     lock_take(&vmm_lock);
-    CUresult status = REAL(cuMulticastBindAddr)(object, place, pointer, bytes, flags);
-    /* Several mappings may lie behind one another. */
-    for (CUdeviceptr at = pointer; status == CUDA_SUCCESS && at - pointer < bytes; at += 2 * MIB) {
+    for (uintptr_t at = start; at - start < bytes; at += 2 * MIB) {
         struct physical *physical = mapped_at(at);
         if (physical)
             physical->kept = true;
     }
     lock_drop(&vmm_lock);
-    return status;
 }
+
+#define BIND(symbol, parameters, arguments, keep) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        (void)control; \
+        CUresult status = REAL(symbol) arguments; \
+        if (status == CUDA_SUCCESS) \
+            keep; \
+        return status; \
+    }
+
+BIND(cuMulticastBindMem,
+     (CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
+      unsigned long long flags),
+     (object, place, memory, offset, bytes, flags), keep_handle(memory))
+BIND(cuMulticastBindAddr,
+     (CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes, unsigned long long flags),
+     (object, place, pointer, bytes, flags), keep_range(pointer, bytes))
 
 #define MAP_TILES(symbol) \
     EXPORT CUresult symbol(CUarrayMapInfo *tiles, unsigned int count, CUstream stream) \
     { \
         ENTER(symbol, (tiles, count, stream)); \
         (void)control; \
-        lock_take(&vmm_lock); \
         CUresult status = REAL(symbol)(tiles, count, stream); \
         for (unsigned int i = 0; status == CUDA_SUCCESS && i < count; i++) \
             if (tiles[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP) \
                 keep_handle(tiles[i].memHandle.memHandle); \
-        lock_drop(&vmm_lock); \
         return status; \
     }
 

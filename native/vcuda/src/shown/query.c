@@ -46,8 +46,8 @@ static bool show_current(enum control control, uint64_t card_free, struct shown 
         EVENT(reclaim, false);
     if (!show(device->uuid, device->nvml_index, shown))
         return false;
-    /* What the card does not have cannot be taken, unless it may come from host memory. */
-    if (shown->free > card_free && !limits_oversubscribe())
+    /* What the card does not have cannot be taken, unless it may come from host memory by whatever call. */
+    if (shown->free > card_free && !(limits_oversubscribe() && host_memory_complete()))
         shown->free = card_free;
     return true;
 }

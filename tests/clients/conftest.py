@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated A100, a slice of it, and the environments of the clients: one for each major version of CUDA."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+SIMULATOR = ROOT / "native/build/gpusim"
+LIBRARY = ROOT / "native/build/libvgpu.so"
+sys.path.insert(0, str(ROOT / "plugins"))
+
+from module_utils.abi import files as abi_files  # noqa: E402
+
+MIB = 1 << 20
+# CUDA's major version → environment and what it is locked by; the gate `clients` makes both (tools/gate_table.py).
+ENVIRONMENTS = {13: ROOT / ".build/clients", 12: ROOT / ".build/clients12"}
+PROFILE = "driver_version = 535.261.03\ncuda_version = 12.2\n[gpu]\nmodel = A100-40GB\n"
+
+
+def python_of(cuda: int) -> Path:
+    """The interpreter that has the clients for this version of CUDA."""
+    python = ENVIRONMENTS[cuda] / "bin/python"
+    assert python.exists(), f"{python} is missing: run `make clients`, which makes it"
+    return python
+
+
+class Machine:
+    """One simulated host with one A100, and one container on it with or without a limit."""
+
+    def __init__(self, folder: Path, memory: int | None) -> None:
+        self.folder = folder
+        driver = folder / "driver"
+        driver.mkdir(parents=True)
+        for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+            (driver / name).symlink_to(SIMULATOR / name)
+        # A driver's package has this name too, and taichi opens nothing else.
+        (driver / "libcuda.so").symlink_to("libcuda.so.1")
+        (folder / "host.profile").write_text(PROFILE)
+        self.driver_env = {
+            "HOME": str(folder),
+            "PATH": os.environ["PATH"],
+            "LD_LIBRARY_PATH": str(driver),
+            "GPUSIM_STATE": str(folder / "gpusim.state"),
+            "GPUSIM_PROFILE": str(folder / "host.profile"),
+            "CUDA_PYTHON_DISABLE_MAJOR_VERSION_WARNING": "1",
+        }
+        self.env = dict(self.driver_env)
+        if memory is not None:
+            self._make_slice(memory)
+
+    def _make_slice(self, memory: int) -> None:
+        limits, ledger, uuid = self.folder / "limits", self.folder / "ledger", self.usage()["uuid"]
+        device = {"uuid": uuid, "memory_bytes": memory}
+        limits.write_bytes(abi_files.pack_limits({"allocation": "clients", "devices": [device]}))
+        ledger.write_bytes(abi_files.pack_ledger([uuid], "clients"))
+        self.env |= {
+            "LD_PRELOAD": str(LIBRARY),
+            "VGPU_LIMITS_FILE": str(limits),
+            "CUDA_DEVICE_MEMORY_SHARED_CACHE": str(ledger),
+        }
+
+    def usage(self) -> dict:
+        """The simulated driver's own account of its GPU."""
+        command = [SIMULATOR / "gpusimctl", "usage", "--json"]
+        done = subprocess.run(command, env=self.driver_env, check=True, stdout=subprocess.PIPE)
+        [gpu] = json.loads(done.stdout)["gpus"]
+        return gpu
+
+    def on_card(self) -> int:
+        """Bytes of all processes, contexts and code included."""
+        return self.usage()["used"]
+
+    def command(self, cuda: int, program: str, *words: str) -> list[str]:
+        """A program of this folder under the clients' interpreter."""
+        return [str(python_of(cuda)), str(PROGRAMS / program), *words]
+
+
+class Filler:
+    """A running fill.py: `step` answers what it prints, and lets it go on from the step before."""
+
+    def __init__(self, machine: Machine, cuda: int, client: str, way: str) -> None:
+        self.errors = machine.folder / "stderr"
+        self.process = subprocess.Popen(
+            machine.command(cuda, "fill.py", client, way),
+            env=machine.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors.open("wb"),
+            text=True,
+        )
+        self._started = False
+
+    def step(self, name: str) -> dict:
+        assert self.process.stdin and self.process.stdout
+        if self._started:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        self._started = True
+        # What a client prints of its own accord is not JSON.
+        line = next((line for line in self.process.stdout if line.startswith("{")), "")
+        assert line, f"{name}: ended with {self.process.wait()}: {self.errors.read_text()[-2000:]}"
+        figures = json.loads(line)
+        assert figures["step"] == name
+        return figures
+
+    def end(self) -> int:
+        """Its exit status."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """With a slice of 1 GiB."""
+    return Machine(tmp_path, 1024 * MIB)

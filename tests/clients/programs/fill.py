@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fill.py CLIENT WAY: take pieces of the GPU by a client's own calls until one is refused, then give all back.
+
+Prints one line of JSON at each step and waits for a line: ``ready`` (a context is there), ``full`` (how many pieces
+were granted, what the refusal was called, the total that the client shows or null), ``empty``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+
+PIECE = 16 << 20
+MOST = 200
+
+Client = tuple[Callable, Callable, Callable]  # take a piece, give all of a list back, the total shown
+
+
+def bindings(way: str) -> Client:
+    """cuda.bindings.driver, as generated from the driver's headers."""
+    from cuda.bindings import driver
+
+    def call(answer: tuple):
+        if answer[0] != driver.CUresult.CUDA_SUCCESS:
+            raise MemoryError(answer[0].name)
+        return answer[1] if len(answer) > 1 else None
+
+    call(driver.cuInit(0))
+    call(driver.cuCtxSetCurrent(call(driver.cuDevicePrimaryCtxRetain(0))))
+    properties = driver.CUmemAllocationProp()
+    properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    attach = driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL.value
+    take, free = {
+        "cuMemAlloc": (lambda: driver.cuMemAlloc(PIECE), driver.cuMemFree),
+        "cuMemAllocManaged": (lambda: driver.cuMemAllocManaged(PIECE, attach), driver.cuMemFree),
+        "cuMemAllocAsync": (lambda: driver.cuMemAllocAsync(PIECE, 0), lambda at: driver.cuMemFreeAsync(at, 0)),
+        "cuMemCreate": (lambda: driver.cuMemCreate(PIECE, properties, 0), driver.cuMemRelease),
+    }[way]
+
+    def give(held: list) -> None:
+        for one in held:
+            call(free(one))
+        call(driver.cuCtxSynchronize())
+
+    return lambda: call(take()), give, lambda: call(driver.cuDeviceTotalMem(0))
+
+
+def core(way: str) -> Client:
+    """cuda.core. Its Device.sync asks for the runtime, which does not run here: a stream is waited for."""
+    from cuda.bindings import driver
+    from cuda.core import Device, DeviceMemoryResource, DeviceMemoryResourceOptions, VirtualMemoryResource
+
+    device = Device(0)
+    device.set_current()
+    stream = device.create_stream()
+    if way == "VirtualMemoryResource":
+        resource = VirtualMemoryResource(device)
+    else:
+        shared = way == "pool for other processes"
+        options = DeviceMemoryResourceOptions(ipc_enabled=shared, max_size=4 << 30 if shared else 0)
+        resource = device.memory_resource if way == "device" else DeviceMemoryResource(device, options)
+
+    def give(held: list) -> None:
+        for one in held:
+            one.close(stream)
+        stream.sync()
+        if way == "device":  # cuda.core has the driver's own pool keep what is freed
+            driver.cuMemPoolTrimTo(resource.handle, 0)
+
+    return lambda: resource.allocate(PIECE, stream=stream), give, lambda: None
+
+
+def numba(way: str) -> Client:
+    """numba.cuda: arrays."""
+    import numpy
+    from numba import cuda
+
+    context = cuda.current_context()
+    make = {"device_array": cuda.device_array, "managed_array": cuda.managed_array}[way]
+
+    def give(held: list) -> None:
+        held.clear()
+        gc.collect()
+        context.memory_manager.deallocations.clear()
+
+    return lambda: make(PIECE, numpy.uint8), give, lambda: context.get_memory_info().total
+
+
+def tinygrad(way: str) -> Client:
+    """tinygrad's allocator of its device CUDA, which keeps what was freed until it is asked."""
+    os.environ["DEV"] = "CUDA"
+    from tinygrad import Device
+
+    allocator = Device[way].allocator
+
+    def give(held: list) -> None:
+        for one in held:
+            allocator.free(one, PIECE)
+        allocator.free_cache()
+
+    return lambda: allocator.alloc(PIECE), give, lambda: None
+
+
+def taichi(way: str) -> Client:
+    """taichi's arrays on arch=cuda; without a driver that it can open it would take the CPU and say so in its log."""
+    import taichi as ti
+
+    ti.init(arch=ti.cuda, log_level=ti.CRITICAL)
+    assert ti.cfg.arch == ti.cuda, f"taichi took {ti.cfg.arch}"
+
+    @ti.kernel
+    def nothing():
+        for _unused in range(64):
+            pass
+
+    nothing()  # what a launch needs is on the card from here
+
+    def give(held: list) -> None:
+        held.clear()
+        gc.collect()
+        ti.sync()
+
+    return lambda: getattr(ti, way)(dtype=ti.u8, shape=(PIECE,)), give, lambda: None
+
+
+def step(name: str, **figures: object) -> None:
+    """Print one step and wait for the word to go on."""
+    print(json.dumps({"step": name, **figures}), flush=True)
+    sys.stdin.readline()
+
+
+def main(client: str, way: str) -> None:
+    """Run the three steps."""
+    take, give, total = globals()[client](way)
+    held: list = []
+    refusal = ""
+    step("ready")
+    while not refusal and len(held) < MOST:
+        try:
+            held.append(take())
+        except Exception as fault:  # each client has errors of its own
+            refusal = f"{type(fault).__name__}: {fault}"
+    step("full", granted=len(held), refusal=refusal, total=total())
+    give(held)
+    step("empty")
+
+
+main(*sys.argv[1:])

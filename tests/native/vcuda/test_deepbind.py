@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Libraries opened with RTLD_DEEPBIND, as taichi opens its own, find libc's dlsym and the driver before ours."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT, LINKED, MIB, OK, OOM, Host, compile_program
+
+INNER = {"by dlsym": ("-ldl",), "linked": ("-DLINKED", *LINKED)}
+# Bytes asked for, whether the library is preloaded, the driver's answer.
+CASES = [(LIMIT, True, OOM), (LIMIT, False, OK), (64 * MIB, True, OK)]
+
+
+@pytest.fixture(params=INNER)
+def program(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    inner = tmp_path / "inside"
+    inner.mkdir()
+    compile_program(inner, "inner.so", "deep_inner.c", flags=("-shared", "-fPIC", *INNER[request.param]))
+    return compile_program(tmp_path, "deep", "deep.c", flags=("-ldl", "-Wl,-rpath,$ORIGIN/inside"))
+
+
+@pytest.mark.parametrize(("size", "preload", "answer"), CASES)
+def test_it_is_held_to_the_limit(host: Host, program: Path, size: int, preload: bool, answer: int) -> None:
+    """The run path of the caller is obeyed too: dlopen sees who calls."""
+    command = [program, str(size)]
+    done = subprocess.run(command, env=host.env(preload=preload), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{answer}\n", "")

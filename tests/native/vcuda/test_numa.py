@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines whose GPUs' memory is a NUMA node of the host (Grace): who asks for memory on that node gets the card's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import MIB, NOT_PERMITTED, NOT_SUPPORTED, OK, OOM, Host
+from test_oversubscription import HELPERS, SMALL, SOLD, Tenant
+
+NUMA, CURRENT = 3, 4  # CU_MEM_LOCATION_TYPE_HOST_NUMA, …_CURRENT
+PIECE = 64 * MIB
+# GPU 0 is node 1, GPU 1 is node 2; the machine that runs the tests has no more nodes than these two may have.
+GRACE = SMALL.replace("context_mib = 4", "context_mib = 4\nnuma_node = 1", 1) + "numa_node = 2\n"
+
+
+@pytest.fixture
+def start(programs: Path, tmp_path: Path):
+    """Starts a program in a slice of GPU 0 alone, on a host of this profile."""
+    host = Host(tmp_path, programs, GRACE)
+    started: list[Tenant] = []
+
+    def run(profile: str = GRACE, wrapper: tuple = ()) -> tuple[Host, Tenant]:
+        host.become(profile)
+        one = Tenant(host, "one", oversubscribe=False, gpus=1, wrapper=wrapper)
+        started.append(one)
+        for line in [*HELPERS, "context = cu.context()"]:
+            one.ask(line)
+        return host, one
+
+    yield run
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+    host.close()
+
+
+def test_the_gpus_own_node_is_charged_to_the_gpu(start: Callable) -> None:
+    host, one = start()
+    before = one.charged()
+    for count in (1, 2, 3):
+        assert one.ask(f"create({PIECE}, place={NUMA}, node=1)") == OK
+        assert one.charged() - before == count * PIECE
+    assert host.on_card() == one.charged()
+    assert one.ask(f"create({PIECE}, place={NUMA}, node=1)") == OOM
+    assert one.ask(f"create({PIECE})") == OOM, "it is one account"
+    assert one.ask("cu.info()[0]") == SOLD - one.charged()
+    assert one.ask("cu.raw('cuMemRelease', p)") == OK
+    assert host.on_card() == one.charged() == before + 2 * PIECE
+
+
+def test_without_the_library_it_is_the_cards_memory(start: Callable) -> None:
+    """The negative control: what the simulated driver gives there is on the card."""
+    host, one = start(wrapper=("env", "-u", "LD_PRELOAD"))
+    assert [one.ask(f"create({PIECE}, place={NUMA}, node=1)") for _unused in range(4)] == [OK, OK, OK, OOM]
+    assert host.on_card() > 3 * PIECE
+
+
+def test_a_gpu_that_is_not_the_slices_is_refused(start: Callable) -> None:
+    host, one = start()
+    assert one.ask(f"create({PIECE}, place={NUMA}, node=2)") == NOT_PERMITTED
+    assert host.on_card(1) == 0
+
+
+@pytest.mark.parametrize(("place", "node"), [(NUMA, 0), (CURRENT, 0), (CURRENT, 1)])
+def test_memory_of_the_host_is_charged_nowhere(start: Callable, place: int, node: int) -> None:
+    _host, one = start()
+    before = one.charged()
+    assert one.ask(f"create({2 * SOLD}, place={place}, node={node})") in (OK, OOM)
+    assert one.ask(f"create({PIECE}, place={place}, node={node})") == OK
+    assert one.charged() == before
+
+
+# The kernel's own list, made by the test: node 3 has no processors, node 4 has.
+NODES = "mount -t tmpfs none /sys/devices/system/node && cd /sys/devices/system/node && mkdir node3 node4 && "
+LIST = ("unshare", "-m", "sh", "-c", NODES + 'echo > node3/cpulist && echo 0-3 > node4/cpulist && exec "$@"', "sh")
+INVALID_DEVICE = 101  # the simulated driver has no such node
+
+
+@pytest.mark.parametrize(("node", "answer"), [(3, NOT_SUPPORTED), (4, INVALID_DEVICE), (5, INVALID_DEVICE)])
+def test_a_node_without_processors_that_is_no_gpu_here_is_refused(start: Callable, node: int, answer: int) -> None:
+    """It may be another container's GPU. The driver is asked for others."""
+    _host, one = start(profile=SMALL, wrapper=LIST)
+    assert one.ask(f"create({PIECE}, place={NUMA}, node={node})") == answer

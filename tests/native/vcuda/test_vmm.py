@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vmm.c on a driver that stands still, hands values out again, or gives more than there is memory to remember."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import SOURCES, compile_program
+
+CALLS = ["create", "release", "map", "unmap", "retain", "export", "import", "bind"]
+REMEMBERED = ["create", "map", "retain", "import"]
+CASES = [*(("order", call) for call in CALLS), *(("poor", call) for call in REMEMBERED), ("stress", ""), ("fail", "")]
+
+
+@pytest.fixture(scope="module")
+def unit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vmm")
+    linked = ["memory/vmm.c", "memory/vmm_shared.c", "account/blocks.c", "limits/log.c"]
+    flags = [*(str(SOURCES / one) for one in linked), "-Wl,--wrap=block_put", "-lpthread"]
+    return compile_program(folder, "vmm_unit", "vmm_unit.c", flags=tuple(flags))
+
+
+@pytest.mark.parametrize(("what", "call"), CASES)
+def test_virtual_memory(unit: Path, what: str, call: str) -> None:
+    """A case that needs the other GPU to go on meanwhile waits for it in the driver, for twenty seconds."""
+    done = subprocess.run([unit, what, call], stderr=subprocess.PIPE, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
