@@ -8,6 +8,7 @@ static struct lock locks[VGPU_MAX_DEVICES];
 
 void context_lock(int device)
 {
+    nvml_load(); /* what is measured under the lock needs it, and the loader must not be called there */
     lock_take(&locks[device]);
 }
 

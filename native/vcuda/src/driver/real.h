@@ -7,6 +7,8 @@
 #include "limits/limits.h"
 #include "vgpu_abi.h"
 
+#include <pthread.h>
+
 #pragma GCC visibility push(hidden)
 
 /* --- elf.c: what is loaded, read from memory -------------------------------------------------------- */
@@ -75,6 +77,17 @@ extern dlvsym_type vgpu_real_dlvsym;
 void loader_ready(void); /* looks for them, the first time */
 void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
+
+typedef int (*thread_create_type)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
+typedef int (*thread_set_type)(pthread_key_t, const void *);
+/* The functions of that name; NULL: a program without threads. Found with the driver, so that no lock is held meanwhile. */
+extern struct thread_calls {
+    thread_create_type create;
+    thread_key_type key_create;
+    thread_set_type set;
+} vgpu_threads;
+void threads_ready(void);
 
 #pragma GCC visibility pop
 

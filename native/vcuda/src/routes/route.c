@@ -60,6 +60,7 @@ static void *replacement(const struct hook *hook, void *function)
 struct decision vgpu_decide(void *handle, const char *name, const char *version, void *caller)
 {
     struct decision forward = {NULL, 0};
+    watch_loader("dlsym"); /* by whom ever: the driver, too, under a lock of ours */
     loader_ready();
     /* An old glibc in a program without libdl: there is nothing to jump to, and nobody to look a name up. */
     if (version ? !vgpu_real_dlvsym : !vgpu_real_dlsym)
