@@ -1,12 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Fetches NVIDIA's cuda.h for tests that compare our own declarations with it; building needs no header of CUDA.
-#   fetch_cuda_headers.sh 12|13
+#   fetch_cuda_headers.sh 12|13.0|13.5
 # The headers land in .build/cuda-headers/VERSION/; the last line printed is that folder. They come out of the wheels that
 # cuda_headers.txt pins, by pip as this machine has it set up. Exit 3: they cannot be had here, the reason on stderr.
 set -eu
 
-version=${1:?fetch_cuda_headers.sh: name the major version of CUDA, 12 or 13}
+version=${1:?fetch_cuda_headers.sh: name a version of CUDA: 12, 13.0 or 13.5}
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 target=$root/.build/cuda-headers/$version

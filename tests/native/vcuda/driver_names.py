@@ -19,7 +19,7 @@ TABLE = Path(__file__).with_name("coverage.txt")
 CLASSES = ("hooked", "passed", "denied")
 # Column WHERE of the table → the script that fetches what it names, and its argument.
 LIBRARIES = {"535": "bookworm", "550": "trixie"}
-HEADERS = {"12": "12", "13": "13"}
+HEADERS = {"12": "12", "13": "13.0", "13.5": "13.5"}
 SOURCES = (*LIBRARIES, *HEADERS)
 
 

@@ -88,7 +88,7 @@ def test_the_readme_has_the_counts() -> None:
 # --- cuGetProcAddress: the same version and stream variant as without the library ---
 
 VERSIONS = [2000, 2010, 2020, 3000, 3010, 3020, 4000, 4010, 5000, 5050, 6000, 6050, 7000, 7050, 8000, 9000, 9020]
-VERSIONS += [10000, 10010, 10020, *range(11000, 11090, 10), *range(12000, 12100, 10), 13000]
+VERSIONS += [10000, 10010, 10020, *range(11000, 11090, 10), *range(12000, 12100, 10), *range(13000, 13060, 10)]
 FLAGS = (0, 1, 2)
 
 

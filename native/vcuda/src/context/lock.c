@@ -6,14 +6,16 @@
 
 static struct lock locks[VGPU_MAX_DEVICES];
 
+/* What is measured under the lock needs NVML, and the loader must not be called there. */
 void context_lock(int device)
 {
-    nvml_load(); /* what is measured under the lock needs it, and the loader must not be called there */
+    nvml_load();
     lock_take(&locks[device]);
 }
 
 bool context_try(int device)
 {
+    nvml_load();
     return lock_try(&locks[device]);
 }
 

@@ -66,6 +66,8 @@ static void take(const struct object *object, bool nvml, _Atomic bool *found)
     real_dlopen(object->path, RTLD_LAZY | RTLD_NOLOAD);
     for (int i = 0; i < FUNCTION_COUNT; i++)
         functions[i] = names[i].nvml == nvml ? object_symbol(object, names[i].symbol) : NULL;
+    if (!nvml)
+        forms_look();
     lock_take(&resolve_lock);
     /* Another thread may have found the driver of the true name meanwhile. */
     for (int i = 0; i < FUNCTION_COUNT && !atomic_load_explicit(found, memory_order_relaxed); i++)

@@ -383,15 +383,19 @@ EXPORT CUresult cuGraphAddNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
     return status == CUDA_SUCCESS ? REAL(cuGraphAddNode)(node, graph, dependencies, count, parameters) : status;
 }
 
-EXPORT CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges,
-                                  size_t count, void *parameters)
-{
-    ENTER(cuGraphAddNode_v2, (node, graph, dependencies, edges, count, parameters));
-    CUresult status = CUDA_SUCCESS;
-    if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-        status = admit(control, "cuGraphAddNode_v2 with a memory node");
-    return status == CUDA_SUCCESS ? REAL(cuGraphAddNode_v2)(node, graph, dependencies, edges, count, parameters) : status;
-}
+#define ADD_NODE(symbol) \
+    EXPORT CUresult symbol(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies, const void *edges, size_t count, \
+                           void *parameters) \
+    { \
+        ENTER(symbol, (node, graph, dependencies, edges, count, parameters)); \
+        CUresult status = CUDA_SUCCESS; \
+        if (parameters && *(const int *)parameters == CU_GRAPH_NODE_TYPE_MEM_ALLOC) \
+            status = admit(control, #symbol " with a memory node"); \
+        return status == CUDA_SUCCESS ? REAL(symbol)(node, graph, dependencies, edges, count, parameters) : status; \
+    }
+
+ADD_NODE(cuGraphAddNode_v2)
+ADD_NODE(cuGraphAddNode_v3)
 
 CUresult graph_memory_captured(enum control control)
 {

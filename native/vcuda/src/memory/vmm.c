@@ -356,35 +356,51 @@ static void keep_handle(CUmemGenericAllocationHandle handle)
         physical_of(block.owner)->kept = true;
 }
 
-EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory,
-                                   size_t offset, size_t bytes, unsigned long long flags)
+/* Several mappings may lie behind one another. */
+static void keep_range(uintptr_t start, size_t bytes)
 {
-    ENTER(cuMulticastBindMem, (object, place, memory, offset, bytes, flags));
-    (void)control;
-    lock_take(&vmm_lock);
-    CUresult status = REAL(cuMulticastBindMem)(object, place, memory, offset, bytes, flags);
-    if (status == CUDA_SUCCESS)
-        keep_handle(memory);
-    lock_drop(&vmm_lock);
-    return status;
-}
-
-EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes,
-                                    unsigned long long flags)
-{
-    ENTER(cuMulticastBindAddr, (object, place, pointer, bytes, flags));
-    (void)control;
-    lock_take(&vmm_lock);
-    CUresult status = REAL(cuMulticastBindAddr)(object, place, pointer, bytes, flags);
-    /* Several mappings may lie behind one another. */
-    for (CUdeviceptr at = pointer; status == CUDA_SUCCESS && at - pointer < bytes; at += 2 * MIB) {
+    for (uintptr_t at = start; at - start < bytes; at += 2 * MIB) {
         struct physical *physical = mapped_at(at);
         if (physical)
             physical->kept = true;
     }
-    lock_drop(&vmm_lock);
-    return status;
 }
+
+#define BIND(symbol, parameters, arguments, keep) \
+    EXPORT CUresult symbol parameters \
+    { \
+        ENTER(symbol, arguments); \
+        (void)control; \
+        lock_take(&vmm_lock); \
+        CUresult status = REAL(symbol) arguments; \
+        if (status == CUDA_SUCCESS) \
+            keep; \
+        lock_drop(&vmm_lock); \
+        return status; \
+    }
+
+BIND(cuMulticastBindMem,
+     (CUmemGenericAllocationHandle object, size_t place, CUmemGenericAllocationHandle memory, size_t offset, size_t bytes,
+      unsigned long long flags),
+     (object, place, memory, offset, bytes, flags), keep_handle(memory))
+BIND(cuMulticastBindMem_v2,
+     (CUmemGenericAllocationHandle object, CUdevice device, size_t place, CUmemGenericAllocationHandle memory, size_t offset,
+      size_t bytes, unsigned long long flags),
+     (object, device, place, memory, offset, bytes, flags), keep_handle(memory))
+BIND(cuLogicalEndpointBindMem,
+     (unsigned int endpoint, CUdevice device, cuuint64_t place, CUmemGenericAllocationHandle memory, cuuint64_t offset,
+      cuuint64_t bytes, unsigned long long flags),
+     (endpoint, device, place, memory, offset, bytes, flags), keep_handle(memory))
+BIND(cuMulticastBindAddr,
+     (CUmemGenericAllocationHandle object, size_t place, CUdeviceptr pointer, size_t bytes, unsigned long long flags),
+     (object, place, pointer, bytes, flags), keep_range(pointer, bytes))
+BIND(cuMulticastBindAddr_v2,
+     (CUmemGenericAllocationHandle object, CUdevice device, size_t place, CUdeviceptr pointer, size_t bytes,
+      unsigned long long flags),
+     (object, device, place, pointer, bytes, flags), keep_range(pointer, bytes))
+BIND(cuLogicalEndpointBindAddr,
+     (unsigned int endpoint, CUdevice device, cuuint64_t place, void *pointer, cuuint64_t bytes, unsigned long long flags),
+     (endpoint, device, place, pointer, bytes, flags), keep_range((uintptr_t)pointer, bytes))
 
 #define MAP_TILES(symbol) \
     EXPORT CUresult symbol(CUarrayMapInfo *tiles, unsigned int count, CUstream stream) \

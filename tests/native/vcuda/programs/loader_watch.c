@@ -8,6 +8,7 @@
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,19 +36,21 @@ int main(int argc, char **argv)
 #define DEEPEST 64
 
 static __thread const void *held[DEEPEST];
-static __thread int depth, owner;
+static __thread int depth;
 
 /* A child has no lock of its parent's; the library clears their words. */
-static void of_this_process(void)
+static void in_child(void)
 {
-    if (owner != getpid())
-        depth = 0;
-    owner = getpid();
+    depth = 0;
+}
+
+static __attribute__((constructor)) void begin(void)
+{
+    pthread_atfork(NULL, NULL, in_child);
 }
 
 EXPORT void vgpu_watch_lock(const void *lock, bool taken)
 {
-    of_this_process();
     if (taken) {
         if (depth < DEEPEST)
             held[depth++] = lock;
@@ -64,11 +67,10 @@ EXPORT void vgpu_watch_loader(const char *function)
 {
     char line[256], path[256];
     const char *folder = getenv("VGPU_WATCH_FOUND");
-    of_this_process();
     if (!depth)
         return;
-    int length = snprintf(line, sizeof line, "process %d: %s is called with %d locks of the library held\n", owner, function, depth);
-    snprintf(path, sizeof path, "%s/found.%d", folder ? folder : "/nonexistent", owner);
+    int length = snprintf(line, sizeof line, "process %d: %s is called with %d locks of the library held\n", (int)getpid(), function, depth);
+    snprintf(path, sizeof path, "%s/found.%d", folder ? folder : "/nonexistent", (int)getpid());
     int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (write(file < 0 ? STDERR_FILENO : file, line, (size_t)length) < 0)
         perror(path);
