@@ -32,6 +32,7 @@ extern _Atomic int vgpu_log_level;
         if ((int)(level) <= atomic_load_explicit(&vgpu_log_level, memory_order_relaxed)) \
             vgpu_log_line(level, __VA_ARGS__); \
     } while (0)
+void log_begin(void); /* lines go to what descriptor 2 is now; the first line calls it too */
 void vgpu_log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* True once for each place (and once more each time `count` doubles): a loop must not flood stderr. */
 bool vgpu_log_again(_Atomic unsigned *count);
