@@ -127,6 +127,8 @@ SWEEPS = [
     molecule("docker", 12, group=3),
     molecule("airgapped", 7, group=3),
     Gate("bench", {}, ["tests/bench"], lane="native", minutes=3, group=4),
+    Gate("native-loader", {}, ["tests/native/vcuda"], ["--sanitizer=loader", *SANITIZED], "native", 5, 4),
+    Gate("newest-headers", {"newest CUDA": ["python", "tests/native/vcuda/driver_names.py", "--newest"]}, minutes=1, group=2),
     # Ten model runs of a second or two each, and 150 MB of Debian packages the first time.
     Gate(
         "workloads",
