@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A driver that is newer than this library has forms of hooked functions that it does not know: cuMemAlloc_v3 beside
+ * A driver that is newer than this library has forms of hooked functions that it does not know: cuMemAlloc_v3 next to
  * cuMemAlloc_v2. Their parameters are unknown too, so no older form may stand in for them, and a program that asks for one
  * would fail for no gain if it were refused. They are the driver's own, and what they take is looked for (routes/newer.c).
  */
