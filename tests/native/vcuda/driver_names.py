@@ -5,7 +5,7 @@ As a program it prints a line for each name that the table lacks or has in the w
 
     python3 tests/native/vcuda/driver_names.py
 
-``--newest`` compares with the headers that NVIDIA has published last, of CUDA and NVML, and exits 1 where a name is new.
+``--newest`` compares with the headers of CUDA and NVML that NVIDIA published last, and exits 1 where a name is new.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def compare_newest() -> int:
     new = sorted(names - {row.name for row in rows} | unknown_nvml(folder))
     print((folder / "wheels").read_text(), end="")
     for name in new:
-        print(f"{name}: no class in {TABLE.relative_to(ROOT)}, or no hook; pin these headers and add it (native/vcuda/README.md)")
+        print(f"{name}: no class in {TABLE.relative_to(ROOT)}, or no hook; README.md of native/vcuda says what to do")
     print(f"{len(names)} names of CUDA, {len(new)} of CUDA and NVML are unknown")
     return 1 if new else 0
 

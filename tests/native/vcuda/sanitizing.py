@@ -5,8 +5,8 @@
 preloaded before the library, so any program may be the host of it; the test programs are instrumented too, the
 simulated driver is not. A finding is a file in one folder: a test fails whose processes left one.
 
-``--sanitizer loader`` is ours: the library reports its locks, and programs/loader_watch.c stands before the dynamic loader's
-functions and ends a process that calls one with a lock held.
+``--sanitizer loader`` is ours: the library reports its locks, and programs/loader_watch.c stands before the
+loader's functions and ends a process that calls one with a lock held.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Sanitizer:
             self.library = ROOT / "native/build" / f"sanitized-{name}" / "libvgpu.so"
             asked = [os.environ.get("CC", "cc"), f"-print-file-name={RUNTIMES[name]}"]
             # By its name: the file is one version of it, or a linker script.
-            runtime = os.path.realpath(subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip())
+            runtime = os.path.realpath(
+                subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+            )
             self.environment = {
                 variable: f"{options}:log_path={self.folder}/found" for variable, options in OPTIONS[name].items()
             }

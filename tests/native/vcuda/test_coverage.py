@@ -86,7 +86,9 @@ def test_a_name_that_the_newest_headers_have_and_the_table_lacks_is_said(
     assert driver_names.compare_newest() == 1
     assert "cuMemAlloc_v9: no class" in capsys.readouterr().out
     (tmp_path / "cuda.h").write_text((folder / "cuda.h").read_text())
-    (tmp_path / "nvml.h").write_text((folder / "nvml.h").read_text() + "int DECLDIR nvmlDeviceGetMemoryInfo_v9(void);\n")
+    (tmp_path / "nvml.h").write_text(
+        (folder / "nvml.h").read_text() + "int DECLDIR nvmlDeviceGetMemoryInfo_v9(void);\n"
+    )
     assert driver_names.compare_newest() == 1
     assert "nvmlDeviceGetMemoryInfo_v9: no class" in capsys.readouterr().out
 

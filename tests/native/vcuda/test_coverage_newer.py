@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A driver of CUDA 13.5, and forms of functions that are newer than the library: charged as the older ones are, or a step
-later, by whatever way they are looked up."""
+"""A driver of CUDA 13.5, and forms of functions that are newer than the library: charged as the older ones are, or with
+the next allocation, by whatever way they are looked up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import MIB, OK, PROFILE, PUPPET, Host, compile_program
+from conftest import MIB, NOT_SUPPORTED, OK, PROFILE, PUPPET, Host, compile_program
 from newer import newer_driver
 from test_coverage import ROWS
 from test_coverage_graphs import say
@@ -54,7 +54,9 @@ MAPPED = ("reserve 21 8388608", "map 21 8388608 20")
 OBJECT = ("multicast 10 8388608 2", "multicast-add 10 0", "multicast-add 10 1")
 GONE = ("unmap 21 8388608", "release-handle 20")
 TAKES = {
-    "cuGraphAddNode_v3": Way(("graph 30", *NODE), "@10 $30 0 0 0 @50", ("instantiate 31 30 0", "launch-graph 31 0", "sync")),
+    "cuGraphAddNode_v3": Way(
+        ("graph 30", *NODE), "@10 $30 0 0 0 @50", ("instantiate 31 30 0", "launch-graph 31 0", "sync")
+    ),
     "cuMulticastBindMem_v2": Way(OBJECT, f"$10 0 0 $20 0 {SIZE} 0", GONE),
     "cuMulticastBindAddr_v2": Way(OBJECT, f"$10 0 0 $21 {SIZE} 0", GONE),
     "cuLogicalEndpointBindMem": Way((), f"7 0 0 $20 0 {SIZE} 0", GONE),
@@ -75,6 +77,33 @@ def test_what_it_takes_or_keeps_is_charged(newer: Host, linked: str, name: str, 
     say(puppet, *way.after)
     assert newer.on_card() >= before + SIZE, "the driver took or kept nothing: this proves nothing"
     assert newer.charged() == newer.on_card()
+
+
+# --- memory of a card under other names ---
+
+LOCALITY_DOMAIN, HOST_NUMA = 6, 3
+# place, id in it → the GPU that has it; None: refused
+PLACES = {(LOCALITY_DOMAIN, 1 | 3 << 8): 1, (HOST_NUMA, 9): None}
+
+
+@pytest.mark.parametrize("how", ["linked", "proc"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("call", ["cuMemCreate", "cuMemPoolCreate"])
+def test_it_is_charged_or_refused_by_name(newer: Host, linked: str, call: str, place: tuple, how: str) -> None:
+    puppet = newer.puppet(program=linked).start()
+    say(puppet, *[f"put {50 + i} 0" for i in range(12)], "put 50 1", f"put 51 {place[0] | place[1] << 32}")
+    before = newer.on_card(0), newer.on_card(1)
+    arguments = f"@10 {SIZE} @50 0" if call == "cuMemCreate" else "@10 @50"
+    status = puppet.result(f"{how} {call} {arguments}")
+    if PLACES[place] is None:
+        assert (status, newer.on_card(0), newer.on_card(1)) == (NOT_SUPPORTED, *before)
+        assert f"{call} in NUMA node {place[1]}, which has no processors" in puppet.errors()
+        return
+    assert status == OK
+    if call == "cuMemPoolCreate":
+        say(puppet, f"linked cuMemAllocFromPoolAsync @11 {SIZE} $10 0", "sync")
+    assert newer.on_card(1) >= before[1] + SIZE, "the driver took nothing: this proves nothing"
+    assert newer.charged(1) == newer.on_card(1)
 
 
 # --- a program that knows this driver: programs/newer.c ---
@@ -98,7 +127,7 @@ WAYS = ["link", "proc", "handle", "next", "default"]
 @pytest.mark.parametrize("capture", ["cig", "cig-per-thread", "recapture", "recapture-per-thread"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_capture_begun_by_it_has_the_programs_nodes_alone(newer: Host, program: Path, way: str, capture: str) -> None:
-    """Launches of one long kernel: each would be throttled, and an event of the library would follow it into the graph."""
+    """Launches of one long kernel: each would be throttled, and an event of ours would follow it into the graph."""
     devices = [{"uuid": uuid, "memory_bytes": 1 << 34, "sm_percent": 5} for uuid in newer.uuids]
     newer.write_limits(devices=devices, core_policy="force")
     assert run(newer, program, way, capture, preload=False) == (0, "200 nodes\n"), "the negative control"

@@ -107,7 +107,7 @@ TABLES = {
     "590.44.01": [],
     "615.36.01": [],
 }
-SLOTS = """(lambda table: [i for i in range(1, table[0] // 8) if table[i] and "vgpu" in object_of(table[i])])(smi_table())"""
+SLOTS = "[i for i in range(1, smi_table()[0] // 8) if 'vgpu' in object_of(smi_table()[i])]"
 
 
 @pytest.mark.parametrize("version", TABLES)

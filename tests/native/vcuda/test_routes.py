@@ -119,8 +119,8 @@ def test_cu_get_proc_address_keeps_the_drivers_variant(host: Host, pointers: Pat
     assert replaced > 500
 
 
-# what is asked of a driver of a later CUDA → whose function under which name it gets; without a name: an entry before the
-# driver's own (test_coverage_newer.py calls one); None: it is not found
+# what is asked of a driver of a later CUDA → whose function under which name it gets; without a name: an entry before
+# the driver's own (test_coverage_newer.py calls one); None: it is not found
 LATER = [
     ("cuCtxSynchronize", 12000, "libvgpu.so cuCtxSynchronize"),
     ("cuCtxSynchronize", 13000, "libvgpu.so cuCtxSynchronize_v2"),

@@ -137,6 +137,8 @@ void devices_reset(void);
 enum block_kind { BLOCK_PLAIN = 1, BLOCK_POOL, BLOCK_EXPORTED /* plain, and others may have it open */, BLOCK_HOST };
 /* Charges bytes to the device, or answers the error that the caller gets. Asks own pools to give back first. */
 CUresult memory_charge(const struct device *device, enum account account, uint64_t bytes);
+/* Into the table; where there is no memory for that the charge stays until exit, and a line says so. */
+void memory_put(struct block_map *map, const struct block *block, uint64_t bytes);
 void memory_keep(struct block_map *map, uint64_t key, uint64_t bytes, const struct device *device, int kind, uint64_t owner);
 /* The device and context of a hook that allocates in the current context; NULL: *status is what the caller gets. */
 const struct device *memory_target(enum control control, CUcontext *context, CUresult *status);

@@ -53,7 +53,7 @@ typedef struct {
     char reserved[64];
 } CUipcMemHandle;
 
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST_NUMA = 3, CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN = 6 };
 enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
 typedef struct {
     int type;

@@ -100,15 +100,16 @@ static CUresult count_node(CUgraphNode node, struct need *need)
     if (status != CUDA_SUCCESS || type != CU_GRAPH_NODE_TYPE_MEM_ALLOC)
         return status;
     status = REAL(cuGraphMemAllocNodeGetParams)(node, &memory);
-    if (status != CUDA_SUCCESS || memory.poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    CUdevice ordinal;
+    if (status != CUDA_SUCCESS || !place_on_card(&memory.poolProps.location, &ordinal))
         return status;
-    const struct device *device = device_of(memory.poolProps.location.id, &status);
+    const struct device *device = device_of(ordinal, &status);
     if (!device)
         return status;
     struct reserve *reserve = &reserves[device->ledger];
     lock_take(&reserve->lock);
     reserve->device = device;
-    reserve->ordinal = memory.poolProps.location.id;
+    reserve->ordinal = ordinal;
     lock_drop(&reserve->lock);
     need->bytes[device->ledger] = add(need->bytes[device->ledger], round_up(memory.bytesize));
     return CUDA_SUCCESS;

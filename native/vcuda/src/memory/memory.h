@@ -18,6 +18,12 @@ struct leaving;
 void memory_context_leaving(struct leaving *leaving);
 void memory_context_left(struct leaving *leaving);
 
+/* --- place.c --------------------------------------------------------------------------------------------- */
+
+bool place_on_card(const CUmemLocation *location, CUdevice *ordinal); /* a card's, or a part of one */
+/* An error: elsewhere, but it would be a card's memory all the same. */
+CUresult place_of_host(const CUmemLocation *location, const char *call);
+
 /* --- pool.c ---------------------------------------------------------------------------------------------- */
 
 /* Charges pools what the driver says they hold now; trim: and asks them to hold no more than is in use. */

@@ -114,11 +114,14 @@ void pool_freed(uint64_t key, uint64_t bytes)
 static CUresult place_of(const CUmemLocation *location, int type, const struct device **device)
 {
     CUresult status = CUDA_SUCCESS;
+    CUdevice ordinal;
     *device = NULL;
-    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
-        *device = device_of(location->id, &status);
+    if (place_on_card(location, &ordinal))
+        *device = device_of(ordinal, &status);
     else if (type == CU_MEM_ALLOCATION_TYPE_MANAGED)
         status = memory_refuse("a pool of managed memory without a device");
+    else
+        status = place_of_host(location, "cuMemPoolCreate");
     return status;
 }
 

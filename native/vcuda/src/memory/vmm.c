@@ -108,7 +108,7 @@ static void add_handle(struct physical *object, uint64_t handle)
     else
         block = (struct block){.key = handle, .owner = (uintptr_t)object, .kind = 1};
     object->handles++;
-    block_put(&vgpu_handles, &block);
+    memory_put(&vgpu_handles, &block, object->bytes);
 }
 
 EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *properties,
@@ -118,9 +118,12 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, 
     CUresult status;
     if (control == CONTROL_BROKEN)
         return memory_broken();
-    if (!properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return REAL(cuMemCreate)(handle, bytes, properties, flags);
-    const struct device *device = device_of(properties->location.id, &status);
+    CUdevice ordinal;
+    if (!properties || !place_on_card(&properties->location, &ordinal)) {
+        status = properties ? place_of_host(&properties->location, "cuMemCreate") : CUDA_SUCCESS;
+        return status == CUDA_SUCCESS ? REAL(cuMemCreate)(handle, bytes, properties, flags) : status;
+    }
+    const struct device *device = device_of(ordinal, &status);
     if (!device)
         return status;
     if (limits_denied()) /* the one allocation that needs no context */
@@ -199,12 +202,13 @@ EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloca
 static const struct device *place_of(CUmemGenericAllocationHandle handle)
 {
     CUmemAllocationProp properties;
+    CUdevice ordinal;
     CUresult status;
     if (!REAL_HAS(cuMemGetAllocationPropertiesFromHandle) ||
         REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) != CUDA_SUCCESS ||
-        properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        !place_on_card(&properties.location, &ordinal))
         return NULL;
-    return device_of(properties.location.id, &status);
+    return device_of(ordinal, &status);
 }
 
 /* The driver is asked all the same: what is no handle at all is its own to refuse. */
@@ -289,7 +293,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmem
         struct block mapping = {.key = pointer, .bytes = bytes, .owner = (uintptr_t)object, .kind = 1};
         if (object)
             object->mappings++;
-        block_put(&vgpu_mappings, &mapping);
+        memory_put(&vgpu_mappings, &mapping, bytes);
     }
     lock_drop(&vmm_lock);
     return status;

@@ -33,8 +33,7 @@ nvmlReturn_t nvmlDeviceGetAccountingStats_v2(nvmlDevice_t device, nvmlAccounting
 #define NODE CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies
 #define HANDLE CUmemGenericAllocationHandle
 
-CUresult gpusim_get(const char *name, void **function, int version, cuuint64_t flags);
-CUresult gpusim_get_v2(const char *name, void **function, int version, cuuint64_t flags, int *status);
+CUresult gpusim_cuGetProcAddress_v2(const char *name, void **function, int version, cuuint64_t flags, int *status);
 CUresult cuGraphAddNode(NODE, size_t count, void *parameters);
 CUresult cuMulticastCreate(HANDLE *object, const void *properties);
 CUresult cuMulticastAddDevice(HANDLE object, CUdevice device);
@@ -120,6 +119,34 @@ static size_t *nodes_to;
 CAPTURES(, cuStreamBeginCapture_v2, cuStreamEndCapture)
 CAPTURES(_ptsz, cuStreamBeginCapture_v2_ptsz, cuStreamEndCapture_ptsz)
 
+/* --- memory of a card under other names --------------------------------------------------------------------- */
+
+CUresult gpusim_cuMemCreate(HANDLE *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags);
+CUresult gpusim_cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties);
+
+/* A part of device 1, and NUMA node 9, which is the memory of device 0. */
+static void on_card(CUmemLocation *location)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE_LOCALITY_DOMAIN && location->id == (1 | 3 << 8))
+        *location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, 1};
+    else if (location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA && location->id == 9)
+        *location = (CUmemLocation){CU_MEM_LOCATION_TYPE_DEVICE, 0};
+}
+
+API CUresult cuMemCreate(HANDLE *handle, size_t bytes, const CUmemAllocationProp *properties, unsigned long long flags)
+{
+    CUmemAllocationProp own = *properties;
+    on_card(&own.location);
+    return gpusim_cuMemCreate(handle, bytes, &own, flags);
+}
+
+API CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties)
+{
+    CUmemPoolProps own = *properties;
+    on_card(&own.location);
+    return gpusim_cuMemPoolCreate(pool, &own);
+}
+
 /* --- forms that this library cannot know ------------------------------------------------------------------ */
 
 /* Every register and the stack carry something: a way in between must hand all of it on. */
@@ -162,7 +189,7 @@ API CUresult cuGetProcAddress_v2(const char *name, void **function, int version,
                 *status = 0;
             return CUDA_SUCCESS;
         }
-    return gpusim_get_v2(name, function, version, flags, status);
+    return gpusim_cuGetProcAddress_v2(name, function, version, flags, status);
 }
 
 API CUresult cuGetProcAddress(const char *name, void **function, int version, cuuint64_t flags)

@@ -102,8 +102,17 @@ def smi_table():
 
 def stats_v2(pid):
     """Of nvmlDeviceGetAccountingStats_v2: [status, GPU's percent, sum of the samples]."""
-    fields = [("pid", UINT), *((name, UINT) for name in ("running", "gpu", "memory")), ("most", ULONG), ("samples", UINT)]
-    kind = type("Stats", (ctypes.Structure,), {"_fields_": [*fields, ("sum_gpu", ULONG), ("sum_fb", ULONG), ("more", ULONG * 2)]})
+    fields = [
+        ("pid", UINT),
+        *((name, UINT) for name in ("running", "gpu", "memory")),
+        ("most", ULONG),
+        ("samples", UINT),
+    ]
+    kind = type(
+        "Stats",
+        (ctypes.Structure,),
+        {"_fields_": [*fields, ("sum_gpu", ULONG), ("sum_fb", ULONG), ("more", ULONG * 2)]},
+    )
     stats = kind(pid)
     status = lib.nvmlDeviceGetAccountingStats_v2(gpu(0), ctypes.byref(stats))
     return [status, stats.gpu, stats.sum_gpu]
