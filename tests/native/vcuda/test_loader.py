@@ -64,6 +64,7 @@ def watched(built: None) -> str:
 CALLS = {"dlopen": True, "dlsym": True, "dropped": False, "free": False}
 
 
+@pytest.mark.own_build
 @pytest.mark.parametrize("call", CALLS)
 def test_the_double_finds_a_call_with_a_lock_held(watched: str, tmp_path: Path, call: str) -> None:
     """The negative control of what follows, and of ``--sanitizer loader``."""
@@ -91,6 +92,7 @@ def used(puppet: Puppet) -> None:
     assert puppet.say("nvml 0")[0] == 0
 
 
+@pytest.mark.own_build
 @pytest.mark.parametrize("route", ["link", "handle", "proc"])
 @pytest.mark.parametrize("program", ["puppet", "puppet-unlinked"])
 def test_no_lock_is_held_in_a_call_of_the_loader(host: Host, watched: str, program: str, route: str) -> None:

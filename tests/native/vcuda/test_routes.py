@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import layouts
@@ -157,6 +158,21 @@ def test_a_form_of_a_later_cuda_is_never_an_older_one(host: Host, pointers: Path
     refused = [line for line in done.stderr.splitlines() if "is refused" in line]
     assert bool(refused) == limits
     assert all("libvgpu.so" in line for line in refused)
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_later_form_of_what_hands_out_functions_is_not_found(host: Host, preload: bool) -> None:
+    """Behind it the program would get the driver's own functions."""
+    soname = ("-shared", "-fPIC", "-Wl,-Bsymbolic", "-Wl,-soname,libcuda.so.1")
+    compile_program(host.folder, "libcuda.so.1", "later.c", flags=soname)
+    asks = (
+        "import ctypes\n"
+        "for name in ('cuGetProcAddress_v2', 'cuGetProcAddress_v9'):\n"
+        "    print(hasattr(ctypes.CDLL('libcuda.so.1'), name))"
+    )
+    env = host.env(preload=preload, LD_LIBRARY_PATH=str(host.folder))
+    done = subprocess.run([sys.executable, "-c", asks], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == ["True", str(not preload)]
 
 
 @pytest.mark.parametrize("route", ["handle", "proc", "dlsym-of-libc"])

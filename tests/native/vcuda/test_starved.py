@@ -7,6 +7,8 @@ import pytest
 from conftest import MIB, OK, PRELOAD, Host, compile_program
 from test_coverage_graphs import say
 
+pytestmark = pytest.mark.own_build  # it stands before the allocator, as a sanitizer does
+
 SIZE = 4 * MIB
 # what is made while there is no memory → before it, what would give it back
 MADE = {
