@@ -55,6 +55,7 @@ void threads_ready(void)
     if (atomic_load_explicit(&ready, memory_order_acquire))
         return;
     __atomic_store_n(&vgpu_threads.create, (thread_create_type)symbol_of_process("pthread_create"), __ATOMIC_RELAXED);
+    __atomic_store_n(&vgpu_threads.detach, (thread_detach_type)symbol_of_process("pthread_detach"), __ATOMIC_RELAXED);
     __atomic_store_n(&vgpu_threads.key_create, (thread_key_type)symbol_of_process("pthread_key_create"), __ATOMIC_RELAXED);
     __atomic_store_n(&vgpu_threads.set, (thread_set_type)symbol_of_process("pthread_setspecific"), __ATOMIC_RELAXED);
     atomic_store_explicit(&ready, true, memory_order_release);

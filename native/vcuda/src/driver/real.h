@@ -95,11 +95,13 @@ void *real_dlsym(void *handle, const char *name);
 void *real_dlopen(const char *path, int flags);
 
 typedef int (*thread_create_type)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+typedef int (*thread_detach_type)(pthread_t);
 typedef int (*thread_key_type)(pthread_key_t *, void (*)(void *));
 typedef int (*thread_set_type)(pthread_key_t, const void *);
 /* The functions of that name; NULL: a program without threads. Found with the driver, so that no lock is held meanwhile. */
 extern struct thread_calls {
     thread_create_type create;
+    thread_detach_type detach;
     thread_key_type key_create;
     thread_set_type set;
 } vgpu_threads;
