@@ -5,12 +5,13 @@ the next allocation, by whatever way they are looked up."""
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import MIB, NOT_SUPPORTED, OK, PROFILE, PUPPET, Host, compile_program
+from conftest import HERE, MIB, NOT_SUPPORTED, OK, PROFILE, PUPPET, SOURCES, Host, compile_program
 from newer import newer_driver
 from test_coverage import ROWS
 from test_coverage_graphs import say
@@ -159,3 +160,20 @@ def test_a_table_of_names_knows_every_form() -> None:
     hooked = {FORM.sub("", row.name) for row in ROWS if row.verdict == "hooked"}
     found = [name for name, row in by_name.items() if row.verdict == "passed" and FORM.sub("", name) in hooked]
     assert found == []
+
+
+ARM = ("aarch64-linux-gnu-gcc", "qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+
+
+@pytest.mark.own_build
+@pytest.mark.parametrize(("compiler", "runs"), [("gcc", ()), ("clang", ()), (ARM[0], ARM[1:])])
+def test_an_entry_hands_all_of_a_call_on(tmp_path: Path, compiler: str, runs: tuple) -> None:
+    missing = [name for name in (compiler, *runs[:1]) if not shutil.which(name)]
+    if missing:
+        pytest.skip(f"no {missing[0]} here")
+    sources = [HERE / "programs/entries.c", SOURCES / "routes/newer_entry.S"]
+    command = [compiler, "-O2", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fPIE", "-pie"]
+    command += [f"-I{SOURCES}", f"-I{SOURCES.parent / 'include'}", *sources, "-o", tmp_path / "entries"]
+    subprocess.run(command, check=True)
+    done = subprocess.run([*runs, tmp_path / "entries"], stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ok\n")
